@@ -3,9 +3,11 @@
     python benchmarks/head_grid.py measure benchmarks/results/head-grid-h200.jsonl
     python benchmarks/head_grid.py table benchmarks/results/head-grid-h200.jsonl
 
-The bound of a budget runs, in turns with the kernels, nothing but the matrix products at the token counts that the
-budget forces (benchmarks/NOTES.md derives them), and one reading and writing of the logits between them at the
-bandwidth of torch's elementwise kernels. `--before TREE` adds the kernels of another tree of this package: `git archive
+Each run of a candidate is compared with the products (and ours with the bound of its budget, too) right before and
+after it, so that all have the same clock; see `ligerprof.runs.bench.paired`. Intervals are of the median over turns.
+The bound of a budget runs nothing but the matrix products at the token counts that the budget forces
+(benchmarks/NOTES.md derives them), and one reading and writing of the logits between them at the bandwidth of torch's
+elementwise kernels. `--before TREE` adds the kernels of another tree of this package: `git archive
 REVISION ligerprof | tar x -C TREE`. `measure` requires a GPU and appends one JSON line per shape.
 """
 
@@ -27,12 +29,12 @@ from torch import Tensor
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
 from ligerprof.kernels.options import LossOptions
 from ligerprof.runs.bench.calls import BoundCall, describe_failure, make_tensors
-from ligerprof.runs.bench.machine import CudaMachine
+from ligerprof.runs.bench.machine import CudaClock, CudaMachine
 from ligerprof.runs.bench.operations import OPERATIONS, Kernel, Maker
+from ligerprof.runs.bench.paired import Comparison, Contest, Turns, compare_in_turns, median_interval
 from ligerprof.runs.bench.providers import Provided, find_provided
 from ligerprof.runs.bench.session import three_products
 from ligerprof.runs.bench.shapes import TINY, BenchShape
-from ligerprof.runs.bench.timing import turn_order
 
 MIB = 2**20
 # tokens, hidden, vocabulary
@@ -52,12 +54,17 @@ SHAPES = (
     (1024, 2048, 128256),
 )
 FLOOR, BOUND, BUDGETS = "three products", "bound of", ("balanced", "lean")
-PROVIDERS = ("ligerprof", "ligerprof:lean", "liger", "cce", "torch-compile", "torch-linear-ce")
+PROVIDERS = ("ligerprof", "ligerprof:lean", "torch", "torch-compile", "torch-linear-ce", "liger", "cce")
+# ours with as much memory as this peer takes
+ALIKE, LIKE = "ligerprof, as", "quack"
 PACKAGES = ("trl", "quack-kernels", "nvidia-cutlass-dsl")
-# turns among ours, the products and the bounds; then among all; timed runs a turn; untimed seconds before them
-ROUNDS, PEER_ROUNDS, RUNS, SETTLE_SECONDS = 6, 2, 3, 0.1
+OWN_TURNS, PEER_TURNS = Turns(rounds=6), Turns(rounds=4)
 # a count is too low if something from before is freed meanwhile: autograd's thread may drop gradients late
 COUNTS = 2
+# what the allocator may not split of a large block
+UNSPLIT_BYTES = 2 * MIB
+BUDGETS_OF_NAMES = {"ligerprof": "balanced", "ligerprof:lean": "lean"}
+CONDITIONS = ("sm_clock_mhz", "power_watts")
 GOAL, GOAL_OF_BOUND = 0.94, 0.98
 
 
@@ -153,31 +160,6 @@ def find_all(only: Collection[str], *, before: bool) -> tuple[list[Provided], di
     return found, missing
 
 
-def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each candidate; see `ligerprof.runs.bench.timing`, which also warms up more than there is time for.
-
-    The timed runs follow an untimed one without a pause, so that the host is ahead, as in a training step.
-    """
-    names = list(runs)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        for index in turn_order(len(names), number):
-            run = runs[names[index]]
-            started = time.perf_counter()
-            while time.perf_counter() - started < SETTLE_SECONDS:
-                run()
-                torch.cuda.synchronize()
-            run()
-            events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(RUNS)]
-            for start, stop in events:
-                start.record()
-                run()
-                stop.record()
-            torch.cuda.synchronize()
-            seconds[names[index]] += [start.elapsed_time(stop) / 1e3 for start, stop in events]
-    return seconds
-
-
 def measure_shape(
     sizes: tuple[int, int, int], machine: CudaMachine, only: Collection[str], *, before: bool, rounds: int
 ) -> dict[str, Any]:
@@ -185,9 +167,10 @@ def measure_shape(
     generator = torch.Generator(machine.device).manual_seed(0)
     tensors = make_tensors(operation, shape, Maker(dtype=torch.bfloat16, generator=generator))
     providers, missing = find_all(only, before=before)
-    runs: dict[str, Callable[[], object]] = {}
+    contests: list[Contest] = []
     peaks: dict[str, int] = {}
-    for provided in providers:
+
+    def enter(provided: Provided) -> None:
         call = BoundCall(operation, provided, tensors)
         try:
             call.full()
@@ -195,29 +178,42 @@ def measure_shape(
         except Exception as error:  # other providers' kernels may raise anything; the rest still count
             missing[provided.name] = describe_failure(error)
             machine.release()
-            continue
-        runs[provided.name] = call.full
+            return
+        contests.append(Contest(name=provided.name, run=call.full, references=references_of(provided.name)))
+
+    for provided in providers:
+        enter(provided)
+    gradient_bytes = 2 * sizes[1] * (sizes[0] + sizes[2])
+    if LIKE in peaks:
+        budget = peaks[LIKE] - gradient_bytes - UNSPLIT_BYTES
+        options = LossOptions(in_place=True, budget=budget)
+        (ours,), _ = find_provided("flce", ["ligerprof"], "cuda")
+        enter(dataclasses.replace(ours, name=f"{ALIKE} {LIKE}", options=options))
     hidden, weight = tensors.inputs["hidden"].view(-1, sizes[1]), tensors.inputs["weight"]
-    runs[FLOOR] = three_products(hidden, weight)
+    references: dict[str, Callable[[], object]] = {FLOOR: three_products(hidden, weight)}
     for budget in BUDGETS:
-        runs[f"{BOUND} {budget}"] = bound(plan_of(sizes, budget), hidden, weight)
-    # a chip that waited for memory in one turn is a twentieth faster in the next: only work of about the same power is
-    # compared with a bound
-    own = {name: run for name, run in runs.items() if budget_of(name) or name == FLOOR or name.startswith(BOUND)}
-    own_times = in_turns(own, rounds)
-    times = in_turns(runs, PEER_ROUNDS) if len(runs) > len(own) else own_times
+        references[f"{BOUND} {budget}"] = bound(plan_of(sizes, budget), hidden, weight)
+    clock = CudaClock(flush=False)
+    found: dict[str, Comparison] = {}
+    for turns, own in ((dataclasses.replace(OWN_TURNS, rounds=rounds), True), (PEER_TURNS, False)):
+        group = [contest for contest in contests if (budget_of(contest.name) is not None) == own]
+        found |= compare_in_turns(group, references, clock, turns, machine.conditions)
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "head_grid",
         **machine.environment(),
         **versions(),
         **dict(zip(("tokens", "hidden", "vocab"), sizes, strict=True)),
-        "gradient_bytes": 2 * sizes[1] * (sizes[0] + sizes[2]),
-        "seconds": times,
-        "own_seconds": own_times,
+        "gradient_bytes": gradient_bytes,
+        "comparisons": {name: dataclasses.asdict(one) for name, one in found.items()},
         "extra_peak_bytes": peaks,
         "missing": missing,
     }
+
+
+def references_of(name: str) -> tuple[str, ...]:
+    budget = budget_of(name)
+    return (FLOOR,) if budget is None else (FLOOR, f"{BOUND} {budget}")
 
 
 def versions() -> dict[str, str]:
@@ -256,67 +252,90 @@ def measure(
         print(f"{name}: {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
 
 
+def load(results: Path) -> list[dict[str, Any]]:
+    """The newest row of each shape, in the order of the grid."""
+    rows = {sizes_of(row): row for row in map(json.loads, results.read_text().splitlines())}
+    return [rows[name] for name in (" x ".join(map(str, sizes)) for sizes in SHAPES) if name in rows]
+
+
 def table_rows(results: Path) -> Iterator[str]:
-    """One row per shape: each candidate's share of the products' speed, of its bound's in brackets, and its memory."""
-    rows = [json.loads(line) for line in results.read_text().splitlines()]
-    peers = dict.fromkeys(name for row in rows for name in row["extra_peak_bytes"])
-    yield f"| tokens x hidden x vocabulary | products, ms | {' | '.join(peers)} |"
-    yield f"|---|---:|{'---|' * len(peers)}"
+    """Ours against the products and the bounds, then everyone's share of the products' speed and memory."""
+    rows = load(results)
+    yield from own_table(rows)
+    yield ""
+    names = dict.fromkeys(name for row in rows for name in row["comparisons"] if budget_of(name) is None)
+    peers = [*BUDGETS_OF_NAMES, *names]
+    yield f"| tokens x hidden x vocabulary | {' | '.join(peers)} |"
+    yield f"|---|{'---|' * len(peers)}"
     for row in rows:
-        cells = [_cell(name, row) for name in peers]
-        yield f"| {sizes_of(row)} | {1e3 * own_medians(row)[FLOOR]:.2f} | {' | '.join(cells)} |"
+        yield f"| {sizes_of(row)} | {' | '.join(_cell(name, row) for name in peers)} |"
     reasons = dict.fromkeys((name, reason) for row in rows for name, reason in row["missing"].items())
     for name, reason in reasons:
         where = [sizes_of(row) for row in rows if row["missing"].get(name) == reason]
-        yield f"{name}: {reason} ({'all shapes' if len(where) == len(rows) else ', '.join(where)})"
+        yield f"without {name}{'' if len(where) == len(rows) else ' at ' + ', '.join(where)}: {reason}"
     for row in rows:
-        yield from goal_lines(sizes_of(row), row)
+        yield from goal_lines(row)
 
 
-def medians_of(row: dict[str, Any]) -> dict[str, float]:
-    return {name: statistics.median(values) for name, values in row["seconds"].items()}
+def own_table(rows: list[dict[str, Any]]) -> Iterator[str]:
+    columns = [f"{budget}: {of}" for budget in BUDGETS for of in ("of products", "of bound", "MiB beyond gradients")]
+    yield f"| tokens x hidden x vocabulary | products, ms | SM clock, MHz | W | {' | '.join(columns)} |"
+    yield f"|---|---:|---|---|{'---|' * len(columns)}"
+    for row in rows:
+        found = [row["comparisons"][name] for name in BUDGETS_OF_NAMES if name in row["comparisons"]]
+        floor = [seconds for one in found for seconds in one["reference_seconds"][FLOOR]]
+        cells = [f"{1e3 * statistics.median(floor):.2f}", *(_conditions(found, key) for key in CONDITIONS)]
+        for name, budget in BUDGETS_OF_NAMES.items():
+            beyond_mib = (row["extra_peak_bytes"][name] - row["gradient_bytes"]) / MIB
+            cells += [_share(row, name, of) for of in (FLOOR, f"{BOUND} {budget}")] + [f"{beyond_mib:.1f}"]
+        yield f"| {sizes_of(row)} | {' | '.join(cells)} |"
 
 
-def own_medians(row: dict[str, Any]) -> dict[str, float]:
-    """Medians in the turns without peers, which the first files did not have."""
-    return {name: statistics.median(values) for name, values in row.get("own_seconds", row["seconds"]).items()}
+def _conditions(comparisons: list[dict[str, Any]], key: str) -> str:
+    """The median over all turns, and the range."""
+    values = [seen[key] for one in comparisons for seen in one["conditions"] if key in seen]
+    return f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})" if values else "-"
+
+
+def _share(row: dict[str, Any], name: str, reference: str) -> str:
+    found = median_interval(row["comparisons"][name]["shares"][reference])
+    return f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def _cell(name: str, row: dict[str, Any]) -> str:
+    if name not in row["comparisons"]:
+        return "-"
+    found = median_interval(row["comparisons"][name]["shares"][FLOOR])
+    return f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f}), {row['extra_peak_bytes'][name] / MIB:,.0f} MiB"
 
 
 def sizes_of(row: dict[str, Any]) -> str:
     return f"{row['tokens']} x {row['hidden']} x {row['vocab']}"
 
 
-def _cell(name: str, row: dict[str, Any]) -> str:
-    medians = medians_of(row) if budget_of(name) is None else own_medians(row)
-    if name not in medians:
-        return "-"
-    bound_seconds = medians.get(f"{BOUND} {budget_of(name)}")
-    of_bound = "" if bound_seconds is None else f" ({bound_seconds / medians[name]:.2f})"
-    return f"{medians[FLOOR] / medians[name]:.2f}{of_bound}, {row['extra_peak_bytes'][name] / MIB:,.0f} MiB"
-
-
 def budget_of(name: str) -> str | None:
-    """The budget of a candidate of ligerprof's."""
+    """The budget of a candidate of ligerprof's; None for peers, and for ours with a peer's memory."""
     provider, _, budget = name.partition(":")
     return (budget or "balanced") if provider in ("ligerprof", "before") else None
 
 
-def goal_lines(sizes: str, row: dict[str, Any]) -> Iterator[str]:
-    peaks, medians = row["extra_peak_bytes"], own_medians(row)
-    if "ligerprof" not in peaks:
+def goal_lines(row: dict[str, Any]) -> Iterator[str]:
+    sizes, peaks, comparisons = sizes_of(row), row["extra_peak_bytes"], row["comparisons"]
+    if "ligerprof" not in comparisons:
         return
-    share, of_bound = medians[FLOOR] / medians["ligerprof"], medians[f"{BOUND} balanced"] / medians["ligerprof"]
+    share, of_bound = (median_interval(comparisons["ligerprof"]["shares"][of]) for of in (FLOOR, f"{BOUND} balanced"))
     beyond_mib = (peaks["ligerprof"] - row["gradient_bytes"]) / MIB
-    met = (share >= GOAL or of_bound >= GOAL_OF_BOUND) and beyond_mib <= 256
+    met = (share.median >= GOAL or of_bound.median >= GOAL_OF_BOUND) and beyond_mib <= 256
     yield (
-        f"goal {'met' if met else 'MISSED'}: {sizes} balanced: {share:.3f} >= {GOAL} or {of_bound:.3f} >="
-        f" {GOAL_OF_BOUND}, {beyond_mib:.1f} MiB beyond the gradients <= 256"
+        f"goal {'met' if met else 'MISSED'}: {sizes} balanced: {share.median:.3f} >= {GOAL} or {of_bound.median:.3f}"
+        f" ({of_bound.low:.3f} to {of_bound.high:.3f}, {of_bound.confidence:.0%}) >= {GOAL_OF_BOUND},"
+        f" {beyond_mib:.1f} MiB beyond the gradients <= 256"
     )
-    if "liger" in peaks:
-        medians = medians_of(row)
-        faster, more_bytes = medians["liger"] / medians["ligerprof:lean"], peaks["ligerprof:lean"] - peaks["liger"]
-        met = faster >= 1 and more_bytes <= 0
-        yield f"goal {'met' if met else 'MISSED'}: {sizes} lean: {faster:.3f} times liger, {more_bytes:+,} bytes"
+    if "liger" in comparisons and "ligerprof:lean" in comparisons:
+        lean, liger = (statistics.median(comparisons[name]["shares"][FLOOR]) for name in ("ligerprof:lean", "liger"))
+        more_bytes = peaks["ligerprof:lean"] - peaks["liger"]
+        met = lean >= liger and more_bytes <= 0
+        yield f"goal {'met' if met else 'MISSED'}: {sizes} lean: {lean / liger:.3f} times liger, {more_bytes:+,} bytes"
 
 
 def main() -> None:
@@ -326,7 +345,7 @@ def main() -> None:
     parser.add_argument("--shapes", default=f"0:{len(SHAPES)}", help="the shapes with these numbers, FIRST:AFTER_LAST")
     parser.add_argument("--seconds", type=float, default=400.0, help="start no shape after this time")
     parser.add_argument(
-        "--rounds", type=int, default=ROUNDS, help=f"turns of ours and the bounds, {PEER_ROUNDS} of peers"
+        "--rounds", type=int, default=OWN_TURNS.rounds, help=f"turns of ours, {PEER_TURNS.rounds} of each peer"
     )
     everyone = ",".join((*PROVIDERS, *MORE_PEERS))
     parser.add_argument("--only", default=everyone, help=f"these candidates, joined by commas (default: {everyone})")

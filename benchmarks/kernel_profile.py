@@ -4,7 +4,7 @@
     python benchmarks/kernel_profile.py table benchmarks/results/kernel-profile-h200.jsonl
 
 `measure` requires a GPU and a minute; it appends one JSON line per step and per loss. Times are those of torch's
-profiler, which slows the host down, not the kernels.
+profiler.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from step_turns import CANDIDATES, SETTINGS, Cell, candidate_recipe, kernels_in
+from step_turns import CANDIDATES, SETTINGS, Cell, candidate_recipe, device_kernels, kernels_in
 
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
@@ -68,7 +68,6 @@ def profiled(run: Callable[[], object], runs: int) -> dict[str, Any]:
     The clock's is without the profiler, the others with it.
     """
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
     def repeat() -> None:
         for _ in range(runs):
@@ -79,21 +78,12 @@ def profiled(run: Callable[[], object], runs: int) -> dict[str, Any]:
     started = time.perf_counter()
     repeat()
     wall_ms = 1e3 * (time.perf_counter() - started) / runs
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        repeat()
-    kernels: dict[str, list[float]] = {}
-    ends: list[float] = []
-    for event in found.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            entry = kernels.setdefault(event.name, [0.0, 0])
-            entry[0] += event.time_range.elapsed_us() / 1e3 / runs
-            entry[1] += 1 / runs
-            ends += (event.time_range.start, event.time_range.end)
+    kernels, span_seconds = device_kernels(run, runs)
     rows = [
-        {"kernel": name, "ms": ms, "launches": launches}
-        for name, (ms, launches) in sorted(kernels.items(), key=lambda item: -item[1][0])
+        {"kernel": name, "ms": 1e3 * seconds, "launches": launches}
+        for name, (seconds, launches) in sorted(kernels.items(), key=lambda item: -item[1][0])
     ]
-    return {"wall_ms": wall_ms, "profiled_ms": (max(ends) - min(ends)) / 1e3 / runs, "kernels": rows}
+    return {"wall_ms": wall_ms, "profiled_ms": 1e3 * span_seconds, "kernels": rows}
 
 
 def profile_steps(base: TrainingRecipe) -> Iterator[dict[str, Any]]:
@@ -133,7 +123,7 @@ def profile_loss(tokens: int, hidden: int, vocab: int, budget: str) -> dict[str,
     return {"kind": "loss", **sizes, **profiled(BoundCall(operation, provided, tensors).full, 10)}
 
 
-def measure(results: Path, what: Sequence[str]) -> None:
+def measure(results: Path, what: Sequence[str], models: Sequence[str]) -> None:
     import torch
 
     from ligerprof.runs.versions import package_versions
@@ -149,7 +139,7 @@ def measure(results: Path, what: Sequence[str]) -> None:
         for sizes in LOSSES if "losses" in what else ():
             yield profile_loss(*sizes)
         for setting in SETTINGS:
-            if "steps" in what and setting.model in STEP_MODELS:
+            if "steps" in what and setting.model in models:
                 yield from profile_steps(setting.recipe())
                 gc.collect()
                 torch.cuda.empty_cache()
@@ -192,9 +182,11 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "table"))
     parser.add_argument("results", type=Path)
     parser.add_argument("--only", choices=WHAT, help="measure these alone")
+    parser.add_argument("--models", default=",".join(STEP_MODELS), help="models of the steps (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.what == "measure":
-        measure(arguments.results, WHAT if arguments.only is None else (arguments.only,))
+        what = WHAT if arguments.only is None else (arguments.only,)
+        measure(arguments.results, what, arguments.models.split(","))
     for row in table_rows(arguments.results):
         print(row)
 

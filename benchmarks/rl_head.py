@@ -4,15 +4,18 @@
     python benchmarks/rl_head.py table benchmarks/results/rl-head-h200.jsonl
 
 The loss is a policy gradient: each token's log-probability times its advantage, plus its entropy times a coefficient.
-Candidates take turns as providers do in `ligerprof bench`. liger-kernel's chunked losses compute no entropy, so each
+Each run is compared with the three products right before and after it (`ligerprof.runs.bench.paired`); intervals are of
+the median over turns. liger-kernel's chunked losses compute no entropy, so each
 candidate runs without entropies, too. Errors are against fp64 on the logits of a smaller head, which are far from
 uniform. `measure` requires a GPU and appends one JSON line; `measure --device cpu` prints the errors alone, from the
 interpreter of Triton.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +27,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs
+from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs, log_probs
+from ligerprof.kernels.options import LossOptions
+from ligerprof.runs.bench.paired import Contest, Turns, compare_in_turns, median_interval
 from ligerprof.runs.versions import package_versions
 
 MIB = 2**20
@@ -33,6 +38,9 @@ SEQUENCES, SEQ, HIDDEN, VOCAB = 8, 1024, 4096, 151936
 SMALL = (2, 384, 512, 9000)
 TEMPERATURE, ENTROPY_WEIGHT = 0.9, 0.01
 CHUNK_TOKENS = 512
+LARGE_BUDGET_BYTES = 5 * 2**29
+TURNS = Turns(rounds=5)
+FLOOR = "three products"
 BUDGET_MIB, SPEEDUP = 256, 2.0
 OURS, LIGER = "ligerprof", "liger-kernel, chunked GRPO"
 # what that loss consists of, if torch.compile cannot compile the rest
@@ -86,8 +94,19 @@ class Scored:
 Candidate = Callable[[Inputs], Scored]
 
 
-def ours(inputs: Inputs, *, entropy: bool) -> Scored:
-    found = linear_log_probs(inputs.hidden, inputs.weight, inputs.labels, temperature=TEMPERATURE, entropy=entropy)
+def ours(inputs: Inputs, *, entropy: bool, budget: str | int = "balanced") -> Scored:
+    options = LossOptions(budget=budget)
+    found = linear_log_probs(
+        inputs.hidden, inputs.weight, inputs.labels, options, temperature=TEMPERATURE, entropy=entropy
+    )
+    return Scored(found.log_probs, found.entropy, inputs.gradients_of(found.log_probs, found.entropy))
+
+
+def ours_of_logits(inputs: Inputs, *, entropy: bool) -> Scored:
+    """The kernel on all logits, which its gradient overwrites: nothing is computed twice."""
+    logits = functional.linear(inputs.hidden, inputs.weight)
+    found = log_probs(logits, inputs.labels, LossOptions(in_place=True), temperature=TEMPERATURE, entropy=entropy)
+    del logits
     return Scored(found.log_probs, found.entropy, inputs.gradients_of(found.log_probs, found.entropy))
 
 
@@ -174,6 +193,9 @@ def with_tf32(run: Candidate) -> Candidate:
 CANDIDATES: dict[str, Candidate] = {
     OURS: functools.partial(ours, entropy=True),
     f"{OURS}, no entropy": functools.partial(ours, entropy=False),
+    # the budget in which all logits fit
+    f"{OURS}, 2.5 GiB": functools.partial(ours, entropy=True, budget=LARGE_BUDGET_BYTES),
+    f"{OURS}, all logits": functools.partial(ours_of_logits, entropy=True),
     "TRL": functools.partial(trl_scores, entropy=True),
     "TRL, no entropy": functools.partial(trl_scores, entropy=False),
     "torch": functools.partial(in_chunks, entropy=True, compiled=False),
@@ -225,9 +247,8 @@ def measure_errors(device: str) -> tuple[dict[str, dict[str, float]], dict[str, 
     return errors, missing
 
 
-def measure(seconds: float) -> dict[str, Any]:
-    from ligerprof.runs.bench import timing
-    from ligerprof.runs.bench.machine import CudaMachine
+def measure(rounds: int) -> dict[str, Any]:
+    from ligerprof.runs.bench.machine import CudaClock, CudaMachine
     from ligerprof.runs.bench.session import three_products
 
     machine = CudaMachine()
@@ -235,7 +256,7 @@ def measure(seconds: float) -> dict[str, Any]:
     inputs = Inputs.random((SEQUENCES, SEQ, HIDDEN, VOCAB), "cuda", logit_std=1.3)
     gradient_bytes = sum(value.numel() * value.element_size() for value in (inputs.hidden, inputs.weight))
     peaks: dict[str, int] = {}
-    turns = []
+    contests: list[Contest] = []
     for name, run in CANDIDATES.items():
         if name in missing:
             continue
@@ -252,14 +273,13 @@ def measure(seconds: float) -> dict[str, Any]:
             machine.release()
             continue
         print(f"{name}: {peaks[name] / MIB:,.1f} MiB", file=sys.stderr, flush=True)
-        turns.append(timing.Candidate(name=name, prepare=lambda: None, run=call))
+        contests.append(Contest(name=name, run=call, references=(FLOOR,)))
     machine.release()
-    floor = three_products(inputs.hidden.view(-1, HIDDEN), inputs.weight)
-    turns.append(timing.Candidate(name="three products", prepare=lambda: None, run=floor))
-    repetitions = timing.Repetitions(least=6, most=30, seconds=seconds, settle_seconds=0.1)
-    times = timing.time_in_turns(turns, machine.clock, repetitions)
+    references = {FLOOR: three_products(inputs.hidden.view(-1, HIDDEN), inputs.weight)}
+    turns = dataclasses.replace(TURNS, rounds=rounds)
+    found = compare_in_turns(contests, references, CudaClock(flush=False), turns, machine.conditions)
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "rl_head",
         **machine.environment(),
         "versions": dict(package_versions()),
@@ -268,12 +288,9 @@ def measure(seconds: float) -> dict[str, Any]:
         "hidden": HIDDEN,
         "vocab": VOCAB,
         "small": SMALL,
-        "floor_seconds": times["three products"].median,
         "candidates": {
             name: {
-                "median_seconds": times[name].median,
-                "low_seconds": times[name].low,
-                "high_seconds": times[name].high,
+                **dataclasses.asdict(found[name]),
                 "bytes_beyond_gradients": peak,
                 "errors": errors.get(name, {}),
             }
@@ -284,26 +301,28 @@ def measure(seconds: float) -> dict[str, Any]:
 
 
 def table_rows(results: Path) -> Iterator[str]:
-    yield "| candidate | ms | 20 % to 80 % | times liger-kernel's | MiB beyond gradients | errors against fp64 |"
-    yield "|---|---:|---:|---:|---:|---|"
+    yield "| candidate | ms | share of the products' speed | times liger-kernel's | MiB beyond gradients | errors |"
+    yield "|---|---:|---|---:|---:|---|"
     for line in results.read_text().splitlines():
         row = json.loads(line)
-        found = row["candidates"]
-        liger = found.get(LIGER, found.get(LIGER_SCORES))
-        for name, one in found.items():
+        candidates = row["candidates"]
+        shares = {name: median_interval(one["shares"][FLOOR]) for name, one in candidates.items()}
+        liger = shares.get(LIGER, shares.get(LIGER_SCORES))
+        for name, one in candidates.items():
             errors = ", ".join(f"{of} {error:.1e}" for of, error in one["errors"].items())
-            against = f"{liger['median_seconds'] / one['median_seconds']:.2f}" if liger else "-"
-            mib = one["bytes_beyond_gradients"] / MIB
+            against = f"{shares[name].median / liger.median:.2f}" if liger else "-"
             yield (
-                f"| {name} | {1e3 * one['median_seconds']:.1f} | {1e3 * one['low_seconds']:.1f} to"
-                f" {1e3 * one['high_seconds']:.1f} | {against} | {mib:,.1f} | {errors} |"
+                f"| {name} | {1e3 * statistics.median(one['seconds']):.1f} | {shares[name].median:.3f}"
+                f" ({shares[name].low:.3f} to {shares[name].high:.3f}) | {against} |"
+                f" {one['bytes_beyond_gradients'] / MIB:,.1f} | {errors} |"
             )
-        yield f"| three products alone | {1e3 * row['floor_seconds']:.1f} | | | | |"
+        floor = [seconds for one in candidates.values() for seconds in one["reference_seconds"][FLOOR]]
+        yield f"| three products alone | {1e3 * statistics.median(floor):.1f} | 1 | | | |"
         for name, reason in row["missing"].items():
             yield f"| {name} | {reason} | | | | |"
-        if liger is not None and OURS in found:
-            faster = liger["median_seconds"] / found[OURS]["median_seconds"]
-            mib = found[OURS]["bytes_beyond_gradients"] / MIB
+        if liger is not None and OURS in shares:
+            faster = shares[OURS].median / liger.median
+            mib = candidates[OURS]["bytes_beyond_gradients"] / MIB
             verdict = "met" if faster >= SPEEDUP and mib <= BUDGET_MIB else "MISSED"
             yield f"goal {verdict}: {faster:.2f} >= {SPEEDUP}, {mib:,.1f} MiB <= {BUDGET_MIB}"
 
@@ -312,7 +331,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "table"))
     parser.add_argument("results", type=Path)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of timed turns, beyond the fewest")
+    parser.add_argument("--rounds", type=int, default=TURNS.rounds, help="turns of each candidate")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments = parser.parse_args()
     if arguments.what == "measure" and arguments.device == "cpu":
@@ -320,7 +339,7 @@ def main() -> None:
         print(json.dumps({"errors": errors, "missing": missing}, indent=1))
         return
     if arguments.what == "measure":
-        row = measure(arguments.seconds)
+        row = measure(arguments.rounds)
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
         with arguments.results.open("a") as lines:
             lines.write(json.dumps(row) + "\n")

@@ -3,8 +3,11 @@
     python benchmarks/step_turns.py measure benchmarks/results/step-turns-h200.jsonl
     python benchmarks/step_turns.py table benchmarks/results/step-turns-h200.jsonl
 
-One process, one model, one optimizer: each round patches the kernels in and out, every other round in reverse order, so
-that a drifting clock affects all alike. `measure` requires a GPU and appends one JSON line per cell.
+One process, one model, one optimizer. Each round patches the kernels in and out: every candidate's steps run between
+steps with liger-kernel's kernels, and are compared with the mean of those right before and after, so that a drifting
+clock or a busy host affects both. Besides the clock's time, the host's own time per step (until it has launched all)
+and the sum of the GPU's kernels (from torch's profiler) are recorded: a step whose kernels take much less than the
+clock's time waits for the host. `measure` requires a GPU and appends one JSON line per cell.
 """
 
 import argparse
@@ -14,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -24,6 +27,8 @@ from typing import Any
 from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.bench.paired import median_interval
+from ligerprof.runs.bench.timing import turn_order
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,15 @@ SETTINGS = (
     Setting("qwen2.5-1.5b", 4, 1024),
     Setting("llama3.2-1b", 2, 4096),
 )
-LIGER = "liger-kernel, all"
+NONE, LIGER = "none", "liger-kernel, all"
+# rounds of the steps without kernels, which are compared with nothing
+PLAIN_ROUNDS = 2
+PROFILED_STEPS = 2
+# a step whose kernels take less than this share of the clock's time waits for the host
+BUSY_SHARE = 0.93
 # options of each candidate in addition to the cell's
 CANDIDATES: dict[str, dict[str, Any]] = {
-    "none": {"liger": "none"},
+    NONE: {"liger": "none"},
     LIGER: {"liger": "all", "provider": "liger"},
     "ligerprof, all": {"liger": "all"},
     "ligerprof, all, auto": {"liger": "all", "flce_budget": "auto"},
@@ -88,19 +98,40 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 GOALS = {(setting.recipe().spec.name, setting.batch, setting.seq): setting.goal for setting in SETTINGS}
 
 
+@dataclass(frozen=True)
+class Block:
+    """A few steps without a pause, per step.
+
+    Attributes:
+        seconds: on the clock, the wait for the GPU included.
+        host_seconds: until the host had launched everything.
+        cpu_seconds: of all threads of the process until then, without the time that other processes took.
+    """
+
+    seconds: float
+    host_seconds: float
+    cpu_seconds: float
+
+
 @dataclass
 class Measured:
     """One candidate's figures.
 
     Attributes:
-        seconds: time of each timed step.
+        blocks: the timed steps.
+        against_liger: for each round, the seconds of liger-kernel's steps before and after over this candidate's.
+        gpu_seconds: the sum of the kernels of one step.
+        launches: kernels of one step.
         peak_bytes: highest max_memory_allocated of a steady step, model and optimizer included.
         requested_peak_bytes: the peak of requested bytes. Unlike `peak_bytes` it does not depend on unsplit blocks,
             which vary by up to 1 MiB with the layout of earlier blocks.
         flce_budget: the resolved budget.
     """
 
-    seconds: list[float]
+    blocks: list[Block]
+    against_liger: list[float]
+    gpu_seconds: float
+    launches: float
     peak_bytes: int
     requested_peak_bytes: int
     flce_budget: str | int
@@ -160,25 +191,54 @@ class Cell:
         counted = torch.cuda.memory_stats()
         return counted["allocated_bytes.all.peak"], counted["requested_bytes.all.peak"]
 
-    def timed(self, steps: int) -> list[float]:
+    def timed(self, steps: int) -> Block:
         import torch
 
-        seconds = []
+        torch.cuda.synchronize()
+        started, cpu_started = time.perf_counter(), time.process_time()
         for _ in range(steps):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
             self.step()
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started)
-        return seconds
+        launched, cpu_launched = time.perf_counter(), time.process_time()
+        torch.cuda.synchronize()
+        total, host, cpu = time.perf_counter() - started, launched - started, cpu_launched - cpu_started
+        return Block(total / steps, host / steps, cpu / steps)
 
-    def run(self, recipe: TrainingRecipe, steps: int) -> Measured:
-        """Put the recipe's kernels in, warm up, count a step and time others."""
+    def look(self, recipe: TrainingRecipe) -> Measured:
+        """Put the recipe's kernels in, count a step's memory, and profile others."""
         with kernels_in(self._model, recipe):
             self.step()
             peaks_bytes = self.peaks_bytes()
+            kernels, _ = device_kernels(self.step, PROFILED_STEPS)
+        gpu_seconds, launches = (sum(values) for values in zip(*kernels.values(), strict=True))
+        return Measured([], [], gpu_seconds, launches, *peaks_bytes, recipe.flce_budget)
+
+    def block(self, recipe: TrainingRecipe, steps: int) -> Block:
+        """Put the recipe's kernels in, warm up, and time steps."""
+        with kernels_in(self._model, recipe):
             self.step()
-            return Measured(self.timed(steps), *peaks_bytes, recipe.flce_budget)
+            return self.timed(steps)
+
+
+def device_kernels(run: Callable[[], object], runs: int) -> tuple[dict[str, tuple[float, float]], float]:
+    """Seconds and launches of each kernel in one run, and seconds from the first kernel's start to the last one's end.
+
+    The profiler slows the host down, not the kernels.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(runs):
+            run()
+        torch.cuda.synchronize()
+    kernels: dict[str, tuple[float, float]] = {}
+    ends: list[float] = []
+    for event in found.events() or ():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            seconds, launches = kernels.get(event.name, (0.0, 0.0))
+            kernels[event.name] = seconds + event.time_range.elapsed_us() / 1e6 / runs, launches + 1 / runs
+            ends += (event.time_range.start, event.time_range.end)
+    return kernels, (max(ends) - min(ends)) / 1e6 / runs
 
 
 def measure_cell(base: TrainingRecipe, *, rounds: int, steps: int) -> dict[str, Any]:
@@ -192,20 +252,26 @@ def measure_cell(base: TrainingRecipe, *, rounds: int, steps: int) -> dict[str, 
     torch.manual_seed(0)
     with built_model(base, torch.device("cuda", torch.cuda.current_device())) as model:
         cell = Cell(base, model)
+        recipes = {name: candidate_recipe(base, name) for name in CANDIDATES}
+        for name, recipe in recipes.items():
+            try:
+                found[name] = cell.look(recipe)
+            except Exception as error:  # other providers' kernels may raise anything; the rest still count
+                missing[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         for number in range(rounds):
-            names = [name for name in CANDIDATES if name not in missing]
-            for name in names[::-1] if number % 2 else names:
-                try:
-                    once = cell.run(candidate_recipe(base, name), steps)
-                except Exception as error:  # other providers' kernels may raise anything; the rest still count
-                    missing[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            names = [name for name in found if name != LIGER and (name != NONE or number < PLAIN_ROUNDS)]
+            before = cell.block(recipes[LIGER], steps) if LIGER in found else None
+            for index in turn_order(len(names), number):
+                own = found[names[index]]
+                own.blocks.append(cell.block(recipes[names[index]], steps))
+                if before is None:
                     continue
-                before = found.get(name)
-                found[name] = (
-                    once if before is None else dataclasses.replace(once, seconds=before.seconds + once.seconds)
-                )
+                after = cell.block(recipes[LIGER], steps)
+                own.against_liger.append((before.seconds + after.seconds) / 2 / own.blocks[-1].seconds)
+                found[LIGER].blocks.append(after)
+                before = after
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "step_turns",
         "gpu": torch.cuda.get_device_name(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -224,7 +290,7 @@ def measure(results: Path, *, rounds: int, steps: int, only: str | None, minutes
     results.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes
     for setting in SETTINGS:
-        if only not in (None, setting.model):
+        if only is not None and setting.model not in only.split(","):
             continue
         base = setting.recipe()
         name = f"{base.spec.name} {setting.batch} x {setting.seq}"
@@ -246,60 +312,67 @@ def measure(results: Path, *, rounds: int, steps: int, only: str | None, minutes
 
 
 def table_rows(results: Path) -> Iterator[str]:
-    yield "| model | tokens | kernels | ms per step | 20 % to 80 % | tokens/s | times liger's | peak, MiB | requested |"
-    yield "|---|---|---|---:|---:|---:|---:|---:|---:|"
+    yield (
+        "| model | tokens | kernels | ms per step | host | host's processor | GPU's kernels | launches | tokens/s |"
+        " times liger's | GPU's kernels | peak, MiB | requested |"
+    )
+    yield f"|---|---|---|{'---:|' * 10}"
     for line in results.read_text().splitlines():
         row = json.loads(line)
         recipe, candidates = row["recipe"], row["candidates"]
-        medians = {name: statistics.median(one["seconds"]) for name, one in candidates.items()}
-        liger = medians.get(LIGER)
+        where = f"{recipe['model']} | {recipe['batch']} x {recipe['seq']}"
         for name, one in candidates.items():
-            low, *_, high = statistics.quantiles(one["seconds"], n=5)
-            tokens = recipe["batch"] * recipe["seq"] / medians[name]
-            against = f"{liger / medians[name]:.3f}" if liger else "-"
+            ms, host_ms, cpu_ms = (
+                1e3 * statistics.median(block[key] for block in one["blocks"])
+                for key in ("seconds", "host_seconds", "cpu_seconds")
+            )
+            gpu_ms, tokens = 1e3 * one["gpu_seconds"], recipe["batch"] * recipe["seq"]
+            kernels = candidates[LIGER]["gpu_seconds"] / one["gpu_seconds"] if LIGER in candidates else float("nan")
             yield (
-                f"| {recipe['model']} | {recipe['batch']} x {recipe['seq']} | {name} | {1000 * medians[name]:.1f} |"
-                f" {1000 * low:.1f} to {1000 * high:.1f} | {tokens:,.0f} | {against} |"
-                f" {one['peak_bytes'] / 2**20:,.1f} | {_mib(one.get('requested_peak_bytes'))} |"
+                f"| {where} | {name} | {ms:.1f} | {host_ms:.1f} | {cpu_ms:.1f} | {gpu_ms:.1f} | {one['launches']:.0f} |"
+                f" {1e3 * tokens / ms:,.0f} | {_interval(one['against_liger'])} | {kernels:.3f} |"
+                f" {one['peak_bytes'] / 2**20:,.1f} | {one['requested_peak_bytes'] / 2**20:,.1f} |"
             )
         for name, reason in row["missing"].items():
-            yield f"| {recipe['model']} | {recipe['batch']} x {recipe['seq']} | {name} | {reason} | | | | | |"
+            yield f"| {where} | {name} | {reason} |{' |' * 10}"
         goal = GOALS.get((recipe["model"], recipe["batch"], recipe["seq"]))
-        if goal is not None and liger:
-            yield from goal_lines(candidates, medians, goal)
+        if goal is not None and LIGER in candidates:
+            yield from goal_lines(candidates, goal)
 
 
-def _mib(size_bytes: int | None) -> str:
-    """Empty for files from before it was counted."""
-    return "" if size_bytes is None else f"{size_bytes / 2**20:,.1f}"
+def _interval(shares: list[float]) -> str:
+    if not shares:
+        return "-"
+    found = median_interval(shares)
+    return f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
-def goal_lines(candidates: dict[str, dict[str, Any]], medians: dict[str, float], goal: float) -> Iterator[str]:
+def goal_lines(candidates: dict[str, dict[str, Any]], goal: float) -> Iterator[str]:
     """Whether ligerprof's kernels reach the goal's speedup over liger-kernel without using more memory."""
     liger = candidates[LIGER]
     for name, own in candidates.items():
         if not name.startswith("ligerprof"):
             continue
-        faster = medians[LIGER] / medians[name]
-        # of a file from before requested bytes were counted, the allocated ones
-        counted = "requested_peak_bytes" if "requested_peak_bytes" in own else "peak_bytes"
-        more_bytes = own[counted] - liger[counted]
+        faster = statistics.median(own["against_liger"])
+        more_bytes = own["requested_peak_bytes"] - liger["requested_peak_bytes"]
+        seconds = statistics.median(block["seconds"] for block in own["blocks"])
+        waits = "waits for the host" if own["gpu_seconds"] < BUSY_SHARE * seconds else "keeps the GPU busy"
         verdict = "met" if faster >= goal and more_bytes <= 0 else "MISSED"
-        yield f"goal {verdict}: {name}: {faster:.3f} >= {goal}, {more_bytes:+,} bytes <= 0"
+        yield f"goal {verdict}: {name}: {faster:.3f} >= {goal}, {more_bytes:+,} bytes <= 0; {waits}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "table"))
     parser.add_argument("results", type=Path)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=6, help="timed steps a round and candidate")
-    parser.add_argument("--model", help="measure this model alone")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=3, help="timed steps per round and candidate, without a pause")
+    parser.add_argument("--models", help="measure only these models, joined by commas")
     parser.add_argument("--minutes", type=float, default=9.0, help="start no model after this time")
     arguments = parser.parse_args()
     if arguments.what == "measure":
         options = {"rounds": arguments.rounds, "steps": arguments.steps, "minutes": arguments.minutes}
-        measure(arguments.results, only=arguments.model, **options)
+        measure(arguments.results, only=arguments.models, **options)
     for row in table_rows(arguments.results):
         print(row)
 

@@ -1,4 +1,4 @@
-"""Read a GPU's memory, clock and power from NVML, the driver's library behind nvidia-smi, without creating a CUDA context."""
+"""Read a GPU's memory, clock and power from NVML, the driver's library behind nvidia-smi; needs no CUDA context."""
 
 import ctypes
 from collections.abc import Callable

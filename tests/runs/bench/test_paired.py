@@ -55,9 +55,10 @@ def test_each_run_of_a_candidate_lies_between_its_references() -> None:
         chip,
         Turns(rounds=2, runs=2, settle_seconds=3.0),
     )["own"]
-    forward = ["floor", "bound"] * 2 + [f"{name} timed" for name in "floor bound own floor bound own floor bound".split()]
-    backward = ["bound", "floor"] * 2 + [f"{name} timed" for name in "bound floor own bound floor own bound floor".split()]
-    assert after_warm_up(chip) == forward + backward
+    expected: list[str] = []
+    for names in (["floor", "bound"], ["bound", "floor"]):
+        expected += names * 2 + [f"{name} timed" for name in (*names, *("own", *names) * 2)]
+    assert after_warm_up(chip) == expected
     assert found.seconds == pytest.approx((3.0,) * 4)
     assert {name: len(seconds) for name, seconds in found.reference_seconds.items()} == {"floor": 6, "bound": 6}
     assert found.shares == {"floor": pytest.approx((1 / 3, 1 / 3)), "bound": pytest.approx((1 / 3, 1 / 3))}
