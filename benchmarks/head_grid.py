@@ -227,14 +227,20 @@ def versions() -> dict[str, str]:
 
 
 def measure(
-    results: Path, *, shapes: slice, seconds: float, before: Path | None, rounds: int, only: Collection[str]
+    results: Path,
+    *,
+    shapes: Collection[tuple[int, int, int]],
+    seconds: float,
+    before: Path | None,
+    rounds: int,
+    only: Collection[str],
 ) -> None:
     if before is not None:
         import_renamed(before)
     machine = CudaMachine()
     results.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    for sizes in SHAPES[shapes]:
+    for sizes in shapes:
         name = " x ".join(map(str, sizes))
         if time.monotonic() - started > seconds:
             print(f"{name}: not started within {seconds:g} s", file=sys.stderr)
@@ -342,7 +348,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "table"))
     parser.add_argument("results", type=Path)
-    parser.add_argument("--shapes", default=f"0:{len(SHAPES)}", help="the shapes with these numbers, FIRST:AFTER_LAST")
+    parser.add_argument(
+        "--shapes", default=",".join(map(str, range(len(SHAPES)))), help="numbers of shapes, joined by commas"
+    )
     parser.add_argument("--seconds", type=float, default=400.0, help="start no shape after this time")
     parser.add_argument(
         "--rounds", type=int, default=OWN_TURNS.rounds, help=f"turns of ours, {PEER_TURNS.rounds} of each peer"
@@ -352,7 +360,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="folder that holds another tree's ligerprof/")
     arguments = parser.parse_args()
     if arguments.what == "measure":
-        chosen = slice(*(int(word) for word in arguments.shapes.split(":")))
+        chosen = [SHAPES[int(word)] for word in arguments.shapes.split(",")]
         options = {"seconds": arguments.seconds, "before": arguments.before, "rounds": arguments.rounds}
         measure(arguments.results, shapes=chosen, only=arguments.only.split(","), **options)
     for row in table_rows(arguments.results):
