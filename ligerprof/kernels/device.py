@@ -19,6 +19,9 @@ _SHARED_BYTES = 227 * 1024
 # the first major compute capability with programmatic dependent launch
 _HOPPER = 9
 
+# entered once per launch: torch's guard takes microseconds, also where it changes nothing
+_NO_CHANGE = nullcontext()
+
 # multiprocessors of the simulated GPUs, innermost last; not a context variable, because backward may run on autograd's
 # own threads
 _simulated_sm_counts: list[int] = []
@@ -83,6 +86,8 @@ def on_device(tensor: "torch.Tensor") -> AbstractContextManager[object]:
 
     if torch.compiler.is_compiling():
         return nullcontext()
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return _NO_CHANGE
     return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call]
 
 

@@ -40,6 +40,8 @@ def is_unshared(tensor: Tensor) -> bool:
 
 def overlaps_itself(x: Tensor) -> bool:
     """Whether two elements of `x` may share memory, as in an expanded tensor."""
+    if x.is_contiguous():
+        return False
     span = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         # each axis must step over everything that the narrower axes cover
@@ -109,9 +111,11 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def wrapper(ctx: Any, *grads: Tensor | None) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
         with torch.no_grad():
             results = backward(ctx, *grads)
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
             return results
         results = results if isinstance(results, tuple) else (results,)
         fail = torch._C._functions.DelayedError(_SECOND_ORDER, len(results))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.device import on_device, sm_count
+from ligerprof.kernels.sizes import ceil_div
 
 # launch config: elements per program and step
 _SUM_BLOCK = 1024
@@ -173,7 +174,7 @@ def sum_scale(dtype: torch.dtype, tokens: int) -> float:
 def scale_by_device_factor(value: Tensor, factor: Tensor, late: Tensor | None, *, in_place: bool) -> Tensor:
     """Compute `value * factor * late` in fp32, without a transfer of the factors to the host."""
     out = value if in_place else torch.empty_like(value)
-    programs = min(triton.cdiv(value.numel(), _SCALE_BLOCK), _SCALE_PROGRAMS_PER_SM * sm_count(value.device))
+    programs = min(ceil_div(value.numel(), _SCALE_BLOCK), _SCALE_PROGRAMS_PER_SM * sm_count(value.device))
     with on_device(value):
         _scale_kernel[(max(programs, 1),)](
             in_ptr=value,

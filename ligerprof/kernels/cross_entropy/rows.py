@@ -32,6 +32,7 @@ from ligerprof.kernels.cross_entropy.formulas import (
     term_weights,
 )
 from ligerprof.kernels.device import on_device
+from ligerprof.kernels.sizes import ceil_div, next_power_of_2
 
 # launch config of whole rows: one program per row, which it reads twice. A multiprocessor's programs have 8192 lanes in
 # all, and their rows 262144 bytes or less, so that the second reading hits the L2 cache; wide loads per thread keep the
@@ -61,7 +62,7 @@ def _depth(args: Arguments) -> int:
 
 def _elements_per_lane(words: int, lanes: int, element_bytes: int, *, narrow: bool) -> int:
     lane_bytes = _FEWER_BYTES_PER_LANE if narrow else _BYTES_PER_LANE
-    needed = triton.next_power_of_2(triton.cdiv(max(words, 1), lanes))
+    needed = next_power_of_2(ceil_div(max(words, 1), lanes))
     return int(min(lane_bytes // element_bytes, needed))
 
 
@@ -69,7 +70,7 @@ def tile(max_lanes: int) -> Mapping[str, Callable[[Arguments], Any]]:
     """Heuristics for a program that reads its words in tiles of [DEPTH, LANES]."""
     return {
         "PADDED": lambda args: args["width"] != args["words"],
-        "LANES": lambda args: min(max_lanes, triton.next_power_of_2(max(args["words"], 1))),
+        "LANES": lambda args: min(max_lanes, next_power_of_2(max(args["words"], 1))),
         "DEPTH": _depth,
         "num_warps": lambda args: max(args["LANES"] // _LANES_PER_WARP, _MIN_WARPS),
     }
@@ -80,13 +81,13 @@ def tile_of_blocks(words: int, *, element_bytes: int, is_long: bool) -> dict[str
     # a tile of few elements per thread keeps too little of one row in flight, and the end of each block leaves half a
     # tile idle: rows of short blocks are read by many small programs
     is_short = words <= _SHORT_WORDS
-    lanes = min(_SHORT_LANES if is_short else _MAX_LANES, triton.next_power_of_2(max(words, 1)))
+    lanes = min(_SHORT_LANES if is_short else _MAX_LANES, next_power_of_2(max(words, 1)))
     depth = _elements_per_lane(words, lanes, element_bytes, narrow=is_long or is_short)
     return {"LANES": lanes, "DEPTH": depth, "num_warps": max(lanes // _LANES_PER_WARP, _MIN_WARPS)}
 
 
 def _lanes_of_row(args: Arguments) -> int:
-    words = triton.next_power_of_2(max(args["words"], 1))
+    words = next_power_of_2(max(args["words"], 1))
     lanes = words * args["logits_ptr"].element_size() // _ROW_BYTES_PER_LANE
     return int(min(max(lanes, _MIN_LANES), _MAX_LANES, words))
 

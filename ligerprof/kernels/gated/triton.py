@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
+from ligerprof.kernels.sizes import ceil_div
 from ligerprof.kernels.tensors import (
     as_rows,
     check_tensors,
@@ -127,7 +128,7 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Mul
     """Compute act(gate) * up, contiguous."""
     gate_NI, up_NI = as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
-    pieces = triton.cdiv(columns, _BLOCK)
+    pieces = ceil_div(columns, _BLOCK)
     y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     with on_device(gate):
         _gated_fwd_kernel[(rows * pieces,)](
@@ -165,7 +166,7 @@ def _differentiate_gates(
     """
     grad_NI, gate_NI, up_NI = as_rows(grad), as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
-    pieces = triton.cdiv(columns, _BLOCK)
+    pieces = ceil_div(columns, _BLOCK)
     gate_grad_NI, up_grad_NI = gate_NI, up_NI
     if not overwrite:
         gate_grad_NI = torch.empty((rows, columns), dtype=gate.dtype, device=gate.device)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ligerprof.kernels.cross_entropy.formulas import load_label, scaled_logits
 from ligerprof.kernels.device import on_device
 from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.sizes import next_power_of_2
 from ligerprof.kernels.tensors import as_rows, first_order_only
 
 # launch config: one program per token
@@ -192,6 +193,6 @@ def _shared(
         "logit_scale": None if options.logit_scale == 1.0 else options.logit_scale,
         "softcap": options.softcap,
         "SHIFT": int(options.shift),
-        "BLOCK": min(triton.next_power_of_2(columns), _MAX_BLOCK),
+        "BLOCK": min(next_power_of_2(columns), _MAX_BLOCK),
         "num_warps": _WARPS,
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from ligerprof.kernels.device import launches_early, on_device
+from ligerprof.kernels.sizes import ceil_div
 
 # launch config: many rows per step, because this kernel waits for memory latency and not for bandwidth. Few registers,
 # so that its programs are resident while the backward launch walks over its last rows
@@ -88,7 +89,7 @@ class ParameterGradients:
         parameters, programs, columns = self._partial_SPD.shape
         early = launches_early(self._partial_SPD.device)
         with on_device(self._partial_SPD):
-            _column_sums_kernel[(triton.cdiv(columns, _BLOCK_COLUMNS), parameters)](
+            _column_sums_kernel[(ceil_div(columns, _BLOCK_COLUMNS), parameters)](
                 partial_ptr=self._partial_SPD,
                 first_ptr=self._written_D[0],
                 # None and not the first one again: torch.compile copies each argument that a kernel writes

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ligerprof.kernels.sizes import next_power_of_2
+
 # columns of a row that a program holds at a time; longer rows are read piece by piece, more than once
 MAX_HELD_COLUMNS = 65536
 
@@ -42,7 +44,7 @@ def plan_forward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, r
 
     The arguments are those of `plan_backward`.
     """
-    block = _block(columns)
+    block = next_power_of_2(columns)
     if is_long(columns):
         return plan_backward(
             rows=rows, columns=columns, sm_count=sm_count, shared_bytes=shared_bytes, read_bytes=read_bytes
@@ -65,7 +67,7 @@ def plan_backward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, 
         shared_bytes: shared memory available to one program.
         read_bytes: bytes per column, summed over the tensors that are read row by row.
     """
-    block = _block(columns)
+    block = next_power_of_2(columns)
     tile_rows = _tile_rows(block, _WALKED_ELEMENTS)
     prefetched_bytes = (_STAGES - 1) * tile_rows * block * read_bytes
     prefetches = prefetched_bytes <= shared_bytes - _RESERVED_BYTES
@@ -82,7 +84,7 @@ def plan_backward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, 
 
 def backward_programs(*, rows: int, columns: int, sm_count: int) -> int:
     """Programs of the backward launch: the fewest that finish in as many turns as one per multiprocessor would."""
-    tiles = -(-rows // _tile_rows(_block(columns), _WALKED_ELEMENTS))
+    tiles = -(-rows // _tile_rows(next_power_of_2(columns), _WALKED_ELEMENTS))
     turns = max(-(-tiles // sm_count), 1)
     return -(-tiles // turns)
 
@@ -95,10 +97,6 @@ def is_long(columns: int) -> bool:
 def comes_in_pieces(columns: int) -> bool:
     """Whether a program reads a row piece by piece."""
     return columns > MAX_HELD_COLUMNS
-
-
-def _block(columns: int) -> int:
-    return 1 << (columns - 1).bit_length()
 
 
 def _tile_rows(block: int, elements: int) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
+from ligerprof.kernels.sizes import ceil_div, next_power_of_2
 from ligerprof.kernels.tensors import check_tensors, first_order_only, is_unshared, overlaps_itself
 
 # launch config: a program rotates a few heads of one token; consecutive programs take neighboring memory
@@ -130,9 +131,9 @@ def _rotate(
         k_out = torch.empty(batch, tokens, k_heads, dim, dtype=k.dtype, device=k.device)
     half = cos.shape[-1] // 2
     rest = None if in_place or dim == 2 * half else dim - 2 * half
-    half_block = triton.next_power_of_2(half)
-    heads = min(triton.next_power_of_2(q_heads), max(1, _TILE_PAIRS // half_block))
-    q_groups, k_groups = triton.cdiv(q_heads, heads), triton.cdiv(k_heads, heads)
+    half_block = next_power_of_2(half)
+    heads = min(next_power_of_2(q_heads), max(1, _TILE_PAIRS // half_block))
+    q_groups, k_groups = ceil_div(q_heads, heads), ceil_div(k_heads, heads)
     with on_device(q):
         _rope_kernel[(batch * tokens * (q_groups + k_groups),)](
             q_ptr=q,
@@ -164,7 +165,7 @@ def _rotate(
             K_GROUPS=k_groups,
             HEADS=heads,
             HALF=half_block,
-            REST=triton.next_power_of_2(rest or 1),
+            REST=next_power_of_2(rest or 1),
             num_warps=_WARPS,
         )
     if not in_place:
