@@ -18,6 +18,7 @@ from ligerprof.analyzers.result_reader import Figures
 from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
 from ligerprof.errors import ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.directory import find_trace, read_result
@@ -111,6 +112,7 @@ def advise(
     progress: Progress | None = None,
     tried: Callable[[int, int], None] | None = None,
     host_limit_bytes: int | None = None,
+    sharding: Engine = Engine.DEEPSPEED,
 ) -> "Advice":
     """Find the cheapest changes that make a recipe fit; see `ligerprof advise`.
 
@@ -120,11 +122,14 @@ def advise(
         progress: receives short messages.
         tried: receives the number of the change that is tried next, and the most that will be tried.
         host_limit_bytes: limit on the main memory that the offload of all GPUs uses.
+        sharding: the engine to try first on several GPUs: DeepSpeed or FSDP2.
     """
     from ligerprof.analyzers.search import advise as search
+    from ligerprof.analyzers.search.changes import FSDP2_LADDER, LADDER
 
     judge = make_judge(recipe, simulate=simulate, progress=progress or _silent)
-    return search.advise(recipe, judge, tried, host_limit_bytes=host_limit_bytes)
+    ladder = FSDP2_LADDER if sharding is Engine.FSDP2 else LADDER
+    return search.advise(recipe, judge, tried, host_limit_bytes=host_limit_bytes, ladder=ladder)
 
 
 def compare(*sources: "Source", reference: int = 0) -> Comparison:

@@ -1,20 +1,22 @@
 """`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with its saving and cost."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ligerprof.cli.changed_copies import changed_copy_option, check_copies, write_copies
 from ligerprof.cli.checking import simulate_option
-from ligerprof.cli.common_options import force_option, json_option, or_usage_error
+from ligerprof.cli.common_options import force_option, json_option, or_usage_error, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import config_report, say, show
+from ligerprof.cli.output import config_report, show
 from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, UnsupportedError
-from ligerprof.files import require_absent, write_new_file
 from ligerprof.recipe.categories import Engine
-from ligerprof.recipe.configs.edits import FileEdit, can_edit, edit_file, require_editable
+from ligerprof.recipe.configs.edits import edit_files, edits_json
+from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
@@ -34,20 +36,21 @@ if TYPE_CHECKING:
     callback=lambda _ctx, _param, text: None if text is None else or_usage_error(parse_bytes, text),
     help="Main memory that the offload of all GPUs may use, such as 64GiB; changes that need more are left out.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the --config file with the plan's changes here; comments of YAML stay.",
+@word_option(
+    "--sharding",
+    (Engine.DEEPSPEED, Engine.FSDP2),
+    "What shards over several GPUs. Default: fsdp2 with a --config file of torchtitan, else deepspeed.",
 )
+@changed_copy_option("-o", "--output", what="the plan's changes")
 @force_option
 @json_option
-def command(
+def command(  # noqa: PLR0913 - one argument per option
     recipe: TrainingRecipe,
     *,
     simulate: bool,
     host_limit_bytes: int | None,
-    output: Path | None,
+    sharding: Engine | None,
+    copies: tuple[Path, ...],
     force: bool,
     as_json: bool,
 ) -> None:
@@ -60,10 +63,9 @@ def command(
     from ligerprof.library import advise
     from ligerprof.reports.advise import render_advice
 
-    source = _editable_file()
-    if output is not None:
-        require_editable(source)
-        require_absent([output], force=force)
+    report = config_report()
+    files = () if report is None else report.files
+    check_copies(copies, files, force=force)
     with stages() as progress:
         advice = advise(
             recipe,
@@ -71,24 +73,24 @@ def command(
             progress=progress,
             tried=progress.attempt,
             host_limit_bytes=host_limit_bytes,
+            sharding=sharding or _sharding_of(files),
         )
     runnable, reason = _runnable(advice)
     next_command = command_line(runnable, advice.plan)
     main_memory = _main_memory_note(advice) if host_limit_bytes is None else ""
     remarks = [remark for remark in (reason, main_memory) if remark]
-    edit = None if source is None else edit_file(*source, advice.recipe, advice.plan, shards=not _is_launched())
+    edits = edit_files(files, advice.recipe, advice.plan)
     show(
         lambda: {
             **advice.to_json(),
             "command": next_command,
             "notes": [*advice.notes, *remarks],
-            **({} if edit is None else {"edit": edit.to_json()}),
+            **edits_json(edits),
         },
-        lambda: render_advice(advice, next_command, edit, remarks=remarks),
+        lambda: render_advice(advice, next_command, edits, remarks=remarks),
         as_json=as_json,
     )
-    if output is not None and edit is not None:
-        _write(edit, output, force=force)
+    write_copies(edits, copies, force=force)
     if not advice.plan_verdict.fits:
         raise DoesNotFitError(
             f"no change of the ladder makes it fit {format_bytes(advice.limit.size_bytes)}."
@@ -101,26 +103,9 @@ def command(
         )
 
 
-def _write(edit: FileEdit, output: Path, *, force: bool) -> None:
-    """Write the changed file, and say which changes it lacks."""
-    lacking = ", ".join(edit.not_in_file)
-    if lacking and not edit.changes:
-        say(f"{output} is not written: the file has no key for {lacking}")
-        return
-    write_new_file(output, edit.content, force=force)
-    say(f"wrote {output}" + (f", without {lacking}" if lacking else ""))
-
-
-def _editable_file() -> tuple[str, str] | None:
-    """The first --config file that the plan's changes can be written into, and its framework."""
-    report = config_report()
-    return next((found for found in report.files if can_edit(*found)), None) if report is not None else None
-
-
-def _is_launched() -> bool:
-    """Whether a file for accelerate decides how the model is sharded."""
-    report = config_report()
-    return report is not None and "accelerate" in {framework for _, framework in report.files}
+def _sharding_of(files: Sequence[tuple[str, str]]) -> Engine:
+    """What the framework of the files can switch on."""
+    return Engine.FSDP2 if any(framework == TORCHTITAN for _, framework in files) else Engine.DEEPSPEED
 
 
 def _runnable(advice: "Advice") -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ligerprof.cli.ahead import imported_meanwhile
+from ligerprof.cli.changed_copies import changed_copy_option
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import (
     INPUT,
@@ -19,7 +20,7 @@ from ligerprof.cli.common_options import (
     word_option,
 )
 from ligerprof.cli.output import say, show
-from ligerprof.cli.own_file import lines_of_own_file, own_file_option
+from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.roles import View
@@ -57,6 +58,7 @@ _MANY_GROUPS = 10_000
 )
 @click.option("--stacks", is_flag=True, help="Group blocks by stack too, and show each stack.")
 @own_file_option
+@changed_copy_option("-o", "--output", what="the first suggestion")
 @click.option("--ranks", "all_ranks", is_flag=True, help="Compare the ranks of RUN, a step on several GPUs.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
 @force_option
@@ -74,6 +76,7 @@ def command(  # noqa: PLR0913 - one argument per option
     rules_path: str | None,
     stacks: bool,
     configs: tuple[str, ...],
+    copies: tuple[Path, ...],
     all_ranks: bool,
     html_path: Path | None,
     force: bool,
@@ -90,7 +93,7 @@ def command(  # noqa: PLR0913 - one argument per option
     """
     keep_freed_memory()
     rules = _rules(rules_path)
-    in_file = lines_of_own_file(configs)
+    own = OwnConfig(configs, copies, force=force)
     sources = _ranks(snapshot, of_run=all_ranks)
     if sources:
         if stacks or as_markdown or by is not View.ROLE:
@@ -101,7 +104,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if html_path is not None:
             require_absent([html_path], force=force)
         ranks = explain_ranks(sources, device_index=device_index, rules=rules)
-        ranks = replace(ranks, ranks=tuple(replace(each, report=in_file(each.report)) for each in ranks.ranks))
+        ranks = replace(ranks, ranks=tuple(replace(each, report=own.in_files(each.report)) for each in ranks.ranks))
         if html_path is not None:
             from ligerprof.reports.page.ranks import render_ranks_page
 
@@ -109,6 +112,7 @@ def command(  # noqa: PLR0913 - one argument per option
             write_new_file(html_path, render_ranks_page(ranks, worst, source=snapshot.name), force=force)
             say(f"wrote {html_path}")
         show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
+        own.write(ranks.worst.report)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
         return
     if html_path is not None:
@@ -119,7 +123,7 @@ def command(  # noqa: PLR0913 - one argument per option
 
         write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
         say(f"wrote {html_path}")
-    report = in_file(analysis.peak)
+    report = own.in_files(analysis.peak)
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
         del analysis
@@ -129,6 +133,7 @@ def command(  # noqa: PLR0913 - one argument per option
         click.echo(peak_markdown(report, top=top))
     else:
         show(report.to_json, lambda: _text(report, by, top), as_json=as_json)
+    own.write(report)
     _check_peak(report.peak_bytes, max_peak_bytes)
 
 

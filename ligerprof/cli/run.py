@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from ligerprof.cli.changed_copies import changed_copy_option
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import folder_option, force_option, json_option, or_usage_error, top_option
 from ligerprof.cli.output import print_json, say
-from ligerprof.cli.own_file import lines_of_own_file, own_file_option
+from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError
 from ligerprof.runs.recording.settings import Steps
 
@@ -28,6 +29,7 @@ from ligerprof.runs.recording.settings import Steps
     callback=lambda _ctx, _param, text: Steps() if text is None else or_usage_error(Steps.parse, text),
 )
 @own_file_option
+@changed_copy_option("--fixed-config", what="the first suggestion")
 @top_option
 @folder_option("The folder of the recordings. Default: the next number under runs/.")
 @force_option
@@ -39,6 +41,7 @@ def command(  # noqa: PLR0913 - one argument per option
     *,
     steps: Steps,
     configs: tuple[str, ...],
+    copies: tuple[Path, ...],
     top: int,
     output: Path | None,
     force: bool,
@@ -60,7 +63,7 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.runs.recording.launch import environment_of, python_command, run_command
     from ligerprof.runs.recording.settings import Mode, Settings
 
-    in_file = lines_of_own_file(configs)
+    own = OwnConfig(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
     environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps))
@@ -81,7 +84,7 @@ def command(  # noqa: PLR0913 - one argument per option
         else:
             run.remove_if_empty()
         ctx.exit(end.exit_code)
-    report = collect(run.path, command_line, end.exit_code, in_file)
+    report = collect(run.path, command_line, end.exit_code, own.in_files)
     result = report.to_json()
     if report.ranks:
         run.write_text(RESULT, json.dumps(result, indent=2) + "\n")
@@ -91,4 +94,5 @@ def command(  # noqa: PLR0913 - one argument per option
         print_json(result)
     else:
         console(sys.stderr).print(render_run(report, top=top))
+    own.write(report.ranks[0].report if report.ranks else None)
     ctx.exit(DoesNotFitError.exit_code if report.ran_out else end.exit_code)

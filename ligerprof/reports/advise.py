@@ -21,9 +21,9 @@ _LEGEND = (
 
 
 def render_advice(
-    advice: Advice, next_command: str, edit: FileEdit | None = None, *, remarks: Sequence[str] = ()
+    advice: Advice, next_command: str, edits: Sequence[FileEdit] = (), *, remarks: Sequence[str] = ()
 ) -> "RenderableType":
-    """Lay out the ladder and its outcome, with the changed lines of a configuration file if there is one.
+    """Lay out the ladder and its outcome, with the changed lines of configuration files if there are any.
 
     Args:
         remarks: on running the plan here, one sentence each.
@@ -39,17 +39,19 @@ def render_advice(
         Text(_LEGEND),
         *(Text(line) for line in _outcome(advice)),
         *(Text(f"note: {sentence}") for sentence in (*advice.notes, *remarks)),
-        *(Text(line) for line in (() if edit is None else _edit_lines(edit))),
+        *(Text(line) for line in _edit_lines(edits)),
         ShellCommand(f"Next: {next_command}"),
     )
 
 
-def _edit_lines(edit: FileEdit) -> Iterator[str]:
-    if edit.changes:
-        yield f"In {edit.file}:"
-    yield from edit.lines
-    if edit.not_in_file:
-        yield f"The file has no key for {', '.join(edit.not_in_file)}."
+def _edit_lines(edits: Sequence[FileEdit]) -> Iterator[str]:
+    for edit in edits:
+        if edit.changes:
+            yield f"In {edit.file}:"
+        yield from edit.lines
+    if edits and edits[0].not_in_file:
+        having = "No file has a key" if len(edits) > 1 else "The file has no key"
+        yield f"{having} for {', '.join(edits[0].not_in_file)}."
 
 
 def _ladder(advice: Advice) -> "Table":

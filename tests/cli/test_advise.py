@@ -1,5 +1,6 @@
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -7,6 +8,7 @@ from click.testing import CliRunner
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.changes import LADDER
 from ligerprof.cli.main import main
+from ligerprof.recipe.configs.load import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import MIB
 
@@ -94,3 +96,28 @@ def test_a_plan_that_cannot_run_here_is_estimated_and_says_why(monkeypatch: pyte
     assert found["command"].startswith("ligerprof estimate ")
     assert any("needs deepspeed" in note for note in found["notes"])
     assert any("this machine has 1.00 GiB" in note or "this machine has 1024.0 MiB" in note for note in found["notes"])
+
+
+def test_each_of_several_files_gets_its_own_changes(tmp_path: Path) -> None:
+    files = [tmp_path / "sft.yaml", tmp_path / "accelerate.yaml"]
+    files[0].write_text("model_name_or_path: meta-llama/Llama-3.2-1B\ndataset_name: d\ngradient_checkpointing: false\n")
+    files[1].write_text("distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n")
+    copies = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    given = [word for file in files for word in ("--config", str(file))]
+    written = [word for copy in copies for word in ("-o", str(copy))]
+    arguments = ["advise", *given, "--memory-limit", "14GiB", "--no-simulate", "--json"]
+
+    result = CliRunner().invoke(main, [*arguments, *written, "--sharding", "fsdp2"])
+
+    found = json.loads(result.stdout)
+    assert [edit["file"] for edit in found["edits"]] == list(map(str, files))
+    assert found["edit"] == found["edits"][0]
+    again, _ = load_recipe(list(map(str, copies)), {})
+    assert (again.engine.value, again.gpus) == ("fsdp2", 4)
+    assert found["plan"]["recipe"]["engine"] == "fsdp2"
+    # one copy of two
+    copies[0].unlink()
+    result = CliRunner().invoke(main, [*arguments, *written[:2], "--sharding", "fsdp2"])
+    assert f"{files[1]} changes, too" in result.stderr
+    deepspeed = json.loads(CliRunner().invoke(main, arguments).stdout)
+    assert deepspeed["plan"]["recipe"]["engine"] == "deepspeed"

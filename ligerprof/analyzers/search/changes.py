@@ -69,6 +69,23 @@ def _zero_2(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, zero=2),)
 
 
+@_change("fsdp2", "FSDP2", "time: weights are gathered in both passes, 1.5 times the communication")
+def _fsdp2(recipe: TrainingRecipe) -> Outcome:
+    if recipe.engine is Engine.FSDP2:
+        return "already enabled"
+    if recipe.engine is Engine.DEEPSPEED:
+        return "DeepSpeed partitions the states; --sharding fsdp2 takes FSDP2 in its place"
+    if recipe.gpus == 1:
+        return "needs several GPUs"
+    if not recipe.optimizer.works_on_shards:
+        return f"{recipe.optimizer} does not work on FSDP2's shards yet"
+    # weights in fp32 are gathered in bf16; autocast would keep a copy of each
+    mixes = recipe.weight_dtype == "float32" and recipe.autocast == "bfloat16"
+    precision = Precision.MIXED if mixes else recipe.precision
+    sharded = dataclasses.replace(recipe, engine=Engine.FSDP2, precision=precision, bucket_view=False)
+    return (sharded,)
+
+
 @_change("checkpointing", "checkpointing", "time: each layer's forward pass runs twice, up to a third more compute")
 def _checkpointing(recipe: TrainingRecipe) -> Outcome:
     if recipe.checkpointing and recipe.checkpoint_every == 1:
@@ -190,6 +207,7 @@ LADDER: tuple[Change, ...] = (
     _checkpointing,
     _mixed_precision,
     _zero_3,
+    _fsdp2,
     _offload_optimizer,
     _offload_all,
     _galore,
@@ -199,6 +217,9 @@ LADDER: tuple[Change, ...] = (
     _qlora,
     _sequence,
 )
+
+# FSDP2 before what DeepSpeed would do
+FSDP2_LADDER = (_fused_kernels, _fsdp2, *(change for change in LADDER if change not in (_fused_kernels, _fsdp2)))
 
 # the changes that keep batch and sequence as they are asked for
 SAME_DATA = tuple(change for change in LADDER if change is not _sequence)

@@ -1,4 +1,4 @@
-"""Suggestions as changed lines of the configuration file that a training was started with."""
+"""Suggestions as changed lines of the configuration files that a training was started with."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,62 +7,56 @@ from dataclasses import dataclass
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.errors import LigerprofError, RecipeError
-from ligerprof.recipe.configs.edits import can_edit, edit_file
+from ligerprof.recipe.configs.edits import EDITABLE, FileEdit, can_edit, edit_files
 from ligerprof.recipe.configs.load import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnFile:
-    """A configuration file, and the recipe that it describes together with those next to it.
+class OwnFiles:
+    """Configuration files, each with its framework, and the recipe that they describe together."""
 
-    Attributes:
-        shards: whether this file decides how the model is sharded, rather than one of accelerate.
-    """
-
-    file: str
-    framework: str
+    files: tuple[tuple[str, str], ...]
     recipe: TrainingRecipe
-    shards: bool
 
-    def lines_for(self, suggestion: Suggestion) -> tuple[str, ...]:
-        """The lines to change in the file; none if it has no keys for the suggestion."""
+    def edits_for(self, suggestion: Suggestion) -> tuple[FileEdit, ...]:
+        """The files that the suggestion changes; none if they lack keys for it."""
         change = next((row.recipe for row in ROWS if row.name == suggestion.name), None)
         try:
             changed = None if change is None else change(self.recipe)
-            if changed is None:
-                return ()
-            edit = edit_file(self.file, self.framework, self.recipe, changed, shards=self.shards)
+            edits = () if changed is None else edit_files(self.files, self.recipe, changed)
         except LigerprofError:
-            # the program differs from what the file says, or the file cannot be edited by lines
+            # the program differs from what the files say, or they cannot be edited by lines
             return ()
-        return () if edit.not_in_file or not edit.changes else (f"In {self.file}:", *edit.lines)
+        return tuple(edit for edit in edits if edit.changes and not edit.missing)
+
+    def lines_for(self, suggestion: Suggestion) -> tuple[str, ...]:
+        """The lines to change; none if the files have no keys for the suggestion."""
+        return tuple(line for edit in self.edits_for(suggestion) for line in (f"In {edit.file}:", *edit.lines))
 
 
-def read_own_file(sources: Sequence[str]) -> OwnFile:
-    """Read the files that a training was started with, as `load_recipe` takes them; the first that can be edited is it.
+def read_own_files(sources: Sequence[str]) -> OwnFiles:
+    """Read the files that a training was started with, as `load_recipe` takes them.
 
     Raises:
         RecipeError: a file cannot be read, or none can be edited.
         UnsupportedError: a file asks for something that recipes cannot express.
     """
     recipe, report = load_recipe(sources, {})
-    found = next((each for each in report.files if can_edit(*each)), None)
-    if found is None:
-        raise RecipeError(
-            "--config: changed lines can be shown for files of transformers, TRL, axolotl, LLaMA-Factory and DeepSpeed."
-            " Give one of these."
-        )
-    file, framework = found
-    shards = "accelerate" not in {framework for _, framework in report.files}
-    return OwnFile(file=file, framework=framework, recipe=recipe, shards=shards)
+    if not any(can_edit(*each) for each in report.files):
+        raise RecipeError(f"--config: changed lines can be shown for files of {EDITABLE}. Give one of these.")
+    return OwnFiles(files=report.files, recipe=recipe)
 
 
-def in_own_file(suggestions: Sequence[Suggestion], own: OwnFile | None) -> tuple[Suggestion, ...]:
-    """Suggestions with the lines to change in the file; those that it has no keys for stay as they are."""
-    if own is None:
-        return tuple(suggestions)
+def in_own_files(suggestions: Sequence[Suggestion], own: OwnFiles) -> tuple[Suggestion, ...]:
+    """Suggestions with the lines to change in the files; those that these have no keys for stay as they are."""
     lines = {suggestion.name: own.lines_for(suggestion) for suggestion in suggestions}
     return tuple(
         dataclasses.replace(suggestion, how=lines[suggestion.name] or suggestion.how) for suggestion in suggestions
     )
+
+
+def first_edits(suggestions: Sequence[Suggestion], own: OwnFiles) -> tuple[Suggestion, tuple[FileEdit, ...]] | None:
+    """The first suggestion that the files have keys for, with the changed files; None without one."""
+    found = ((suggestion, own.edits_for(suggestion)) for suggestion in suggestions)
+    return next(((suggestion, edits) for suggestion, edits in found if edits), None)

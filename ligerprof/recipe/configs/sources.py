@@ -105,6 +105,11 @@ def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[
     )
 
 
+def is_function(source: str) -> bool:
+    """Whether a source is a `module:function` of torchtitan rather than a file."""
+    return _FUNCTION.fullmatch(source) is not None and not Path(source).exists()
+
+
 def _read_source(source: str) -> Reading:
     name, _, rest = source.partition("=")
     if name in _BY_NAME and rest:
@@ -112,7 +117,7 @@ def _read_source(source: str) -> Reading:
     path = Path(source)
     if source == ENVIRONMENT and not path.exists():
         return _read_environment()
-    if _FUNCTION.fullmatch(source) and not path.exists():
+    if is_function(source):
         return TORCHTITAN.read(values_of_function(source), source)
     values = read_document(path / "recipe.json" if is_folder(path) else path)
     if (recipe := recipe_values(values)) is not None:

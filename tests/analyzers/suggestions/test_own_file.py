@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ligerprof.analyzers.suggestions.own_file import in_own_file, read_own_file
+from ligerprof.analyzers.suggestions.own_file import first_edits, in_own_files, read_own_files
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
 from ligerprof.analyzers.suggestions.table import ROWS
@@ -34,8 +34,8 @@ SUGGESTIONS = tuple(
 @pytest.mark.parametrize("framework", sorted(FILES))
 def test_lines_are_those_of_the_file_and_read_back_as_the_change(framework: str, tmp_path: Path) -> None:
     file = write(tmp_path, "sft.yaml", FILES[framework])
-    own = read_own_file([file])
-    found = {suggestion.name: suggestion.how for suggestion in in_own_file(SUGGESTIONS, own)}
+    own = read_own_files([file])
+    found = {suggestion.name: suggestion.how for suggestion in in_own_files(SUGGESTIONS, own)}
 
     in_file = {name for name, how in found.items() if how != ("as it was",)}
     assert {"checkpointing", "half-batch", "8-bit-optimizer"} <= in_file
@@ -59,13 +59,13 @@ def test_lines_are_those_of_the_file_and_read_back_as_the_change(framework: str,
 
 def test_a_suggestion_that_the_file_already_has_stays_as_it_is(tmp_path: Path) -> None:
     text = FILES["axolotl"].replace("adamw_torch_fused", "adamw_bnb_8bit")
-    own = read_own_file([write(tmp_path, "sft.yaml", text)])
-    found = {suggestion.name: suggestion.how for suggestion in in_own_file(SUGGESTIONS, own)}
+    own = read_own_files([write(tmp_path, "sft.yaml", text)])
+    found = {suggestion.name: suggestion.how for suggestion in in_own_files(SUGGESTIONS, own)}
     assert found["8-bit-optimizer"] == ("as it was",)
-    assert in_own_file(SUGGESTIONS, None) == SUGGESTIONS
+    assert first_edits((), own) is None
     assert own.lines_for(dataclasses.replace(SUGGESTIONS[0], name="another")) == ()
 
 
 def test_files_without_keys_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="Give one of these"):
-        read_own_file([write(tmp_path, "accelerate.yaml", "distributed_type: 'NO'\nmixed_precision: bf16\n")])
+        read_own_files([write(tmp_path, "fsdp.json", {"fsdp_version": 2, "fsdp_offload_params": False})])

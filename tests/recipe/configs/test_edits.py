@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from ligerprof.errors import RecipeError
-from ligerprof.recipe.configs.edits import SPELLINGS, can_edit, edit_file
+from ligerprof.errors import OutputError, RecipeError
+from ligerprof.recipe.configs.edits import can_edit, edit_file, edit_files, require_editable
 from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.spellings import SPELLINGS, TITAN_FUNCTION
 from ligerprof.recipe.deepspeed import zero_settings
+from ligerprof.recipe.training import TrainingRecipe
 from tests.recipe.configs.texts import write
 
 FILES = {
@@ -227,7 +229,135 @@ def test_lines_that_cannot_be_replaced_are_an_error(tmp_path: Path) -> None:
 
 def test_only_files_of_known_frameworks_are_edited(tmp_path: Path) -> None:
     file = write(tmp_path, "sft.yaml", FILES["trl-sft"])
-    assert all(can_edit(file, framework) for framework in SPELLINGS)
-    assert not can_edit(file, "accelerate")
-    assert not can_edit("env", "transformers")
-    assert not can_edit(write(tmp_path, "a.toml", "a = 1"), "transformers")
+    titan = {"torchtitan", TITAN_FUNCTION}
+    assert all(can_edit(file, framework) for framework in SPELLINGS if framework not in titan)
+    assert not can_edit(file, "trl-dpo")
+    assert not can_edit("env", "accelerate")
+    toml = write(tmp_path, "a.toml", "a = 1")
+    assert can_edit(toml, "torchtitan")
+    assert can_edit("titan.configs:llama3_8b", "torchtitan")
+    assert not can_edit(toml, "transformers")
+    assert not can_edit(file, "torchtitan")
+
+
+ACCELERATE = """\
+# written by accelerate config
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU  # one node
+mixed_precision: 'no'
+num_processes: 4
+"""
+ACCELERATE_FSDP = """\
+distributed_type: FSDP
+mixed_precision: bf16
+fsdp_config:
+    # shards
+    fsdp_version: 2
+    fsdp_offload_params: false  # fast
+
+    fsdp_reshard_after_forward: true
+num_processes: 2
+"""
+ACCELERATE_INLINE = "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config: {zero_stage: 1}\n"
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+local_batch_size = 8  # per GPU
+seq_len = 2048
+
+[activation_checkpoint]
+mode = "none"
+"""
+FURTHER: list[tuple[str, str, dict[str, Any]]] = [
+    ("accelerate.yaml", ACCELERATE, {"engine": "deepspeed", "precision": "mixed", "zero": 2}),
+    (
+        "accelerate.yaml",
+        ACCELERATE,
+        {"engine": "deepspeed", "precision": "mixed", "zero": 3, "offload": "all", "optimizer": "default"},
+    ),
+    ("accelerate.yaml", ACCELERATE, {"engine": "fsdp2", "precision": "mixed"}),
+    ("accelerate.yaml", ACCELERATE, {"grad_accum": 4}),
+    ("accelerate.yaml", ACCELERATE, {"precision": "amp"}),
+    ("accelerate.yaml", ACCELERATE_FSDP, {"offload": "all"}),
+    ("accelerate.yaml", ACCELERATE_INLINE, {"zero": 3}),
+    ("titan.toml", TITAN, {"batch": 2, "grad_accum": 4, "seq": 1024}),
+    ("titan.toml", TITAN, {"checkpointing": True}),
+    ("titan.toml", TITAN, {"optimizer": "adamw-foreach"}),
+    ("titan.toml", TITAN, {"engine": "fsdp2", "precision": "mixed", "offload": "all"}),
+    ("titan.toml", TITAN + "\n[parallelism]\ntensor_parallel_degree = 1\n", {"engine": "fsdp2", "precision": "mixed"}),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "plan"), FURTHER, ids=[f"{name}-{plan}" for name, _, plan in FURTHER])
+def test_files_of_launchers_and_of_torchtitan_read_back(
+    name: str, text: str, plan: dict[str, Any], tmp_path: Path
+) -> None:
+    file = write(tmp_path, name, text)
+    given = {} if "num_processes" in text else {"gpus": 4}
+    model = {} if "flavor" in text else {"model": "tiny"}
+    before, report = load_recipe([file], {**given, **model})
+    after = dataclasses.replace(before, **plan)
+    (edit,) = edit_files(report.files, before, after)
+    assert edit.not_in_file == ()
+    again, _ = load_recipe([write(tmp_path, f"fixed-{name}", edit.content or "")], {**given, **model})
+    options = ("batch", "grad_accum", "seq", "checkpointing", "optimizer", "precision", "engine", "zero", "offload")
+    for option in options:
+        assert getattr(again, option) == getattr(after, option), option
+    # all lines but those of changed keys are the same
+    keys = [change.key.rpartition(".")[2] for change in edit.changes]
+    kept = [line for line in text.splitlines() if not any(key in line for key in keys)]
+    there = edit.content.splitlines() if edit.content else []
+    assert [line for line in there if line and line in kept] == [line for line in kept if line] or "{" in text
+
+
+def test_a_launchers_file_decides_the_sharding_and_the_trainers_the_rest(tmp_path: Path) -> None:
+    files = [write(tmp_path, "sft.yaml", FILES["trl-sft"]), write(tmp_path, "accelerate.yaml", ACCELERATE)]
+    before, report = load_recipe(files, {})
+    after = dataclasses.replace(
+        before, engine="deepspeed", precision="mixed", zero=3, batch=4, grad_accum=4, alloc_conf="a:1"
+    )
+    edits = edit_files(report.files, before, after)
+    assert [edit.file for edit in edits] == files
+    keys = [[change.key for change in edit.changes] for edit in edits]
+    assert keys[0] == ["per_device_train_batch_size"]
+    assert {"distributed_type", "deepspeed_config.zero_stage", "gradient_accumulation_steps"} <= set(keys[1])
+    assert all(edit.not_in_file == ("--alloc-conf a:1",) for edit in edits)
+    again, _ = load_recipe(
+        [write(tmp_path, f"fixed-{number}.yaml", edit.content or "") for number, edit in enumerate(edits)], {}
+    )
+    assert (again.engine, again.zero, again.batch, again.grad_accum) == ("deepspeed", 3, 4, 4)
+
+
+@pytest.mark.parametrize("framework", sorted(FILES))
+def test_fsdp2_reads_back(framework: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "sft.yaml", FILES[framework])
+    before, _ = load_recipe([file], {"gpus": 2, "precision": "amp"})
+    after = dataclasses.replace(before, engine="fsdp2", precision="mixed", offload="all", reshard=False)
+    edit = edit_file(file, framework, before, after)
+    assert edit.not_in_file == ()
+    again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content or "")], {"gpus": 2})
+    for option in ("engine", "precision", "offload", "reshard"):
+        assert getattr(again, option) == getattr(after, option), option
+
+
+def test_a_function_is_not_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"training": {"max_context_length": 2048, "num_tokens_per_microbatch_per_dp_rank": 8192}}
+    monkeypatch.setattr("ligerprof.recipe.configs.edits.values_of_function", lambda _source: values)
+    before = TrainingRecipe(model="tiny", batch=4, seq=2048)
+    source = "titan.configs:llama3_8b"
+    (edit,) = edit_files([(source, "torchtitan")], before, dataclasses.replace(before, batch=2, seq=1024))
+    assert edit.content is None
+    assert list(edit.lines) == [
+        "- training.num_tokens_per_microbatch_per_dp_rank = 8192",
+        "+ training.num_tokens_per_microbatch_per_dp_rank = 2048",
+        "- training.max_context_length = 2048",
+        "+ training.max_context_length = 1024",
+        f"{source} is a Python function: set these values in it; ligerprof does not rewrite code.",
+    ]
+    with pytest.raises(OutputError, match="does not rewrite code"):
+        require_editable([(source, "torchtitan")])
+    with pytest.raises(OutputError, match="Give one"):
+        require_editable([("env", "accelerate")])
