@@ -27,6 +27,9 @@ LEAST_TURNS = 3
 LAUNCHERS = {
     "accelerated": ["-m", "accelerate.commands.launch", "--num_processes", "1"],
     "deepspeed_zero3": ["-m", "deepspeed.launcher.runner", "--num_gpus", "1"],
+    "batch_finder": ["-m", "accelerate.commands.launch", "--num_processes", "1"],
+    "deepspeed_zero2": ["-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--master_port", "29541"],
+    "two_ranks": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29542"],
     "full_shard": ["-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", "29533"],
 }
 NOT_ALONE = "limited"
