@@ -10,10 +10,10 @@ the recorder's hooks without a history: stamps go nowhere or to torch; `phases` 
 is a history without stacks and hooks. `all-nodes` has a hook at each node, as `stacks="python"` has. `record-*`
 is `ligerprof.record`.
 
-The detailed steps, the first two, are not timed. `over_off` is the median of the rounds, each mode's block over the
-mean of both `off` in the same round, with its 95 % interval (bootstrap); `oom_over_history` compares in the same way.
-`cpu` compares the processor time of all threads instead of the time that passed: in a step that waits for Python, it is
-what other programs on the host change least. One JSON line is appended.
+The detailed steps, the first two, are not timed. `over_off` is the median of the rounds, the median step of each mode's
+block over the mean of both `off` in the same round, with its 95 % interval (bootstrap); `oom_over_history` compares in
+the same way. `cpu` compares the processor time of all threads instead of the time that passed: in a step that waits for
+Python, it is what other programs on the host change least. One JSON line is appended.
 
 `--layers 4 --batch 1 --seq 64` is a step that waits for Python. `--device cpu` times the hooks alone on small layers.
 """
@@ -67,12 +67,15 @@ def measure(recipe: TrainingRecipe, modes: list[str], options: argparse.Namespac
             train(model, optimizer, batch)
         modules = sum(1 for _ in model.modules())
 
+    def milliseconds(mode: str, clock: str) -> float:
+        return round(statistics.median(getattr(each[mode], clock) for each in rounds if mode in each) * 1e3, 3)
+
     def over_history(clock: str) -> dict[str, float] | None:
         both = "oom" in modes and "history-python" in modes
         return over_each_other(rounds, clock, "oom", "history-python") if both else None
 
     return {
-        "schema": 5,
+        "schema": 6,
         "kind": "record_overhead",
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
         "commit": options.commit,
@@ -84,8 +87,8 @@ def measure(recipe: TrainingRecipe, modes: list[str], options: argparse.Namespac
         "modules": modules,
         "rounds": len(rounds),
         "steps": options.steps,
-        "step_ms": {mode: round(statistics.median(each[mode].wall for each in rounds) * 1e3, 3) for mode in modes},
-        "cpu_ms": {mode: round(statistics.median(each[mode].cpu for each in rounds) * 1e3, 3) for mode in modes},
+        "step_ms": {mode: milliseconds(mode, "wall") for mode in modes},
+        "cpu_ms": {mode: milliseconds(mode, "cpu") for mode in modes},
         "over_off": over_off(rounds, "wall"),
         "oom_over_history": over_history("wall"),
         "cpu": {"over_off": over_off(rounds, "cpu"), "oom_over_history": over_history("cpu")},

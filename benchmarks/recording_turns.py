@@ -2,9 +2,11 @@
 
 The ways take turns in short blocks of steps, in a new order each round, so that a drifting clock and other programs on
 the host affect all alike. A round has two blocks without a recording (`off`, `off-again`); each other block of it is
-compared with the mean of both. How far `off` is from that mean is what a round cannot distinguish.
+compared with the mean of both. How far `off` is from that mean is what a round cannot distinguish. Each step begins and
+ends with a synchronization, and the median step of a block counts.
 """
 
+import gc
 import json
 import os
 import random
@@ -35,6 +37,8 @@ MAX_ENTRIES = 1_000_000
 UNTIMED = 3
 FEWEST_ROUNDS, RESAMPLED = 5, 2000
 OFF = ("off", "off-again")
+# what is far above any noise runs in one of three rounds
+RARE, RARITY = ("inside",), 3
 Way = Callable[[nn.Module | None, str], AbstractContextManager[Any]]
 
 
@@ -141,7 +145,7 @@ WAYS: Mapping[str, Way] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Seconds of a step in one block: time that passed, and processor time of all threads."""
+    """Seconds of a step in one block: the median of the time that passed, the mean processor time of all threads."""
 
     wall: float
     cpu: float
@@ -168,21 +172,27 @@ def turns(
         model: its modules are named from the start; None: those that run.
     """
     order, begin = random.Random(0), time.perf_counter()
-    names = [*OFF, *ways]
+    # what exists before is left out of Python's collector, whose walks over it would take longer than many steps
+    gc.collect()
+    gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         while time.perf_counter() - begin < seconds or len(rounds) < FEWEST_ROUNDS:
+            names = [*OFF, *(name for name in ways if name not in RARE or len(rounds) % RARITY == 0)]
             blocks: Round = {}
             for name in order.sample(names, len(names)):
                 with WAYS[name](model, folder):
                     for _ in range(UNTIMED):
                         yield
+                    gc.collect()
                     synchronize()
-                    wall, cpu = time.perf_counter(), time.process_time()
+                    passed, cpu = [], time.process_time()
                     for _ in range(steps):
+                        wall = time.perf_counter()
                         yield
-                    synchronize()
-                    passed, used = time.perf_counter() - wall, time.process_time() - cpu
-                blocks[name] = Block(wall=passed / steps, cpu=used / steps)
+                        synchronize()
+                        passed.append(time.perf_counter() - wall)
+                    used = time.process_time() - cpu
+                blocks[name] = Block(wall=statistics.median(passed), cpu=used / steps)
             rounds.append(blocks)
             # a run that is cut short keeps its rounds
             print(json.dumps({name: round(block.wall * 1e3, 3) for name, block in blocks.items()}), file=sys.stderr)
@@ -216,8 +226,13 @@ def keep_on(cores: Sequence[int]) -> None:
 
 def over_off(rounds: Sequence[Round], clock: str) -> dict[str, dict[str, float]]:
     """Each way's ratio to the mean of both `OFF` of a round, by `wall` or `cpu`."""
-    base = [statistics.mean(getattr(each[name], clock) for name in OFF) for each in rounds]
-    return {name: spread([getattr(each[name], clock) for each in rounds], base) for name in rounds[0]}
+
+    def against(name: str) -> dict[str, float]:
+        chosen = [each for each in rounds if name in each]
+        base = [statistics.mean(getattr(each[off], clock) for off in OFF) for each in chosen]
+        return spread([getattr(each[name], clock) for each in chosen], base)
+
+    return {name: against(name) for name in rounds[0]}
 
 
 def over_each_other(rounds: Sequence[Round], clock: str, way: str, other: str) -> dict[str, float]:

@@ -279,9 +279,9 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--ways", nargs="+", default=list(WAYS))
-    parser.add_argument("--seconds", type=float, default=6, help="Rounds of a script begin until then.")
+    parser.add_argument("--seconds", type=float, default=8, help="Rounds of a script begin until then.")
     parser.add_argument("--limit", type=float, default=240, help="Seconds after which a script is stopped.")
-    parser.add_argument("--cores", type=int, default=2, help="Processors of the script that is timed.")
+    parser.add_argument("--cores", type=int, default=1, help="Processors of the script that is timed.")
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="Scripts that run; one of them is timed.")
     parser.add_argument("--device", default="cuda", help="`cpu` with `--ways phases` tries the scripts that run there")
     parser.add_argument("--port", type=int, default=29600)
@@ -291,7 +291,8 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (here, here.parent, os.environ.get("PYTHONPATH", ""))))
     cores = sorted(os.sched_getaffinity(0))
     options.timed_cores = cores[-options.cores :]
-    options.other_cores = cores[: -options.cores] or cores
+    # with one between them, which may share a core's units
+    options.other_cores = cores[: -options.cores - 1] or cores
     import accelerate  # noqa: F401 - imported once, for all processes
     import transformers
 

@@ -230,7 +230,9 @@ def _notes_of(recorded: RecordedRank, *, of_several: bool) -> Iterator[str]:
     late = summary.late_peak
     if late is not None and late.peak_bytes > peak_bytes:
         peak = format_bytes(late.peak_bytes)
-        yield f"{who}step {late.step} reached a higher peak, {peak}; --steps {late.step} records it"
+        steps = late.steps
+        one = f"step {late.step}" if steps.first == late.step else f"one of steps {steps.first} to {late.step}"
+        yield f"{who}{one} reached a higher peak, {peak}; --steps {steps} records it"
     failure = summary.late_failure
     if failure is not None:
         yield (

@@ -40,11 +40,16 @@ PHASES = (
 )
 
 
+# functions of checkpointing that run without gradients in forward, and again with gradients in backward
+REENTRANT = ("torch.utils.checkpoint", "deepspeed.runtime.activation_checkpointing.checkpointing")
+
+
 class _Patch(NamedTuple):
     owner: Any
     name: str
     original: Any
     wrapper: Any
+    inherited: bool
 
 
 class Patches:
@@ -65,7 +70,7 @@ class Patches:
 
     def replace(self, owner: Any, name: str, wrapper: Any) -> None:
         """Replace an attribute by a function that calls the original."""
-        self._patches.append(_Patch(owner, name, getattr(owner, name), wrapper))
+        self._patches.append(_Patch(owner, name, getattr(owner, name), wrapper, name not in vars(owner)))
         setattr(owner, name, wrapper)
 
     def around(self, module: str, path: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -84,6 +89,11 @@ class Patches:
                     return original(*arguments, **named)
 
             return wrapper
+
+        self.wrap_imported(module, path, make)
+
+    def wrap_imported(self, module: str, path: str, make: Callable[[Any], Any]) -> None:
+        """As `wrap`, from a module's import on; the path is that of `around`."""
 
         def patch(imported: ModuleType) -> None:
             *classes, name = path.split(".")
@@ -104,11 +114,25 @@ class Patches:
         self.active = False
         for module, patch in self._waiting:
             forget(module, patch)
-        for owner, name, original, wrapper in reversed(self._patches):
-            if vars(owner).get(name) is wrapper:
+        for owner, name, original, wrapper, inherited in reversed(self._patches):
+            if vars(owner).get(name) is not wrapper:
+                continue
+            if inherited:
+                delattr(owner, name)
+            else:
                 setattr(owner, name, original)
         self._patches.clear()
         self._waiting.clear()
+
+
+def is_outermost_gradient() -> bool:
+    """Whether the outermost torch.func.grad runs: its gradients are results, although it creates their graph."""
+    try:
+        stack = torch._C._functorch.get_interpreter_stack() or ()
+        return sum(each.key() == torch._C._functorch.TransformType.Grad for each in stack) == 1
+    except AttributeError:
+        # another version of torch
+        return False
 
 
 def skip_when_compiling(*modules: str) -> None:

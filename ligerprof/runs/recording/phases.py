@@ -15,7 +15,13 @@ from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.module_calls import calls, direct_call, observed_call, release_calls, replace_calls
-from ligerprof.runs.recording.patches import PHASES, Patches, skip_when_compiling
+from ligerprof.runs.recording.patches import (
+    PHASES,
+    REENTRANT,
+    Patches,
+    is_outermost_gradient,
+    skip_when_compiling,
+)
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.snapshots.stamp import Stamp
@@ -58,6 +64,8 @@ class LoopPhases:
         # whether an outermost module runs
         self._is_inside = False
         self._evaluates = False
+        # whether a reentrant checkpoint runs, which switches gradients off until backward
+        self._is_checkpointed = False
         self._in_optimizer = False
         self._names_modules = False
         # whether the history is on
@@ -93,6 +101,8 @@ class LoopPhases:
         for name in ("backward", "grad", _ENGINE):
             if hasattr(torch.autograd, name):
                 self._patches.wrap(torch.autograd, name, self._around_backward)
+        for name in REENTRANT:
+            self._patches.wrap_imported(name, "CheckpointFunction.apply", self._around_checkpoint)
         for module, path, phase in PHASES:
             self._patches.around(module, path, partial(self._during, phase))
 
@@ -231,7 +241,7 @@ class LoopPhases:
         models, such as a teacher or an image encoder, belong to the forward pass that they precede. A model that has
         been trained is evaluated in evaluation mode even with gradients.
         """
-        with_gradients = torch.is_grad_enabled()
+        with_gradients = torch.is_grad_enabled() or self._is_checkpointed
         if self._phase is Phase.SAVING:
             return None
         if not _has_weights(module):
@@ -285,10 +295,23 @@ class LoopPhases:
             # a model may differentiate inside its forward pass
             if torch.compiler.is_compiling() or self._is_inside or self.passes_on():
                 return original(outputs, *arguments, **named)
-            with self._backward(outputs, goes_on=bool(named.get("create_graph"))):
+            goes_on = bool(named.get("create_graph")) and not is_outermost_gradient()
+            with self._backward(outputs, goes_on=goes_on):
                 return original(outputs, *arguments, **named)
 
         return backward
+
+    def _around_checkpoint(self, original: Any) -> Any:
+        def apply(*arguments: Any) -> Any:
+            if not self._patches.active:
+                return original(*arguments)
+            before, self._is_checkpointed = self._is_checkpointed, torch.is_grad_enabled()
+            try:
+                return original(*arguments)
+            finally:
+                self._is_checkpointed = before
+
+        return apply
 
     def passes_on(self) -> bool:
         """Whether a call does not concern phases: recomputation in backward, or a trace of torch.compile."""

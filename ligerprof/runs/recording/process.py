@@ -4,6 +4,7 @@ import atexit
 import os
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,8 @@ from ligerprof.runs.recording.summary import (
 
 # a million events take a minute to write and to explain; some of a step's may follow the check
 _MOST_EVENTS = 400_000
+# reading torch's counter takes 12 us
+_SECONDS_BETWEEN_READS = 0.004
 
 
 class ProcessRecording:
@@ -51,6 +54,8 @@ class ProcessRecording:
         # the step that runs, or the next; and the last one that began
         self._step = self._begun = 0
         self._events_before = self._peak_before_bytes = 0
+        # when torch's counter was read, and after which step
+        self._read_at, self._read_step = 0.0, 0
         self._counts: Any = None
         self._counted: Callable[[], object] = lambda: None
 
@@ -79,10 +84,13 @@ class ProcessRecording:
         """Write the snapshot and the summary; for a process that recorded before, only the summary."""
         if self._pid != os.getpid():
             return
+        if self._recorder is not None and 2 <= self._step < self._steps.first:
+            _quietly(self._note_peak)(self._step, is_last=True)
         self._stop()
         if self._counts is not None:
             self._counts.remove()
             self._counts = None
+            _quietly(self._note_peak)(self._begun, is_last=True)
         self._write_summary()
 
     def _stop(self) -> None:
@@ -110,10 +118,10 @@ class ProcessRecording:
             return
         if 2 < step < self._steps.first:
             # the steps up to here may have run without a history
-            self._note_peak(step - 1)
+            self._note_peak(step - 1, is_last=step == self._steps.first - 1)
         self._step = self._begun = step
         if step == 2 <= self._steps.first:
-            self._peak_before_bytes = self._history.peak_bytes()
+            self._peak_before_bytes, self._read_step = self._history.peak_bytes(), 1
         if step < self._steps.first:
             return
         events = self._history.events()
@@ -129,7 +137,7 @@ class ProcessRecording:
         self._summary = replace(self._summary, last_recorded=step - 1)
         self._stop()
         self._write_summary()
-        self._peak_before_bytes = self._summary.counter_peak_bytes
+        self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step - 1
         self._counts = register_optimizer_step_post_hook(_quietly(self._count))
 
     def _count(self, optimizer: object, _arguments: Any, _named: Any) -> None:
@@ -141,12 +149,21 @@ class ProcessRecording:
         if optimizer is self._counted():
             self._step += 1
 
-    def _note_peak(self, step: int) -> None:
-        """Note the peak of a step without events, if it is the highest."""
+    def _note_peak(self, step: int, *, is_last: bool = False) -> None:
+        """Note the peak up to a step without events, if it is the highest; of short steps, several are read at once.
+
+        Args:
+            is_last: whether the steps without events end.
+        """
+        now = time.monotonic()
+        if now - self._read_at < _SECONDS_BETWEEN_READS and not is_last:
+            return
         peak_bytes = self._history.peak_bytes()
         known_bytes = max(self._peak_before_bytes, getattr(self._summary.late_peak, "peak_bytes", 0))
         if peak_bytes > known_bytes:
-            self._summary = replace(self._summary, late_peak=LatePeak(peak_bytes=peak_bytes, step=step))
+            late_peak = LatePeak(peak_bytes=peak_bytes, step=step, first_step=min(self._read_step + 1, step))
+            self._summary = replace(self._summary, late_peak=late_peak)
+        self._read_at, self._read_step = now, step
 
     def _note_out_of_memory(self) -> None:
         if self._pid != os.getpid():
@@ -211,9 +228,9 @@ class ProcessRecording:
 def _quietly(function: Callable[..., None]) -> Callable[..., None]:
     """A callback whose failure the program does not notice."""
 
-    def call(*arguments: Any) -> None:
+    def call(*arguments: Any, **named: Any) -> None:
         try:
-            function(*arguments)
+            function(*arguments, **named)
         except Exception as error:
             say(f"{type(error).__name__}: {error}")
 

@@ -1,5 +1,6 @@
 """Record the memory of a user's own training loop: `ligerprof.record(directory)`."""
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -157,8 +158,8 @@ class Recorder:
         self._phases: LoopPhases | None = None
         self._saved = SavedTensors(locate=history.locate, clock=history.now_us)
         self._ran_out = False
-        # the recording up to the steps without a history; while these run, the history is off
-        self._before_gap: dict[str, Any] | None = None
+        # the recording up to the steps without a history, pickled: Python's collector would walk over its many objects
+        self._before_gap: bytes | None = None
         self._bridge: Bridge | None = None
         try:
             self._run.path.mkdir(parents=True, exist_ok=True)
@@ -211,6 +212,12 @@ class Recorder:
             warnings.warn(f"the recording is lost: {error}", stacklevel=2)
         finally:
             self._history.stop()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Free what was recorded: torch keeps the observer of failures, and so this object."""
+        self._before_gap = self._bridge = None
+        self._saved.clear()
 
     def _begin_step(self, step: int) -> None:
         if self._phases is not None and step > 1:
@@ -232,7 +239,7 @@ class Recorder:
             self._history.start(max_entries=self._max_entries, stacks=self._stacks, frames=False)
             phases.stamp(enabled=True)
         elif step == 2 and step < self._first_step:
-            self._before_gap = self._history.snapshot()
+            self._before_gap = pickle.dumps(self._history.snapshot())
             self._history.stop()
             phases.stamp(enabled=False)
 
@@ -253,6 +260,7 @@ class Recorder:
         if self._phases is not None:
             self._phases.close()
             self._phases = None
+            self._forget()
 
     def attach(self, model: nn.Module) -> None:
         """End the build, and name the modules of `model` as it does; otherwise, each outermost module names its own."""
@@ -286,7 +294,8 @@ class Recorder:
                 # it ends in a step without a history
                 bridge = self._end_of_gap(phases, phases.step)._replace(failure=failure)
             later = None if bridge is not self._bridge else snapshot
-            snapshot = joined(self._before_gap, bridge, later, self._max_entries)
+            before = pickle.loads(self._before_gap)  # noqa: S301 - from this process
+            snapshot = joined(before, bridge, later, self._max_entries)
         # if memory ran out before, this recorder wrote the existing snapshot
         snapshot = with_saved_tensors(snapshot, self._saved.rows)
         self._run.write_snapshot(snapshot, force=self._force or self._ran_out)

@@ -60,6 +60,10 @@ class SavedTensors:
         """The notes, oldest first."""
         return list(self._rows)
 
+    def clear(self) -> None:
+        """Forget the notes."""
+        self._rows.clear()
+
     def note(self, node: Node, module: str) -> None:
         """Note the tensors that a node of a module has saved."""
         for attribute, tensor in _saved_by(node):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ligerprof.errors import RunDirectoryError
 from ligerprof.files import FileKind, read_json
+from ligerprof.runs.recording.settings import Steps
 from ligerprof.serialization import to_json
 
 RECORDING = "recording.json"
@@ -29,10 +30,21 @@ class State(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatePeak:
-    """A peak after the recorded steps."""
+    """A peak in a step without events.
+
+    Attributes:
+        step: the last step that may have reached it.
+        first_step: the first one; 0: the same.
+    """
 
     peak_bytes: int
     step: int
+    first_step: int = 0
+
+    @property
+    def steps(self) -> Steps:
+        """The steps one of which reached it."""
+        return Steps(first=self.first_step or self.step, last=self.step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -113,7 +113,7 @@ def test_a_process_that_used_cuda_alone_is_shown_even_without_a_step(tmp_path: P
 def test_what_followed_the_recorded_steps_is_noted(tmp_path: Path) -> None:
     late = {
         "last_recorded": 2,
-        "late_peak": LatePeak(peak_bytes=50 * MIB, step=7),
+        "late_peak": LatePeak(peak_bytes=50 * MIB, step=7, first_step=5),
         "late_failure": LateFailure(requested_bytes=5, allocated_bytes=40 * MIB, step=9),
         "out_of_memory": True,
     }
@@ -122,7 +122,7 @@ def test_what_followed_the_recorded_steps_is_noted(tmp_path: Path) -> None:
     report = collect(tmp_path, COMMAND, 1)
 
     assert report.notes == (
-        "step 7 reached a higher peak, 50.0 MiB; --steps 7 records it",
+        "one of steps 5 to 7 reached a higher peak, 50.0 MiB; --steps 5:7 records it",
         "memory ran out in step 9, after the recorded steps, with 40.0 MiB allocated; --steps 9 records it",
     )
     oom = report.to_json()["ranks"][0]["oom"]
@@ -167,7 +167,7 @@ def test_a_summary_survives_its_file(field: str) -> None:
         "argv": ("python", "train.py"),
         "rank": 3,
         "state": State.LOST,
-        "late_peak": LatePeak(peak_bytes=1, step=2),
+        "late_peak": LatePeak(peak_bytes=1, step=2, first_step=1),
         "late_failure": LateFailure(requested_bytes=1, allocated_bytes=2, step=3),
         "notes": ("one",),
         "out_of_memory": True,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.roles import Phase
@@ -222,6 +223,45 @@ def test_a_gradient_that_is_part_of_a_loss_leaves_forward_as_it_was(record: Reco
     assert phases(history, "sinh") == [(1, "backward")]
 
 
+def test_a_program_of_torch_func_has_steps_and_gradients_inside_others_belong_to_them(record: Record) -> None:
+    model = sine()
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.cosh(torch.func.functional_call(model, weights, (torch.ones(2, 4),))).sum()
+
+    def loss_after_a_step(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        gradients = torch.func.grad(loss)(weights)
+        return loss({name: weight - gradients[name] for name, weight in weights.items()})
+
+    def program() -> None:
+        for _ in range(2):
+            torch.func.grad(loss_after_a_step)(weights)
+            torch.zeros(2)
+
+    # the optimizers of other tests
+    gc.collect()
+    history = record(program)
+
+    assert [number for number, phase in phases(history, "cosh") if phase == "forward"] == [1, 1, 2, 2]
+    assert phases(history, "zeros") == [(1, "outside"), (2, "outside")]
+
+
+def test_models_in_reentrant_checkpoints_are_trained(record: Record) -> None:
+    model = sine()
+
+    def program() -> None:
+        for _ in range(2):
+            batch = torch.ones(2, 4, requires_grad=True)
+            checkpoint(model, batch, use_reentrant=True).sum().backward()
+        with torch.no_grad():
+            checkpoint(model, torch.ones(2, 4), use_reentrant=True)
+
+    gc.collect()
+    expected = [(1, "forward"), (1, "backward"), (2, "forward"), (2, "backward"), (2, "evaluation")]
+    assert phases(record(program), "sin") == expected
+
+
 def test_an_optimizer_that_computes_the_loss_again_is_one_step(record: Record) -> None:
     model = sine()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
@@ -268,6 +308,7 @@ def test_all_functions_are_restored(record: Record) -> None:
             torch.autograd.backward,
             torch.autograd.grad,
             torch.optim.Optimizer.state_dict,
+            vars(CheckpointFunction).get("apply"),
         ]
 
     before, during = functions(), []
