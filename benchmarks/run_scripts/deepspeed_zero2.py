@@ -15,11 +15,11 @@ SETTINGS = {
 }
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)) for _ in range(4)))
-rows = torch.rand(128, 64, 1024)
+rows = torch.utils.data.TensorDataset(torch.rand(128, 64, 1024))
 engine, _, loader, _ = deepspeed.initialize(
     model=model, model_parameters=model.parameters(), config=SETTINGS, training_data=rows
 )
-for number, batch in enumerate(loader):
+for number, (batch,) in enumerate(loader):
     loss = engine(batch.to(engine.device, torch.half)).float().square().mean()
     engine.backward(loss)
     engine.step()

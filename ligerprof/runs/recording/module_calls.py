@@ -44,22 +44,25 @@ _module: Any = nn.Module
 _IS_TORCHS = getattr(_module, "_wrapped_call_impl", None) is _ORIGINAL_CALL and hasattr(_module, "_call_impl")
 
 
-def _call_module(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-    """What replaces nn.Module.__call__; torch.compile follows only its first line, and guards nothing that changes."""
+def _call_module(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+    """What replaces nn.Module.__call__; torch.compile follows only its first line, and guards nothing that changes.
+
+    Torch's profiler looks for a local variable `self` in frames of nn.Module.__call__, and crashes without one.
+    """
     if is_dynamo_compiling():
-        return _ORIGINAL_CALL(module, *arguments, **named)
+        return _ORIGINAL_CALL(self, *arguments, **named)
     observer, run = calls.observer, calls.run
     if observer is None:
         # in steps without stamps on modules, each module passes here: two calls more than without a recording
         if run is None or is_compiling():
-            return calls.original(module, *arguments, **named)
-        return run(module, arguments, named)
+            return calls.original(self, *arguments, **named)
+        return run(self, arguments, named)
     if is_compiling():
-        return calls.original(module, *arguments, **named)
+        return calls.original(self, *arguments, **named)
     # as `observed_call`, with one Python call less around the module
-    running = observer.begin(module, arguments, named)
+    running = observer.begin(self, arguments, named)
     try:
-        output = direct_call(module)(*arguments, **named)
+        output = direct_call(self)(*arguments, **named)
     except BaseException:
         if running is not None:
             observer.end(running, None, failed=True)

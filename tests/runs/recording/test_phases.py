@@ -299,6 +299,23 @@ def test_before_the_chosen_steps_the_history_is_off_but_for_the_last_of_them(
     assert modules == ["" for _ in (1, *light)] + ["inner" for _ in full]
 
 
+def test_torchs_profiler_names_modules_and_a_module_takes_any_argument_by_name(record: Record) -> None:
+    class Named(nn.Module):
+        def forward(self, module: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+            return torch.sin(module + original)
+
+    def program() -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, with_stack=True, record_shapes=True) as profiler:
+            Named()(module=torch.ones(2), original=torch.ones(2))
+        found.update(event.name for event in profiler.events())
+
+    found: set[str] = set()
+    record(program)
+
+    assert "nn.Module: Named_0" in found
+
+
 def test_all_functions_are_restored(record: Record) -> None:
     def functions() -> list[Any]:
         return [
