@@ -104,7 +104,17 @@ PROFILED = tuple(
     for provider in PROVIDERS
 )
 LOSS_STEPS = 5
-PARTS = ["rows", "losses", "profiles", "times"]
+# gathered after two steps, as accelerate does to save the model
+ZERO3: Options = {"engine": "deepspeed", "zero": 3}
+SAVED: tuple[Options, ...] = (
+    LLAMA | {"engine": "fsdp2"},
+    {"model": "tinyllama-1.1b", "batch": 2, "engine": "fsdp2", "wrap": "accelerate", "liger": "all"},
+    QWEN | {"engine": "fsdp2", "lora": 16, "batch": 1, "seq": 256},
+    LLAMA | ZERO3,
+    {"model": "tinyllama-1.1b", "batch": 2, "liger": "all"} | ZERO3,
+    QWEN | ZERO3 | {"lora": 16, "batch": 1, "seq": 256},
+)
+PARTS = ["rows", "saving", "losses", "profiles", "times"]
 
 
 def recipes(gpus: int) -> list[TrainingRecipe]:
@@ -296,6 +306,28 @@ class Rank:
             "versions": {**package_versions(), "cuda": torch.version.cuda},
         }
 
+    def saving(self, recipe: TrainingRecipe) -> dict[str, Any]:
+        """Peaks of two steps, and what gathering the whole model adds to what is there between steps."""
+        import torch
+
+        from ligerprof.runs.training import make_batch, train_step
+
+        own: dict[str, Any] = {"rank": self.rank, "peaks": []}
+        cuda = torch.cuda if self.on_gpu else None
+        with self.trainer(recipe) as trainer:
+            batch = make_batch(recipe, self.device)
+            for work in (partial(train_step, trainer, batch, Unwatched()),) * 2 + (partial(gather, trainer),):
+                if cuda:
+                    cuda.synchronize()
+                    cuda.reset_peak_memory_stats()
+                own["before_bytes"] = cuda.memory_allocated() if cuda else 0
+                work()
+                if cuda:
+                    cuda.synchronize()
+                    own["peaks"].append(cuda.max_memory_allocated())
+        del trainer, batch, work
+        return {"kind": "saving", "recipe": recipe.to_json(), "ranks": self.gathered(own)}
+
     def profile(self, recipe: TrainingRecipe) -> dict[str, Any]:
         """How often each group is gathered and reduced in the phases of a steady step."""
         from ligerprof.runs.training import make_batch, train_step
@@ -391,6 +423,17 @@ class Rank:
         return [statistics.fmean(each) for each in zip(*self.gathered(own), strict=True)]
 
 
+def gather(trainer: Any) -> None:
+    """Gather the model in main memory of rank 0, as `Accelerator.get_state_dict` does to save it."""
+    if trainer.recipe.engine == "deepspeed":
+        trainer.engine._zero3_consolidated_16bit_state_dict()
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
+    get_model_state_dict(trainer.model, options=options)
+
+
 @contextmanager
 def static_graph() -> Iterator[None]:
     """DDP with `static_graph=True`, which is not an option of a recipe."""
@@ -427,6 +470,10 @@ def run_further_parts(rank: Rank, arguments: argparse.Namespace) -> None:
     from ligerprof.runs.training import load_model
 
     count = None if arguments.first is None else 1
+    if "saving" in arguments.parts:
+        for options in SAVED[: arguments.first]:
+            recipe = TrainingRecipe(**{"precision": "mixed"} | options, gpus=rank.gpus)
+            rank.attempt(f"saving {options}", lambda recipe=recipe: rank.saving(recipe))
     if "losses" in arguments.parts:
         with tempfile.TemporaryDirectory() as folder:
             if rank.rank == 0:
@@ -557,7 +604,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--engine", choices=("ddp", "fsdp2"), help="measure only this engine's configurations")
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS, help="rows,losses,profiles,times")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS, help=",".join(PARTS))
     parser.add_argument("--first", type=int, help="configurations to measure; of profiles and times, one")
     parser.add_argument("--seconds", type=float, default=330, help="after this time nothing new is begun")
     parser.add_argument("--recipe", help="a recipe's JSON to measure instead")

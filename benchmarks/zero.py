@@ -51,6 +51,30 @@ GROUPS: dict[str, tuple[Options, ...]] = {
         ("--zero", "3", "--offload", "all", *OTHERS[1]),
     ),
 }
+# the options behind replace those of ROW
+DDP: Options = ("--engine", "ddp", "--precision", "amp")
+FSDP2: Options = ("--engine", "fsdp2")
+EVALUATED: Options = ("--eval-batch", "8")
+GROUPS |= {
+    "evaluated": tuple(
+        (*options, *EVALUATED)
+        for options in (
+            DDP,
+            (*DDP, *OTHERS[0], "--precision", "bf16-amp", "--liger", "all"),
+            FSDP2,
+            (*FSDP2, *OTHERS[0], "--wrap", "accelerate", "--no-reshard"),
+        )
+    ),
+    "evaluated-zero": tuple(
+        (*options, *EVALUATED)
+        for options in (
+            ("--zero", "2"),
+            ("--zero", "3"),
+            ("--zero", "3", *OTHERS[0]),
+            ("--zero", "3", *OTHERS[1]),
+        )
+    ),
+}
 # a Llama of 29 million parameters: what it records is small enough to keep
 SMALL = {
     "model_type": "llama",

@@ -81,10 +81,6 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{typed('offload', Offload.NVME)} and {_FLAGS['nvme_path']} go together.",
     )
     yield (
-        options.eval_batch is not None and deepspeed,
-        f"{_FLAGS['eval_batch']} under {typed('engine', Engine.DEEPSPEED)} is not supported yet. Take it out.",
-    )
-    yield (
         deepspeed and optimizer is Optimizer.NONE,
         f"engine deepspeed needs an optimizer. Choose another {_FLAGS['optimizer']}.",
     )

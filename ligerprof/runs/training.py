@@ -122,15 +122,11 @@ class Trainer(Training):
         `compute_metrics`). Under autocast, accelerate returns the logits in fp32. A fused loss returns none, as the
         Trainer asks of liger-kernel's.
         """
-        recipe = self.recipe
-        dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
-        # liger-kernel's ce replaces a function below the model, which does not know the argument
-        fused = "flce" in recipe.kernels or ("ce" in recipe.kernels and recipe.provider != "liger")
-        skipped = {"skip_logits": True} if fused else {}
+        dtype = getattr(torch, self.recipe.autocast) if self.recipe.autocast else None
         self.model.eval()
         with torch.no_grad():
             with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
-                output = self._call(**batch, use_cache=False, **skipped)
+                output = self._call(**batch, use_cache=False, **skipped_logits(self.recipe))
             if dtype is not None and output.logits is not None:
                 output.logits = output.logits.float()
         self.model.train()
@@ -175,6 +171,13 @@ class Trainer(Training):
     def drop_gradients(self) -> None:
         """Set the gradients to None."""
         (self.optimizer or self.model).zero_grad(set_to_none=True)
+
+
+def skipped_logits(recipe: TrainingRecipe) -> dict[str, bool]:
+    """What an evaluation passes to a model whose loss is fused: it makes no logits."""
+    # liger-kernel's ce replaces a function below the model, which does not know the argument
+    fused = "flce" in recipe.kernels or ("ce" in recipe.kernels and recipe.provider != "liger")
+    return {"skip_logits": True} if fused else {}
 
 
 @contextmanager

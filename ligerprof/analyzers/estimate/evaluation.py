@@ -29,7 +29,9 @@ def evaluation_peak(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -
     placement = place(recipe, weights.values(), first=False)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     StaticMemory(recipe, weights, placement).place(meter, first=False)
-    # FSDP2 gathers weights as in training, and DDP's buckets are there
+    # FSDP2 and ZeRO-3 gather weights as in training, and DDP's buckets are there
+    for name, gathered_bytes in placement.gathered.items():
+        weights[name].gathered_bytes = gathered_bytes
     hooks = hooks_of(recipe, weights, meter, Step.STEADY)
     hooks.start_step()
     for size_bytes in input_sizes(evaluated):

@@ -88,7 +88,7 @@ class Resolver:
             **self._sharding(engine["engine"], spec, precision),
             **self._adapter(engine["engine"], spec, precision),
             **self._kernels(spec),
-            **self._evaluation(engine["engine"]),
+            **self._evaluation(),
             **self._optimizer(engine["engine"]),
             **self._compile(engine["engine"]),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
@@ -169,13 +169,8 @@ class Resolver:
             )
         return total // parts
 
-    def _evaluation(self, engine: str) -> dict[str, Any]:
-        if not self._value(S.EVALUATES):
-            return {}
-        if engine == Engine.DEEPSPEED:
-            self.assumed.append(f"evaluation under {engine} is not in the figures")
-            return {}
-        return {"eval_batch": self._value(S.EVALUATION_BATCH)}
+    def _evaluation(self) -> dict[str, Any]:
+        return {"eval_batch": self._value(S.EVALUATION_BATCH)} if self._value(S.EVALUATES) else {}
 
     def _engine(self) -> dict[str, Any]:
         gpus = self._value(S.GPUS) or 1

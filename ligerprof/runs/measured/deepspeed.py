@@ -14,7 +14,7 @@ from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.deepspeed import deepspeed_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.training import LEARNING_RATE, Training, built_model, make_optimizer
+from ligerprof.runs.training import LEARNING_RATE, Training, built_model, make_optimizer, skipped_logits
 
 # far longer than DeepSpeedCPUAdam takes to build
 _STALE_SECONDS = 900
@@ -44,6 +44,17 @@ class DeepSpeedTrainer(Training):
 
     def drop_gradients(self) -> None:
         """Do nothing: DeepSpeed's step drops them."""
+
+    def evaluate(self, batch: dict[str, Tensor]) -> None:
+        """Compute the loss of an evaluation batch without gradients, as transformers' Trainer does.
+
+        It calls the model, not the engine: ZeRO-3's hooks on the modules gather the weights.
+        """
+        model = self.engine.module
+        model.eval()
+        with torch.no_grad():
+            model(**batch, use_cache=False, **skipped_logits(self.recipe))
+        model.train()
 
     def notes(self) -> tuple[str, ...]:
         """The number of skipped steps, if any."""

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.estimate import Moment, estimate
-from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.units import GIB
@@ -49,16 +48,21 @@ def test_a_fused_loss_evaluates_without_logits() -> None:
     assert fused.evaluation_roles[Role.LOGITS] == 0
 
 
-def test_evaluation_under_deepspeed_is_refused() -> None:
-    with pytest.raises(RecipeError, match="--eval-batch under --engine deepspeed is not supported yet"):
-        TrainingRecipe(model="tiny", engine="deepspeed", precision="mixed", eval_batch=2)
-
-
-@pytest.mark.parametrize("engine", [{"engine": "ddp"}, {"engine": "fsdp2", "precision": "mixed"}], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"engine": "ddp"},
+        {"engine": "fsdp2", "precision": "mixed"},
+        {"engine": "deepspeed", "precision": "mixed", "zero": 3},
+    ],
+    ids=lambda options: options["engine"],
+)
 def test_an_evaluation_holds_what_the_engine_adds(engine: dict[str, Any]) -> None:
-    """DDP's buckets, which are as large as the gradients; the weights that FSDP2 gathers."""
+    """DDP's buckets, which are as large as the gradients; the weights that FSDP2 and ZeRO-3 gather."""
     evaluated = estimate(dataclasses.replace(STEP, eval_batch=8, gpus=2, **engine))
     assert evaluated.evaluation_roles is not None
     assert evaluated.evaluation_roles[Role.COMMUNICATION] > 0
-    assert evaluated.evaluation_roles[Role.GRADIENTS] == 0
+    # ZeRO-3 keeps the memory of its partitioned gradients
+    kept = engine["engine"] == "deepspeed"
+    assert (evaluated.evaluation_roles[Role.GRADIENTS] > 0) == kept
     assert evaluated.highest[0] is Moment.EVALUATION

@@ -32,15 +32,15 @@ def test_files_that_evaluate(keys: dict[str, Any], batch: int | None, tmp_path: 
     assert recipe.eval_batch == batch
 
 
-def test_evaluation_under_deepspeed_is_said_to_be_missing(tmp_path: Path) -> None:
-    recipe, report = read(
-        tmp_path, {**TRAINER, "bf16": True, "eval_strategy": "steps", "deepspeed": {"zero_optimization": {"stage": 2}}}
-    )
-    assert recipe.eval_batch is None
-    assert "evaluation under deepspeed is not in the figures" in report.assumed
-
-
-@pytest.mark.parametrize("keys", [{}, {"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2}}], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2}},
+        {"deepspeed": {"zero_optimization": {"stage": 2}}},
+    ],
+    ids=["ddp", "fsdp2", "deepspeed"],
+)
 def test_evaluation_on_several_gpus(keys: dict[str, Any], tmp_path: Path) -> None:
     values = {**TRAINER, "bf16": True, "eval_strategy": "steps", "per_device_eval_batch_size": 3, **keys}
     recipe, report = read(tmp_path, values, gpus=2)

@@ -1,5 +1,6 @@
 """DeepSpeed's own code on fake tensors."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 from ligerprof.runs.simulated import simulate_step
 from tests.paths import RESULTS
 from tests.runs.simulated.test_ranks import roles_of
@@ -26,6 +27,8 @@ FUSED_PEAK_TOLERANCE, FUSED_RESERVED_TOLERANCE = 0.006, 0.11
 OFFLOADED_RESERVED_TOLERANCE = 0.13
 # docs/estimator-deepspeed.md quotes it
 FP32_TOLERANCE = 0.02
+# docs/whole-run.md quotes it
+EVALUATION_TOLERANCE = 0.02
 ROWS = [json.loads(line) for line in (RESULTS / "zero-h200.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -96,6 +99,30 @@ def test_the_estimate_in_fp32(zero: int, gpus: int) -> None:
     simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
     assert estimated.peak_bytes == pytest.approx(simulated.peak_bytes, rel=FP32_TOLERANCE)
     assert estimated.first_step_peak_bytes == pytest.approx(simulated.first_step_peak_bytes, rel=FP32_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"zero": 0},
+        {"zero": 1},
+        {"zero": 2, "offload": "optimizer"},
+        {"zero": 3},
+        {"zero": 3, "liger": "all", "gpus": 1},
+        {"zero": 3, "checkpointing": False, "grad_accum": 2, "precision": "fp32"},
+        {"zero": 3, "offload": "all", "lora": 8},
+    ],
+    ids=["0", "1", "2-optimizer", "3", "3-alone", "3-fp32", "3-all-lora"],
+)
+def test_an_evaluation_is_estimated(options: dict[str, Any]) -> None:
+    pytest.importorskip("deepspeed")
+    recipe = tiny(**options, eval_batch=16, alloc_conf="expandable_segments:True")
+    outcome, estimated = simulate_step(recipe, record=False), estimate(recipe)
+    evaluated = outcome.phases[Phase.EVALUATION]
+    assert evaluated == pytest.approx(estimated.phases[Phase.EVALUATION], rel=EVALUATION_TOLERANCE)
+    # an evaluation changes nothing about the steps before it
+    alone = simulate_step(dataclasses.replace(recipe, eval_batch=None), record=False)
+    assert (outcome.peak_bytes, outcome.first_step_peak_bytes) == (alone.peak_bytes, alone.first_step_peak_bytes)
 
 
 @pytest.mark.parametrize(
