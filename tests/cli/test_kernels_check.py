@@ -1,6 +1,7 @@
 """`ligerprof kernels check`: ours and a plug-in's kernel pass; whatever a plug-in does wrong is a row."""
 
 import dataclasses
+import inspect
 import json
 import sys
 import types
@@ -16,10 +17,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ligerprof.cli.main import main
+from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels import registry
+from ligerprof.kernels.cross_entropy.reference import cross_entropy
+from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.runs.kernel_check import check as check_module
 from ligerprof.runs.kernel_check import check_kernel
+from ligerprof.runs.kernel_check.rows import Row
 from tests.paths import DATA
 
 Kernel = Callable[..., Any]
@@ -66,7 +71,9 @@ def test_our_kernel_passes() -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["schema"], found["kind"], found["kernel"], found["passed"]) == (1, "kernel_check", "swiglu", True)
-    assert {row["check"] for row in found["rows"]} == {"values", "gradients", "strides", "compile", "bytes"}
+    assert {row["check"] for row in found["rows"]} == {
+        *("values", "gradients", "strides", "repeat", "compile", "bytes")
+    }
     assert all(row["error"] <= row["bound"] for row in found["rows"] if row["result"] == "pass")
     compiled = [row for row in found["rows"] if row["check"] == "compile"]
     assert [(row["result"], "interpreter" in row["note"]) for row in compiled] == [("skip", True)] * 2
@@ -84,7 +91,7 @@ def test_the_example_plug_in_passes_every_row() -> None:
     result = check("swiglu:example", "--json")
     assert result.exit_code == 0, result.output
     results = {(row["case"], row["result"]) for row in rows_of(result) if row["result"] != "pass"}
-    assert results == {("frozen weights", "skip")}
+    assert results == set()
 
 
 def wrong_gradient(gate: Tensor, up: Tensor) -> Tensor:
@@ -135,6 +142,177 @@ def test_a_wrong_kernel_is_a_failing_row(broken: Callable[..., None], kernel: Ke
     assert says or row["error"] > row["bound"]
 
 
+def rms(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    wide = x.float() if x.dtype != torch.float64 else x
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * (weight + offset)).to(x.dtype)
+
+
+def own_epsilon(x: Tensor, weight: Tensor, _eps: float, offset: float = 0.0) -> Tensor:
+    return rms(x, weight, 1e-5, offset)
+
+
+def no_offset(x: Tensor, weight: Tensor, eps: float, _offset: float = 0.0) -> Tensor:
+    return rms(x, weight, eps)
+
+
+def dense_weight(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    return rms(x, weight.as_strided(weight.shape, (1,)), eps, offset)
+
+
+def one_block(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    return torch.cat((rms(x[..., :1024], weight[:1024], eps, offset), x[..., 1024:]), dim=-1)
+
+
+def few_rows(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    parts = rms(rows[:32], weight, eps, offset), rms(rows[32:], weight.detach(), eps, offset)
+    return torch.cat(parts).view(x.shape)
+
+
+def three_axes(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    _sequences, _tokens, _columns = x.shape
+    return rms(x, weight, eps, offset)
+
+
+def wide_output(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    return rms(x.float(), weight, eps, offset)
+
+
+def one_dtype(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    assert x.dtype == weight.dtype
+    return rms(x, weight, eps, offset)
+
+
+def changes_its_input(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    y = rms(x, weight, eps, offset)
+    x.detach().add_(1.0)
+    return y
+
+
+def noisy(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    return rms(x, weight, eps, offset) * (1 + 1e-6 * torch.rand(()).to(x))
+
+
+class _OverGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, y: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        kept = grad.clone()
+        grad.zero_()
+        return kept
+
+
+def over_the_gradient(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    return _OverGradient.apply(rms(x, weight, eps, offset))  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _OneBuffer(torch.autograd.Function):
+    buffers: dict[Any, Tensor] = {}  # noqa: RUF012 - the bug
+
+    @staticmethod
+    def forward(_ctx: Any, y: Tensor) -> Tensor:
+        return _OneBuffer.buffers.setdefault((y.shape, y.dtype), torch.empty_like(y)).copy_(y)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def one_buffer(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    return _OneBuffer.apply(rms(x, weight, eps, offset))  # type: ignore[no-any-return,no-untyped-call]
+
+
+def loss(logits: Tensor, labels: Tensor, options: LossOptions, num_items: float | None = None) -> Tensor:
+    return cross_entropy(logits, labels, options, num_items)
+
+
+def own_ignored_label(logits: Tensor, labels: Tensor, options: LossOptions, num_items: float | None = None) -> Tensor:
+    return loss(logits, labels, dataclasses.replace(options, ignore_index=-100), num_items)
+
+
+def unshifted(logits: Tensor, labels: Tensor, options: LossOptions, num_items: float | None = None) -> Tensor:
+    return loss(logits, labels, dataclasses.replace(options, shift=False), num_items)
+
+
+def uncapped(logits: Tensor, labels: Tensor, options: LossOptions, num_items: float | None = None) -> Tensor:
+    return loss(logits, labels, dataclasses.replace(options, softcap=None), num_items)
+
+
+def unscaled(logits: Tensor, labels: Tensor, options: LossOptions, num_items: float | None = None) -> Tensor:
+    return loss(logits, labels, dataclasses.replace(options, logit_scale=1.0), num_items)
+
+
+def own_count(logits: Tensor, labels: Tensor, options: LossOptions, _num_items: float | None = None) -> Tensor:
+    return loss(logits, labels, options)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cases"),
+    [
+        (rms, set()),
+        (own_epsilon, {"epsilon and offset"}),
+        (no_offset, {"epsilon and offset"}),
+        (dense_weight, {"weights with gaps"}),
+        (one_block, {"fp32, wide rows"}),
+        (few_rows, {"fp32, many rows"}),
+        (three_axes, {"fp32, one more axis"}),
+        (wide_output, {"bf16", "fp16", "bf16, fp32 weights"}),
+        (one_dtype, {"bf16, fp32 weights"}),
+        (noisy, {"three calls"}),
+        (one_buffer, {"three calls"}),
+        (loss, set()),
+        (own_ignored_label, {"ignored label"}),
+        (unshifted, {"shifted labels"}),
+        (uncapped, {"softcap"}),
+        (unscaled, {"logit scale"}),
+        (own_count, {"number of items"}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_fails_the_row_that_looks_for_it(kernel: Kernel, cases: set[str]) -> None:
+    name = "rms" if "eps" in "".join(inspect.signature(kernel).parameters) else "ce"
+    assert {row.case for row in failing_rows(name, kernel)} == cases
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [(changes_its_input, "writes over its input hidden"), (over_the_gradient, "writes over the gradient")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_writing_over_memory_of_others_fails(kernel: Kernel, says: str) -> None:
+    rows = failing_rows("rms", kernel)
+    assert "fp32" in {row.case for row in rows}
+    assert any(says in row.note for row in rows)
+
+
+def test_an_option_that_a_kernel_refuses_is_no_failure() -> None:
+    def refuses(logits: Tensor, labels: Tensor, options: LossOptions, num_items: float | None = None) -> Tensor:
+        if options.logit_scale != 1.0:
+            raise KernelUnavailableError("no logit scale")
+        return loss(logits, labels, options, num_items)
+
+    rows = checked_rows("ce", refuses)
+    assert [(row.case, row.note) for row in rows if row.result != "pass"][:2] == [
+        ("logit scale", "refused: no logit scale"),
+        ("expanded", "the kernel may write over these inputs"),
+    ]
+
+
+def checked_rows(name: str, kernel: Kernel) -> tuple[Row, ...]:
+    module = types.ModuleType("planted_bugs")
+    module.kernel = kernel  # type: ignore[attr-defined]
+    spec = dataclasses.replace(registry.find_kernel(name, "torch"), entry="planted_bugs:kernel")
+    with patch.dict(sys.modules, planted_bugs=module), patch.object(check_module, "COMPILED", ()):
+        return check_kernel(spec).rows
+
+
+def failing_rows(name: str, kernel: Kernel) -> list[Row]:
+    return [row for row in checked_rows(name, kernel) if row.result == "fail"]
+
+
 def test_a_graph_break_fails_the_compilation(broken: Callable[..., None]) -> None:
     def breaks(gate: Tensor, up: Tensor) -> Tensor:
         torch._dynamo.graph_break()
@@ -152,7 +330,7 @@ def test_bytes_that_were_not_declared_fail(broken: Callable[..., None], example:
     broken(memory=lambda shape: dataclasses.replace(memory(shape), forward_temporary_bytes=0))
     result = check("swiglu:example")
     assert result.exit_code == 1
-    assert "16 pass, 1 fail, 1 skip" in result.stdout
+    assert "21 pass, 1 fail" in result.stdout
     (row,) = (row for row in rows_of(check("swiglu:example", "--json")) if row["result"] == "fail")
     assert (row["tensor"], row["note"]) == ("forward_temporary", "67,108,864 allocated, 0 declared")
 

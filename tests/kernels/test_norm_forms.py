@@ -186,3 +186,22 @@ def test_what_has_no_kernel(call: Callable[[Tensor], Any], message: str, device:
     with pytest.raises(KernelInputError) as raised:
         call(torch.ones(4, 2, 8))
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("columns", [70, 9000])
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float16, torch.float32)], ids=str)
+def test_layer_norm_with_the_addition(columns: int, dtypes: tuple[torch.dtype, ...], device: torch.device) -> None:
+    x, residual = (normal(device, (3, columns), dtype=dtype)[0] for dtype in dtypes)
+    weight, bias = normal(device, (columns,), (columns,))
+    grads = list(torch.randn(2, 3, columns, device=device))
+    inputs = [x, residual, weight, bias]
+    compare("add_layer_norm", inputs, lambda norm, x, r, w, b: norm(x, r, w, b, EPS), 2 * ROUNDING[dtypes[0]], grads)
+    with pytest.raises(KernelInputError, match=r"add_layernorm: .* cannot be added"):
+        kernels().add_layer_norm(x, residual[:2], weight, bias, EPS)
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_long_rows_of_layer_norm_with_the_addition(device: torch.device) -> None:
+    inputs = normal(device, (3, LONG), (3, LONG), (LONG,), (LONG,))
+    grads = list(torch.randn(2, 3, LONG, device=device))
+    compare("add_layer_norm", inputs, lambda norm, x, r, w, b: norm(x, r, w, b, EPS), 2 * FP32, grads)

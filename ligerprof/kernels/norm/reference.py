@@ -43,11 +43,14 @@ def add_rms_norm(  # noqa: PLR0913 - the signature of its kernel
     sum_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The RMSNorm of x + residual, and that sum."""
-    total = x + residual
-    if sum_dtype is not None:
-        total = x.to(sum_dtype) + residual.to(sum_dtype)
-    dtype = torch.promote_types(x.dtype, residual.dtype)
+    total, dtype = _sum(x, residual, sum_dtype)
     return rms_norm(total, weight, eps, offset, bias=bias, casting=casting).to(dtype), total
+
+
+def _sum(x: Tensor, residual: Tensor, sum_dtype: torch.dtype | None) -> tuple[Tensor, torch.dtype]:
+    """The sum, and the dtype of its norm."""
+    dtype = torch.promote_types(x.dtype, residual.dtype)
+    return x.to(sum_dtype or dtype) + residual.to(sum_dtype or dtype), dtype
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -58,3 +61,17 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     y = functional.layer_norm(x, x.shape[-1:], None, None, eps)
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    sum_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The LayerNorm of x + residual, and that sum."""
+    total, dtype = _sum(x, residual, sum_dtype)
+    return layer_norm(total, weight, bias, eps).to(dtype), total

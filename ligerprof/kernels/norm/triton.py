@@ -7,6 +7,7 @@ One forward and one backward kernel serve the whole family. An argument that is 
     rms_norm        x, weight, bias, offset
     add_rms_norm    x, weight, bias, offset, residual
     layer_norm      x, weight, bias, mean
+    add_layer_norm  x, weight, bias, mean, residual
 
 If each head has a weight, programs come in groups of one per head; `rows` counts the rows of a head.
 """
@@ -222,12 +223,7 @@ def add_rms_norm(
     """
     _check_parameters("rms", x, weight, bias)
     _check_casting(casting)
-    check_tensors("add_rms", x, residual)
-    if x.shape != residual.shape or torch.promote_types(x.dtype, residual.dtype) not in (x.dtype, residual.dtype):
-        raise KernelInputError(
-            f"add_rms: {tuple(x.shape)} {x.dtype} and a residual of {tuple(residual.shape)} {residual.dtype}"
-            " cannot be added in one of their dtypes."
-        )
+    _check_residual("add_rms", x, residual)
     return _Norm.apply(x, residual, weight, bias, eps, offset, "rms", casting, sum_dtype)  # type: ignore[no-any-return]
 
 
@@ -243,6 +239,38 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     """
     _check_parameters("layernorm", x, weight, bias)
     return _Norm.apply(x, None, weight, bias, eps, None, "layernorm", "gemma", None)  # type: ignore[no-any-return]
+
+
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    sum_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The LayerNorm of x + residual, and that sum, both in the wider of the two dtypes.
+
+    Args:
+        weight: see `layer_norm`, as for bias.
+        sum_dtype: see `add_rms_norm`.
+
+    Raises:
+        KernelInputError: shapes or dtypes do not match.
+    """
+    _check_parameters("layernorm", x, weight, bias)
+    _check_residual("add_layernorm", x, residual)
+    return _Norm.apply(x, residual, weight, bias, eps, None, "layernorm", "gemma", sum_dtype)  # type: ignore[no-any-return]
+
+
+def _check_residual(kernel: str, x: Tensor, residual: Tensor) -> None:
+    check_tensors(kernel, x, residual)
+    if x.shape != residual.shape or torch.promote_types(x.dtype, residual.dtype) not in (x.dtype, residual.dtype):
+        raise KernelInputError(
+            f"{kernel}: {tuple(x.shape)} {x.dtype} and a residual of {tuple(residual.shape)} {residual.dtype}"
+            " cannot be added in one of their dtypes."
+        )
 
 
 def _check_parameters(kernel: str, x: Tensor, *parameters: Tensor | None) -> None:

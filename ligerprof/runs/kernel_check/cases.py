@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ligerprof.kernels.options import LossOptions
 from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors
 from ligerprof.runs.bench.shapes import BenchShape, shape_of_model
 
@@ -19,12 +21,14 @@ ODD = BenchShape(
 )
 # without data
 LARGE = shape_of_model("llama3.2-1b", name="large", sequences=4, seq_len=1024)
-_IGNORED = -100
 _LABELS = "labels"
 # inputs that the model itself computes: no two elements share memory
-_OVERWRITTEN = frozenset({"queries", "keys", "logits"})
+OVERWRITTEN = frozenset({"queries", "keys", "logits"})
 PARAMETERS = frozenset({"weight", "bias"})
-_STATES = frozenset({"hidden", "residual", "gate", "up"}) | _OVERWRITTEN
+_STATES = frozenset({"hidden", "residual", "gate", "up"}) | OVERWRITTEN
+_NORMS = frozenset({"rms", "add_rms", "layernorm"})
+LOSSES = frozenset({"ce", "flce"})
+IN_PLACE = LossOptions(in_place=True)
 
 
 def _with_linear(alone: Operation) -> Operation:
@@ -57,10 +61,18 @@ class Case:
 
     Attributes:
         layout: makes the tensor that the kernel gets from a leaf that holds its values.
+        parameter_layout: the same of a weight or bias.
+        parameter_dtype: of weights and biases; None: that of the other inputs.
+        adapted: the operation of this case, with other arguments; None: the operation has no such case.
+        options: those of a loss.
         expands: whether the leaf has one sequence or token, which the layout repeats without a copy.
         freezes: whether weights and biases want no gradient.
+        freezes_states: whether all other inputs want no gradient.
+        first_only: whether only the first output has a gradient.
+        overwrites: whether the kernel is called with `overwrite=True`.
         retains: whether backward runs twice on one graph; the second run's gradients are compared.
         gradient_layout: makes the gradients that backward receives from ones with their values.
+        repeats: whether the results of several calls are compared, instead of one call with the reference.
         dynamic: whether the kernel is compiled for sizes that change.
     """
 
@@ -70,29 +82,50 @@ class Case:
     dtype: str
     layout: Layout
     expands: bool = False
+    parameter_layout: Layout = torch.clone
+    parameter_dtype: str | None = None
+    adapted: Callable[[Operation], Operation | None] = lambda operation: operation
+    options: LossOptions = IN_PLACE
     freezes: bool = False
+    freezes_states: bool = False
+    first_only: bool = False
+    overwrites: bool = False
+    repeats: bool = False
     retains: bool = False
     gradient_layout: Layout = torch.clone
     dynamic: bool | None = None
 
+    def is_of(self, operation: Operation) -> bool:
+        """Whether the operation has such a call."""
+        of_parameters = self.freezes or self.freezes_states or self.parameter_layout is not torch.clone
+        if of_parameters and not (PARAMETERS & set(operation.wants)):
+            return False
+        if self.first_only and len(operation.outputs) == 1:
+            return False
+        return self.adapted(operation) is not None
+
     def skip_reason(self, operation: Operation) -> str | None:
-        """Why the operation has no such call, or None."""
-        if self.expands and not _OVERWRITTEN.isdisjoint(operation.wants):
+        """Why the operation is not called so, or None."""
+        if self.expands and not OVERWRITTEN.isdisjoint(operation.wants):
             return "the kernel may write over these inputs"
-        if self.freezes and not (PARAMETERS & set(operation.wants)):
-            return "the operation has no weight"
         return None
 
     def wanted(self, operation: Operation) -> tuple[str, ...]:
         """Names of the inputs that need a gradient."""
-        return tuple(name for name in operation.wants if not (self.freezes and name in PARAMETERS))
 
-    def make(self, operation: Operation, device: torch.device) -> tuple[Tensors, Tensors]:
+        def is_wanted(name: str) -> bool:
+            return not (self.freezes if name in PARAMETERS else self.freezes_states)
+
+        return tuple(name for name in operation.wants if is_wanted(name))
+
+    def make(self, operation: Operation, device: torch.device, seed: int = 0) -> tuple[Tensors, Tensors]:
         """Leaves by name, and the tensors that the kernel gets."""
-        maker = Maker(dtype=DTYPES[self.dtype], generator=torch.Generator(device).manual_seed(0))
+        maker = Maker(dtype=DTYPES[self.dtype], generator=torch.Generator(device).manual_seed(seed))
         leaves = operation.make(self.shape, maker)
+        if self.parameter_dtype is not None:
+            leaves |= {name: leaves[name].to(DTYPES[self.parameter_dtype]) for name in PARAMETERS & set(leaves)}
         if _LABELS in leaves:
-            leaves[_LABELS][::5] = _IGNORED
+            leaves[_LABELS][::5] = self.options.ignore_index
         if self.expands:
             leaves = {name: value[:1] if name in _STATES else value for name, value in leaves.items()}
         leaves = {name: value.clone().requires_grad_(name in self.wanted(operation)) for name, value in leaves.items()}
@@ -102,6 +135,8 @@ class Case:
         """The tensors that the kernel gets, made of leaves that keep their values."""
 
         def arrange(name: str, value: Tensor) -> Tensor:
+            if name in PARAMETERS:
+                return self.parameter_layout(value)
             if name not in _STATES:
                 return value
             if self.expands:
@@ -120,25 +155,126 @@ def _strided(value: Tensor) -> Tensor:
     return torch.stack((value, value), dim=-1)[..., 0]
 
 
+def _repeated(value: Tensor) -> Tensor:
+    """One number without a copy, as the gradient of a sum is."""
+    return value.new_ones(()).expand(value.shape)
+
+
+def _with_axis(value: Tensor) -> Tensor:
+    return value.unsqueeze(0)
+
+
+def _of_norms(operation: Operation) -> Operation | None:
+    return operation if operation.name in _NORMS else None
+
+
+def _of_rms(operation: Operation) -> Operation | None:
+    return operation if operation.name in _NORMS - {"layernorm"} else None
+
+
+def _without_labels(operation: Operation) -> Operation | None:
+    """An operation whose inputs may have any number of axes."""
+    return operation if operation.name not in LOSSES | {"rope"} else None
+
+
+def _other_numbers(operation: Operation) -> Operation | None:
+    """A norm with another epsilon, and with an offset if it has one."""
+    if operation.name not in _NORMS:
+        return None
+    numbers = (_LARGE_EPS,) if operation.name == "layernorm" else (_LARGE_EPS, 1.0)
+    tensors = len(operation.wants)
+    return replace(
+        operation, arguments=lambda given, options: (*operation.arguments(given, options)[:tensors], *numbers)
+    )
+
+
+def _tokens_first(operation: Operation) -> Operation | None:
+    """Queries and keys as [B, T, heads, D], with angles for each sequence."""
+    if operation.name != "rope":
+        return None
+
+    def make(shape: BenchShape, maker: Maker) -> Tensors:
+        given = operation.make(shape, maker)
+        angles = {name: torch.cat([given[name].roll(i, 1) for i in range(shape.sequences)]) for name in ("cos", "sin")}
+        return given | angles
+
+    def arguments(given: Tensors, options: LossOptions) -> tuple[Any, ...]:
+        queries, keys, *angles = operation.arguments(given, options)
+        return queries.transpose(1, 2), keys.transpose(1, 2), *angles, 2
+
+    return replace(operation, make=make, arguments=arguments)
+
+
+def _overwriting(operation: Operation) -> Operation | None:
+    """A gated activation with a linear layer that has a bias; gradients may overwrite gate and up."""
+    if not operation.name.endswith("_linear"):
+        return None
+    return replace(
+        operation,
+        wants=(*operation.wants, "bias"),
+        make=lambda shape, maker: {**operation.make(shape, maker), "bias": maker.normal(shape.hidden)},
+        arguments=lambda given, options: (*operation.arguments(given, options), given["bias"]),
+    )
+
+
+def _of_losses(operation: Operation) -> Operation | None:
+    return operation if operation.name in LOSSES else None
+
+
+def _divided_by(items: float) -> Callable[[Operation], Operation | None]:
+    def adapted(operation: Operation) -> Operation | None:
+        if operation.name not in LOSSES:
+            return None
+        # the fused loss takes a bias before the number of items
+        between = (None,) if operation.name == "flce" else ()
+        return replace(
+            operation, arguments=lambda given, options: (*operation.arguments(given, options), *between, items)
+        )
+
+    return adapted
+
+
+_LARGE_EPS = 0.25
+_PLAIN = Case(check="values", title="fp32", shape=EVEN, dtype="fp32", layout=torch.clone)
+
+
+def _with_options(title: str, **options: Any) -> Case:
+    options_of_case = replace(IN_PLACE, **options)
+    return replace(_PLAIN, check="arguments", title=title, options=options_of_case, adapted=_of_losses)
+
+
+# more rows than a GPU kernel's programs take at once, and more columns than one block of usual size
+_TALL = replace(EVEN, sequences=3, seq_len=30, hidden=24, intermediate=40, vocab=48)
+_WIDE = replace(EVEN, sequences=1, seq_len=3, hidden=2600, intermediate=4300, vocab=9001, head_dim=160)
 CASES = (
-    *(Case(check="values", title=dtype, shape=EVEN, dtype=dtype, layout=torch.clone) for dtype in DTYPES),
-    Case(check="values", title="fp32, odd sizes", shape=ODD, dtype="fp32", layout=torch.clone),
-    Case(check="gradients", title="frozen weights", shape=EVEN, dtype="fp32", layout=torch.clone, freezes=True),
-    Case(check="gradients", title="two backward passes", shape=EVEN, dtype="fp32", layout=torch.clone, retains=True),
-    Case(
-        check="gradients",
-        title="every second element",
-        shape=EVEN,
-        dtype="fp32",
-        layout=torch.clone,
-        gradient_layout=_strided,
-    ),
-    Case(check="strides", title="transposed", shape=EVEN, dtype="fp32", layout=_transposed),
-    Case(check="strides", title="every second element", shape=EVEN, dtype="fp32", layout=_strided),
-    Case(check="strides", title="expanded", shape=EVEN, dtype="fp32", layout=torch.clone, expands=True),
-    Case(check="strides", title="no tokens", shape=replace(EVEN, seq_len=0), dtype="fp32", layout=torch.clone),
+    *(replace(_PLAIN, title=dtype, dtype=dtype) for dtype in DTYPES),
+    replace(_PLAIN, title="fp32, odd sizes", shape=ODD),
+    replace(_PLAIN, title="fp32, many rows", shape=_TALL),
+    replace(_PLAIN, title="fp32, wide rows", shape=_WIDE),
+    replace(_PLAIN, title="bf16, fp32 weights", dtype="bf16", parameter_dtype="fp32", adapted=_of_rms),
+    replace(_PLAIN, title="fp32, one more axis", layout=_with_axis, adapted=_without_labels),
+    replace(_PLAIN, check="arguments", title="epsilon and offset", adapted=_other_numbers),
+    replace(_PLAIN, check="arguments", title="tokens before heads", adapted=_tokens_first),
+    replace(_PLAIN, check="arguments", title="bias, overwriting", adapted=_overwriting, overwrites=True),
+    _with_options("ignored label", ignore_index=7),
+    _with_options("shifted labels", shift=True),
+    _with_options("softcap", softcap=0.5),
+    _with_options("logit scale", logit_scale=3.0),
+    replace(_PLAIN, check="arguments", title="number of items", adapted=_divided_by(3.0)),
+    replace(_PLAIN, check="gradients", title="frozen weights", freezes=True),
+    replace(_PLAIN, check="gradients", title="only weights", freezes_states=True),
+    replace(_PLAIN, check="gradients", title="one output of two", first_only=True),
+    replace(_PLAIN, check="gradients", title="two backward passes", retains=True),
+    replace(_PLAIN, check="gradients", title="every second element", gradient_layout=_strided),
+    replace(_PLAIN, check="gradients", title="one number, expanded", gradient_layout=_repeated),
+    replace(_PLAIN, check="strides", title="transposed", layout=_transposed),
+    replace(_PLAIN, check="strides", title="every second element", layout=_strided),
+    replace(_PLAIN, check="strides", title="weights with gaps", parameter_layout=_strided),
+    replace(_PLAIN, check="strides", title="expanded", expands=True),
+    replace(_PLAIN, check="strides", title="no tokens", shape=replace(EVEN, seq_len=0)),
+    replace(_PLAIN, check="repeat", title="three calls", repeats=True),
 )
 COMPILED = (
-    Case(check="compile", title="fullgraph", shape=EVEN, dtype="fp32", layout=torch.clone),
-    Case(check="compile", title="fullgraph, dynamic", shape=EVEN, dtype="fp32", layout=torch.clone, dynamic=True),
+    replace(_PLAIN, check="compile", title="fullgraph"),
+    replace(_PLAIN, check="compile", title="fullgraph, dynamic", dynamic=True),
 )

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -15,13 +15,22 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from ligerprof.errors import KernelUnavailableError
+from ligerprof.errors import KernelUnavailableError, LigerprofError
 from ligerprof.kernels.device import simulated_device
-from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import KernelSpec, load_entry
-from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Tensors
-from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, PARAMETERS, Case
+from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Outputs, Tensors
+from ligerprof.runs.kernel_check.cases import (
+    CASES,
+    CHECKED,
+    COMPILED,
+    IN_PLACE,
+    LARGE,
+    LOSSES,
+    OVERWRITTEN,
+    PARAMETERS,
+    Case,
+)
 from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
 from ligerprof.text import printable
@@ -33,7 +42,6 @@ BOUNDS = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1.5e-2}
 # share by which allocated bytes may differ from declared ones, and what may always differ
 BYTES_BOUND = 0.01
 _SMALL_BYTES = 4096
-_OPTIONS = LossOptions(in_place=True)
 _MOST_LETTERS = 160
 _SM_COUNT = 132
 _LARGE_TITLE = "bf16, Llama 3.2 1B"
@@ -66,13 +74,14 @@ class _Launches:
 def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Iterator[Row]:
     launches = _Launches()
     unavailable = _reason(spec, device.type)
-    for case in CASES:
+    for case in filter(lambda case: case.is_of(operation), CASES):
         reason = unavailable or case.skip_reason(operation)
         if reason is not None:
             yield _skipped(case.check, case.title, reason)
         else:
+            compare = _compare_repeated if case.repeats else _compare
             with _noticing(launches):
-                yield _guarded(case.check, case.title, partial(_compare, spec, operation, case, device))
+                yield _guarded(case.check, case.title, partial(compare, spec, operation, case, device))
     if unavailable is None and launches.seen and device.type == "cpu":
         unavailable = "Triton's interpreter cannot be compiled; a GPU is required"
     for case in COMPILED:
@@ -98,6 +107,11 @@ def _guarded(check: str, case: str, run: Callable[[], Row]) -> Row:
         return run()
     except KeyboardInterrupt:
         raise
+    except LigerprofError as error:
+        if check == "arguments":
+            # an option that a kernel refuses is not computed wrongly
+            return _skipped(check, case, f"refused: {error}")
+        return Row(check=check, case=case, result=Result.FAIL, note=_one_line(error))
     except BaseException as error:  # a kernel may fail in any way, and the other rows still run
         return Row(check=check, case=case, result=Result.FAIL, note=_one_line(error))
 
@@ -130,7 +144,10 @@ def _noticing(launches: _Launches) -> Iterator[None]:
 
 def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.device) -> Row:
     """Outputs and gradients against the reference's in fp64."""
-    kernel = load_entry(spec.entry)
+    operation = case.adapted(operation) or operation
+    kernel, reference = load_entry(spec.entry), load_entry(spec.reference)
+    if case.overwrites:
+        kernel = partial(kernel, overwrite=True)
     if case in COMPILED:
         torch._dynamo.reset()
         # without a GPU only the graph is checked, and no C++ compiler is needed
@@ -138,8 +155,10 @@ def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.d
         kernel = torch.compile(kernel, fullgraph=True, dynamic=case.dynamic, backend=backend)
     leaves, given = case.make(operation, device)
     wide = {name: _widened(value) for name, value in leaves.items()}
-    truth = _results(operation, case, load_entry(spec.reference), wide, case.arranged(wide), None)
-    found = _results(operation, case, kernel, leaves, given, truth)
+    truth = _results(operation, case, reference, wide, case.arranged(wide))
+    with torch.no_grad():
+        like = operation.call(reference, given, case.options)
+    found = _results(operation, case, kernel, leaves, given, like)
     # a mean over no labels is not a number, or zero
     compared = {name: value for name, value in truth.items() if case.shape.tokens or value.isfinite().all()}
     errors = {name: _error(found[name], value) for name, value in compared.items()}
@@ -156,6 +175,28 @@ def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.d
     )
 
 
+def _compare_repeated(spec: KernelSpec, operation: Operation, case: Case, device: torch.device) -> Row:
+    """Whether a call leaves the results of an earlier one alone, and gives the same bits as one with equal inputs."""
+    kernel = load_entry(spec.entry)
+    calls: list[dict[str, Tensor]] = []
+    copies: list[dict[str, Tensor]] = []
+    for seed in (0, 1, 0):
+        leaves, given = case.make(operation, device, seed)
+        named = _outputs(operation, case, kernel, given)
+        made = _gradients(operation, case, leaves, named)
+        calls.append({**named, **made})
+        copies.append({name: value.detach().clone() for name, value in calls[-1].items()})
+    # the third call has other inputs than the second, and those of the first
+    later = (calls[1], copies[1], "a later call changes it")
+    for found, right, what in (later, (copies[2], copies[0], "it differs between calls with equal inputs")):
+        for name, value in found.items():
+            if not torch.equal(value, right[name]):
+                error = _error(value, right[name])
+                row = Row(check=case.check, case=case.title, result=Result.FAIL, error=error, bound=0.0)
+                return replace(row, tensor=name, note=what)
+    return Row(check=case.check, case=case.title, result=Result.PASS, error=0.0, bound=0.0)
+
+
 def _widened(leaf: Tensor) -> Tensor:
     if not leaf.is_floating_point():
         return leaf.cpu()
@@ -163,35 +204,61 @@ def _widened(leaf: Tensor) -> Tensor:
 
 
 def _results(
-    operation: Operation, case: Case, kernel: Kernel, leaves: Tensors, given: Tensors, like: Mapping[str, Tensor] | None
+    operation: Operation, case: Case, kernel: Kernel, leaves: Tensors, given: Tensors, like: Outputs | None = None
 ) -> dict[str, Tensor]:
     """Outputs and gradients by name.
 
     Args:
-        like: results of the same call, whose shapes these must have.
+        like: outputs of the same call, whose shapes and dtypes these must have.
 
     Raises:
-        ValueError: an output has another shape.
+        ValueError: an output has another shape or dtype, or the kernel writes over tensors that are not its own.
     """
-    outputs = operation.call(kernel, given, _OPTIONS)
-    named = dict(zip(operation.outputs, outputs, strict=True))
-    for name, output in named.items():
-        if like is not None and output.shape != like[name].shape:
-            raise ValueError(
-                f"{name} has the shape {tuple(output.shape)}, and the reference's {tuple(like[name].shape)}"
-            )
+    before = {name: value.detach().clone() for name, value in given.items() if name not in OVERWRITTEN}
+    named = _outputs(operation, case, kernel, given)
+    changed = [name for name, value in before.items() if not torch.equal(value, given[name].detach())]
+    if changed:
+        raise ValueError(f"forward writes over its input {changed[0]}")
+    for (name, output), right in zip(named.items(), like or (), strict=False):
+        if output.shape != right.shape:
+            raise ValueError(f"{name} has the shape {tuple(output.shape)}, and the reference's {tuple(right.shape)}")
+        # providers return losses in fp32 or in the logits' dtype
+        if output.dtype != right.dtype and operation.name not in LOSSES:
+            raise ValueError(f"{name} is {output.dtype}, and the reference's {right.dtype}")
     kept = {name: output.detach().clone() for name, output in named.items()}
+    return {**kept, **_gradients(operation, case, leaves, named)}
+
+
+def _outputs(operation: Operation, case: Case, kernel: Kernel, given: Tensors) -> dict[str, Tensor]:
+    return dict(zip(operation.outputs, operation.call(kernel, given, case.options), strict=True))
+
+
+def _gradients(operation: Operation, case: Case, leaves: Tensors, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of the inputs that want one, by name.
+
+    Raises:
+        ValueError: backward writes over the gradients that it receives.
+    """
     generator = torch.Generator().manual_seed(1)
+    outputs = list(named.values())[: 1 if case.first_only else None]
+    if case.freezes_states:
+        # such as a sum of inputs
+        outputs = [output for output in outputs if output.requires_grad]
     gradients = [
         case.gradient_layout(torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output))
-        for output in named.values()
+        for output in outputs
     ]
+    before = [gradient.clone() for gradient in gradients]
     wanted = case.wanted(operation)
-    differentiate = partial(torch.autograd.grad, list(named.values()), [leaves[name] for name in wanted], gradients)
+    differentiate = partial(
+        torch.autograd.grad, outputs, [leaves[name] for name in wanted], gradients, materialize_grads=True
+    )
     if case.retains:
         differentiate(retain_graph=True)
     made = differentiate()
-    return {**kept, **{f"d_{name}": value for name, value in zip(wanted, made, strict=True)}}
+    if not all(torch.equal(gradient, right) for gradient, right in zip(gradients, before, strict=True)):
+        raise ValueError("backward writes over the gradient that it receives, which others may still read")
+    return {f"d_{name}": value for name, value in zip(wanted, made, strict=True)}
 
 
 def _error(value: Tensor, truth: Tensor) -> float:
@@ -237,7 +304,7 @@ def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
             kernel = partial(kernel, overwrite=True)
         wanted = [given[name] for name in operation.wants]
         measured = measure_call(
-            lambda: operation.call(kernel, given, _OPTIONS), [*leaves.values(), *given.values()], wanted
+            lambda: operation.call(kernel, given, IN_PLACE), [*leaves.values(), *given.values()], wanted
         )
         yield _compare_kept(spec, operation, kernel, given)
     for part in fields(CallBytes):
@@ -260,7 +327,7 @@ def _compare_kept(spec: KernelSpec, operation: Operation, kernel: Kernel, given:
     assert spec.memory is not None
     declared = set(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=_SM_COUNT)).kept_inputs)
     names = list(signature(load_entry(spec.reference)).parameters)
-    arguments = dict(zip(names, operation.arguments(given, _OPTIONS), strict=False))
+    arguments = dict(zip(names, operation.arguments(given, IN_PLACE), strict=False))
     states = {
         name
         for name, value in arguments.items()
@@ -273,7 +340,7 @@ def _compare_kept(spec: KernelSpec, operation: Operation, kernel: Kernel, given:
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
-        outputs = operation.call(kernel, given, _OPTIONS)
+        outputs = operation.call(kernel, given, IN_PLACE)
         kept = {name for name in states if arguments[name].untyped_storage()._cdata in storages}
     del outputs
     unknown = sorted(declared - set(names))
