@@ -111,7 +111,6 @@ def advise(
     simulate: bool = True,
     progress: Progress | None = None,
     tried: Callable[[int, int], None] | None = None,
-    host_limit_bytes: int | None = None,
     sharding: Engine = Engine.DEEPSPEED,
 ) -> "Advice":
     """Find the cheapest changes that make a recipe fit; see `ligerprof advise`.
@@ -121,12 +120,13 @@ def advise(
         simulate: whether to check answers by simulated steps.
         progress: receives short messages.
         tried: receives the number of the change that is tried next, and the most that will be tried.
-        host_limit_bytes: limit on the main memory that the offload of all GPUs uses.
         sharding: the engine to try first on several GPUs: DeepSpeed or FSDP2.
     """
     from ligerprof.analyzers.search import advise as search
     from ligerprof.analyzers.search.changes import FSDP2_LADDER, LADDER
 
+    # the ladder judges main memory itself, change by change
+    host_limit_bytes, recipe = recipe.host_memory_bytes, replace(recipe, host_memory_bytes=None)
     judge = make_judge(recipe, simulate=simulate, progress=progress or _silent)
     ladder = FSDP2_LADDER if sharding is Engine.FSDP2 else LADDER
     return search.advise(recipe, judge, tried, host_limit_bytes=host_limit_bytes, ladder=ladder)

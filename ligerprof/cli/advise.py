@@ -9,7 +9,7 @@ import click
 
 from ligerprof.cli.changed_copies import changed_copy_option, check_copies, write_copies
 from ligerprof.cli.checking import simulate_option
-from ligerprof.cli.common_options import force_option, json_option, or_usage_error, word_option
+from ligerprof.cli.common_options import force_option, json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, show
 from ligerprof.cli.progress import stages
@@ -20,7 +20,7 @@ from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.units import format_bytes, parse_bytes
+from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.search.advise import Advice
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 @click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes that make a recipe fit.")
 @recipe_options
 @simulate_option
-@click.option(
-    "--host-memory",
-    "host_limit_bytes",
-    metavar="SIZE",
-    callback=lambda _ctx, _param, text: None if text is None else or_usage_error(parse_bytes, text),
-    help="Main memory that the offload of all GPUs may use, such as 64GiB; changes that need more are left out.",
-)
 @word_option(
     "--sharding",
     (Engine.DEEPSPEED, Engine.FSDP2),
@@ -44,11 +37,10 @@ if TYPE_CHECKING:
 @changed_copy_option("-o", "--output", what="the plan's changes")
 @force_option
 @json_option
-def command(  # noqa: PLR0913 - one argument per option
+def command(
     recipe: TrainingRecipe,
     *,
     simulate: bool,
-    host_limit_bytes: int | None,
     sharding: Engine | None,
     copies: tuple[Path, ...],
     force: bool,
@@ -72,12 +64,11 @@ def command(  # noqa: PLR0913 - one argument per option
             simulate=simulate,
             progress=progress,
             tried=progress.attempt,
-            host_limit_bytes=host_limit_bytes,
             sharding=sharding or _sharding_of(files),
         )
     runnable, reason = _runnable(advice)
     next_command = command_line(runnable, advice.plan)
-    main_memory = _main_memory_note(advice) if host_limit_bytes is None else ""
+    main_memory = _main_memory_note(advice) if recipe.host_memory_bytes is None else ""
     remarks = [remark for remark in (reason, main_memory) if remark]
     edits = edit_files(files, advice.recipe, advice.plan)
     show(

@@ -208,6 +208,14 @@ class TrainingOptions(ModelOptions):
         minimum=MIB,
         requirement="at least 1 MiB, with a unit as in 24GiB",
     )
+    host_memory_bytes: int | None = option(
+        Group.MEMORY,
+        "Limit on the main memory that the offload of all GPUs takes, such as 256GiB.",
+        flag="--host-memory",
+        is_size=True,
+        minimum=MIB,
+        requirement="at least 1 MiB, with a unit as in 256GiB",
+    )
     alloc_conf: str | None = option(Group.MEMORY, "PYTORCH_CUDA_ALLOC_CONF of the run.", has_commas=True)
     lengths: str | None = option(
         Group.LENGTHS,

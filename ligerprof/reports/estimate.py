@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate, Moment
+from ligerprof.analyzers.estimate import FitVerdict, HostVerdict, MemoryEstimate, Moment
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.listing import listing_table
@@ -73,9 +73,17 @@ def summary(estimate: MemoryEstimate) -> str:
         text += f" Depending on unsplit blocks it is between {low} and {high}."
     if estimate.evaluation_peak_bytes is not None:
         text += f" Evaluation needs {format_bytes(estimate.evaluation_peak_bytes)}."
-    if estimate.host_bytes:
+    if estimate.host is not None:
+        text += f" {_fit_host(estimate.host)}"
+    elif estimate.host_bytes:
         text += f" Training uses {format_bytes(estimate.host_bytes)} of main memory."
     return text if estimate.verdict is None else f"{text} {_fit(estimate.verdict)}"
+
+
+def _fit_host(host: HostVerdict) -> str:
+    needed, limit = format_bytes(host.needed_bytes), format_bytes(host.limit_bytes)
+    verb = "fits" if host.fits else "DOES NOT FIT"
+    return f"What it keeps in main memory {verb} in {limit} (--host-memory): {needed} for all GPUs."
 
 
 def _fit(verdict: FitVerdict) -> str:

@@ -35,6 +35,8 @@ def render_fit(fit: Fit) -> "RenderableType":
 def describe_verdict(verdict: Verdict) -> str:
     """Whether a recipe fits, the bytes it holds, and the method that determined this."""
     held, moment = format_bytes(verdict.held_bytes), _moment(verdict)
+    if not verdict.fits_host:
+        return "DOES NOT FIT main memory (--host-memory)"
     if verdict.checked is Method.ESTIMATED:
         return f"{'fits' if verdict.fits else 'DOES NOT FIT'}: {held} allocated{moment} (estimated)"
     if verdict.fits:

@@ -137,3 +137,23 @@ def test_simulate_adds_the_simulated_step() -> None:
     assert code == 0
     assert "estimated, MiB" in stdout
     assert "simulated, MiB" in stdout
+
+
+def test_main_memory_is_judged_for_all_gpus_together() -> None:
+    offload = ["--engine", "deepspeed", "--precision", "mixed", "--zero", "3", "--offload", "all", "--gpus", "2"]
+    words = ["estimate", "--model", "tiny", "--seq", "128", *offload]
+    free = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+    assert (free["fits"], free["host_limit_bytes"]) == (None, None)
+    needed_bytes = 2 * free["host_bytes"]
+
+    enough = CliRunner().invoke(main, [*words, "--json", "--host-memory", f"{needed_bytes}B"])
+    short = CliRunner().invoke(main, [*words, "--host-memory", f"{needed_bytes - 1}B"])
+    fit = CliRunner().invoke(
+        main, ["fit", *words[1:], "--no-simulate", "--gpu", "h200", "--host-memory", f"{needed_bytes - 1}B"]
+    )
+
+    assert (enough.exit_code, json.loads(enough.stdout)["fits"]) == (0, True)
+    assert (short.exit_code, fit.exit_code) == (3, 3)
+    assert "over --host-memory" in short.stderr
+    assert "over --host-memory" in fit.stderr
+    assert "DOES NOT FIT main memory" in fit.stdout

@@ -3,11 +3,12 @@
 from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes, kernel_calls
 from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
-from ligerprof.analyzers.estimate.result import FitVerdict, MemoryEstimate, Moment, Term
+from ligerprof.analyzers.estimate.result import FitVerdict, HostVerdict, MemoryEstimate, Moment, Term
 
 __all__ = [
     "FitVerdict",
     "Headroom",
+    "HostVerdict",
     "MemoryEstimate",
     "Moment",
     "Term",

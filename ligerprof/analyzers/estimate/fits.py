@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ligerprof.analyzers.estimate.result import FitVerdict, MemoryEstimate
+from ligerprof.analyzers.estimate.result import FitVerdict, HostVerdict, MemoryEstimate
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import usable_memory
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -27,6 +27,8 @@ def expected_reserved_bytes(recipe: TrainingRecipe, allocated_bytes: int, stream
 def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = False) -> MemoryEstimate:
     """The estimate with its verdict on the recipe's memory limit, the GPU's memory, or the lower of both.
 
+    It also judges main memory, if that has a limit.
+
     Args:
         by_gpu: whether the user chose the GPU; otherwise its memory is not a limit.
 
@@ -35,6 +37,7 @@ def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = 
     """
     if recipe.compile:
         return estimated
+    estimated = dataclasses.replace(estimated, host=_host_verdict(recipe, estimated))
     usable, given_bytes = usable_memory(recipe), recipe.memory_limit_bytes
     if by_gpu and (given_bytes is None or usable.size_bytes < given_bytes):
         limit_bytes, source = usable.size_bytes, usable.source
@@ -51,3 +54,10 @@ def judged(recipe: TrainingRecipe, estimated: MemoryEstimate, *, by_gpu: bool = 
         expected_reserved_bytes=expected_reserved_bytes(recipe, allocated_bytes, estimated.streams_bytes),
     )
     return dataclasses.replace(estimated, verdict=verdict)
+
+
+def _host_verdict(recipe: TrainingRecipe, estimated: MemoryEstimate) -> HostVerdict | None:
+    limit_bytes = recipe.host_memory_bytes
+    if limit_bytes is None:
+        return None
+    return HostVerdict(limit_bytes=limit_bytes, needed_bytes=estimated.host_bytes * recipe.gpus)

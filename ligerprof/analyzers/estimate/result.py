@@ -96,6 +96,24 @@ class FitVerdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HostVerdict:
+    """Whether what training keeps in main memory fits the limit on it.
+
+    Attributes:
+        limit_bytes: the limit, for all GPUs together.
+        needed_bytes: main memory that the processes of all GPUs use.
+    """
+
+    limit_bytes: int
+    needed_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is within the limit."""
+        return self.needed_bytes <= self.limit_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate(JsonKeys):
     """The estimated memory of a training step on one GPU.
 
@@ -121,6 +139,7 @@ class MemoryEstimate(JsonKeys):
         routing: the range of peaks over the routing of a mixture of experts; None without experts.
         compared: measured steps under the same engine, and how far the estimate is from them; None without any.
         verdict: whether the step fits; None without a limit.
+        host: whether it fits main memory; None without a limit on that.
     """
 
     peak_bytes: int
@@ -144,6 +163,13 @@ class MemoryEstimate(JsonKeys):
     routing: RoutingRange | None = None
     compared: Comparison | None = None
     verdict: FitVerdict | None = None
+    host: HostVerdict | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step fits the GPU and main memory, as far as they have limits; None without any."""
+        known = [verdict.fits for verdict in (self.verdict, self.host) if verdict is not None]
+        return all(known) if known else None
 
     @property
     def evaluation_peak_bytes(self) -> int | None:
@@ -176,5 +202,7 @@ class MemoryEstimate(JsonKeys):
             select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
             select(self, "evaluation_peak_bytes", "evaluation_roles", "host_bytes"),
             dict.fromkeys(_VERDICT_KEYS) if self.verdict is None else self.verdict.to_json(),
+            select(self, "fits"),
+            {"host_limit_bytes": None if self.host is None else self.host.limit_bytes},
             select(self, "routing", "terms", "assumed", "left_out", "compared"),
         )

@@ -95,6 +95,7 @@ class Verdict:
         reason: why the requested simulation was not possible, or None.
         decided_by: the moment with the highest peak, or in which memory ran out; None if that was before any step.
         run_step: the number of that step in a simulated run over a file of lengths, else None.
+        fits_host: whether what training keeps in main memory fits the limit on that; True without one.
     """
 
     fits: bool
@@ -103,6 +104,7 @@ class Verdict:
     reason: str | None = None
     decided_by: Moment | None = None
     run_step: int | None = None
+    fits_host: bool = True
 
     @property
     def method(self) -> str:
@@ -151,6 +153,14 @@ def needed_bytes(recipe: TrainingRecipe) -> int:
         UnknownModelError: it does not cover the model's architecture.
     """
     return estimate(recipe).highest_peak_bytes + ALLOWANCE_BYTES
+
+
+def fits_host(recipe: TrainingRecipe) -> bool:
+    """Whether what a recipe keeps in main memory fits its limit on that, if it has one."""
+    if recipe.host_memory_bytes is None:
+        return True
+    host = estimate(recipe).host
+    return host is None or host.fits
 
 
 class Judge:
@@ -211,8 +221,15 @@ class Judge:
         """Judge by the analytic estimate alone."""
         moment, highest_bytes = estimate(recipe).highest
         held_bytes = highest_bytes + ALLOWANCE_BYTES
-        fits = held_bytes + self._room_bytes <= self.limit.size_bytes
-        return Verdict(fits=fits, held_bytes=held_bytes, checked=Method.ESTIMATED, reason=reason, decided_by=moment)
+        in_host = fits_host(recipe)
+        return Verdict(
+            fits=in_host and held_bytes + self._room_bytes <= self.limit.size_bytes,
+            held_bytes=held_bytes,
+            checked=Method.ESTIMATED,
+            reason=reason,
+            decided_by=moment,
+            fits_host=in_host,
+        )
 
     def _judge(self, recipe: TrainingRecipe) -> Verdict:
         if self._without_room is not None:
@@ -225,13 +242,14 @@ class Judge:
         except _UNCOVERED as error:
             return self.by_estimate(recipe, str(error))
         _, held_bytes = reserved.highest
-        decided_by = reserved.decided_by
+        decided_by, in_host = reserved.decided_by, fits_host(recipe)
         return Verdict(
-            fits=reserved.fits and held_bytes <= self.limit.size_bytes,
+            fits=in_host and reserved.fits and held_bytes <= self.limit.size_bytes,
             held_bytes=held_bytes,
             checked=Method.SIMULATED,
             decided_by=decided_by,
             run_step=reserved.run_step if decided_by is Moment.STEADY else None,
+            fits_host=in_host,
         )
 
     def _limited(self, recipe: TrainingRecipe) -> TrainingRecipe:

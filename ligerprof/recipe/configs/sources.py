@@ -14,6 +14,7 @@ from ligerprof.recipe.configs.deepspeed import DEEPSPEED
 from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
+from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
 from ligerprof.recipe.configs.own import read_recipe, recipe_values
 from ligerprof.recipe.configs.settings import Names, Reading, Setting
 from ligerprof.recipe.configs.sharding import FSDP
@@ -33,6 +34,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     AXOLOTL,
     LLAMA_FACTORY,
     LLAMA_FACTORY_1,
+    OPEN_INSTRUCT,
     TORCHTITAN,
     ACCELERATE,
     DEEPSPEED,

@@ -20,6 +20,7 @@ from ligerprof.recipe.configs.rows import (
     number,
     part_of,
     section,
+    text,
     turned_on,
     whole_number,
     words,
@@ -48,6 +49,8 @@ _TRAINING = {
     "batch_size": count(Setting.BATCH),
     "seq_len": count(Setting.SEQ),
     "max_context_length": count(Setting.SEQ),
+    # of flame, which is built on torchtitan
+    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM),
     "max_norm": number(Setting.CLIP),
     **part_of("tokens of a micro-batch", "num_tokens_per_microbatch_per_dp_rank num_tokens_per_train_step"),
     **part_of("batch of all GPUs", "global_batch_size"),
@@ -65,9 +68,9 @@ _TRAINING = {
     **lacking("float8 layers", "fp8_linear enable_fp8_linear"),
     **lacking("tensor parallelism", "sequence_parallel_degree", harmless=(1, -1)),
     **ignored(Reason.SAVING, "checkpoint_interval checkpoint_interval_type checkpoint_folder"),
-    **ignored(Reason.DATA, "dataset dataset_path img_size classifier_free_guidance_prob"),
+    **ignored(Reason.DATA, "dataset dataset_path img_size classifier_free_guidance_prob dataset_name"),
     **ignored(Reason.RANDOM, "seed deterministic"),
-    **ignored(Reason.SPEED, "gc_freq gc_debug"),
+    **ignored(Reason.SPEED, "gc_freq gc_debug skip_nan_inf"),
     **ignored(Reason.OTHER_METHOD, f"debug_moe_force_load_balance {CLASS}"),
 }
 _PARALLELISM = {
@@ -142,6 +145,7 @@ _ROWS: Mapping[str, Row] = {
     "model": section(
         {
             **part_of("model", "name flavor"),
+            "config": text(Setting.MODEL),
             **lacking("low-precision layers (float8, MXFP8, NVFP4)", "converters"),
             **ignored(
                 Reason.LOADING,
@@ -249,10 +253,8 @@ def _set_selective(reading: Reading, checkpointing: Mapping[str, Any]) -> None:
     """Selective checkpointing, which is the default: of every n-th layer, or by operator."""
     if checkpointing.get("mode", "selective") != "selective":
         return
-    key, option = (
-        "activation_checkpoint.selective_ac_option",
-        str(checkpointing.get("selective_ac_option", _EVERY_SECOND)),
-    )
+    key = "activation_checkpoint.selective_ac_option"
+    option = str(checkpointing.get("selective_ac_option", _EVERY_SECOND))
     if option == "op":
         reading.set(key, {Setting.SELECTIVE: "torchtitan"})
         return

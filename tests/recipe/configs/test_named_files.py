@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.errors import RecipeError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.configs.load import load_recipe
 from ligerprof.recipe.configs.shipped import TRL_PRESETS
 from ligerprof.recipe.configs.sources import recognize
@@ -133,3 +133,38 @@ def test_unknown_keys_that_may_change_memory_are_left_out_by_name(tmp_path: Path
     assert report.unknown == ("use_lora", "my_note")
     assert set(report.left_out) == {"use_lora"}
     assert report.omissions == ("keys that ligerprof does not know, and that may change memory (use_lora)",)
+
+
+OPEN_INSTRUCT = {
+    "model_name_or_path": "tiny",
+    "max_seq_length": 128,
+    "with_tracking": True,
+    "checkpointing_steps": "epoch",
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "means"),
+    [
+        ({}, ("bf16", None, None, "adamw-fused", 8, False, False)),
+        ({"gradient_checkpointing": True, "packing": True}, ("bf16", None, None, "adamw-fused", 8, True, True)),
+        ({"use_lora": True}, ("bf16", 64, None, "adamw-fused", 8, False, False)),
+        ({"use_lora": True, "use_qlora": True, "lora_rank": 4}, ("bf16", None, 4, "paged-adamw", 8, False, False)),
+        (
+            {"use_lora": False, "lora_rank": 64, "clip_grad_norm": -1},
+            ("bf16", None, None, "adamw-fused", 8, False, False),
+        ),
+    ],
+)
+def test_files_of_open_instruct(keys: dict[str, Any], means: tuple[Any, ...], tmp_path: Path) -> None:
+    recipe, report = read(tmp_path, {**OPEN_INSTRUCT, **keys})
+    assert report.files[0][1] == "open-instruct"
+    assert report.unknown == ()
+    found = (recipe.precision, recipe.lora, recipe.qlora, recipe.optimizer, recipe.batch)
+    assert (*found, recipe.checkpointing, recipe.packing) == means
+    assert (recipe.clip, recipe.reentrant, recipe.attention) == (0, False, "flash")
+
+
+def test_preference_methods_of_open_instruct_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="dpo_beta: 5: DPO or another preference method"):
+        read(tmp_path, {**OPEN_INSTRUCT, "dpo_beta": 5})

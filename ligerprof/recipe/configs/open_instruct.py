@@ -1,0 +1,132 @@
+"""open-instruct's YAML for its script of supervised fine-tuning."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.rows import (
+    Row,
+    count,
+    ignored,
+    is_off,
+    lacking,
+    left_out,
+    number,
+    part_of,
+    switch,
+    text,
+    truth,
+    turned_on,
+)
+from ligerprof.recipe.configs.settings import Ignored, Outcome, Packing, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.shared import DROPOUT, LIGER_DEFAULTS, whole_number_at, without_adapter
+
+_PREFERENCES = "DPO or another preference method, with pairs of sequences"
+_TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def _read_flash(value: Any) -> Outcome:
+    return Sets(values={Setting.ATTENTION: "flash" if truth(value) else "eager"})
+
+
+def _read_clip(value: Any) -> Outcome:
+    """Negative numbers switch clipping off."""
+    if str(value).strip().startswith("-"):
+        return Ignored(reason=Reason.UNSET)
+    return number(Setting.CLIP).read(value)
+
+
+_ROWS: Mapping[str, Row] = {
+    "model_name_or_path": text(Setting.MODEL),
+    "per_device_train_batch_size": count(Setting.BATCH),
+    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM),
+    "max_seq_length": count(Setting.SEQ),
+    "gradient_checkpointing": switch(Setting.CHECKPOINTING),
+    "clip_grad_norm": Row(read=_read_clip),
+    "packing": turned_on({Setting.PACKING: Packing.PADDING_FREE}),
+    "use_flash_attn": Row(read=_read_flash),
+    **part_of("adapter", "use_lora use_qlora lora_rank"),
+    **part_of("optimizer", "use_8bit_optimizer fused_optimizer"),
+    "use_liger_kernel": turned_on({Setting.LIGER: LIGER_DEFAULTS, Setting.PROVIDER: "liger"}),
+    **lacking("another configuration of the model", "config_name additional_model_arguments"),
+    **lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
+    **lacking(
+        _PREFERENCES,
+        "beta dpo_beta dpo_loss_type gamma_beta_ratio dpo_gamma_beta_ratio dpo_label_smoothing concatenated_forward",
+    ),
+    **left_out("the loss that balances experts", "load_balancing_loss"),
+    **left_out("added or resized embeddings", "add_bos", harmless=(True, False)),
+    **left_out("gradients that are reduced with every micro-batch", "sync_each_batch"),
+    "lora_dropout": part_of("adapter", "x")["x"],
+    **ignored(Reason.NUMBER, "lora_alpha weight_decay load_balancing_weight reduce_loss"),
+    **ignored(
+        Reason.SCHEDULE,
+        "learning_rate lr_scheduler_type warmup_ratio final_lr_ratio num_train_epochs num_epochs max_train_steps",
+    ),
+    **ignored(
+        Reason.DATA,
+        "dataset_name dataset_config_name dataset_mixer dataset_mixer_list dataset_mixer_list_splits dataset_mix_dir"
+        " dataset_transform_fn dataset_target_columns dataset_cache_mode dataset_local_cache_dir dataset_config_hash"
+        " dataset_skip_cache train_file max_train_samples preprocessing_num_workers overwrite_cache cache_dataset_only"
+        " tokenizer_name tokenizer_name_or_path tokenizer_revision use_slow_tokenizer chat_template_name",
+    ),
+    **ignored(
+        Reason.LOADING, "model_revision low_cpu_mem_usage trust_remote_code use_fast_tokenizer model_revision token"
+    ),
+    **ignored(
+        Reason.OUTPUT,
+        "exp_name run_name output_dir do_not_randomize_output_dir with_tracking report_to logging_steps verbose"
+        " wandb_entity wandb_project_name push_to_hub hf_entity hf_repo_id hf_repo_revision hf_repo_url save_to_hub"
+        " hf_metadata_dataset try_launch_beaker_eval_jobs try_auto_save_to_beaker gs_bucket_path oe_eval_tasks"
+        " oe_eval_max_length",
+    ),
+    **ignored(
+        Reason.SAVING,
+        "checkpointing_steps keep_last_n_checkpoints clean_checkpoints_at_end resume_from_checkpoint",
+    ),
+    **ignored(Reason.LAUNCH, "timeout"),
+    **ignored(Reason.RANDOM, "seed"),
+}
+
+
+def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Read what depends on several keys: the adapter and the optimizer (open_instruct/finetune.py)."""
+    in_8_bits, packed = (not is_off(values.get(key)) for key in ("use_8bit_optimizer", "use_qlora"))
+    if packed:
+        # bitsandbytes, in 8 bits or not, comes with QLoRA alone
+        reading.set("use_qlora", {Setting.OPTIMIZER: "paged-adamw-8bit" if in_8_bits else "paged-adamw"})
+    elif "fused_optimizer" in values and is_off(values["fused_optimizer"]):
+        reading.set("fused_optimizer", {Setting.OPTIMIZER: "adamw-foreach"})
+    if is_off(values.get("use_lora")):
+        without_adapter(reading)
+        return
+    rank = whole_number_at(reading, "lora_rank", values.get("lora_rank") or 64)
+    reading.set("use_lora", {Setting.RANK: rank, Setting.LORA_TARGETS: _TARGETS})
+    if packed:
+        reading.set("use_qlora", {Setting.BITS: 4})
+    if not is_off(values.get("lora_dropout", 0.1)):
+        reading.left_out["lora_dropout"] = DROPOUT
+
+
+OPEN_INSTRUCT = Framework(
+    name="open-instruct",
+    title="a configuration of open-instruct",
+    rows=_ROWS,
+    signature=frozenset(
+        {"with_tracking", "checkpointing_steps", "keep_last_n_checkpoints", "use_slow_tokenizer", "dataset_mixer_list"}
+        | {"use_lora", "use_qlora", "dataset_mix_dir", "clip_grad_norm"}
+    ),
+    defaults={
+        Setting.BATCH: 8,
+        Setting.GRAD_ACCUM: 1,
+        Setting.CLIP: 0.0,
+        Setting.CHECKPOINTING: False,
+        Setting.REENTRANT: False,
+        Setting.WEIGHTS: "bfloat16",
+        # accelerate's file or its launcher sets it
+        Setting.AUTOCAST: "no",
+        Setting.OPTIMIZER: "adamw-fused",
+        Setting.ATTENTION: "flash",
+    },
+    finish=_finish,
+)
