@@ -1,18 +1,16 @@
-"""Run the scripts in run_scripts/ under `ligerprof run`: their peaks against torch's counter, phases, and overhead.
+"""Run the scripts in run_scripts/ under `ligerprof run`: their peaks against torch's counter, phases, and failures.
 
-The scripts do not know ligerprof. Those that print `PEAK` give torch.cuda.max_memory_allocated() at their end, and
-each `STEP` line is the duration of a step. For the overhead, a script runs in turns alone, with `--steps 2:3`, with all
-steps recorded, with LIGERPROF=oom, and with torch's own history. For failures, limited.py runs with less memory than it
-reserves, and then again with the flag of the first suggestion.
+The scripts do not know ligerprof. Those that print `PEAK` give torch.cuda.max_memory_allocated() at their end. For
+failures, limited.py and others run with less memory than they reserve, and then again with the flag of the first
+suggestion. script_overhead.py measures what recording costs the scripts.
 
-    python benchmarks/run_scripts.py results/ --only plain,image --failures 3 --overhead plain --turns 3
+    python benchmarks/run_scripts.py results/ --only plain,image --failures 3
 """
 
 import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -22,8 +20,6 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "run_scripts"
-FIRST_TIMED = 6
-LEAST_TURNS = 3
 LAUNCHERS = {
     "accelerated": ["-m", "accelerate.commands.launch", "--num_processes", "1"],
     "deepspeed_zero3": ["-m", "deepspeed.launcher.runner", "--num_gpus", "1"],
@@ -33,7 +29,7 @@ LAUNCHERS = {
     "full_shard": ["-m", "torch.distributed.run", "--nproc-per-node", "1", "--master-port", "29533"],
 }
 NOT_ALONE = "limited"
-# arguments of limited.py, and how many percent of what it reserves it gets
+# arguments of limited.py, or another of these scripts and its arguments; how many percent of what it reserves it gets
 FAILURES = (
     ("--batch 8 --seq 1024", 80),
     ("--model gpt2 --vocabulary 50257 --batch 8", 80),
@@ -47,6 +43,12 @@ FAILURES = (
     ("--vocabulary 64000 --batch 4 --checkpointing", 85),
     ("--model mlp --batch 4 --keep-losses", 70),
     ("--vocabulary 32000 --batch 6 --keep-outputs --checkpointing", 85),
+    ("limited_trainer --batch 8 --seq 1024 --autocast", 80),
+    ("limited_trainer --layers 16 --vocabulary 2000 --batch 8", 75),
+    ("limited_trainer --model gpt2 --vocabulary 4000 --batch 4 --eval-batch 64", 80),
+    ("limited_images --batch 96", 75),
+    ("limited_images --batch 32 --eval-batch 512", 80),
+    ("--attention eager --vocabulary 2000 --batch 2 --seq 2048 --autocast", 75),
 )
 
 
@@ -79,7 +81,8 @@ def changed(arguments: list[str], name: str, how: list[str]) -> list[str] | None
 
 def failure(case: tuple[str, int], folder: Path) -> dict[str, Any]:
     """Run out of memory, and run again with the first suggestion."""
-    script, arguments = SCRIPTS / f"{NOT_ALONE}.py", case[0].split()
+    name, *arguments = case[0].split() if case[0].startswith(NOT_ALONE) else (NOT_ALONE, *case[0].split())
+    script = SCRIPTS / f"{name}.py"
     reserved = [int(line.split()[1]) for line in launch(script, arguments)["lines"] if line.startswith("RESERVED")]
     limit = ["--limit-bytes", str(reserved[0] * case[1] // 100)]
     run = folder / f"failure-{FAILURES.index(case)}"
@@ -98,8 +101,7 @@ def failure(case: tuple[str, int], folder: Path) -> dict[str, Any]:
         ],
     }
     for place, suggestion in enumerate(rank["suggestions"][:2]):
-        name = suggestion["name"]
-        again = changed(arguments, name, suggestion["how"])
+        again = changed(arguments, name := suggestion["name"], suggestion["how"])
         done = None if again is None else launch(script, [*again, *limit])
         found["first" if place == 0 else "second"] = {"name": name, "runs": done and done["exit_code"] == 0}
         if done and done["exit_code"]:
@@ -112,7 +114,6 @@ def launch(
     arguments: list[str] | None = None,
     *,
     options: list[str] | None = None,
-    environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run a script, under `ligerprof run` if there are options; what it printed and how it ended."""
     command = [sys.executable, *LAUNCHERS.get(script.stem, []), str(script), *(arguments or [])]
@@ -125,7 +126,6 @@ def launch(
         capture_output=True,
         text=True,
         errors="replace",
-        env={**os.environ, **(environment or {})},
         timeout=500,
     )
     # with --json, the script's own output is on stderr
@@ -136,7 +136,6 @@ def launch(
         "seconds": round(time.perf_counter() - begin, 2),
         "result": json.loads(done.stdout) if options is not None and done.stdout.strip() else None,
         "peaks": [int(line[1]) for line in words if line[:1] == ["PEAK"] and len(line) == 2],
-        "steps": [float(line[1]) for line in words if line[:1] == ["STEP"]],
         "said": [line for line in printed.splitlines() if line.startswith(("FAILURES", "GRAPHS", "ligerprof:"))],
         "lines": printed.splitlines(),
         "tail": printed[-1500:],
@@ -182,66 +181,20 @@ def check(script: Path, folder: Path, steps: str = ":") -> dict[str, Any]:
     return found
 
 
-def overhead(script: Path, folder: Path, turns: int) -> dict[str, Any]:
-    """Median step of each way to run a script, over turns that alternate; for `--steps 2:3`, of other steps."""
-    run = folder / "overhead"
-    ways: dict[str, dict[str, Any]] = {
-        "alone": {"options": None},
-        "outside": {"options": ["--steps", "2:3", "-o", str(run), "--force"]},
-        "recorded": {"options": ["-o", str(run), "--force"]},
-        "oom": {"options": None, "environment": {"LIGERPROF": "oom", **startup()}},
-        "history": {"options": None, "environment": {"BENCHMARK_HISTORY": "1"}},
-    }
-    medians: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(turns):
-        for way, how in ways.items():
-            if way == "history":
-                source = script.read_text(encoding="utf-8").replace(
-                    "torch.manual_seed(0)\n",
-                    "torch.manual_seed(0)\n"
-                    "torch.cuda.memory._record_memory_history(max_entries=300000, stacks='python', context='alloc')\n",
-                    1,
-                )
-                own = folder / f"{script.stem}_history.py"
-                own.write_text(source, encoding="utf-8")
-                got = launch(own, **how)
-                own.unlink()
-            else:
-                got = launch(script, **how)
-            timed = got["steps"][FIRST_TIMED:]
-            medians[way].append(statistics.median(timed) if timed else float("nan"))
-    base = statistics.median(medians["alone"])
-    return {
-        "script": script.stem,
-        "median_ms": {way: round(statistics.median(values) * 1e3, 3) for way, values in medians.items()},
-        "all_ms": {way: [round(value * 1e3, 3) for value in values] for way, values in medians.items()},
-        "over_alone": {way: round(statistics.median(values) / base - 1, 4) for way, values in medians.items()},
-    }
-
-
-def startup() -> dict[str, str]:
-    """The path on which Python finds the door, where ligerprof is not installed with its .pth file."""
-    folder = HERE.parent / "ligerprof" / "runs" / "recording" / "startup"
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--only", help="names of scripts, joined by commas; default: all")
-    parser.add_argument("--overhead", default="", help="names of scripts to time")
-    parser.add_argument("--turns", type=int, default=3, help="at least 3: a single one cannot tell effect from noise")
     parser.add_argument("--steps", help="record these steps, such as 5:6, instead of all")
     parser.add_argument("--failures", type=int, default=0, help="number of failures to provoke")
-    parser.add_argument("--jobs", type=int, default=1, help="scripts at a time, except those that are timed")
+    parser.add_argument("--skip", type=int, default=0, help="the first failures")
+    parser.add_argument("--jobs", type=int, default=1, help="scripts at a time")
     arguments = parser.parse_args()
-    if arguments.overhead and arguments.turns < LEAST_TURNS:
-        parser.error(f"--turns {arguments.turns}: at least {LEAST_TURNS} are needed to tell effect from noise")
     arguments.output.mkdir(parents=True, exist_ok=True)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
-    every = sorted(path.stem for path in SCRIPTS.glob("*.py") if path.stem != NOT_ALONE)
+    every = sorted(path.stem for path in SCRIPTS.glob("*.py") if not path.stem.startswith(NOT_ALONE))
     names = every if arguments.only is None else list(filter(None, arguments.only.split(",")))
-    results: dict[str, list[Any]] = {"scripts": [], "failures": [], "overhead": []}
+    results: dict[str, list[Any]] = {"scripts": [], "failures": []}
     scratch = arguments.output / "scratch"
     scratch.mkdir(exist_ok=True)
 
@@ -261,10 +214,8 @@ def main() -> None:
             )
         for steps in ("2:3", "5:6") if "plain" in names and not arguments.steps else ():
             pool.submit(keep, "scripts", lambda steps: check(SCRIPTS / "plain.py", scratch, steps), steps)
-        for case in FAILURES[: arguments.failures]:
+        for case in FAILURES[arguments.skip : arguments.skip + arguments.failures]:
             pool.submit(keep, "failures", lambda case: failure(case, scratch), case)
-    for name in filter(None, arguments.overhead.split(",")):
-        keep("overhead", lambda script: overhead(script, scratch, arguments.turns), SCRIPTS / f"{name}.py")
     shutil.rmtree(scratch, ignore_errors=True)
 
 
