@@ -101,6 +101,7 @@ class LoopPhases:
         for name in ("backward", "grad", _ENGINE):
             if hasattr(torch.autograd, name):
                 self._patches.wrap(torch.autograd, name, self._around_backward)
+        self._patches.wrap(nn.Module, "_apply", self._around_move)
         for name in REENTRANT:
             self._patches.wrap_imported(name, "CheckpointFunction.apply", self._around_checkpoint)
         for module, path, phase in PHASES:
@@ -156,7 +157,7 @@ class LoopPhases:
         if self._phase is phase:
             return nullcontext()
         if phase is Phase.SAVING:
-            return self._saving()
+            return self._aside(phase)
         if phase is Phase.BACKWARD:
             self._begin_step()
         return self._within(phase)
@@ -170,9 +171,10 @@ class LoopPhases:
             self._enter(Phase.OUTSIDE)
 
     @contextmanager
-    def _saving(self) -> Iterator[None]:
+    def _aside(self, phase: Phase) -> Iterator[None]:
+        """A phase after which the one before it goes on."""
         before = self._phase
-        self._enter(Phase.SAVING)
+        self._enter(phase)
         try:
             yield
         finally:
@@ -218,12 +220,17 @@ class LoopPhases:
             self._stamper.attach(module, fixed=False)
         self._is_inside = True
         self._choose_run()
+        failed = True
         try:
             outputs = self._stamped(module, arguments, named)
+            failed = False
         finally:
             self._is_inside = False
             self._choose_run()
-            if phase is Phase.EVALUATION:
+            if failed and phase is Phase.FORWARD:
+                # memory ran out, for example; the program may begin again
+                self._enter(Phase.OUTSIDE)
+            elif phase is Phase.EVALUATION:
                 self._enter(Phase.OUTSIDE if before is Phase.BUILD else before)
         if phase is Phase.FORWARD and self._names_modules and _has_weights(module):
             self._stamper.label_outputs(outputs)
@@ -300,6 +307,17 @@ class LoopPhases:
                 return original(outputs, *arguments, **named)
 
         return backward
+
+    def _around_move(self, original: Any) -> Any:
+        """Around what moves and casts weights: a model that is made after the first step is built, too."""
+
+        def apply(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+            if self._is_inside or self._phase is Phase.BUILD or self.passes_on():
+                return original(module, *arguments, **named)
+            with self._aside(Phase.BUILD):
+                return original(module, *arguments, **named)
+
+        return apply
 
     def _around_checkpoint(self, original: Any) -> Any:
         def apply(*arguments: Any) -> Any:

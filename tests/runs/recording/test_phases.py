@@ -1,5 +1,6 @@
 """Phases, steps and module names of loops that know nothing of a recording."""
 
+import contextlib
 import gc
 import io
 from collections.abc import Callable
@@ -247,6 +248,23 @@ def test_a_program_of_torch_func_has_steps_and_gradients_inside_others_belong_to
     assert phases(history, "zeros") == [(1, "outside"), (2, "outside")]
 
 
+def test_weights_that_move_after_the_first_step_are_built(record: Record) -> None:
+    model = sine()
+
+    def program() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        with contextlib.suppress(RuntimeError):
+            model(torch.ones(2, 5))
+        torch.zeros(2)
+        sine().double()
+        torch.zeros(2)
+
+    history = record(program)
+
+    assert {phase for _, phase in phases(history, "_to_copy")} == {"build"}
+    assert phases(history, "zeros") == [(2, "outside"), (2, "outside")]
+
+
 def test_models_in_reentrant_checkpoints_are_trained(record: Record) -> None:
     model = sine()
 
@@ -326,6 +344,7 @@ def test_all_functions_are_restored(record: Record) -> None:
             torch.autograd.grad,
             torch.optim.Optimizer.state_dict,
             vars(CheckpointFunction).get("apply"),
+            nn.Module._apply,
         ]
 
     before, during = functions(), []
