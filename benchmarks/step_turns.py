@@ -85,7 +85,7 @@ SETTINGS = (
 NONE, LIGER = "none", "liger-kernel, all"
 # rounds of the steps without kernels, which are compared with nothing
 PLAIN_ROUNDS = 2
-PROFILED_STEPS = 2
+PROFILED_STEPS = 1
 # a step whose kernels take less than this share of the clock's time waits for the host
 BUSY_SHARE = 0.93
 # options of each candidate in addition to the cell's
