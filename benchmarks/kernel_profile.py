@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from step_turns import CANDIDATES, SETTINGS, Cell, candidate_recipe, device_kernels, kernels_in
+from step_turns import CANDIDATES, SETTINGS, Cell, candidate_recipe, device_timeline, kernels_in
 
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
@@ -51,6 +51,8 @@ LOSSES = (
     (2048, 2048, 128256, "lean"),
 )
 STEPS = 3
+# the longest gaps between kernels that are recorded
+GAPS = 12
 WHAT = ("losses", "steps")
 
 
@@ -78,12 +80,14 @@ def profiled(run: Callable[[], object], runs: int) -> dict[str, Any]:
     started = time.perf_counter()
     repeat()
     wall_ms = 1e3 * (time.perf_counter() - started) / runs
-    kernels, span_seconds = device_kernels(run, runs)
+    timeline = device_timeline(run, runs)
     rows = [
         {"kernel": name, "ms": 1e3 * seconds, "launches": launches}
-        for name, (seconds, launches) in sorted(kernels.items(), key=lambda item: -item[1][0])
+        for name, (seconds, launches) in sorted(timeline.kernels.items(), key=lambda item: -item[1][0])
     ]
-    return {"wall_ms": wall_ms, "profiled_ms": 1e3 * span_seconds, "kernels": rows}
+    longest = sorted(timeline.gaps.items(), key=lambda item: -item[1])[:GAPS]
+    gaps = [{"before": before, "after": after, "ms": 1e3 * seconds} for (before, after), seconds in longest]
+    return {"wall_ms": wall_ms, "profiled_ms": 1e3 * timeline.seconds, "kernels": rows, "gaps": gaps}
 
 
 def profile_steps(base: TrainingRecipe) -> Iterator[dict[str, Any]]:

@@ -208,7 +208,7 @@ class Cell:
         with kernels_in(self._model, recipe):
             self.step()
             peaks_bytes = self.peaks_bytes()
-            kernels, _ = device_kernels(self.step, PROFILED_STEPS)
+            kernels = device_timeline(self.step, PROFILED_STEPS).kernels
         gpu_seconds, launches = (sum(values) for values in zip(*kernels.values(), strict=True))
         return Measured([], [], gpu_seconds, launches, *peaks_bytes, recipe.flce_budget)
 
@@ -219,11 +219,23 @@ class Cell:
             return self.timed(steps)
 
 
-def device_kernels(run: Callable[[], object], runs: int) -> tuple[dict[str, tuple[float, float]], float]:
-    """Seconds and launches of each kernel in one run, and seconds from the first kernel's start to the last one's end.
+@dataclass(frozen=True)
+class Timeline:
+    """What the GPU did in one run.
 
-    The profiler slows the host down, not the kernels.
+    Attributes:
+        kernels: seconds and launches of each kernel.
+        gaps: seconds without a kernel, by the kernels before and after.
+        seconds: from the first kernel's start to the last one's end.
     """
+
+    kernels: dict[str, tuple[float, float]]
+    gaps: dict[tuple[str, str], float]
+    seconds: float
+
+
+def device_timeline(run: Callable[[], object], runs: int) -> Timeline:
+    """Profile the GPU, per run. The profiler slows the host down, not the kernels."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -231,14 +243,22 @@ def device_kernels(run: Callable[[], object], runs: int) -> tuple[dict[str, tupl
         for _ in range(runs):
             run()
         torch.cuda.synchronize()
+    events = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in found.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
     kernels: dict[str, tuple[float, float]] = {}
-    ends: list[float] = []
-    for event in found.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            seconds, launches = kernels.get(event.name, (0.0, 0.0))
-            kernels[event.name] = seconds + event.time_range.elapsed_us() / 1e6 / runs, launches + 1 / runs
-            ends += (event.time_range.start, event.time_range.end)
-    return kernels, (max(ends) - min(ends)) / 1e6 / runs
+    gaps: dict[tuple[str, str], float] = {}
+    (begun, ended, before), *_ = events
+    for start, end, name in events:
+        seconds, launches = kernels.get(name, (0.0, 0.0))
+        kernels[name] = seconds + (end - start) / 1e6 / runs, launches + 1 / runs
+        if start > ended:
+            gaps[before, name] = gaps.get((before, name), 0.0) + (start - ended) / 1e6 / runs
+        if end >= ended:
+            ended, before = end, name
+    return Timeline(kernels, gaps, (ended - begun) / 1e6 / runs)
 
 
 def measure_cell(base: TrainingRecipe, *, rounds: int, steps: int) -> dict[str, Any]:
@@ -289,9 +309,10 @@ def measure(results: Path, *, rounds: int, steps: int, only: str | None, minutes
 
     results.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes
-    for setting in SETTINGS:
-        if only is not None and setting.model not in only.split(","):
-            continue
+    models = [setting.model for setting in SETTINGS] if only is None else only.split(",")
+    for setting in sorted(
+        (one for one in SETTINGS if one.model in models), key=lambda one: (models.index(one.model), one.seq)
+    ):
         base = setting.recipe()
         name = f"{base.spec.name} {setting.batch} x {setting.seq}"
         started = time.monotonic()
