@@ -270,7 +270,7 @@ def table_rows(results: Path) -> Iterator[str]:
     rows = load(results)
     yield from own_table(rows)
     yield ""
-    names = dict.fromkeys(name for row in rows for name in row["comparisons"] if budget_of(name) is None)
+    names = dict.fromkeys(name for row in rows for name in row["comparisons"] if name not in BUDGETS_OF_NAMES)
     peers = [*BUDGETS_OF_NAMES, *names]
     yield f"| tokens x hidden x vocabulary | {' | '.join(peers)} |"
     yield f"|---|{'---|' * len(peers)}"
