@@ -18,6 +18,11 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
+def dense_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Uninitialized memory for a contiguous tensor shaped like `x`, in another dtype unless that is None."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
 def graph_is_retained() -> bool:
     """Whether the running backward pass may run again (`retain_graph=True`), so that saved tensors must stay intact."""
     # torch's own compiled backward passes check this before they free or overwrite anything

@@ -21,6 +21,7 @@ from ligerprof.kernels.sizes import ceil_div
 from ligerprof.kernels.tensors import (
     as_rows,
     check_tensors,
+    dense_like,
     first_order_only,
     graph_is_retained,
     overlaps_itself,
@@ -129,7 +130,7 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Mul
     gate_NI, up_NI = as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
     pieces = ceil_div(columns, _BLOCK)
-    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    y = dense_like(gate)
     with on_device(gate):
         _gated_fwd_kernel[(rows * pieces,)](
             gate_ptr=gate_NI,

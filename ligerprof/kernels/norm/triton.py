@@ -26,7 +26,7 @@ from ligerprof.kernels.norm.pieces import launch_backward_in_pieces, launch_forw
 from ligerprof.kernels.norm.plan import RowPlan, comes_in_pieces, is_long, plan_backward, plan_forward
 from ligerprof.kernels.norm.rounding import CASTINGS, Casting
 from ligerprof.kernels.norm.rows import _norm_bwd_kernel, _norm_fwd_kernel
-from ligerprof.kernels.tensors import as_rows, check_tensors, first_order_only
+from ligerprof.kernels.tensors import as_rows, check_tensors, dense_like, first_order_only
 
 
 def _row_sizes(heads: int | None, *read_ND: Tensor | None) -> dict[str, int]:
@@ -88,8 +88,8 @@ class _Norm(torch.autograd.Function):
         rows, columns = x_ND.shape
         heads = _heads(weight_D, bias_D)
         dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
-        total = None if residual is None else torch.empty(x.shape, dtype=sum_dtype or dtype, device=x.device)
-        y = torch.empty(x.shape, dtype=dtype, device=x.device)
+        total = None if residual is None else dense_like(x, sum_dtype or dtype)
+        y = dense_like(x, dtype)
         mean_N = torch.empty(rows, dtype=torch.float32, device=x.device) if norm == "layernorm" else None
         rstd_N = torch.empty(rows, dtype=torch.float32, device=x.device)
         arguments = {
@@ -113,7 +113,7 @@ class _Norm(torch.autograd.Function):
         else:
             plan = plan_forward(**_row_sizes(heads, x_ND, residual_ND))
             _launch(_norm_fwd_kernel, plan, x, heads, rows=rows // (heads or 1), **arguments)
-        ctx.offset, ctx.shape, ctx.casting = offset, x.shape, casting
+        ctx.offset, ctx.casting = offset, casting
         ctx.dtypes = (x.dtype, None if residual is None else residual.dtype)
         # the sum itself and not a view of it: a view keeps its graph alive, and the graph would keep the view alive
         ctx.save_for_backward(x_ND if total is None else total, weight_D, bias_D, mean_N, rstd_N)
@@ -124,7 +124,7 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, sum_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
         normalized, weight_D, bias_D, mean_N, rstd_N = ctx.saved_tensors
         normalized_ND = as_rows(normalized)
-        (rows, columns), device = normalized_ND.shape, normalized_ND.device
+        rows, columns = normalized_ND.shape
         heads = _heads(weight_D, bias_D)
         dy_ND, sum_grad_ND = as_rows(grad), None if sum_grad is None else as_rows(sum_grad)
         # see HOLD_WEIGHT
@@ -132,7 +132,7 @@ class _Norm(torch.autograd.Function):
         plan = plan_backward(**_row_sizes(heads, dy_ND, normalized_ND, sum_grad_ND, weight_per_row))
         # both addends have the same gradient; if their dtypes differ, the second one gets a copy
         dx_by_dtype = {
-            dtype: torch.empty(ctx.shape, dtype=dtype, device=device)
+            dtype: dense_like(grad, dtype)
             for dtype in dict.fromkeys((normalized_ND.dtype, *ctx.dtypes))
             if dtype in ctx.dtypes and dtype is not None
         }
