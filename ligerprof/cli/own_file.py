@@ -57,7 +57,8 @@ class OwnConfig:
 
         found = None if report is None else first_edits(report.suggestions, self._own)
         if found is None:
-            say(f"{self._copies[0]} is not written: the --config files have no keys for the suggestions")
+            lacking = "the --config files have no keys for the suggestions" if report else "nothing was recorded"
+            say(f"{self._copies[0]} is not written: {lacking}")
             return
         suggestion, edits = found
         say(f"the first suggestion that the file has keys for: {suggestion.change}")

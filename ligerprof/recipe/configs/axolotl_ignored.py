@@ -82,7 +82,7 @@ IGNORED_ROWS: Mapping[str, Row] = {
         "ddp ddp_timeout ddp_broadcast_buffers world_size local_rank use_ray ray_run_name ray_num_workers"
         " resources_per_worker trainer_cls",
     ),
-    **ignored(Reason.RANDOM, "seed"),
+    **ignored(Reason.RANDOM, "seed data_seed"),
     **ignored(Reason.SPEED, "tf32 gc_steps gc_collect_steps torch_empty_cache_steps gpu_memory_limit"),
     **ignored(Reason.CHECKS, "strict debug"),
     # numbers of methods that another key switches on, which is refused
