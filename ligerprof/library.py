@@ -18,7 +18,6 @@ from ligerprof.analyzers.result_reader import Figures
 from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
 from ligerprof.errors import ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
-from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.directory import find_trace, read_result
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.explain.diff import PeakDiff
     from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.analyzers.search.advise import Advice
+    from ligerprof.analyzers.search.changes import Sharding
     from ligerprof.analyzers.search.fit import Fit
     from ligerprof.analyzers.trace.report import TraceReport
     from ligerprof.runs.outcome import StepOutcome
@@ -111,7 +111,7 @@ def advise(
     simulate: bool = True,
     progress: Progress | None = None,
     tried: Callable[[int, int], None] | None = None,
-    sharding: Engine = Engine.DEEPSPEED,
+    sharding: "Sharding | None" = None,
 ) -> "Advice":
     """Find the cheapest changes that make a recipe fit; see `ligerprof advise`.
 
@@ -120,15 +120,15 @@ def advise(
         simulate: whether to check answers by simulated steps.
         progress: receives short messages.
         tried: receives the number of the change that is tried next, and the most that will be tried.
-        sharding: the engine to try first on several GPUs: DeepSpeed or FSDP2.
+        sharding: how several GPUs share the states; None: DeepSpeed's stages first, then FSDP2.
     """
     from ligerprof.analyzers.search import advise as search
-    from ligerprof.analyzers.search.changes import FSDP2_LADDER, LADDER
+    from ligerprof.analyzers.search.changes import Sharding, make_ladder
 
     # the ladder judges main memory itself, change by change
     host_limit_bytes, recipe = recipe.host_memory_bytes, replace(recipe, host_memory_bytes=None)
     judge = make_judge(recipe, simulate=simulate, progress=progress or _silent)
-    ladder = FSDP2_LADDER if sharding is Engine.FSDP2 else LADDER
+    ladder = make_ladder(sharding or Sharding())
     return search.advise(recipe, judge, tried, host_limit_bytes=host_limit_bytes, ladder=ladder)
 
 

@@ -1,7 +1,7 @@
 """`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with its saving and cost."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, show
 from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, UnsupportedError
-from ligerprof.recipe.categories import Engine
+from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
 from ligerprof.recipe.configs.edits import edit_files, edits_json
+from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
@@ -24,6 +25,7 @@ from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.search.advise import Advice
+    from ligerprof.analyzers.search.changes import Sharding
 
 
 @click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes that make a recipe fit.")
@@ -64,7 +66,7 @@ def command(
             simulate=simulate,
             progress=progress,
             tried=progress.attempt,
-            sharding=sharding or _sharding_of(files),
+            sharding=_sharding_of({framework for _, framework in files}, sharding),
         )
     runnable, reason = _runnable(advice)
     next_command = command_line(runnable, advice.plan)
@@ -94,9 +96,16 @@ def command(
         )
 
 
-def _sharding_of(files: Sequence[tuple[str, str]]) -> Engine:
-    """What the framework of the files can switch on."""
-    return Engine.FSDP2 if any(framework == TORCHTITAN for _, framework in files) else Engine.DEEPSPEED
+def _sharding_of(frameworks: Collection[str], engine: Engine | None) -> "Sharding":
+    """How the frameworks of the files shard: torchtitan by FSDP2 alone; it and accelerate have groups of their own."""
+    from ligerprof.analyzers.search.changes import Sharding
+
+    if TORCHTITAN in frameworks:
+        return Sharding(engine=engine or Engine.FSDP2, wrap=Wrap.ACCELERATE, reduce_dtype=ReduceDtype.FLOAT32)
+    first = engine or Engine.DEEPSPEED
+    if not frameworks or OWN in frameworks:
+        return Sharding(engine=first)
+    return Sharding(engine=first, wrap=Wrap.ACCELERATE, reduce_dtype=ReduceDtype.BFLOAT16)
 
 
 def _runnable(advice: "Advice") -> tuple[str, str]:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -114,6 +115,10 @@ def test_each_of_several_files_gets_its_own_changes(tmp_path: Path) -> None:
     assert found["edit"] == found["edits"][0]
     again, _ = load_recipe(list(map(str, copies)), {})
     assert (again.engine.value, again.gpus) == ("fsdp2", 4)
+    # accelerate's groups and dtype of the reduction, so that the files need what the plan says
+    plan = found["plan"]["recipe"]
+    same_kernels = dataclasses.replace(again, liger=plan["liger"], provider=plan["provider"])
+    assert estimate(same_kernels).highest_peak_bytes == found["plan"]["needed_bytes"]
     assert found["plan"]["recipe"]["engine"] == "fsdp2"
     # one copy of two
     copies[0].unlink()

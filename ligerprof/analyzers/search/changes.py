@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.kernels.selection import select_kernels
-from ligerprof.recipe.categories import Engine, GradSync, Loss, Offload, Optimizer, Precision
+from ligerprof.recipe.categories import Engine, GradSync, Loss, Offload, Optimizer, Precision, ReduceDtype, Wrap
 from ligerprof.recipe.training import TrainingRecipe
 
 # the recipes that a change can produce, the smallest change first; or the reason why it does not apply
@@ -69,8 +69,22 @@ def _zero_2(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, zero=2),)
 
 
-@_change("fsdp2", "FSDP2", "time: weights are gathered in both passes, 1.5 times the communication")
-def _fsdp2(recipe: TrainingRecipe) -> Outcome:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharding:
+    """How a framework shards over several GPUs.
+
+    Attributes:
+        engine: what the ladder tries first, DeepSpeed or FSDP2.
+        wrap: the groups of FSDP2.
+        reduce_dtype: of FSDP2 in mixed precision; None for its default.
+    """
+
+    engine: Engine = Engine.DEEPSPEED
+    wrap: Wrap = Wrap.LAYERS
+    reduce_dtype: ReduceDtype | None = None
+
+
+def _with_fsdp2(recipe: TrainingRecipe, sharding: Sharding) -> Outcome:
     if recipe.engine is Engine.FSDP2:
         return "already enabled"
     if recipe.engine is Engine.DEEPSPEED:
@@ -81,9 +95,24 @@ def _fsdp2(recipe: TrainingRecipe) -> Outcome:
         return f"{recipe.optimizer} does not work on FSDP2's shards yet"
     # weights in fp32 are gathered in bf16; autocast would keep a copy of each
     mixes = recipe.weight_dtype == "float32" and recipe.autocast == "bfloat16"
-    precision = Precision.MIXED if mixes else recipe.precision
-    sharded = dataclasses.replace(recipe, engine=Engine.FSDP2, precision=precision, bucket_view=False)
+    sharded = dataclasses.replace(
+        recipe,
+        engine=Engine.FSDP2,
+        precision=Precision.MIXED if mixes else recipe.precision,
+        wrap=sharding.wrap,
+        reduce_dtype=sharding.reduce_dtype if mixes else None,
+        bucket_view=False,
+    )
     return (sharded,)
+
+
+def _fsdp2(sharding: Sharding) -> Change:
+    return Change(
+        name="fsdp2",
+        title="FSDP2",
+        cost="time: weights are gathered in both passes, 1.5 times the communication",
+        outcome=lambda recipe: _with_fsdp2(recipe, sharding),
+    )
 
 
 @_change("checkpointing", "checkpointing", "time: each layer's forward pass runs twice, up to a third more compute")
@@ -201,13 +230,7 @@ def expandable_segments(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, alloc_conf=conf),)
 
 
-LADDER: tuple[Change, ...] = (
-    _fused_kernels,
-    _zero_2,
-    _checkpointing,
-    _mixed_precision,
-    _zero_3,
-    _fsdp2,
+_REST = (
     _offload_optimizer,
     _offload_all,
     _galore,
@@ -218,8 +241,16 @@ LADDER: tuple[Change, ...] = (
     _sequence,
 )
 
-# FSDP2 before what DeepSpeed would do
-FSDP2_LADDER = (_fused_kernels, _fsdp2, *(change for change in LADDER if change not in (_fused_kernels, _fsdp2)))
+
+def make_ladder(sharding: Sharding) -> tuple[Change, ...]:
+    """The changes, the cheapest first; FSDP2 comes before or after what DeepSpeed would do."""
+    fsdp2 = _fsdp2(sharding)
+    if sharding.engine is Engine.FSDP2:
+        return (_fused_kernels, fsdp2, _zero_2, _checkpointing, _mixed_precision, _zero_3, *_REST)
+    return (_fused_kernels, _zero_2, _checkpointing, _mixed_precision, _zero_3, fsdp2, *_REST)
+
+
+LADDER = make_ladder(Sharding())
 
 # the changes that keep batch and sequence as they are asked for
 SAME_DATA = tuple(change for change in LADDER if change is not _sequence)
