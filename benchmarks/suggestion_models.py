@@ -1,6 +1,6 @@
 """The models, data and optimizers of `suggestion_programs.py`, each with the change that a run makes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -40,6 +40,15 @@ class Setting:
     def autocast(self) -> Any:
         """bf16 autocast."""
         return torch.autocast(self.device, torch.bfloat16)
+
+
+PROGRAMS: dict[str, Callable[[Setting], None]] = {}
+
+
+def program(function: Callable[[Setting], None]) -> Callable[[Setting], None]:
+    """Register a program under its name."""
+    PROGRAMS[function.__name__.replace("_", "-")] = function
+    return function
 
 
 class Block(nn.Module):
@@ -98,19 +107,23 @@ def gpt(setting: Setting) -> Gpt:
 
 
 def llama(setting: Setting, *, by_trainer: bool = False, **changes: Any) -> Any:
-    """A transformers Llama."""
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    """A transformers Llama, or a model with its config."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    large = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
-    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    dtype = torch.bfloat16 if setting.does("bf16-weights") else changes.pop("dtype", torch.bfloat16)
-    changes.pop("dtype", None)
-    attention = changes.pop("attention", "sdpa")
-    config = LlamaConfig(
-        **(small if setting.small else large),
-        num_key_value_heads=4,
+    large = {"hidden": 1024, "intermediate": 2816, "layers": 8, "heads": 16}
+    small = {"hidden": 64, "intermediate": 128, "layers": 2, "heads": 4}
+    sizes = {"kv_heads": 4, **(small if setting.small else {**large, **changes})}
+    dtype = changes.get("dtype", torch.bfloat16)
+    dtype = torch.bfloat16 if setting.does("bf16-weights") else dtype
+    attention = changes.get("attention", "sdpa")
+    config = CONFIG_MAPPING[changes.get("model_type", "llama")](
+        hidden_size=sizes["hidden"],
+        intermediate_size=sizes["intermediate"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["kv_heads"],
         vocab_size=setting.vocab,
-        tie_word_embeddings=changes.pop("tied", False),
+        tie_word_embeddings=changes.get("tied", False),
         max_position_embeddings=4096,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).train()

@@ -12,23 +12,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import suggestion_trainers  # noqa: F401 - registers its programs
 import torch
-from suggestion_models import STEPS, Gpt, Samples, Setting, gpt, llama, optimizer_of, parts_of
+from suggestion_models import PROGRAMS, Gpt, Setting, gpt, llama, optimizer_of, parts_of, program
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-
-PROGRAMS: dict[str, Callable[["Setting"], None]] = {}
-
-
-def program(function: Callable[[Setting], None]) -> Callable[[Setting], None]:
-    """Register a program under its name."""
-    PROGRAMS[function.__name__.replace("_", "-")] = function
-    return function
 
 
 @program
@@ -126,80 +118,25 @@ def transformers_eager(setting: Setting) -> None:
     train_llama(setting, model, optimizer_of(setting, model), autocast=True)
 
 
-LIGER_ONLY_LOSS = {
-    "fused_linear_cross_entropy": True,
-    "cross_entropy": False,
-    "rope": False,
-    "rms_norm": False,
-    "swiglu": False,
-}
-
-
-def run_trainer(setting: Setting, model: Any, *, evaluates: bool = False, **arguments: Any) -> None:
-    """Transformers' Trainer, with the change as an argument.
-
-    Args:
-        evaluates: after each step, in batches four times as large.
-    """
-    # the Trainer imports these if they are installed, and needs neither
-    missing: dict[str, Any] = {"datasets": None, "trl": None}
-    sys.modules.update(missing)
-    from transformers import Trainer, TrainingArguments
-
-    half = setting.does("half-batch")
-    changes: dict[str, dict[str, Any]] = {
-        "checkpointing": {
-            "gradient_checkpointing": True,
-            "gradient_checkpointing_kwargs": {"use_reentrant": False},
-        },
-        "fused-optimizer": {"optim": "adamw_torch_fused"},
-        "fused-loss": {"use_liger_kernel": True, "liger_kernel_config": LIGER_ONLY_LOSS},
-        "half-batch": {"gradient_accumulation_steps": 2},
-        "8-bit-optimizer": {"optim": "adamw_bnb_8bit"},
-        "paged-optimizer": {"optim": "paged_adamw_32bit"},
-        "eval-batch": {"per_device_eval_batch_size": 2 * setting.batch},
-    }
-    if evaluates:
-        large: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": False}
-        arguments = {**large, "per_device_eval_batch_size": 4 * setting.batch, **arguments}
-    made = TrainingArguments(
-        output_dir="/tmp/suggestions-trainer",
-        max_steps=STEPS,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=setting.small,
-        per_device_train_batch_size=setting.batch // 2 if half else setting.batch,
-        **{**arguments, **changes.get(setting.change, {})},
-    )
-    evaluated = Samples(setting, 8 * setting.batch) if evaluates else None
-    Trainer(model=model, args=made, train_dataset=Samples(setting), eval_dataset=evaluated).train()
-
-
 @program
-def trainer(setting: Setting) -> None:
-    """fp32 weights, bf16 autocast, foreach AdamW."""
-    run_trainer(setting, llama(setting, dtype=torch.float32, by_trainer=True), bf16=True, optim="adamw_torch")
-
-
-@program
-def trainer_checkpointed(setting: Setting) -> None:
-    """bf16 weights, tied, fused AdamW, checkpointing."""
-    run_trainer(setting, llama(setting, tied=True, by_trainer=True), gradient_checkpointing=True)
-
-
-@program
-def trainer_small_batch(setting: Setting) -> None:
-    """fp32 weights, bf16 autocast and foreach AdamW with few tokens, so that the optimizer step has the peak."""
-    setting.batch, setting.seq = 2, setting.seq // 4
-    run_trainer(setting, llama(setting, dtype=torch.float32, by_trainer=True), bf16=True, optim="adamw_torch")
-
-
-@program
-def trainer_evaluating(setting: Setting) -> None:
-    """bf16 weights, with evaluations in larger batches, which have the peak."""
-    setting.batch //= 4
-    run_trainer(setting, llama(setting, by_trainer=True), evaluates=True)
+def sft_loop(setting: Setting) -> None:
+    """Fine-tuning of a tied Qwen2 on answers alone, clipped, fp32 weights under autocast."""
+    setting.batch, setting.seq = 6, setting.seq // 2
+    sizes = {"hidden": 896, "intermediate": 4864, "layers": 12, "heads": 14, "kv_heads": 2, "tied": True}
+    model = llama(setting, dtype=torch.float32, model_type="qwen2", **sizes)
+    optimizer = optimizer_of(setting, model, fused=True)
+    for batch in setting.batches():
+        for tokens in parts_of(setting, batch):
+            labels = tokens.clone()
+            labels[:, : setting.seq // 3] = -100
+            with setting.offload(), setting.autocast():
+                outputs = model(input_ids=tokens, labels=labels, use_cache=False)
+            outputs.loss.backward()
+            if setting.does("del-outputs"):
+                del outputs
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 @program

@@ -68,15 +68,16 @@ def _keep_inputs(case: Case, edit: Edit, passes: LayerPasses, ran_backward: Flag
     keeps = follows & (passes.output >= 0) & np.append(ran_backward[1:], False)
     blocks, until = passes.output[keeps], next_last[keeps] + 1
     first = np.flatnonzero(np.append(True, passes.span[1:] != passes.span[:-1]) & ran_backward)
-    inputs = [(_input_of(case, passes, place), int(passes.backward_last[place]) + 1) for place in first.tolist()]
+    inputs = [(input_of(case, place), int(passes.backward_last[place]) + 1) for place in first.tolist()]
     blocks = np.append(blocks, [block for block, _ in inputs if block >= 0]).astype(np.int64)
     until = np.append(until, [end for block, end in inputs if block >= 0]).astype(np.int64)
     edit.hold(case.replayed.block_bytes[blocks], edit.stops(blocks), until)
 
 
-def _input_of(case: Case, passes: LayerPasses, place: int) -> int:
+def input_of(case: Case, place: int) -> int:
     """The block that the first layer reads: the last of its output's size before it, -1 if there is none."""
-    replayed, event = case.replayed, int(passes.first[place])
+    passes, replayed = case.passes, case.replayed
+    event = int(passes.first[place])
     first_block = int(np.searchsorted(replayed.allocated_by, event))
     before = np.arange(max(0, first_block - 50), first_block)
     lives = (replayed.freed_by[before] < 0) | (replayed.freed_by[before] >= event)

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.checkpointing import interrupted_passes
+from ligerprof.analyzers.suggestions.checkpointing import input_of, interrupted_passes
 from ligerprof.analyzers.suggestions.known_model import find_recipe
 from ligerprof.analyzers.suggestions.replayed_change import Edit
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Int64s
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.estimate.kept import KeptBytes
     from ligerprof.recipe.training import TrainingRecipe
+
+_CHECKPOINTING = r"torch/utils/checkpoint\.py:\w+$"
 
 
 def known_recipe(case: Case) -> "TrainingRecipe | None":
@@ -34,17 +37,39 @@ def keep_as(case: Case, edit: Edit, changed: "TrainingRecipe", *, without: Colle
     fewer = _fewer_bytes(recipe, changed, without)
     place = np.arange(len(passes)) - np.searchsorted(passes.span, passes.span)
     layer = np.minimum(place, len(fewer.layers) - 1)
-    ran = passes.backward_last >= 0
+    starts, stops = _backwards(case)
+    ran = stops >= 0
     chosen = ran | interrupted_passes(case)
-    stops = np.where(ran, passes.backward_last + 1, end)
+    stops = np.where(ran, stops + 1, end)
     edit.release(fewer.layers[layer[chosen]], passes.end[chosen] + 1, stops[chosen])
     span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
     edit.release(fewer.casts[layer[chosen]], passes.end[chosen] + 1, span_ends[chosen] + 1)
-    edit.release(fewer.recomputed[layer[ran]], passes.recompute[ran] + 1, stops[ran])
+    edit.release(fewer.recomputed[layer[ran]], starts[ran] + 1, stops[ran])
     first = chosen & (place == 0)
     edit.release(fewer.others, passes.first[first] + 1, stops[first])
     last = chosen & (place == len(fewer.layers) - 1)
-    edit.release(fewer.head, passes.end[last] + 1, np.where(ran, passes.recompute + 1, end)[last])
+    edit.release(fewer.head, passes.end[last] + 1, np.where(ran, starts + 1, end)[last])
+
+
+def _backwards(case: Case) -> tuple[Int64s, Int64s]:
+    """When each layer's backward, its recomputation included, starts and ends; -1 if it did not run.
+
+    With checkpointing, a layer's input lives until then.
+    """
+    passes = case.passes
+    if not case.program.checkpoints:
+        return passes.recompute, passes.backward_last
+    freed = np.where(passes.output >= 0, case.replayed.freed_by[passes.output], -1)
+    same = np.append(False, passes.span[1:] == passes.span[:-1])
+    inputs = np.array([input_of(case, place) for place in np.flatnonzero(~same).tolist()], dtype=np.int64)
+    stops = np.append(-1, freed[:-1])
+    stops[~same] = np.where(inputs >= 0, case.replayed.freed_by[inputs], -1)
+    events = case.replayed.allocated_by[case.blocks_from(_CHECKPOINTING)]
+    again = events[case.attribution.phases.codes_of(events) == phase_code(Phase.BACKWARD)]
+    # the next layer runs backward before
+    after = np.where(np.append(same[1:], False), freed, passes.end)
+    starts = np.append(again, case.replayed.last_moment)[np.searchsorted(again, after)]
+    return np.minimum(starts, stops), np.where(passes.output >= 0, stops, -1)
 
 
 class _FewerBytes(NamedTuple):

@@ -65,9 +65,10 @@ def test_printed_commands_run_and_save_what_they_say(recipe: TrainingRecipe, nam
         )
 
 
-# where optimizer states, activations, or attention's scores are most of the memory
+# where optimizer states, checkpoints, activations, or attention's scores are most of the memory
 SHAPES: dict[str, dict[str, Any]] = {
     "states": {"batch": 1, "seq": 256},
+    "checkpoints": {"batch": 4, "seq": 512},
     "activations": {"batch": 4, "seq": 512, "checkpointing": False},
     "scores": {"batch": 1, "seq": 1024, "checkpointing": False, "attention": "eager"},
 }
