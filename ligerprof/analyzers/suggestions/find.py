@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.ddp_buckets import peak_with_other_timing, with_other_timing
+from ligerprof.analyzers.suggestions.ddp_buckets import edits_with_other_timings, peaks_with_other_timings
 from ligerprof.analyzers.suggestions.next_step import find_next_step
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import peak_after
@@ -45,9 +45,10 @@ def find_suggestions(case: Case, recipe: "TrainingRecipe | None" = None) -> tupl
 def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
     """Allocated bytes at each moment after a suggestion that was found for this case; None if not computed."""
     row = next(row for row in ROWS if row.name == suggestion.name)
-    edit = row.edit(case)
-    if edit is not None and edit.highest(case.window, case.request)[0] != suggestion.new_peak_bytes:
-        edit = with_other_timing(row, case)
+    recorded = row.edit(case)
+    edits = [] if recorded is None else [recorded, *edits_with_other_timings(row, case)]
+    fitting = (edit for edit in edits if edit.highest(case.window, case.request)[0] == suggestion.new_peak_bytes)
+    edit = next(fitting, recorded)
     return None if edit is None else edit.allocated_bytes(case.request)
 
 
@@ -67,8 +68,8 @@ def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_byte
     after = peak_after(lambda: row.edit(case), case.book, case.window, case.request)
     if after is None:
         return
-    other_bytes = peak_with_other_timing(row, case) or after[0]
-    new_peak_bytes, least_bytes = max(after[0], other_bytes), min(after[0], other_bytes)
+    peaks = [after[0], *peaks_with_other_timings(row, case)]
+    new_peak_bytes, least_bytes = max(peaks), min(peaks)
     if before_bytes - new_peak_bytes < _LEAST_SHARE * before_bytes:
         return
     depends = new_peak_bytes - least_bytes >= _VISIBLE_SHARE * new_peak_bytes
@@ -96,6 +97,7 @@ def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_byte
         framework=framework,
         lets_pass=lets_pass,
         basis=basis,
+        least_peak_bytes=least_bytes if depends else None,
         condition=". ".join(conditions),
     )
 

@@ -31,6 +31,7 @@ class Edit:
         self._replayed = replayed
         self._changes = np.zeros(replayed.last_moment + 2, dtype=np.int64)
         self._spikes: list[tuple[Int64s, Int64s]] = []
+        self._sizes = replayed.block_bytes
         self.request_divisor = 1
 
     def hold(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> None:
@@ -55,6 +56,12 @@ class Edit:
     def set_size(self, blocks: Int64s, sizes: Int64s) -> None:
         """Give blocks other sizes."""
         self.release(self._replayed.block_bytes[blocks] - sizes, self.starts(blocks), self.stops(blocks))
+        self._sizes = self._sizes.copy()
+        self._sizes[blocks] = sizes
+
+    def sizes(self, blocks: Int64s) -> Int64s:
+        """The sizes of blocks, as far as they have been given others."""
+        return self._sizes[blocks]
 
     def end(self, blocks: Int64s, stops: Int64s) -> None:
         """End blocks at the given moments, if they live longer."""

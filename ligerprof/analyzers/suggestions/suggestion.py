@@ -41,6 +41,7 @@ class Suggestion:
         framework: whose settings these are.
         lets_pass: whether the allocation that failed would have succeeded; None without one, or if unknown.
         basis: how exact the saving is.
+        least_peak_bytes: the new peak where it is lowest, if it differs from run to run; else None.
         condition: what else the new peak depends on, in a sentence; empty if on nothing.
     """
 
@@ -55,12 +56,13 @@ class Suggestion:
     framework: Framework
     lets_pass: bool | None = None
     basis: Basis = Basis.REPLAYED
+    least_peak_bytes: int | None = None
     condition: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `suggestions` in the JSON."""
         names = ("name", "change", "saves_bytes", "new_peak_bytes", "cost", "cost_reason", "how", "framework")
-        return select(self, *names, "lets_pass", "basis", "condition")
+        return select(self, *names, "lets_pass", "basis", "least_peak_bytes", "condition")
 
     def to_what_if(self) -> dict[str, Any]:
         """An entry of `what_if` in the JSON."""

@@ -44,7 +44,7 @@ def typed_recipe(line: str) -> TrainingRecipe:
             TrainingRecipe(**TINY, precision="amp", checkpointing=False),
             {"fused-loss", "checkpointing", "half-batch", "bf16-weights", "lora"},
         ),
-        (TrainingRecipe(**TINY, precision="bf16", checkpointing=True), {"fused-loss", "half-batch"}),
+        (TrainingRecipe(**TINY, precision="bf16", checkpointing=True), {"fused-loss", "half-batch", "lora"}),
     ],
     ids=["amp", "bf16-checkpointed"],
 )
