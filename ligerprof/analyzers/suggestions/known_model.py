@@ -24,7 +24,7 @@ _HEAD_DIMS = (64, 128, 96, 80, 256, 32, 16)
 _AUTOCASTS = r"torch/amp/autocast_mode\.py:decorate_autocast$"
 _EAGER = r":eager_attention_forward$"
 # more widths than a layer's matrices have
-_MOST_WIDTHS = 12
+_MOST_WIDTHS = 8
 # the roles of smaller weights are not looked up
 _LEAST_ELEMENTS = 2**17
 _MOST_CANDIDATES = 40
@@ -122,23 +122,31 @@ def _specs(case: Case, shape: LossShape) -> "Iterator[ModelSpec]":
         return
     (model_type,) = model_types
     weights = Counter((case.sizes(case.in_training(Role.PARAMETERS)) // shape.parameter_bytes).tolist())
-    for config in _configs(case, model_type, shape, weights, layers):
-        try:
-            spec = spec_from_config(config, name=model_type)
-        except LigerprofError:
-            continue
-        if _large(Counter(item.elements for item in spec.parameters)) == _large(weights):
+    least = max(_LEAST_ELEMENTS, case.book.least_bytes // shape.parameter_bytes + 1)
+    saved = set(case.sizes(case.passes.saved).tolist())
+    for config, query, key in _configs(model_type, shape, weights, layers):
+        # fused attention saves a number for each token and head
+        heads = sorted(_HEAD_DIMS, key=lambda head: shape.tokens * (query // head) * FP32_BYTES not in saved)
+        for head in (head for head in heads if query % head == key % head == 0):
+            split = {"num_attention_heads": query // head, "num_key_value_heads": key // head, "head_dim": head}
+            try:
+                spec = spec_from_config({**config, **split}, name=model_type)
+            except LigerprofError:
+                continue
+            if _large(Counter(item.elements for item in spec.parameters), least) != _large(weights, least):
+                # however the heads are divided
+                break
             yield spec
 
 
-def _large(counts: Mapping[int, int]) -> dict[int, int]:
-    return {elements: count for elements, count in counts.items() if elements >= _LEAST_ELEMENTS}
+def _large(counts: Mapping[int, int], least: int) -> dict[int, int]:
+    return {elements: count for elements, count in counts.items() if elements >= least}
 
 
 def _configs(
-    case: Case, model_type: str, shape: LossShape, weights: Counter[int], layers: int
-) -> Iterator[dict[str, Any]]:
-    """Configs of models whose matrices are as wide as the recorded ones."""
+    model_type: str, shape: LossShape, weights: Counter[int], layers: int
+) -> Iterator[tuple[dict[str, Any], int, int]]:
+    """Configs of models whose matrices are as wide as recorded ones, with the widths of query and key."""
     row, hidden = ARCHITECTURES[model_type], shape.hidden
     # how many experts a token goes through does not show in the weights
     if row.mlp.experts is not None or row.attention.latent:
@@ -147,24 +155,19 @@ def _configs(
     widths = sorted({size // hidden for size in weights if size % hidden == 0 and size > hidden} - {shape.vocab})
     if not outer or len(widths) > _MOST_WIDTHS:
         return
+    # a joint projection is as wide as query, key and value together
+    joint = [(both - query) // 2 for both in widths for query in widths if both > query]
+    keys = widths if len(row.attention.qkv) > 1 else sorted({*widths, *joint})
     positions = widths if row.positions is not None else [shape.tokens]
-    saved = set(case.sizes(case.passes.saved).tolist())
-    for width, query, key, position in product(widths, widths, widths, positions):
-        if key > query:
-            continue
-        # fused attention saves a number for each token and head
-        for head in sorted(_HEAD_DIMS, key=lambda head: shape.tokens * (query // head) * FP32_BYTES not in saved):
-            if query % head or key % head:
-                continue
-            yield {
+    for width, query, key, position in product(widths, widths, keys, positions):
+        if key <= query:
+            config = {
                 "model_type": model_type,
                 "hidden_size": hidden,
                 "vocab_size": shape.vocab,
                 "num_hidden_layers": layers,
                 row.mlp.width: width,
-                "num_attention_heads": query // head,
-                "num_key_value_heads": key // head,
-                "head_dim": head,
                 "max_position_embeddings": position,
                 "tie_word_embeddings": outer == 1,
             }
+            yield config, query, key

@@ -125,6 +125,9 @@ class RoleBook:
 
     A block has the role that attribution gives it if it was live at a moment that was looked at. Any other block has
     the role of a block with the same call site and size.
+
+    Attributes:
+        least_bytes: smaller blocks need no role.
     """
 
     def __init__(self, attribution: Attribution, peak_moment: int) -> None:
@@ -135,7 +138,7 @@ class RoleBook:
         self._codes_of_alike = np.full(int(self._alike.max(initial=-1)) + 1, _UNKNOWN, dtype=np.int8)
         self._all_codes: npt.NDArray[np.int8] | None = None
         self._found: dict[tuple[Role, ...], Int64s] = {}
-        self._smallest = int(self._replayed.allocated_bytes[peak_moment]) // _SMALL_SHARE
+        self.least_bytes = int(self._replayed.allocated_bytes[peak_moment]) // _SMALL_SHARE
         self._looked_at: set[int] = set()
         self.learn(peak_moment)
 
@@ -145,7 +148,7 @@ class RoleBook:
             return False
         self._looked_at.add(moment)
         live = self._replayed.live_at(moment)
-        unknown = live[(self._codes[live] == _UNKNOWN) & (self._replayed.block_bytes[live] >= self._smallest)]
+        unknown = live[(self._codes[live] == _UNKNOWN) & (self._replayed.block_bytes[live] >= self.least_bytes)]
         found = self._attribution.role_codes_of(unknown, self._peak_moment).astype(np.int8)
         self._codes[unknown] = found
         alike = self._alike[unknown]
