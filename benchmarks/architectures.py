@@ -49,6 +49,14 @@ _LATENT = {
     "head_dim": 32,
     "v_head_dim": 64,
 }
+_DELTA = {
+    **_FEW_EXPERTS,
+    "shared_expert_intermediate_size": 512,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 # model_type: values that its config requires in addition to the sizes; some that have no row are there, too
 MORE: dict[str, dict[str, Any]] = {
     "falcon": {"new_decoder_architecture": False, "head_dim": None},
@@ -69,14 +77,7 @@ MORE: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": None,
     },
     "llama4_text": {**_FEW_EXPERTS, "intermediate_size_mlp": 1408, "interleave_moe_layer_step": 2},
-    "qwen3_next": {
-        **_FEW_EXPERTS,
-        "shared_expert_intermediate_size": 512,
-        "linear_num_key_heads": 4,
-        "linear_num_value_heads": 8,
-        "linear_key_head_dim": 64,
-        "linear_value_head_dim": 64,
-    },
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
 }
 _DROPOUTS = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
 OPTIONS = {"precision": "bf16", "batch": 4, "seq": 1024, "gpu": "h200"}

@@ -107,11 +107,23 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
         "moe_layer_interval": random.choice((1, 2)),
         **(_draw_latents(random, sizes) if latent else {}),
         "decoder_sparse_step": random.choice((1, 1, 2)),
+        **_draw_delta(random),
         "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],
         "residual_dropout": random.choice((0.0, 0.1)),
         "embedding_dropout": random.choice((0.0, 0.1)),
         "resid_pdrop": random.choice((0.0, 0.1)),
         "hidden_dropout": random.choice((0.0, 0.1)),
+    }
+
+
+def _draw_delta(random: Random) -> dict[str, Any]:
+    heads = random.choice((1, 2, 4))
+    return {
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads * random.choice((1, 2)),
+        "linear_key_head_dim": random.choice((32, 64, 128)),
+        "linear_value_head_dim": random.choice((32, 64)),
+        "shared_expert_intermediate_size": 96,
     }
 
 

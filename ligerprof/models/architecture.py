@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
+from ligerprof.models.delta import DeltaNet
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixtures import Experts
 from ligerprof.words import Word
@@ -83,6 +84,7 @@ class Rotary:
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
         tables_by_kind: whether layers with a window have tables of their own.
+        tables_by_row: whether every sequence has tables of its own.
         other: whether heads rotate in another way, which no kernel supports: by positions of several dimensions, or
             query and key in a call each.
         complex_products: whether pairs of neighbors, cast to fp32, are complex numbers that one table multiplies; and
@@ -100,6 +102,7 @@ class Rotary:
     layers: LayerChoice | None = None
     only_with_window: Literal["never", "unless off"] | None = None
     tables_by_kind: bool = False
+    tables_by_row: bool = False
     pairs_when: str | None = None
     other: bool = False
     halves: bool = False
@@ -145,6 +148,7 @@ class Attention:
         softcap: applied to the scores.
         latent: whether query, key and value go through latents (`models/latent.py`).
         sinks: whether each head has a learned score more, which only eager attention knows.
+        gated: whether the query's projection also makes a gate, whose sigmoid multiplies the output of attention.
     """
 
     name: str = "self_attn"
@@ -167,6 +171,7 @@ class Attention:
     softcap: Softcap | None = None
     latent: bool = False
     sinks: bool = False
+    gated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,6 +260,7 @@ class Architecture:
         no_estimate: why the estimate does not cover the architecture, or None.
         not_estimated: config keys that turn on what the other fields cannot express.
         only_one: config keys that do so with any value but 1.
+        delta: the gated delta net that some layers have instead of attention, or None.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
@@ -290,6 +296,7 @@ class Architecture:
     head_bias: bool = False
     norm: Norm = Norm()
     attention: Attention = Attention()
+    delta: DeltaNet | None = None
     mlp: Mlp = Mlp()
     layer_norms: LayerNorms = LayerNorms()
     embedding_dropout: Dropout | None = None

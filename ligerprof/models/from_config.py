@@ -9,6 +9,7 @@ from ligerprof.models.architecture import Architecture
 from ligerprof.models.architectures import find_architecture, has_row
 from ligerprof.models.composites import text_config
 from ligerprof.models.config_keys import Softcap
+from ligerprof.models.delta import DeltaSizes
 from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
@@ -58,6 +59,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     latent = _latent_sizes(config, name) if row.attention.latent else None
     spec = ModelSpec(
         latent=latent,
+        delta=None if row.delta is None else _delta_sizes(config, name),
         experts=experts,
         chosen_experts=chosen_experts,
         expert_size=expert_size,
@@ -152,6 +154,32 @@ def _latent_widths(heads: int, sizes: LatentSizes) -> dict[Width, int]:
     }
 
 
+def _delta_sizes(config: Config, name: str) -> DeltaSizes:
+    sizes = DeltaSizes(
+        key_heads=_size(config, name, "linear_num_key_heads"),
+        value_heads=_size(config, name, "linear_num_value_heads"),
+        key_dim=_size(config, name, "linear_key_head_dim"),
+        value_dim=_size(config, name, "linear_value_head_dim"),
+        kernel=_size(config, name, "linear_conv_kernel_dim"),
+    )
+    if sizes.value_heads % sizes.key_heads:
+        raise UnknownModelError(
+            f"{name}: {sizes.key_heads} 'linear_num_key_heads' do not divide {sizes.value_heads}"
+            " 'linear_num_value_heads'. Fix the config."
+        )
+    return sizes
+
+
+def _delta_widths(sizes: DeltaSizes) -> dict[Width, int]:
+    return {
+        "delta key": sizes.keys,
+        "delta value": sizes.values,
+        "delta heads": sizes.value_heads,
+        "delta head": sizes.value_dim,
+        "kernel": sizes.kernel,
+    }
+
+
 def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
     if shared is None or (shared.times is not None and not config.get(shared.times)):
         return 0
@@ -203,15 +231,16 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         "shared": spec.shared_size,
         "one": 1,
         **({} if spec.latent is None else _latent_widths(spec.heads, spec.latent)),
+        **({} if spec.delta is None else _delta_widths(spec.delta)),
     }
     yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.positions is not None:
         yield ParameterShape(name=f"{row.positions}.weight", shape=(spec.max_positions, spec.hidden_size))
-    sparse = spec.layer_kinds.sparse
+    sparse, recurrent = spec.layer_kinds.sparse, spec.layer_kinds.recurrent
     for index in range(spec.layers):
         for item in row.tensors:
             name = f"{row.layers}.{index}.{item.name}"
-            if not isinstance(item, NormWeight) and item.sparse not in (None, sparse[index]):
+            if not _is_in_layer(item, sparse=sparse[index], recurrent=recurrent[index]):
                 continue
             if isinstance(item, Linear):
                 yield from _linear_parameters(item, name, widths, config)
@@ -225,6 +254,13 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         yield ParameterShape(name=f"{row.head}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.head_bias:
         yield ParameterShape(name=f"{row.head}.bias", shape=(spec.vocab_size,))
+
+
+def _is_in_layer(item: Linear | NormWeight | RawWeight, *, sparse: bool, recurrent: bool) -> bool:
+    """Whether a layer with or without experts, and with or without a gated delta net, has the weight."""
+    if item.recurrent not in (None, recurrent):
+        return False
+    return isinstance(item, NormWeight) or item.sparse in (None, sparse)
 
 
 def _linear_parameters(

@@ -19,18 +19,20 @@ class LayerKinds:
         windowed: whether a layer attends to a window of tokens only.
         rotated: whether a layer rotates query and key.
         sparse: whether a layer has a mixture of experts.
+        recurrent: whether a layer has a gated delta net instead of attention.
     """
 
     window_tokens: int | None
     windowed: tuple[bool, ...]
     rotated: tuple[bool, ...]
     sparse: tuple[bool, ...]
+    recurrent: tuple[bool, ...]
 
     @property
     def examples(self) -> tuple[int, ...]:
         """The first layer of each kind."""
-        first: dict[tuple[bool, bool, bool], int] = {}
-        for index, kind in enumerate(zip(self.windowed, self.rotated, self.sparse, strict=True)):
+        first: dict[tuple[bool, ...], int] = {}
+        for index, kind in enumerate(zip(self.windowed, self.rotated, self.sparse, self.recurrent, strict=True)):
             first.setdefault(kind, index)
         return tuple(first.values())
 
@@ -51,7 +53,8 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
         rotates_all = rotary.only_with_window is None or (rotary.only_with_window == "unless off" and tokens is None)
         rotated = windowed if not rotates_all else _chosen(row, rotary.layers, config, layers)
     sparse = tuple(_sparse(row, config, layers)) if row.mlp.experts is not None else (False,) * layers
-    return LayerKinds(window_tokens=tokens, windowed=windowed, rotated=rotated, sparse=sparse)
+    recurrent = (False,) * layers if row.delta is None else _chosen(row, row.delta.layers, config, layers)
+    return LayerKinds(window_tokens=tokens, windowed=windowed, rotated=rotated, sparse=sparse, recurrent=recurrent)
 
 
 def _sparse(row: Architecture, config: Mapping[str, Any], layers: int) -> Iterator[bool]:

@@ -6,6 +6,8 @@ from typing import Literal
 # heads: their number; query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the
 # intermediate size of one;
 # shared: that of the expert that all tokens go through
+# delta key, value, heads, head: key, value, value heads and one head's value of a gated delta net; kernel: tokens that
+# its convolution reads
 # the others are sizes of latent attention
 Width = Literal[
     "latent query",
@@ -25,6 +27,11 @@ Width = Literal[
     "expert",
     "shared",
     "one",
+    "delta key",
+    "delta value",
+    "delta heads",
+    "delta head",
+    "kernel",
 ]
 
 
@@ -38,6 +45,7 @@ class Linear:
         transposed: whether the weight is stored as (in, out), as in transformers' Conv1D.
         sparse: whether only layers with experts have it (True), or only layers without (False).
         fp32: whether it is in fp32, whatever the model's dtype.
+        recurrent: whether only layers with a gated delta net have it (True), or only layers without (False).
     """
 
     name: str
@@ -47,6 +55,7 @@ class Linear:
     transposed: bool = False
     sparse: bool | None = None
     fp32: bool = False
+    recurrent: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +69,7 @@ class RawWeight:
         sparse: whether only layers with experts have it.
         fp32: whether it is in fp32, whatever the model's dtype.
         trained: whether it is trained.
+        recurrent: as of a linear layer.
     """
 
     name: str
@@ -68,6 +78,7 @@ class RawWeight:
     sparse: bool | None = None
     fp32: bool = False
     trained: bool = True
+    recurrent: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +89,7 @@ class NormWeight:
         when: the config key that turns the norm on; None if it is always there.
         unless: the config key that turns it off.
         by_head: whether the weight is a matrix with a row per head.
+        recurrent: as of a linear layer.
     """
 
     name: str
@@ -85,3 +97,4 @@ class NormWeight:
     when: str | None = None
     unless: str | None = None
     by_head: bool = False
+    recurrent: bool | None = None

@@ -11,6 +11,7 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Feature
 from ligerprof.models.architectures import find_architecture
 from ligerprof.models.config_keys import Dropout
+from ligerprof.models.delta import DeltaSizes
 from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 
@@ -71,6 +72,7 @@ class ModelSpec:
     final_softcap: float | None = None
     attention_softcap: float | None = None
     latent: LatentSizes | None = None
+    delta: DeltaSizes | None = None
     experts: int = 0
     chosen_experts: int = 0
     expert_size: int = 0

@@ -60,6 +60,15 @@ _LATENT = {
     "head_dim": 8,
     "v_head_dim": 8,
 }
+_DELTA = {
+    **_FEW_EXPERTS,
+    "num_hidden_layers": 4,
+    "shared_expert_intermediate_size": 40,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "cwm": {"bos_token_id": 1, "num_hidden_layers": 5, "sliding_window": 8},
     "cohere2": {"num_hidden_layers": 5, "sliding_window": 8},
@@ -101,15 +110,7 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
         "interleave_moe_layer_step": 2,
         "num_hidden_layers": 4,
     },
-    "qwen3_next": {
-        **_FEW_EXPERTS,
-        "num_hidden_layers": 4,
-        "shared_expert_intermediate_size": 40,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    },
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
     "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "hyperclovax": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "ministral": {"sliding_window": 8},

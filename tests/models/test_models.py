@@ -83,6 +83,11 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
         "qk_nope_head_dim": draw(st.integers(1, 9)),
         "qk_rope_head_dim": 4,
         "v_head_dim": draw(st.integers(1, 9)),
+        "shared_expert_intermediate_size": draw(st.integers(1, 9)),
+        "linear_num_key_heads": (key_heads := draw(st.integers(1, 3))),
+        "linear_num_value_heads": key_heads * draw(st.integers(1, 3)),
+        "linear_key_head_dim": draw(st.integers(1, 9)),
+        "linear_value_head_dim": draw(st.integers(1, 9)),
     }
     return {**common, **sizes, **tied, **biases, **experts}
 

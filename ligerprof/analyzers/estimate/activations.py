@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, renamed, saved_factors, scale, square, unary
+from ligerprof.analyzers.estimate.operations import add, multiply_wide, renamed, scale, square, unary
 from ligerprof.analyzers.estimate.tensors import Value
 
 
@@ -54,11 +54,11 @@ def _gelu_fast(context: Context, value: Value) -> Value:
     """FastGELUActivation.forward: `0.5 * x * (1 + tanh(c * x * (1 + 0.044715 * x * x)))`, a tensor for each step."""
     tape = context.tape
     half, slope, part = (scale(context, value) for _ in range(3))
-    square_term = _times_wider(context, part, value)
+    square_term = multiply_wide(context, part, value)
     tape.release(part)
     shifted = tape.run(Operation(elements=value.elements, width=value.width, passes=(square_term,)))
     tape.release(square_term)
-    argument = _times_wider(context, slope, shifted)
+    argument = multiply_wide(context, slope, shifted)
     tape.release(slope, shifted)
     return _times_one_plus_tanh(context, half, argument)
 
@@ -69,30 +69,8 @@ def _times_one_plus_tanh(context: Context, half: Value, argument: Value) -> Valu
     bent = renamed(context, argument, unary(context, argument, saves_output=True))
     shifted = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
     tape.release(bent)
-    output = _times_wider(context, half, shifted)
+    output = multiply_wide(context, half, shifted)
     tape.release(half, shifted)
-    return output
-
-
-def _times_wider(context: Context, left: Value, right: Value) -> Value:
-    """`left * right` where `right` may be wider: keeps both.
-
-    Both gradients are made wide, then the left one is cast. The engine frees what the product saved after the cast;
-    checkpointing's unpack hooks hand it over for good, so it is gone before.
-    """
-    tape, widens = context.tape, left.width != right.width
-    wide = Operation(elements=left.elements, width=right.width, inputs=(left,), view_of=left)
-    read = tape.run(wide) if widens and context.unpacks_once else tape.name(left)
-    output = tape.run(
-        Operation(
-            elements=right.elements,
-            width=right.width,
-            inputs=(read, right),
-            saves=saved_factors(read, right),
-            backward_scratch_bytes=right.size_bytes if read.width != right.width else 0,
-        )
-    )
-    tape.release(read)
     return output
 
 

@@ -224,6 +224,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
     if gpu.nominal:
         yield f"{gpu.title}: the capacity of {format_bytes(gpu.memory_bytes)} is nominal; no report of torch's is known"
+    if recipe.spec.delta is not None:
+        yield "the gated delta rule is transformers' own code, without the package fla, whose kernels keep less"
     yield from _assumed_of_packages(recipe)
     if keeps_products(recipe):
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"

@@ -3,6 +3,7 @@
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.delta_net import delta_net
 from ligerprof.analyzers.estimate.dora import add_dora
 from ligerprof.analyzers.estimate.expert_batches import add_routed, run_all_experts
 from ligerprof.analyzers.estimate.experts import add_shared_expert, run_experts
@@ -21,6 +22,7 @@ from ligerprof.analyzers.estimate.operations import (
     multiply,
     renamed,
     scale,
+    unary,
 )
 from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.tensors import Value
@@ -37,7 +39,10 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
     name, norms = f"{row.layers}.{index}", row.layer_norms
     residual_drop = None if row.residual_dropout is None else row.residual_dropout.dropout
     normed = _normed(context, value, name, norms.before_attention)
-    added, probabilities = _attention(context, normed, f"{name}.{row.attention.name}")
+    if context.spec.layer_kinds.recurrent[index]:
+        added, probabilities = delta_net(context, normed, name, project), None
+    else:
+        added, probabilities = _attention(context, normed, f"{name}.{row.attention.name}")
     if context.spec.parallel is not None:
         output = _add_parallel_mlp(context, value, normed, added, name, output_role)
         if probabilities is not None:
@@ -144,6 +149,9 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
         tape.release(attended, query, key, values, *held)
         return output, probabilities
     query, key, values, *joined = _query_key_value(context, value, name)
+    gate: Value | None = None
+    if row.gated:
+        query, gate = _cut_gate(context, query)
     if not row.norms_rotated:
         query, key = _norm_heads(context, query, key, name)
     turned_query, turned_key = query, key
@@ -160,9 +168,22 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
     if row.tempers_unrotated is not None and not context.rotates and context.spec.setting(row.tempers_unrotated):
         turned_query = renamed(context, turned_query, _tempered(context, turned_query))
     attended, probabilities = attend(context, turned_query, turned_key, values)
+    if gate is not None:
+        opened = unary(context, gate, saves_output=True)
+        attended = renamed(context, attended, multiply(context, attended, opened))
+        tape.release(opened)
+        joined.append(gate)
     output = project(context, attended, f"{name}.{row.out}")
     tape.release(attended, turned_query, turned_key, values, *joined)
     return _dropped(context, output, row.output_dropout), probabilities
+
+
+def _cut_gate(context: Context, joint: Value) -> tuple[Value, Value]:
+    """Query and gate, which lie next to each other for each head: the gate is copied."""
+    query, gate = context.tape.split(joint, 2)
+    copied = context.tape.run(Operation(elements=gate.elements, width=gate.width, passes=(gate,)))
+    context.tape.release(joint, gate)
+    return query, copied
 
 
 def _tempered(context: Context, query: Value) -> Value:

@@ -30,13 +30,15 @@ def masks_made(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
 def has_mask(recipe: TrainingRecipe, index: int) -> bool:
     """Whether a decoder layer receives a mask."""
-    return mask_elements(recipe, windowed=recipe.spec.layer_kinds.windowed[index]) > 0
+    kinds = recipe.spec.layer_kinds
+    return not kinds.recurrent[index] and mask_elements(recipe, windowed=kinds.windowed[index]) > 0
 
 
 def last_reader(recipe: TrainingRecipe, *, windowed: bool) -> int | None:
     """The checkpointed layer that is the last in backward to read a mask; None if no checkpointed layer does."""
-    kinds = recipe.spec.layer_kinds.windowed
-    readers = (index for index, kind in enumerate(kinds) if kind == windowed and recipe.checkpoints_layer(index))
+    kinds = recipe.spec.layer_kinds
+    attending = (index for index, recurrent in enumerate(kinds.recurrent) if not recurrent)
+    readers = (index for index in attending if kinds.windowed[index] == windowed and recipe.checkpoints_layer(index))
     return next(readers, None)
 
 
@@ -51,10 +53,10 @@ def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
         return [(routing,) for routing in routings]
     masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}
     readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)} - {0, 1, layers - 1}
-    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, routings, strict=True)
+    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, kinds.recurrent, routings, strict=True)
     return [
-        (masked[windowed], rotated, sparse, index in readers, routing)
-        for index, windowed, rotated, sparse, routing in each_layer
+        (masked[windowed], rotated, sparse, recurrent, index in readers, routing)
+        for index, windowed, rotated, sparse, recurrent, routing in each_layer
     ]
 
 

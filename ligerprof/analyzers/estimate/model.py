@@ -76,7 +76,8 @@ def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
     width = FP32_BYTES if rotary.fp32_tables else stream.width
     size_bytes = recipe.row_tokens * recipe.spec.rotary_dim * width // (2 if rotary.halves else 1)
     kinds = len(set(recipe.spec.layer_kinds.windowed)) if rotary.tables_by_kind else 1
-    return (size_bytes, size_bytes) * kinds
+    rows = recipe.rows if rotary.tables_by_row else 1
+    return (rows * size_bytes, rows * size_bytes) * kinds
 
 
 def keeps_tables(recipe: TrainingRecipe) -> bool:

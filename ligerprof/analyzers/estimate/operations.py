@@ -146,6 +146,28 @@ def multiply(context: Context, left: Value, right: Value) -> Value:
     return context.tape.run(Operation(elements=left.elements, width=left.width, inputs=(left, right), saves=saves))
 
 
+def multiply_wide(context: Context, left: Value, right: Value) -> Value:
+    """`left * right` where `right` may be wider: keeps both.
+
+    Both gradients are made wide, then the left one is cast. The engine frees what the product saved after the cast;
+    checkpointing's unpack hooks hand it over for good, so it is gone before.
+    """
+    tape, widens = context.tape, left.width != right.width
+    wide = Operation(elements=left.elements, width=right.width, inputs=(left,), view_of=left)
+    read = tape.run(wide) if widens and context.unpacks_once else tape.name(left)
+    output = tape.run(
+        Operation(
+            elements=right.elements,
+            width=right.width,
+            inputs=(read, right),
+            saves=saved_factors(read, right),
+            backward_scratch_bytes=right.size_bytes if read.width != right.width else 0,
+        )
+    )
+    tape.release(read)
+    return output
+
+
 def saved_factors(left: Value, right: Value) -> tuple[Value, ...]:
     """What a product saves: each factor whose counterpart needs a gradient (torch's derivatives.yaml)."""
     return tuple(kept for kept, other in ((left, right), (right, left)) if other.needs_gradient)

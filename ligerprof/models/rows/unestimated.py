@@ -11,47 +11,12 @@ from ligerprof.models.architecture import (
     Norm,
     Rotary,
 )
-from ligerprof.models.config_keys import Softcap, SparseLayers
-from ligerprof.models.layer_tensors import Linear
-from ligerprof.models.mixtures import Experts, SharedExpert
+from ligerprof.models.config_keys import Softcap
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, attention_tensors
 
 _OTHER_ROTATION = Rotary(other=True)
 
 ROWS = (
-    Architecture(
-        model_type="qwen3_next",
-        peft_targets=(),
-        class_prefix="Qwen3Next",
-        no_estimate="the memory of its gated delta rule depends on the packages that are installed",
-        defaults={
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-            "partial_rotary_factor": 0.25,
-        },
-        aliases={"num_local_experts": "num_experts"},
-        tensors=(
-            *CONFIGURED_ATTENTION,
-            Linear(name="linear_attn.in_proj_qkvz", inputs="hidden", outputs=("query",)),
-            Linear(name="linear_attn.in_proj_ba", inputs="hidden", outputs=("heads",)),
-            Linear(name="linear_attn.out_proj", inputs="query", outputs=("hidden",)),
-        ),
-        norm=Norm(eps="eps", offset=1.0, casts_last=True),
-        attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
-        mlp=Mlp(
-            experts=Experts(
-                width="moe_intermediate_size",
-                shared=SharedExpert(),
-                adapted_by_name=True,
-                layers=SparseLayers(every=("decoder_sparse_step", 1), dense="mlp_only_layers"),
-            )
-        ),
-        layer_norms=LayerNorms(own_forward=True),
-        auxiliary_loss="output_router_logits",
-        output_class="MoeCausalLMOutputWithPast",
-    ),
     Architecture(
         model_type="gemma3n_text",
         modeling="gemma3n",
