@@ -67,6 +67,10 @@ MORE: dict[str, dict[str, Any]] = {
     **{name: _FEW_EXPERTS for name, row in ARCHITECTURES.items() if row.mlp.experts is not None},
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
+    "dots1": {**_FEW_EXPERTS, "n_shared_experts": 1},
+    "exaone_moe": {**_FEW_EXPERTS, "sliding_window_pattern": 2},
+    "glm4_moe_lite": _LATENT,
+    "youtu": _LATENT,
     "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 64},
     "gemma3n_text": {
         "num_kv_shared_layers": 1,

@@ -5,7 +5,17 @@ from dataclasses import replace
 from ligerprof.models.architecture import Architecture, Attention
 from ligerprof.models.composites import TEXT_MODELS
 from ligerprof.models.config_keys import Softcap
-from ligerprof.models.rows import batched_experts, delta, experts, gemma_like, latent, llama_like, others, unestimated
+from ligerprof.models.rows import (
+    batched_experts,
+    delta,
+    experts,
+    gemma_like,
+    latent,
+    llama_like,
+    others,
+    sigmoid_experts,
+    unestimated,
+)
 
 ARCHITECTURES: dict[str, Architecture] = {
     row.model_type: row
@@ -17,6 +27,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *latent.ROWS,
         *batched_experts.ROWS,
         *delta.ROWS,
+        *sigmoid_experts.ROWS,
         *unestimated.ROWS,
     )
 }

@@ -47,18 +47,20 @@ class SparseLayers:
     """The decoder layers that have experts. Each attribute that is None leaves out no layer.
 
     Attributes:
-        first: the config key of the first such layer, and its default.
+        first: the config key of the first such layer (None: no key), and its default.
         last: the config key of the last one, and its default; -1 is the model's last layer.
         every: the config key of a period whose last layer has experts, and its default.
         dense: the config key of a list of layers without experts.
         listed: the config key of a list of the layers with experts, which decides if it is given.
+        kinds: the config key of a list with `sparse` or `dense` for each layer, which decides if it is given.
     """
 
-    first: tuple[str, int] | None = None
+    first: tuple[str | None, int] | None = None
     last: tuple[str, int] | None = None
     every: tuple[str, int] | None = None
     dense: str | None = None
     listed: str | None = None
+    kinds: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

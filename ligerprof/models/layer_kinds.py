@@ -52,17 +52,28 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
     if rotary is not None:
         rotates_all = rotary.only_with_window is None or (rotary.only_with_window == "unless off" and tokens is None)
         rotated = windowed if not rotates_all else _chosen(row, rotary.layers, config, layers)
-    sparse = tuple(_sparse(row, config, layers)) if row.mlp.experts is not None else (False,) * layers
+    sparse = _with_experts(row, config, layers)
     recurrent = (False,) * layers if row.delta is None else _chosen(row, row.delta.layers, config, layers)
     return LayerKinds(window_tokens=tokens, windowed=windowed, rotated=rotated, sparse=sparse, recurrent=recurrent)
+
+
+def _with_experts(row: Architecture, config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    experts = row.mlp.experts
+    if experts is None:
+        return (False,) * layers
+    kinds = None if experts.layers is None else experts.layers.kinds
+    if kinds is not None and row.setting(config, kinds) is not None:
+        return _chosen(row, LayerChoice(key=kinds, chosen="sparse"), config, layers)
+    return tuple(_sparse(row, config, layers))
 
 
 def _sparse(row: Architecture, config: Mapping[str, Any], layers: int) -> Iterator[bool]:
     """Whether each layer has a mixture of experts, in an architecture that has them."""
     choice = SparseLayers() if row.mlp.experts is None else row.mlp.experts.layers or SparseLayers()
 
-    def number(key: tuple[str, int] | None, default: int, smallest: int = 0) -> int:
-        return default if key is None else _number(key[0], row.setting(config, *key), smallest=smallest)
+    def number(key: tuple[str | None, int] | None, default: int, smallest: int = 0) -> int:
+        name, assumed = key or (None, default)
+        return assumed if name is None else _number(name, row.setting(config, name, assumed), smallest=smallest)
 
     first, last = number(choice.first, 0), number(choice.last, -1, smallest=-1)
     every = number(choice.every, 1, smallest=1)

@@ -18,6 +18,8 @@ class Scoring(Word):
     SOFTMAX_OF_CHOSEN = "softmax of chosen"
     # sigmoid of logits in fp32; a bias and the scores of groups of experts decide which are chosen
     SIGMOID = "sigmoid"
+    # sigmoid of logits that are cast to fp32; a bias decides which are chosen
+    WIDE_SIGMOID = "wide sigmoid"
     # softmax of logits in fp32; the scores of groups of experts may limit which are chosen; their scores are scaled
     GROUPED_SOFTMAX = "grouped softmax"
     # softmax over all experts, outside of autocast; a bias decides which are chosen

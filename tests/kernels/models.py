@@ -84,6 +84,11 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v3": _LATENT,
     "glm4_moe": {**_FEW_EXPERTS, "first_k_dense_replace": 1},
     "gpt_neox": {"num_key_value_heads": 3},
+    "glm4_moe_lite": _LATENT,
+    "youtu": _LATENT,
+    "dots1": {**_FEW_EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "exaone_moe": {**_FEW_EXPERTS, "num_hidden_layers": 5, "sliding_window": 8},
+    **dict.fromkeys(("minimax_m2", "solar_open"), _FEW_EXPERTS),
     "falcon_h1": {
         "mamba_d_ssm": 48,
         "mamba_n_heads": 4,

@@ -59,6 +59,9 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
     if model_type == "olmoe":
         # its norms are as wide as the hidden states: another width of a head cannot run
         sizes["head_dim"] = head_dim
+    if ARCHITECTURES[model_type].attention.latent:
+        # another name of qk_rope_head_dim
+        sizes["head_dim"] = 4
     # every family is asked for biases; not every one has them
     biases = {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
     if model_type == "internlm3":

@@ -46,6 +46,8 @@ def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Val
         return _soften_chosen(context, logits) if row.widens_chosen else _soften_narrow(context, logits)
     if row.scoring is Scoring.SIGMOID:
         return _squash(context, logits)
+    if row.scoring is Scoring.WIDE_SIGMOID:
+        return _squash_wide(context, logits)
     if row.scoring is Scoring.GROUPED_SOFTMAX:
         return _soften_and_scale(context, logits)
     probabilities = _soften(context, logits, casts=row.casts_logits)
@@ -120,6 +122,20 @@ def _squash(context: Context, logits: Value) -> tuple[Value, Value, Value]:
         scores = _divide_by_sums(context, scores)
     scores = renamed(context, scores, scale(context, scores))
     tape.release(every)
+    return logits, scores, choices
+
+
+def _squash_wide(context: Context, logits: Value) -> tuple[Value, Value, Value]:
+    """Sigmoid in fp32; a bias decides which experts are chosen; their scores are divided by their sum."""
+    tape, chosen = context.tape, context.tokens * context.spec.chosen_experts
+    wide = context.cast(logits, FP32_BYTES)
+    every = unary(context, wide, saves_output=True)
+    tape.release(wide)
+    biased = tape.run(Operation(elements=logits.elements, width=FP32_BYTES))
+    choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES, forward_scratch_bytes=chosen * FP32_BYTES))
+    scores = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(every,), saves=(choices,)))
+    scores = _divide_by_sums(context, scores)
+    tape.release(every, biased)
     return logits, scores, choices
 
 
