@@ -23,6 +23,9 @@ COMPOSITES = frozenset(
     }
 )
 
+# model types whose causal language model in transformers (AutoModelForCausalLM) is the text model alone
+TEXT_ALONE = frozenset({"llama4", "qwen3_5", "qwen3_5_moe"})
+
 # keys of the text model's config
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
 # a config of one model has one of these

@@ -7,7 +7,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture
 from ligerprof.models.architectures import find_architecture, has_row
-from ligerprof.models.composites import text_config
+from ligerprof.models.composites import TEXT_ALONE, text_config
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.delta import DeltaSizes
 from ligerprof.models.latent import LatentSizes
@@ -40,14 +40,8 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(model_type, str):
         raise UnknownModelError(f"{name}: the config has no 'model_type'. Give a transformers config.json.")
-    if (nested := text_config(config)) is not None:
-        key, text = nested
-        inner = text.get("model_type")
-        hint = f" To train the text model alone, give its {key!r} as a config.json."
-        raise UnknownModelError(
-            f"{name}: {short_repr(model_type)} joins a text model of type {short_repr(inner)} with others, such as a"
-            f" vision tower, which are not covered.{hint if isinstance(inner, str) and has_row(inner) else ''}"
-        )
+    if text_config(config) is not None:
+        return _text_model(config, name=name, weights_path=weights_path)
     row = find_architecture(model_type)
     config_json = canonical_json(config)
     config = _with_equal_entries(_with_defaults(row, config), "intermediate_size")
@@ -97,6 +91,22 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         return replace(spec, parameters=tuple(_parameters(row, spec, config)))
     gap = f"no analytic estimate for model_type {model_type!r} (docs/models.md lists those that have one)"
     return replace(spec, no_estimate_reason=gap)
+
+
+def _text_model(config: Config, *, name: str, weights_path: str | None) -> ModelSpec:
+    """The text model of a config that joins it with others, where transformers builds that alone; raises otherwise."""
+    model_type, nested = config["model_type"], text_config(config)
+    assert nested is not None
+    key, text = nested
+    inner = text.get("model_type")
+    if model_type in TEXT_ALONE:
+        alone = {**text, "model_type": inner or f"{model_type}_text"}
+        return replace(spec_from_config(alone, name=name, weights_path=weights_path), text_of=model_type)
+    hint = f" To train the text model alone, give its {key!r} as a config.json."
+    raise UnknownModelError(
+        f"{name}: {short_repr(model_type)} joins a text model of type {short_repr(inner)} with others, such as a"
+        f" vision tower, which are not covered.{hint if isinstance(inner, str) and has_row(inner) else ''}"
+    )
 
 
 def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, int, int, int]:

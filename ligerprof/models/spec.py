@@ -46,6 +46,8 @@ class ModelSpec:
         config_json: the whole transformers config as canonical JSON; the real model is built from it.
         weights_path: a folder that holds weights to load, or None for random ones.
         latent: sizes of latent attention, or None.
+        delta: sizes of a gated delta net, or None.
+        text_of: the model type of the config that it is the text model of, where transformers builds that alone.
         experts: number of experts of a layer, 0 without any.
         chosen_experts: number of experts that a token goes through.
         expert_size: an expert's intermediate size.
@@ -73,6 +75,7 @@ class ModelSpec:
     attention_softcap: float | None = None
     latent: LatentSizes | None = None
     delta: DeltaSizes | None = None
+    text_of: str | None = None
     experts: int = 0
     chosen_experts: int = 0
     expert_size: int = 0

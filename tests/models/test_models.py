@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import ARCHITECTURES, ModelSpec, load_model, spec_from_config
+from ligerprof.models.composites import TEXT_ALONE
 
 SMALL_LLAMA = {
     "model_type": "llama",
@@ -207,3 +208,25 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
 def test_a_folder_without_a_config_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnknownModelError, match="no such file"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("model_type", sorted(TEXT_ALONE))
+def test_a_config_with_a_tower_is_the_text_model_where_transformers_builds_that_alone(model_type: str) -> None:
+    text = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "intermediate_size_mlp": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 101,
+        "linear_num_value_heads": 16,
+        "num_experts": 3,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 1,
+    }
+    config = {"model_type": model_type, "text_config": text}
+    spec = spec_from_config(config, name="small")
+    assert described_parameters(spec) == transformers_parameters(config)
+    assert (spec.model_type, spec.text_of) == (f"{model_type}_text", model_type)
