@@ -99,7 +99,7 @@ def _text_model(config: Config, *, name: str, weights_path: str | None) -> Model
     assert nested is not None
     key, text = nested
     inner = text.get("model_type")
-    if model_type in TEXT_ALONE:
+    if model_type in TEXT_ALONE and inner not in TEXT_ALONE:
         alone = {**text, "model_type": inner or f"{model_type}_text"}
         return replace(spec_from_config(alone, name=name, weights_path=weights_path), text_of=model_type)
     hint = f" To train the text model alone, give its {key!r} as a config.json."
