@@ -19,8 +19,8 @@ OTHER_MEANINGS = {
     ("runs/bench/shapes.py", "llama"): "a set of shapes",
 }
 
-# what another package supports, with names that have no row here
-LISTS = {"kernels/providers/liger/model_types.py"}
+# lists that another package has: what liger-kernel supports, and the layers that open-instruct adapts
+LISTS = {"kernels/providers/liger/model_types.py", "recipe/configs/open_instruct.py"}
 
 
 def modules_outside_models() -> Iterator[tuple[str, ast.Module]]:
