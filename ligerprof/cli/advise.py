@@ -13,9 +13,9 @@ from ligerprof.cli.common_options import force_option, json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, show
 from ligerprof.cli.progress import stages
-from ligerprof.errors import DoesNotFitError, MissingDependencyError, UnsupportedError
+from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
-from ligerprof.recipe.configs.edits import edit_files, edits_json
+from ligerprof.recipe.configs.edits import FileEdit, edit_files, edits_json
 from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.conflicts import require_packages, require_supported
@@ -72,7 +72,13 @@ def command(
     next_command = command_line(runnable, advice.plan)
     main_memory = _main_memory_note(advice) if recipe.host_memory_bytes is None else ""
     remarks = [remark for remark in (reason, main_memory) if remark]
-    edits = edit_files(files, advice.recipe, advice.plan)
+    edits: tuple[FileEdit, ...] = ()
+    try:
+        edits = edit_files(files, advice.recipe, advice.plan)
+    except RecipeError as error:
+        if copies:
+            raise
+        remarks.append(str(error))
     show(
         lambda: {
             **advice.to_json(),

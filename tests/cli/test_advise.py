@@ -126,3 +126,27 @@ def test_each_of_several_files_gets_its_own_changes(tmp_path: Path) -> None:
     assert f"{files[1]} changes, too" in result.stderr
     deepspeed = json.loads(CliRunner().invoke(main, arguments).stdout)
     assert deepspeed["plan"]["recipe"]["engine"] == "deepspeed"
+
+
+def test_a_file_that_cannot_be_edited_by_lines_leaves_the_advice(tmp_path: Path) -> None:
+    file = tmp_path / "args.yaml"
+    file.write_text("  output_dir: o\n  per_device_train_batch_size: 8\n")
+    arguments = [
+        "advise",
+        "--config",
+        str(file),
+        "--model",
+        "tiny",
+        "--memory-limit",
+        "40MiB",
+        "--no-simulate",
+        "--json",
+    ]
+
+    result = CliRunner().invoke(main, arguments)
+
+    found = json.loads(result.stdout)
+    assert "edit" not in found
+    assert any("cannot be replaced line by line" in note for note in found["notes"])
+    copied = CliRunner().invoke(main, [*arguments, "-o", str(tmp_path / "fixed.yaml")])
+    assert (copied.exit_code, "cannot be replaced" in copied.stderr) == (2, True)

@@ -28,7 +28,7 @@ def parse_document(content: str, path: Path) -> dict[str, Any]:
     suffix = path.suffix.lower()
     if suffix == ".toml":
         values = parse_toml(content, str(path), _FILE)
-    elif suffix == ".json" or content.lstrip()[:1] == "{":
+    elif suffix == ".json" or (content.lstrip()[:1] == "{" and not _is_yaml(suffix)):
         values = parse_json(content, str(path), _FILE)
     else:
         values = _parse_yaml(content, path)
@@ -36,6 +36,10 @@ def parse_document(content: str, path: Path) -> dict[str, Any]:
         raise RecipeError(f"{path}: holds no keys. {_HINT}")
     plain: dict[str, Any] = _Copier(path).copy(values, 0)
     return plain
+
+
+def _is_yaml(suffix: str) -> bool:
+    return suffix in (".yaml", ".yml")
 
 
 class _Copier:

@@ -40,11 +40,20 @@ def rewrite(content: str, path: Path, values: Mapping[str, Any], edited: Mapping
         elif section:
             _replace_section(lines, section, wanted[section])
         else:
-            _replace(lines, range(len(lines)), "", name, _yaml_text(value))
-    changed = "\n".join(lines) + "\n"
-    if parse_document(changed, path) != wanted:
+            # a document may end before the file does
+            _replace(lines, range(lines.index("...") if "..." in lines else len(lines)), "", name, _yaml_text(value))
+    end = "\r\n" if "\r\n" in content else "\n"
+    changed = end.join(lines) + end
+    if not _says(changed, path, wanted):
         raise RecipeError(f"{path}: {', '.join(edited)} cannot be replaced line by line. Edit the file by hand.")
     return changed
+
+
+def _says(content: str, path: Path, wanted: Mapping[str, Any]) -> bool:
+    try:
+        return parse_document(content, path) == wanted
+    except RecipeError:
+        return False
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:
@@ -69,7 +78,8 @@ def with_values(values: Mapping[str, Any], edited: Mapping[str, Any]) -> dict[st
 
 def _replace(lines: list[str], where: range, indent: str, key: str, value: str) -> None:
     """Replace the lines of a key, or add one after the last line of its section."""
-    pattern = re.compile(rf"{indent}{re.escape(key)}\s*:(?P<value>[^#]*?)(?P<comment>\s+#.*)?$")
+    quote = "[\"']?"
+    pattern = re.compile(rf"{indent}{quote}{re.escape(key)}{quote}\s*:(?P<value>[^#]*?)(?P<comment>\s+#.*)?$")
     for start in where:
         if (found := pattern.match(lines[start])) is not None:
             lines[start : _end_of_value(lines, start, len(indent))] = [

@@ -361,3 +361,34 @@ def test_a_function_is_not_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
         require_editable([(source, "torchtitan")])
     with pytest.raises(OutputError, match="Give one"):
         require_editable([("env", "accelerate")])
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("output_dir: o\r\nper_device_train_batch_size: 8 # x\r\n", "per_device_train_batch_size: 2 # x\r\n"),
+        ('output_dir: o\n"per_device_train_batch_size": 8\n', "per_device_train_batch_size: 2\n"),
+        ("---\noutput_dir: o\nper_device_train_batch_size: 8\n...\n", "per_device_train_batch_size: 2\n"),
+        ("x: &size 8\noutput_dir: o\nper_device_train_batch_size: *size", "per_device_train_batch_size: 2\n"),
+        ("{output_dir: o, per_device_train_batch_size: 8}\n", '"per_device_train_batch_size": 2'),
+        ('output_dir: "a # b"\nper_device_train_batch_size: "8" # "c"\n', 'per_device_train_batch_size: 2 # "c"\n'),
+    ],
+    ids=["crlf", "quoted", "document", "alias", "flow", "comments"],
+)
+def test_yaml_however_it_is_written(text: str, changed: str, tmp_path: Path) -> None:
+    file = tmp_path / "args.yaml"
+    file.write_bytes(text.encode())
+    before, report = load_recipe([str(file)], {"model": "tiny"})
+    (edit,) = edit_files(report.files, before, dataclasses.replace(before, batch=2, grad_accum=4))
+    assert edit.content is not None
+    assert changed in edit.content
+    file.write_bytes(edit.content.encode())
+    again, _ = load_recipe([str(file)], {"model": "tiny"})
+    assert (again.batch, again.grad_accum) == (2, 4)
+
+
+def test_a_document_that_cannot_be_edited_by_lines_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path, "args.yaml", "  output_dir: o\n  per_device_train_batch_size: 8\n")
+    before, report = load_recipe([file], {"model": "tiny"})
+    with pytest.raises(RecipeError, match="gradient_accumulation_steps cannot be replaced line by line"):
+        edit_files(report.files, before, dataclasses.replace(before, batch=2, grad_accum=4))
