@@ -133,7 +133,7 @@ GPUS: dict[str, GpuSpec] = {
         # 94.50 GiB in messages of torch
         _gpu("gh200", "NVIDIA GH200 480GB", 96762, 132, (9, 0), "gh200-96g"),
         # 79.18 GiB in many messages of torch; total_memory=81082MB, 81089MB, 81090MB
-        _gpu("h100", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0), "h100-sxm", "h100-80g"),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", 81082, 132, (9, 0), "h100-sxm", "h100-80g", "h800"),
         # total_memory=81008MB
         _gpu("h100-pcie", "NVIDIA H100 PCIe", 81008, 114, (9, 0)),
         # 99456909312 bytes; 93.11 GiB in messages of torch
@@ -146,7 +146,7 @@ GPUS: dict[str, GpuSpec] = {
         # 267.69 GiB in messages of torch
         _gpu("b300", "NVIDIA B300 SXM6 AC", 274109, 148, (10, 3)),
         # 79.15 GiB in many messages of torch; 79.14 GiB: github.com/lianqi1008/Control-GIC/issues/6
-        _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 81049, 108, (8, 0), "a100-80"),
+        _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", 81049, 108, (8, 0), "a100-80", "a800"),
         # 42298834944 bytes in deviceQuery: github.com/bottlerocket-os/bottlerocket/pull/3873
         _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", 40339, 108, (8, 0), "a100-40"),
         # 23.53 GiB: github.com/google/RB-Modulation/issues/5

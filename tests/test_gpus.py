@@ -33,6 +33,8 @@ def test_every_gpu_is_found_by_its_name() -> None:
         ("a100_40g", "a100-40g"),
         ("A100-SXM4-80GB", "a100-80g"),
         ("H100 SXM", "h100"),
+        ("NVIDIA H800", "h100"),
+        ("A800", "a100-80g"),
         ("MI300X", "mi300x"),
         ("AMD Instinct MI325X", "mi325x"),
         ("GH200", "gh200"),
