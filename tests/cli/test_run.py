@@ -1,6 +1,7 @@
 """`ligerprof run` around small commands; none of them uses a device."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,19 @@ def test_output_passes_through_and_the_note_goes_to_stderr(
     written = capfdbinary.readouterr()
     assert (written.out, written.err) == (b"\x00\xff\n", b"wrong\n")
     assert result.stdout == ""
-    assert "Note: nothing was recorded: no Python process of the command used a CUDA device" in result.stderr
+    assert "Note: nothing was recorded: no Python process of the command imported torch, or" in result.stderr
+
+
+def test_a_program_that_uses_no_device_is_told_from_one_without_a_recording(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("class cuda:\n    _lazy_call = staticmethod(lambda start: None)\n")
+    command = ["--json", "-o", "out", "--", sys.executable]
+
+    (note,) = json.loads(run(*command, "-c", "import torch").stdout)["notes"]
+    (hidden,) = json.loads(run(*command, "-S", "-c", "import sys; sys.path[:0] = ['.']; import torch").stdout)["notes"]
+
+    assert note.startswith("nothing was recorded: no Python process of the command used a CUDA device")
+    assert hidden.startswith("nothing was recorded: no Python process of the command imported torch, or")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["torch.py"]
 
 
 def test_json_is_alone_on_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -12,6 +12,7 @@ from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport, explain_ran
 from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.runs.directory import RESULT
+from ligerprof.runs.recording.settings import IMPORTED
 from ligerprof.runs.recording.summary import PREFIX, RECORDING, LateFailure, RecordingSummary, State, read_summary
 from ligerprof.serialization import document, select
 from ligerprof.snapshots import SNAPSHOT_NAME
@@ -94,7 +95,7 @@ def clear_recordings(output: Path) -> None:
         for folder in output.iterdir():
             if folder.name.startswith((PREFIX, _RANK)) and (folder / RECORDING).is_file():
                 shutil.rmtree(folder)
-        for name in (SNAPSHOT_NAME, RECORDING, RESULT):
+        for name in (SNAPSHOT_NAME, RECORDING, RESULT, IMPORTED):
             (output / name).unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{output}: cannot be cleared ({error.strerror}). Choose another -o.") from None
@@ -161,9 +162,24 @@ def _processes(output: Path, notes: list[str]) -> list[_Process]:
             found.append((folder, read_summary(folder)))
         except LigerprofError as error:
             notes.append(str(error).rstrip("."))
+    imported = output / IMPORTED
     if not found and not notes:
-        notes.append("nothing was recorded: no Python process of the command used a CUDA device through torch")
+        notes.append(f"nothing was recorded: {_why_nothing(was_imported=imported.exists())}")
+    with suppress(OSError):
+        imported.unlink(missing_ok=True)
     return sorted(found, key=lambda each: each[1].started_us)
+
+
+def _why_nothing(*, was_imported: bool) -> str:
+    if not was_imported:
+        return (
+            "no Python process of the command imported torch, or those that did were started without ligerprof's"
+            " folder on PYTHONPATH, as by python -I, -E or -S, in a container, or where a script sets PYTHONPATH"
+        )
+    devices = ("nvidia[0-9]*", "kfd", "dxg")
+    found = any(next(Path("/dev").glob(pattern), None) for pattern in devices)
+    here = "" if found else "; this machine has none"
+    return f"no Python process of the command used a CUDA device through torch{here}"
 
 
 def _complete(processes: Sequence[_Process], notes: list[str]) -> Iterator[_Process]:

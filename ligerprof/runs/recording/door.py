@@ -4,13 +4,14 @@ It must start fast and never fail: it needs the standard library alone until tor
 """
 
 import sys
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.recording.imports import after_import
 from ligerprof.runs.recording.messages import say
-from ligerprof.runs.recording.settings import Mode, Settings
+from ligerprof.runs.recording.settings import IMPORTED, Mode, Settings
 
 _opened = False
 
@@ -39,6 +40,9 @@ def open_door() -> None:
 def _await_cuda(torch: ModuleType, settings: Settings) -> None:
     """Start when CUDA is initialized: before the first allocation, and never in launchers and data workers."""
     cuda: Any = torch.cuda
+    if settings.mode is Mode.RUN and settings.output is not None:
+        with suppress(OSError):
+            (settings.output / IMPORTED).touch()
 
     def start() -> None:
         try:

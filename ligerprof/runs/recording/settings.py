@@ -9,6 +9,8 @@ from pathlib import Path
 from ligerprof.errors import RecipeError
 
 VARIABLE = "LIGERPROF"
+# an empty file among the recordings: a process has imported torch
+IMPORTED = "torch-imported"
 _OUTPUT, _STEPS = "LIGERPROF_OUTPUT", "LIGERPROF_STEPS"
 
 
