@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -68,9 +69,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         result = yield
     except BaseException:
-        _, snapshot = memory.stop()
-        if _ran_out(snapshot):
-            item.add_report_section("call", "GPU memory", _explained(snapshot))
+        # the test's own error stays, also where the device can no longer be used
+        with suppress(Exception):
+            _, snapshot = memory.stop()
+            if _ran_out(snapshot):
+                item.add_report_section("call", "GPU memory", _explained(snapshot))
         raise
     peak_bytes, snapshot = memory.stop()
     limit_bytes = _limit_bytes(item)
@@ -105,10 +108,16 @@ def _ran_out(snapshot: Mapping[str, Any]) -> bool:
 def _explained(snapshot: Mapping[str, Any]) -> str:
     """What `ligerprof explain` prints for a recording."""
     from ligerprof.analyzers.explain.analysis import explain
+    from ligerprof.errors import LigerprofError
     from ligerprof.reports.peak import render_peak
     from ligerprof.reports.terminal import console
     from ligerprof.snapshots.reader import Snapshot
 
     text = io.StringIO()
-    console(text).print(render_peak(explain(Snapshot.from_dict(snapshot, source="the test"))))
+    try:
+        report = explain(Snapshot.from_dict(snapshot, source="the test"))
+    except LigerprofError as error:
+        # the test switched the history off, for example
+        return f"What held the memory is not known: {error}"
+    console(text).print(render_peak(report))
     return text.getvalue()

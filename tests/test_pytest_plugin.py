@@ -119,3 +119,13 @@ def test_on_a_gpu_each_test_has_its_own_peak(tmp_path: Path) -> None:
     small = marked("'20MiB'", "import torch\n    torch.empty(2**20, device='cuda')").replace("test_step", "test_small")
 
     assert "2 passed" in run(tmp_path, f"{large}\n\n{small}")
+
+
+def test_a_recording_that_cannot_be_read_does_not_hide_what_happened(tmp_path: Path) -> None:
+    empty = CONFTEST.replace("self.program.snapshot()", "{'segments': [], 'device_traces': [[]]}")
+    broken = CONFTEST.replace("return max(", "raise RuntimeError(")
+
+    assert "over the limit of 1.0 MiB\nWhat held the memory is not known" in run(
+        tmp_path, marked("'1MiB'"), conftest=empty
+    )
+    assert "assert 1 == 2" in run(tmp_path, marked("'1MiB'", "assert 1 == 2"), conftest=broken)

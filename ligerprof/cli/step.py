@@ -10,7 +10,7 @@ from ligerprof.cli.common_options import folder_option, force_option, json_optio
 from ligerprof.cli.host_memory import require_host_memory
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import say, show
-from ligerprof.errors import DoesNotFitError, MissingDependencyError
+from ligerprof.errors import DoesNotFitError, MissingDependencyError, OutputError
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
@@ -64,7 +64,7 @@ def command(
         run.write_text(REPORT, render_page(report))
         try:
             write_summaries(report)
-        except MissingDependencyError as error:
+        except (MissingDependencyError, OutputError) as error:
             say(f"note: {error}")
         show(report.to_json, lambda: render_step(report), as_json=as_json)
         fits = report.outcome.oom is None

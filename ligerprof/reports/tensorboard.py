@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ligerprof.errors import MissingDependencyError
+from ligerprof.errors import MissingDependencyError, OutputError
 from ligerprof.reports.figures.roles import RolesBar, draw_roles
 from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict_lines
 from ligerprof.roles import STEP_PHASES, Role
@@ -11,6 +11,7 @@ from ligerprof.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter
 
 _FIGURE_INCHES = 8.0
 
@@ -22,6 +23,7 @@ def write_summaries(report: StepReport) -> None:
 
     Raises:
         MissingDependencyError: tensorboard is not installed.
+        OutputError: they cannot be written.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -29,15 +31,26 @@ def write_summaries(report: StepReport) -> None:
         raise MissingDependencyError(
             "no TensorBoard scalars: tensorboard is not installed. Try: pip install 'ligerprof[tensorboard]'."
         ) from None
+    folder = report.run.tensorboard
+    try:
+        with SummaryWriter(log_dir=str(folder)) as writer:
+            _write(writer, report)
+    except OSError as error:
+        # its thread raises the errors of earlier writes
+        raise OutputError(
+            f"{folder}: no TensorBoard scalars ({error.strerror or error}). Choose another place."
+        ) from None
+
+
+def _write(writer: "SummaryWriter", report: StepReport) -> None:
     number = report.outcome.profiled_step
-    with SummaryWriter(log_dir=str(report.run.tensorboard)) as writer:
-        for tag, values in scalars(report).items():
-            for step, value in values.items():
-                writer.add_scalar(tag, value, step)
-        writer.add_figure("peak/by_role", _figure(report), number)
-        # TensorBoard renders Markdown, where a single line break is a space
-        lines = [*heading_lines(report), "\n".join(verdict_lines(report)), *closing_lines(report)]
-        writer.add_text("step", "\n\n".join(lines), number)
+    for tag, values in scalars(report).items():
+        for step, value in values.items():
+            writer.add_scalar(tag, value, step)
+    writer.add_figure("peak/by_role", _figure(report), number)
+    # TensorBoard renders Markdown, where a single line break is a space
+    lines = [*heading_lines(report), "\n".join(verdict_lines(report)), *closing_lines(report)]
+    writer.add_text("step", "\n\n".join(lines), number)
 
 
 def scalars(report: StepReport) -> dict[str, dict[int, float]]:

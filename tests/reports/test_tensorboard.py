@@ -1,11 +1,13 @@
 """What a step leaves for TensorBoard, read back as TensorBoard reads it."""
 
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ligerprof.errors import OutputError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.tensorboard import scalars, write_summaries
 from ligerprof.roles import STEP_PHASES, Role
@@ -79,3 +81,11 @@ def test_nothing_but_events_is_written(report: StepReport, written: Any) -> None
     names = [path.name for path in Path(report.run.tensorboard).iterdir()]
     assert names
     assert all(name.startswith("events.out.tfevents.") for name in names)
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(report: StepReport, tmp_path: Path) -> None:
+    elsewhere = dataclasses.replace(report, run=create_run_directory(tmp_path / "run"))
+    elsewhere.run.tensorboard.write_text("a file")
+
+    with pytest.raises(OutputError, match=r"tensorboard: no TensorBoard scalars \(File exists\)"):
+        write_summaries(elsewhere)
