@@ -1,5 +1,8 @@
 """Write a step's TensorBoard summaries next to the profiler's trace: scalars, the peak's figure and text."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ligerprof.errors import MissingDependencyError, OutputError
@@ -33,13 +36,23 @@ def write_summaries(report: StepReport) -> None:
         ) from None
     folder = report.run.tensorboard
     try:
-        with SummaryWriter(log_dir=str(folder)) as writer:
+        # its thread raises errors of writing here, and again where Python would print a traceback
+        with _quiet_threads(), SummaryWriter(log_dir=str(folder)) as writer:
             _write(writer, report)
     except OSError as error:
-        # its thread raises the errors of earlier writes
         raise OutputError(
             f"{folder}: no TensorBoard scalars ({error.strerror or error}). Choose another place."
         ) from None
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    before = threading.excepthook
+    threading.excepthook = lambda failure: None if issubclass(failure.exc_type, OSError) else before(failure)
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _write(writer: "SummaryWriter", report: StepReport) -> None:
