@@ -15,6 +15,7 @@ from ligerprof.analyzers.estimate.placement import paged_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, places, traced_layers
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.routings import routing_assumption, routing_range
+from ligerprof.analyzers.estimate.saving import saving_peak
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_kinds, step_peaks
@@ -53,7 +54,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     kernels = find_kernel_set(recipe.providers)
     steps = {step: step_peaks(recipe, kernels, step) for step in step_kinds(recipe)}
     steady = steps[Step.STEADY]
-    evaluation = evaluation_peak(recipe, kernels)
+    evaluation, saving = evaluation_peak(recipe, kernels), saving_peak(recipe)
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
     lowest_bytes, highest_bytes = _between(recipe, steady)
     routing = routing_range(recipe, kernels, steady.peak.total_bytes)
@@ -73,6 +74,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         second_step_peak_bytes=steps[Step.SECOND].peak.total_bytes if Step.SECOND in steps else None,
         streams_bytes=max(peaks.streams_bytes for peaks in steps.values()),
         evaluation_roles=evaluation,
+        saving_peak_bytes=None if saving is None else saving.total_bytes,
         host_bytes=host_bytes(recipe, make_weights(recipe).values()) + steady.host_bytes,
         terms=terms,
         assumed=(

@@ -60,6 +60,7 @@ class Moment(ExplainedWord):
     FIRST = "first step", "the first step, which creates optimizer states"
     SECOND = "second step", "DDP's second step, which builds its buckets anew"
     EVALUATION = "evaluation", "an evaluation between steps"
+    SAVING = "saving", "gathering the model to save it whole"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,7 @@ class FitVerdict:
         limit_bytes: the limit.
         limit_source: its origin, such as `--memory-limit`.
         decided_by: the moment with the highest peak.
-        allocated_bytes: the highest peak of all steps and an evaluation; a run fails if these are over the limit.
+        allocated_bytes: the highest peak of all steps, an evaluation and saving; over the limit, a run fails.
         expected_reserved_bytes: the same with the expected fragmentation.
     """
 
@@ -132,6 +133,7 @@ class MemoryEstimate(JsonKeys):
         second_step_peak_bytes: the peak of DDP's second step, which builds its buckets anew; None for other engines.
         streams_bytes: the highest bytes of each CUDA stream in any step, added up.
         evaluation_roles: the peak of an evaluation by role; None without one.
+        saving_peak_bytes: the peak while the model is gathered to save it whole; None if no engine shards it.
         host_bytes: main memory that offloaded training uses in this GPU's process, else 0.
         terms: the headline terms.
         assumed: assumptions behind the figures, one sentence each.
@@ -156,6 +158,7 @@ class MemoryEstimate(JsonKeys):
     second_step_peak_bytes: int | None
     streams_bytes: int
     evaluation_roles: MemoryBreakdown | None
+    saving_peak_bytes: int | None
     host_bytes: int
     terms: tuple[Term, ...]
     assumed: tuple[str, ...]
@@ -184,13 +187,14 @@ class MemoryEstimate(JsonKeys):
             Moment.FIRST: self.first_step_peak_bytes,
             Moment.SECOND: self.second_step_peak_bytes or 0,
             Moment.EVALUATION: self.evaluation_peak_bytes or 0,
+            Moment.SAVING: self.saving_peak_bytes or 0,
         }
         moment = max(moments, key=lambda each: moments[each])
         return moment, moments[moment]
 
     @property
     def highest_peak_bytes(self) -> int:
-        """The highest peak of all steps and of an evaluation, which decides whether a recipe fits."""
+        """The highest peak of all steps, of an evaluation and of saving, which decides whether a recipe fits."""
         return self.highest[1]
 
     def to_json(self) -> dict[str, Any]:
@@ -200,7 +204,7 @@ class MemoryEstimate(JsonKeys):
             select(self, "peak_bytes", "peak_phase", "phases", "static_bytes", "checkpoint_bytes", "logits_bytes"),
             select(self, "roles", "layers", "lowest_bytes", "highest_bytes"),
             select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
-            select(self, "evaluation_peak_bytes", "evaluation_roles", "host_bytes"),
+            select(self, "evaluation_peak_bytes", "evaluation_roles", "saving_peak_bytes", "host_bytes"),
             dict.fromkeys(_VERDICT_KEYS) if self.verdict is None else self.verdict.to_json(),
             select(self, "fits"),
             {"host_limit_bytes": None if self.host is None else self.host.limit_bytes},

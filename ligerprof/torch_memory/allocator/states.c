@@ -51,19 +51,19 @@ static int reserve(void **table, int64_t *room, int64_t wanted, size_t each)
     return 1;
 }
 
-/* The first entry that is not less. */
+/* The first entry that is not less; without branches, which no processor could predict. */
 static int64_t find(const Pool *pool, int64_t size, int64_t address)
 {
-    int64_t low = 0, high = pool->count;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        const Entry *entry = &pool->entries[middle];
-        if (entry->size < size || (entry->size == size && entry->address < address))
-            low = middle + 1;
-        else
-            high = middle;
+    const Entry *first = pool->entries;
+    int64_t count = pool->count;
+    while (count > 0) {
+        int64_t half = count / 2;
+        const Entry *entry = first + half;
+        int less = (entry->size < size) | ((entry->size == size) & (entry->address < address));
+        first = less ? entry + 1 : first;
+        count = less ? count - half - 1 : half;
     }
-    return low;
+    return first - pool->entries;
 }
 
 static void remove_at(Pool *pool, int64_t index)
@@ -72,11 +72,26 @@ static void remove_at(Pool *pool, int64_t index)
     memmove(&pool->entries[index], &pool->entries[index + 1], (size_t)(pool->count - index) * sizeof(Entry));
 }
 
-static void take(State *state, int32_t number)
+/* Put a block in place of the entry at an index. */
+static void replace_at(State *state, Pool *pool, int64_t index, int32_t number)
 {
     Block *block = &state->blocks[number];
-    Pool *pool = &state->pools[block->pool];
-    remove_at(pool, find(pool, block->size, block->address));
+    Entry *entries = pool->entries;
+    int64_t place = find(pool, block->size, block->address);
+    if (place <= index) {
+        memmove(&entries[place + 1], &entries[place], (size_t)(index - place) * sizeof(Entry));
+    } else {
+        place--;
+        memmove(&entries[index], &entries[index + 1], (size_t)(place - index) * sizeof(Entry));
+    }
+    entries[place] = (Entry){block->size, block->address, number};
+    block->is_free = 1;
+}
+
+static int64_t index_of(const State *state, int32_t number)
+{
+    const Block *block = &state->blocks[number];
+    return find(&state->pools[block->pool], block->size, block->address);
 }
 
 static int put(State *state, int32_t number)
@@ -117,7 +132,7 @@ static void drop_block(State *state, int32_t number)
     state->spare = number;
 }
 
-/* Take the next block, which is in no pool, into this one. */
+/* Take the next block into this one. */
 static void absorb_next(State *state, int32_t number)
 {
     Block *block = &state->blocks[number];
@@ -134,18 +149,24 @@ static void absorb_next(State *state, int32_t number)
 static int free_block(State *state, int32_t number)
 {
     Block *block = &state->blocks[number];
+    Pool *pool = &state->pools[block->pool];
+    int64_t index = -1;
     state->allocated -= block->size;
     if (block->next >= 0 && state->blocks[block->next].is_free) {
-        take(state, block->next);
+        index = index_of(state, block->next);
         absorb_next(state, number);
     }
     if (block->previous >= 0 && state->blocks[block->previous].is_free) {
-        int32_t before = block->previous;
-        take(state, before);
-        absorb_next(state, before);
-        number = before;
+        if (index >= 0)
+            remove_at(pool, index);
+        number = block->previous;
+        index = index_of(state, number);
+        absorb_next(state, number);
     }
-    return put(state, number);
+    if (index < 0)
+        return put(state, number);
+    replace_at(state, pool, index, number);
+    return 1;
 }
 
 static int has_room(const State *state, int64_t wanted)
@@ -185,7 +206,7 @@ static int64_t grow(State *state, int32_t which, int64_t size)
         if (!has_room(state, wanted))
             return size;
         if (is_free) {
-            take(state, last);
+            remove_at(pool, index_of(state, last));
             state->blocks[last].size += wanted;
             number = last;
         } else {
@@ -227,19 +248,21 @@ static int32_t allocate(State *state, int64_t size, int64_t *failure)
         index = find(pool, size, INT64_MIN);
     }
     int32_t number = pool->entries[index].block;
-    remove_at(pool, index);
     state->blocks[number].is_free = 0;
     int64_t left = state->blocks[number].size - size;
     if (left >= state->smallest_rest[which]) {
         int64_t behind = state->blocks[number].address + size;
         int32_t rest = new_block(state, behind, left, which, number, state->blocks[number].next);
-        if (rest < 0 || !put(state, rest)) {
+        if (rest < 0) {
             *failure = NO_MEMORY;
             return -1;
         }
         state->blocks[number].size = size;
         if (pool->last == number)
             pool->last = rest;
+        replace_at(state, pool, index, rest);
+    } else {
+        remove_at(pool, index);
     }
     state->allocated += state->blocks[number].size;
     if (state->allocated > state->highest)

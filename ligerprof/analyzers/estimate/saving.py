@@ -1,0 +1,62 @@
+"""What a rank holds while the whole model is gathered to save it, as accelerate's `get_state_dict` gathers it."""
+
+from collections.abc import Iterable, Mapping
+
+from ligerprof.analyzers.estimate.groups import sharded_parameter
+from ligerprof.analyzers.estimate.meter import Meter
+from ligerprof.analyzers.estimate.partition import weight_width
+from ligerprof.analyzers.estimate.static import make_weights
+from ligerprof.analyzers.estimate.step import StaticMemory, place
+from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.recipe.categories import Engine, Offload
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+
+
+def saving_peak(recipe: TrainingRecipe) -> MemoryBreakdown | None:
+    """Who holds what at the highest moment of a save after a steady step; None if nothing is gathered for it.
+
+    Weights, optimizer states, workspaces and the last training batch are there; gradients and gathered weights are not.
+    """
+    if recipe.engine is Engine.FSDP2:
+        gathered_bytes = _gathered_by_fsdp2(recipe)
+    elif recipe.engine is Engine.DEEPSPEED and recipe.zero == 3 and recipe.gpus > 1:
+        gathered_bytes = _gathered_by_zero_3(recipe)
+    else:
+        return None
+    weights = make_weights(recipe)
+    placement = place(recipe, weights.values(), first=False)
+    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    StaticMemory(recipe, weights, placement).place(meter, first=False)
+    meter.add(placement.running, times=-1)
+    meter.start()
+    meter.add({Role.COMMUNICATION: gathered_bytes})
+    return meter.peak()
+
+
+def _gathered_by_fsdp2(recipe: TrainingRecipe) -> int:
+    """One parameter at a time, in the dtype of its shards; shards in main memory are copied to the GPU first.
+
+    torch/distributed/_state_dict_utils.py, _gather_state_dict; of rank 0, which copies it to main memory.
+    """
+    parameters = [sharded_parameter(recipe, weight) for weight in make_weights(recipe).values()]
+    arriving = recipe.offload is not Offload.NONE
+    return max(item.storage_bytes * (item.shards + arriving) for item in parameters)
+
+
+def _gathered_by_zero_3(recipe: TrainingRecipe) -> int:
+    """The parameters of one module at a time (engine.py, _zero3_consolidated_16bit_state_dict)."""
+    # a partition in main memory is copied to the GPU first
+    partitions = recipe.gpus + recipe.offload.moves_parameters
+    return max(
+        sum(-(-weight.elements // recipe.gpus) for weight in own) * partitions * weight_width(recipe)
+        for own in _by_module(make_weights(recipe))
+    )
+
+
+def _by_module(weights: Mapping[str, Weight]) -> Iterable[list[Weight]]:
+    modules: dict[str, list[Weight]] = {}
+    for name, weight in weights.items():
+        modules.setdefault(name.rpartition(".")[0], []).append(weight)
+    return modules.values()
