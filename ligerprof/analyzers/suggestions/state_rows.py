@@ -53,6 +53,10 @@ def _bf16_weights(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
     return dataclasses.replace(recipe, precision=Precision.BF16) if recipe.precision is Precision.AMP else None
 
 
+def _paged(recipe: "TrainingRecipe") -> "TrainingRecipe":
+    return dataclasses.replace(recipe, optimizer=Optimizer.PAGED_ADAMW)
+
+
 def _eight_bit(recipe: "TrainingRecipe") -> "TrainingRecipe":
     return dataclasses.replace(recipe, optimizer=Optimizer.ADAMW_8BIT)
 
@@ -74,8 +78,10 @@ STATE_ROWS: tuple[Row, ...] = (
             **for_each(TRAINERS, 'optim="paged_adamw_32bit",'),
             Framework.AXOLOTL: ("optimizer: paged_adamw_32bit",),
             Framework.LLAMA_FACTORY: ("optim: paged_adamw_32bit",),
+            Framework.LIGERPROF: ("--optimizer paged-adamw",),
             Framework.TORCH: ("optimizer = bitsandbytes.optim.PagedAdamW32bit(...)",),
         },
+        recipe=_paged,
     ),
     Row(
         name="8-bit-optimizer",

@@ -94,7 +94,7 @@ def fp32_training(
     return recipe, analyze(Snapshot.from_dict(simulate_step(recipe).snapshot), recipe=recipe).peak
 
 
-@pytest.mark.parametrize("name", ["8-bit-optimizer", "bf16-weights", "lora"])
+@pytest.mark.parametrize("name", ["paged-optimizer", "8-bit-optimizer", "bf16-weights", "lora"])
 def test_changes_to_weights_and_states_save_what_they_say(
     fp32_training: tuple[TrainingRecipe, PeakReport], name: str
 ) -> None:
