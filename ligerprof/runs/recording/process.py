@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -58,6 +59,9 @@ class ProcessRecording:
         self._read_at, self._read_step = 0.0, 0
         self._counts: Any = None
         self._counted: Callable[[], object] = lambda: None
+        # of each optimizer in the running step; later, how many of one make a step, and how many of it there were
+        self._updates: Counter[int] = Counter()
+        self._updates_per_step = self._updates_of_counted = 0
 
     def start(self) -> None:
         """Start recording, and arrange the end.
@@ -74,6 +78,7 @@ class ProcessRecording:
         )
         self._write_summary()
         self._recorder = recorder.open()
+        self._counts = register_optimizer_step_post_hook(self._note_update)
         self._history.keep_on(self._note_own_history)
         atexit.register(self.finish)
         os.register_at_fork(after_in_child=self._leave)
@@ -90,7 +95,8 @@ class ProcessRecording:
         if self._counts is not None:
             self._counts.remove()
             self._counts = None
-            _quietly(self._note_peak)(self._begun, is_last=True)
+            if self._updates_per_step:
+                _quietly(self._note_peak)(self._begun, is_last=True)
         self._write_summary()
 
     def _stop(self) -> None:
@@ -119,6 +125,7 @@ class ProcessRecording:
         if 2 < step < self._steps.first:
             # the steps up to here may have run without a history
             self._note_peak(step - 1, is_last=step == self._steps.first - 1)
+        updates, self._updates = self._updates, Counter()
         self._step = self._begun = step
         if step == 2 <= self._steps.first:
             self._peak_before_bytes, self._read_step = self._history.peak_bytes(), 1
@@ -138,7 +145,13 @@ class ProcessRecording:
         self._stop()
         self._write_summary()
         self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step - 1
+        self._counts.remove()
+        # DeepSpeed updates groups of weights one after another
+        self._updates_per_step = max(updates.values(), default=1)
         self._counts = register_optimizer_step_post_hook(_quietly(self._count))
+
+    def _note_update(self, optimizer: object, _arguments: Any, _named: Any) -> None:
+        self._updates[id(optimizer)] += 1
 
     def _count(self, optimizer: object, _arguments: Any, _named: Any) -> None:
         """Note the peak of a step after the recording; of several optimizers, the first counts."""
@@ -147,7 +160,8 @@ class ProcessRecording:
         self._begun = self._step
         self._note_peak(self._step)
         if optimizer is self._counted():
-            self._step += 1
+            self._updates_of_counted += 1
+            self._step += self._updates_of_counted % self._updates_per_step == 0
 
     def _note_peak(self, step: int, *, is_last: bool = False) -> None:
         """Note the peak up to a step without events, if it is the highest; of short steps, several are read at once.

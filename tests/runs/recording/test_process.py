@@ -163,6 +163,21 @@ def test_recording_ends_with_the_chosen_steps_and_then_only_counts(
     assert {step.step for step in explain(run).steps} == {1, 2, 3}
 
 
+def test_an_optimizer_that_updates_groups_one_after_another_is_one_step(tmp_path: Path, exits: Exits) -> None:
+    recording, history = start(tmp_path, Steps(first=1, last=2))
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with history:
+        for _ in range(5):
+            model(torch.ones(2, 4)).sum().backward()
+            for _group in range(3):
+                optimizer.step()
+    recording.finish()
+
+    _, summary = written(tmp_path)
+    assert (summary.steps, summary.last_recorded) == (5, 2)
+
+
 def test_a_peak_before_the_chosen_steps_is_noted_and_the_replay_goes_on(
     tmp_path: Path, exits: Exits, is_read_each_step: bool
 ) -> None:
