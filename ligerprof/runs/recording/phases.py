@@ -256,13 +256,12 @@ class LoopPhases:
             return Phase.EVALUATION if self._evaluates and not with_gradients else None
         if self._phase is Phase.FORWARD and not with_gradients:
             return None
-        frozen = not any(weight.requires_grad for weight in _weights(module))
         if with_gradients and module.training:
             self._trained.add(module)
         if with_gradients:
             evaluates = not module.training and module in self._trained
         else:
-            evaluates = self._evaluates if frozen else True
+            evaluates = self._evaluates or _has_weights(module, trainable=True)
         self._evaluates = evaluates
         return Phase.EVALUATION if evaluates else Phase.FORWARD
 
@@ -300,11 +299,15 @@ class LoopPhases:
     def _around_backward(self, original: Any) -> Any:
         def backward(outputs: Any, *arguments: Any, **named: Any) -> Any:
             # a model may differentiate inside its forward pass
-            if torch.compiler.is_compiling() or self._is_inside or self.passes_on():
+            if self._is_inside or self._in_backward or torch.compiler.is_compiling() or self.passes_on():
                 return original(outputs, *arguments, **named)
-            goes_on = bool(named.get("create_graph")) and not is_outermost_gradient()
-            with self._backward(outputs, goes_on=goes_on):
+            before = self._begin_backward(outputs)
+            try:
                 return original(outputs, *arguments, **named)
+            finally:
+                # a gradient that is part of a loss
+                goes_on = bool(named.get("create_graph")) and not is_outermost_gradient()
+                self._end_backward(before, goes_on=goes_on)
 
         return backward
 
@@ -335,13 +338,8 @@ class LoopPhases:
         """Whether a call does not concern phases: recomputation in backward, or a trace of torch.compile."""
         return self._in_backward or not self._patches.active or TracingContext.try_get() is not None
 
-    @contextmanager
-    def _backward(self, outputs: Any, *, goes_on: bool) -> Iterator[None]:
-        """Stamp a backward pass.
-
-        Args:
-            goes_on: whether the phase before it goes on, as with a gradient that is part of a loss.
-        """
+    def _begin_backward(self, outputs: Any) -> Phase:
+        """Stamp a backward pass; returns the phase before it."""
         self._begin_step()
         before = self._phase
         if self._names_modules:
@@ -349,29 +347,33 @@ class LoopPhases:
         self._in_backward = True
         self._choose_run()
         self._enter(Phase.BACKWARD)
-        try:
-            yield
-        finally:
-            self._in_backward = False
-            self._choose_run()
-            self._had_backward = self._had_backward or not goes_on
-            if self._in_optimizer and before is not Phase.BACKWARD:
-                # the optimizer computes the loss again
-                self._enter(Phase.OPTIMIZER)
-            elif goes_on or before not in (Phase.BUILD, Phase.FORWARD):
-                self._enter(before)
-            else:
-                self._enter(Phase.OUTSIDE)
+        return before
+
+    def _end_backward(self, before: Phase, *, goes_on: bool) -> None:
+        """End a backward pass.
+
+        Args:
+            goes_on: whether the phase before it goes on, as with a gradient that is part of a loss.
+        """
+        self._in_backward = False
+        self._choose_run()
+        self._had_backward = self._had_backward or not goes_on
+        if self._in_optimizer and before is not Phase.BACKWARD:
+            # the optimizer computes the loss again
+            self._enter(Phase.OPTIMIZER)
+        elif goes_on or before not in (Phase.BUILD, Phase.FORWARD):
+            self._enter(before)
+        else:
+            self._enter(Phase.OUTSIDE)
 
 
-def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Weights of a module, shared ones more than once: the first come much faster than from `parameters()`."""
-    pending = [module]
-    while pending:
-        each = pending.pop()
-        yield from (weight for weight in each._parameters.values() if weight is not None)
-        pending.extend(child for child in reversed(each._modules.values()) if child is not None)
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return next(_weights(module), None) is not None
+def _has_weights(module: nn.Module, *, trainable: bool = False) -> bool:
+    """Whether a module or one inside it has weights; the first is found much faster than with `parameters()`."""
+    for weight in module._parameters.values():
+        if weight is not None and (weight.requires_grad or not trainable):
+            return True
+    # `any` with a generator takes longer
+    for child in module._modules.values():  # noqa: SIM110
+        if child is not None and _has_weights(child, trainable=trainable):
+            return True
+    return False

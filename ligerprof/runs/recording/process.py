@@ -125,7 +125,8 @@ class ProcessRecording:
         if 2 < step < self._steps.first:
             # the steps up to here may have run without a history
             self._note_peak(step - 1, is_last=step == self._steps.first - 1)
-        updates, self._updates = self._updates, Counter()
+        updates = dict(self._updates)
+        self._updates.clear()
         self._step = self._begun = step
         if step == 2 <= self._steps.first:
             self._peak_before_bytes, self._read_step = self._history.peak_bytes(), 1

@@ -220,7 +220,7 @@ class Recorder:
         self._saved.clear()
 
     def _begin_step(self, step: int) -> None:
-        if self._phases is not None and step > 1:
+        if self._phases is not None and step in (2, self._first_step - 1, self._first_step) and step > 1:
             try:
                 self._switch_history(self._phases, step)
             except RuntimeError as error:
