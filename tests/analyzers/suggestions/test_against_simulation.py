@@ -11,6 +11,7 @@ from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.suggestion import Basis
 from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.cli.step import command
+from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.simulated import simulate_step
@@ -111,6 +112,60 @@ def test_changes_to_weights_and_states_save_what_they_say(
     assert suggestion.saves_bytes == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE)
     # the model is known by the sizes of its weights
     assert suggestion.basis is Basis.REPLAYED
+
+
+WIDTHS: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 16000,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "cohere": {"tie_word_embeddings": True},
+    "gemma2": {"head_dim": 64, "tie_word_embeddings": True},
+    "glm4": {},
+    "gpt_neox": {"intermediate_size": 2048, "num_key_value_heads": 8},
+    "granite": {},
+    "mistral": {"sliding_window": None},
+    "olmo2": {},
+    "phi3": {},
+    "qwen3": {"head_dim": 128},
+    "smollm3": {},
+    "stablelm": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_known_models_keep_what_they_say(model_type: str, *, checkpointing: bool) -> None:
+    config = {"model_type": model_type, **WIDTHS, **ARCHITECTURES[model_type]}
+    attention = "eager" if model_type == "gemma2" else "sdpa"
+    recipe = TrainingRecipe(
+        model=spec_from_config(config, name=model_type),
+        device="simulated",
+        batch=4,
+        seq=512,
+        precision="amp",
+        attention=attention,
+        checkpointing=checkpointing,
+    )
+    analysis = analyze(Snapshot.from_dict(simulate_step(recipe).snapshot))
+    found = {one.name: one for one in analysis.suggestions}
+
+    for name in ("bf16-weights", "lora"):
+        row = next(row for row in ROWS if row.name == name)
+        changed = row.recipe(recipe)
+        assert changed is not None
+        after = simulate_step(changed, record=False)
+        achieved_bytes = analysis.peak.peak_bytes - max(after.peak_bytes, after.first_step_peak_bytes)
+        assert found[name].basis is Basis.REPLAYED
+        assert found[name].saves_bytes == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE), name
 
 
 def test_a_step_out_of_memory_lists_what_would_have_let_it_pass() -> None:
