@@ -40,7 +40,7 @@ _GATHERED = re.compile(
     r"_fsdp_param\.py:(?:alloc_storage|init_all_gather_outputs)$|runtime/zero/partition_parameters\.py:", re.MULTILINE
 )
 # gradients of activations can be as large as weights, and are dropped anyhow
-_DROPPED_RATIO = 4
+_DROPPED_RATIO, _LEAST_DROPPED = 4, 2
 # padding to a multiple of the ranks is at most this share of a buffer
 _PADDING_SHARE = 64
 
@@ -93,6 +93,8 @@ class Reductions:
         step = self._first_step_after_backward
         if step is None:
             kept = freed[of_weights] < 0
+            if np.count_nonzero(~kept) < _LEAST_DROPPED:
+                return False
             return int(sizes[of_weights[kept]].sum()) * _DROPPED_RATIO < int(sizes[of_weights[~kept]].sum())
         live = self._replayed.live_at(step)
         own = of_weights[is_among(of_weights, live)]
