@@ -52,7 +52,9 @@ _ROWS: Mapping[str, Row] = {
     **lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
     **lacking(
         _PREFERENCES,
-        "beta dpo_beta dpo_loss_type gamma_beta_ratio dpo_gamma_beta_ratio dpo_label_smoothing concatenated_forward",
+        "beta dpo_beta loss_type dpo_loss_type gamma_beta_ratio dpo_gamma_beta_ratio dpo_label_smoothing"
+        " concatenated_forward",
+        remedy="Only supervised fine-tuning is covered.",
     ),
     **left_out("the loss that balances experts", "load_balancing_loss"),
     **left_out("added or resized embeddings", "add_bos", harmless=(True, False)),

@@ -232,7 +232,9 @@ TRL_DPO = _other(
     " ref_model_sync_steps max_prompt_length max_completion_length disable_dropout reference_free rpo_alpha"
     " use_logits_to_keep ref_model_init_kwargs generate_during_eval model_adapter_name ref_adapter_name"
     " force_use_ref_model padding_value label_pad_token_id is_encoder_decoder base_model_attribute_name tools"
-    " ref_adapter ref_model padding_free loss_type",
+    " ref_adapter ref_model padding_free loss_type"
+    # CPO and SimPO
+    " simpo_gamma gamma_beta_ratio cpo_alpha",
 )
 TRL_REWARD = _other(
     "trl-reward",

@@ -328,10 +328,11 @@ def test_what_a_users_file_means(name: str, tmp_path: Path) -> None:
     ("keys", "says"),
     [
         ("beta: 0.05\nmax_prompt_length: 512\nmax_completion_length: 512\n", "preference method"),
+        ("beta: 2.5\ngamma_beta_ratio: 0.55\nmax_prompt_length: 1800\n", "preference method"),
         ("num_generations: 16\nuse_vllm: true\nmax_completion_length: 2048\n", "reinforcement learning"),
         ("center_rewards_coefficient: 0.01\n", "reward modeling"),
     ],
-    ids=["orpo", "grpo", "reward"],
+    ids=["orpo", "simpo", "grpo", "reward"],
 )
 def test_other_methods_of_trl_are_refused_by_name(keys: str, says: str, tmp_path: Path) -> None:
     text = f"model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\nper_device_train_batch_size: 2\noutput_dir: out\n{keys}"
