@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
-from ligerprof.models.delta import DeltaNet
+from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, SlidingWindow, Softcap
+from ligerprof.models.delta import DeltaNet, ShortConv
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixtures import Experts
 from ligerprof.words import Word
@@ -181,11 +181,12 @@ class Mlp:
     Attributes:
         gate: how the activated gate multiplies the other projection; None for a plain MLP.
         inputs: the projections of gate and up, or one joint projection; without a gate, the only input projection.
-        activation: the attribute that holds a gated MLP's activation function.
+        activation: the attribute that holds a gated MLP's activation function; None if its code calls the function.
         function: the config key of the activation function, and its name if the config lacks the key.
         dropout: applied to the last projection's result, within the MLP module.
         experts: the mixture of experts that a layer has instead, or None.
         width: the config key of its intermediate size.
+        adjusted: how the config changes this size, or None.
         dropout_attribute: the attribute of a gated MLP that holds the probability.
     """
 
@@ -193,11 +194,12 @@ class Mlp:
     name: str = "mlp"
     inputs: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
-    activation: str = "act_fn"
+    activation: str | None = "act_fn"
     function: tuple[str, str] = ("hidden_act", "silu")
     dropout: Dropout | None = None
     experts: Experts | None = None
     width: str = "intermediate_size"
+    adjusted: AdjustedWidth | None = None
     dropout_attribute: str | None = None
 
     @property
@@ -261,6 +263,7 @@ class Architecture:
         not_estimated: config keys that turn on what the other fields cannot express.
         only_one: config keys that do so with any value but 1.
         delta: the gated delta net that some layers have instead of attention, or None.
+        short_conv: the gated convolution that some layers have instead of attention, or None.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
@@ -297,6 +300,7 @@ class Architecture:
     norm: Norm = Norm()
     attention: Attention = Attention()
     delta: DeltaNet | None = None
+    short_conv: ShortConv | None = None
     mlp: Mlp = Mlp()
     layer_norms: LayerNorms = LayerNorms()
     embedding_dropout: Dropout | None = None

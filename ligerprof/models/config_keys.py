@@ -31,6 +31,7 @@ class LayerChoice:
         period_key: the config key of the period.
         leaves_first: whether the first layer of a period is left out, rather than the last.
         from_layer: the config key of the first chosen layer, and its default.
+        others: the config key of a list of the layers that are not chosen; without it none is.
     """
 
     key: str = "layer_types"
@@ -40,6 +41,22 @@ class LayerChoice:
     period_key: str | None = None
     leaves_first: bool = False
     from_layer: tuple[str, int] | None = None
+    others: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdjustedWidth:
+    """The config keys of a width of which two thirds are taken, times a factor, rounded up to a multiple.
+
+    Attributes:
+        switch: turns this on; it is on if the config lacks the key.
+        factor: the factor; null: neither multiplied nor rounded.
+        multiple: the multiple.
+    """
+
+    switch: str
+    factor: str
+    multiple: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The sizes of a gated delta net, a linear attention with one state per head, read from a config."""
+"""What some layers have instead of attention: gated delta nets, with their sizes from a config, and convolutions."""
 
 from dataclasses import dataclass
 
@@ -30,6 +30,27 @@ class DeltaNet:
     def interleaves(self) -> bool:
         """Whether the projections interleave the heads, so that each part is copied."""
         return len(self.inputs) == 2
+
+
+_CONVOLVED = LayerChoice(chosen="conv", others="full_attn_idxs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConv:
+    """Where a layer has a gated convolution over a few tokens instead of attention.
+
+    Attributes:
+        joint: the projection of both gates and the convolution's input.
+        kernel: the config key of the number of tokens that it reads.
+        layers: the layers that have one.
+    """
+
+    name: str = "conv"
+    joint: str = "in_proj"
+    conv: str = "conv"
+    out: str = "out_proj"
+    kernel: str = "conv_L_cache"
+    layers: LayerChoice = _CONVOLVED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

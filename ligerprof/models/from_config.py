@@ -23,6 +23,7 @@ _LAYER_KEYS = ("num_hidden_layers", "n_layer")
 # several times the largest models'
 _MOST_LAYERS = 2**12
 _LARGEST_SIZE = 2**31
+_LARGEST_FACTOR = 1000
 
 
 def spec_from_config(config: Config, *, name: str, weights_path: str | None = None) -> ModelSpec:
@@ -63,7 +64,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         config_json=config_json,
         weights_path=weights_path,
         hidden_size=hidden,
-        intermediate_size=_size(config, name, row.mlp.width, "n_inner", "ffn_dim", default=4 * hidden),
+        intermediate_size=_intermediate_size(row, config, name, hidden),
         layers=_size(config, name, *_LAYER_KEYS),
         heads=heads,
         kv_heads=_size(config, name, "num_key_value_heads", default=heads) if row.attention.grouped else heads,
@@ -107,6 +108,19 @@ def _text_model(config: Config, *, name: str, weights_path: str | None) -> Model
         f"{name}: {short_repr(model_type)} joins a text model of type {short_repr(inner)} with others, such as a"
         f" vision tower, which are not covered.{hint if isinstance(inner, str) and has_row(inner) else ''}"
     )
+
+
+def _intermediate_size(row: Architecture, config: Config, name: str, hidden: int) -> int:
+    size, adjusted = _size(config, name, row.mlp.width, "n_inner", "ffn_dim", default=4 * hidden), row.mlp.adjusted
+    if adjusted is None or not config.get(adjusted.switch, True):
+        return size
+    size = int(2 * size / 3)
+    factor, multiple = config.get(adjusted.factor, 1.0), _size(config, name, adjusted.multiple)
+    if factor is None:
+        return size
+    if not isinstance(factor, (int, float)) or not 0 < factor <= _LARGEST_FACTOR:
+        raise UnknownModelError(f"{name}: {adjusted.factor!r} is {short_repr(factor)}, not a factor. Fix the config.")
+    return -(-int(factor * size) // multiple) * multiple
 
 
 def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, int, int, int]:
@@ -242,6 +256,7 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         "one": 1,
         **({} if spec.latent is None else _latent_widths(spec.heads, spec.latent)),
         **({} if spec.delta is None else _delta_widths(spec.delta)),
+        **({} if row.short_conv is None else {"kernel": _size(config, spec.name, row.short_conv.kernel)}),
     }
     yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.positions is not None:

@@ -19,7 +19,7 @@ class LayerKinds:
         windowed: whether a layer attends to a window of tokens only.
         rotated: whether a layer rotates query and key.
         sparse: whether a layer has a mixture of experts.
-        recurrent: whether a layer has a gated delta net instead of attention.
+        recurrent: whether a layer has a gated delta net or a short convolution instead of attention.
     """
 
     window_tokens: int | None
@@ -53,7 +53,8 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
         rotates_all = rotary.only_with_window is None or (rotary.only_with_window == "unless off" and tokens is None)
         rotated = windowed if not rotates_all else _chosen(row, rotary.layers, config, layers)
     sparse = _with_experts(row, config, layers)
-    recurrent = (False,) * layers if row.delta is None else _chosen(row, row.delta.layers, config, layers)
+    mixer = row.delta or row.short_conv
+    recurrent = (False,) * layers if mixer is None else _chosen(row, mixer.layers, config, layers)
     return LayerKinds(window_tokens=tokens, windowed=windowed, rotated=rotated, sparse=sparse, recurrent=recurrent)
 
 
@@ -108,6 +109,8 @@ def _chosen(row: Architecture, choice: LayerChoice | None, config: Mapping[str, 
             if not isinstance(listed, list) or len(listed) < layers:
                 raise UnknownModelError(f"{key!r} is not a list of {layers} entries. Fix the config.")
             return tuple(entry == chosen for entry in listed[:layers])
+    if choice.others is not None:
+        return _all_but(row, choice.others, config, layers)
     if choice.from_layer is not None:
         first = row.setting(config, *choice.from_layer)
         return tuple(index >= _number(choice.from_layer[0], first) for index in range(layers))
@@ -118,6 +121,15 @@ def _chosen(row: Architecture, choice: LayerChoice | None, config: Mapping[str, 
         period = _number(choice.period_key, row.setting(config, choice.period_key, period), smallest=1)
     left_out = 0 if choice.leaves_first else period - 1
     return tuple(index % period != left_out for index in range(layers))
+
+
+def _all_but(row: Architecture, key: str, config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    listed = row.setting(config, key)
+    if listed is None:
+        return (False,) * layers
+    if not isinstance(listed, list):
+        raise UnknownModelError(f"{key!r} is {short_repr(listed)}, not a list of layers. Fix the config.")
+    return tuple(index not in listed for index in range(layers))
 
 
 def _number(key: str, value: object, *, smallest: int = 0) -> int:

@@ -45,7 +45,7 @@ class Linear:
         transposed: whether the weight is stored as (in, out), as in transformers' Conv1D.
         sparse: whether only layers with experts have it (True), or only layers without (False).
         fp32: whether it is in fp32, whatever the model's dtype.
-        recurrent: whether only layers with a gated delta net have it (True), or only layers without (False).
+        recurrent: whether only layers without attention have it (True), or only layers with attention (False).
     """
 
     name: str

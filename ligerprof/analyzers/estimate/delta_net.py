@@ -1,4 +1,4 @@
-"""A gated delta net on the tape: what a layer has instead of attention, as `Qwen3NextGatedDeltaNet` computes it."""
+"""What a layer has instead of attention, on the tape: a gated delta net, or a convolution between two gates."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.delta_rule import gated_delta_rule
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
+    multiply,
     multiply_wide,
     renamed,
     row_root,
@@ -23,7 +24,7 @@ Project = Callable[[Context, Value, str], Value]
 
 
 def delta_net(context: Context, value: Value, layer: str, project: Project) -> Value:
-    """The layer's mixer on its normed input, which the caller still holds."""
+    """`Qwen3NextGatedDeltaNet` on its normed input, which the caller still holds."""
     tape, row, sizes = context.tape, context.spec.architecture.delta, context.spec.delta
     assert row is not None
     assert sizes is not None
@@ -33,7 +34,8 @@ def delta_net(context: Context, value: Value, layer: str, project: Project) -> V
         mixed, gate, strength, rate, *held = _interleaved(context, read, name, row, project)
     else:
         mixed, gate, strength, rate, *held = (project(context, read, f"{name}.{item}") for item in row.inputs)
-    mixed = renamed(context, mixed, _convolved(context, mixed, f"{name}.{row.conv}", sizes))
+    mixed = renamed(context, mixed, _convolved(context, mixed, f"{name}.{row.conv}"))
+    mixed = renamed(context, mixed, unary(context, mixed))
     query, key, values = tape.split(mixed, tuple(context.tokens * size for size in _parts(sizes)))
     tape.release(*held[2:])
     written = unary(context, strength, saves_output=True)
@@ -89,15 +91,31 @@ def _interleaved(context: Context, value: Value, name: str, row: DeltaNet, proje
     return mixed, gate, strength, rate, joint, rates, query, key, values
 
 
-def _convolved(context: Context, value: Value, name: str, sizes: DeltaSizes) -> Value:
-    """`causal_conv1d_fn`: a convolution over the tokens of each channel, whose first outputs are activated."""
+def short_conv(context: Context, value: Value, layer: str, project: Project) -> Value:
+    """`Lfm2ShortConv` on its normed input, which the caller still holds: a convolution between two gates."""
+    tape, row = context.tape, context.spec.architecture.short_conv
+    assert row is not None
+    name = f"{layer}.{row.name}"
+    read = _without_padding(context, value)
+    joint = project(context, read, f"{name}.{row.joint}")
+    first, last, parts = tape.split(joint, 3)
+    gated = multiply(context, first, parts)
+    mixed = renamed(context, gated, _convolved(context, gated, f"{name}.{row.conv}"))
+    product = multiply(context, last, mixed)
+    output = project(context, product, f"{name}.{row.out}")
+    tape.release(product, mixed, first, last, parts, joint, read)
+    return output
+
+
+def _convolved(context: Context, value: Value, name: str) -> Value:
+    """`causal_conv1d_fn` without an activation: a convolution over the tokens of each channel; the first outputs."""
     tape, weight = context.tape, context.weights[f"{name}.weight"]
     wide = context.cast(value, weight.width)
     read = context.autocast(wide)
     tape.release(wide)
     # a view of the weight, so that autocast does not keep its copy
     factor = weight if weight.width == read.width else context.cast_weight(weight, read.width)
-    rows = context.recipe.rows * (context.recipe.row_tokens + sizes.kernel - 1)
+    rows = context.recipe.rows * (context.recipe.row_tokens + weight.shape[-1] - 1)
     output = tape.run(
         Operation(
             elements=rows * (value.elements // context.tokens),
@@ -110,8 +128,7 @@ def _convolved(context: Context, value: Value, name: str, sizes: DeltaSizes) -> 
     tape.release(read)
     if isinstance(factor, Value):
         tape.release(factor)
-    first = renamed(context, output, tape.slice(output, value.elements))
-    return renamed(context, first, unary(context, first))
+    return renamed(context, output, tape.slice(output, value.elements))
 
 
 def _decay(context: Context, rate: Value, name: str) -> Value:

@@ -3,7 +3,7 @@
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.delta_net import delta_net
+from ligerprof.analyzers.estimate.delta_net import delta_net, short_conv
 from ligerprof.analyzers.estimate.dora import add_dora
 from ligerprof.analyzers.estimate.expert_batches import add_routed, run_all_experts
 from ligerprof.analyzers.estimate.experts import add_shared_expert, run_experts
@@ -40,7 +40,8 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
     residual_drop = None if row.residual_dropout is None else row.residual_dropout.dropout
     normed = _normed(context, value, name, norms.before_attention)
     if context.spec.layer_kinds.recurrent[index]:
-        added, probabilities = delta_net(context, normed, name, project), None
+        mix = delta_net if row.delta is not None else short_conv
+        added, probabilities = mix(context, normed, name, project), None
     else:
         added, probabilities = _attention(context, normed, f"{name}.{row.attention.name}")
     if context.spec.parallel is not None:

@@ -49,8 +49,9 @@ def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     row, linear_kernel = patcher.row.mlp, patcher.variant(slot.with_next_linear)
     forward, mlps = decoder.gated_forward(row, kernel), patcher.modules("MLP")
     for module in mlps:
-        activation = type(getattr(module, row.activation)).__name__
-        if activation not in _ACTIVATIONS[slot.name]:
+        activation = None if row.activation is None else type(getattr(module, row.activation)).__name__
+        # None: the code calls the function that the slot is for
+        if activation is not None and activation not in _ACTIVATIONS[slot.name]:
             raise KernelUnavailableError(f"{slot.name}: the model's MLP uses {activation}. Leave {slot.name} out.")
         patcher.swap(module, slot.name, lambda _original: forward)
         # only if torch's own layers make the gates and read the product
