@@ -293,6 +293,9 @@ def own_table(rows: list[dict[str, Any]]) -> Iterator[str]:
         floor = [seconds for one in found for seconds in one["reference_seconds"][FLOOR]]
         cells = [f"{1e3 * statistics.median(floor):.2f}", *(_conditions(found, key) for key in CONDITIONS)]
         for name, budget in BUDGETS_OF_NAMES.items():
+            if name not in row["comparisons"]:
+                cells += ["-"] * 3
+                continue
             beyond_mib = (row["extra_peak_bytes"][name] - row["gradient_bytes"]) / MIB
             cells += [_share(row, name, of) for of in (FLOOR, f"{BOUND} {budget}")] + [f"{beyond_mib:.1f}"]
         yield f"| {sizes_of(row)} | {' | '.join(cells)} |"
