@@ -46,7 +46,9 @@ def loss_and_gradient_of_shard(
 def _gather(statistics_SN: Tensor, shard: VocabularyShard) -> Tensor:
     ranks = distributed.get_world_size(shard.group)
     gathered_RSN = statistics_SN.new_empty(ranks, *statistics_SN.shape)
-    distributed.all_gather_into_tensor(gathered_RSN.view(-1, statistics_SN.shape[1]), statistics_SN, group=shard.group)
+    # the name from torch 2.13 on; the older one warns there
+    all_gather = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+    all_gather(gathered_RSN.view(-1, statistics_SN.shape[1]), statistics_SN, group=shard.group)
     return gathered_RSN
 
 

@@ -4,6 +4,7 @@ No function here holds logits of all tokens and words; each has a gradient.
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import torch
@@ -136,8 +137,8 @@ def _per_token(options: LossOptions, temperature: float) -> LossOptions:
     for name in ("label_smoothing", "z_loss", "token_scaling"):
         if getattr(options, name):
             raise KernelInputError(f"the option {name} belongs to a loss, and not to a score of a token. Leave it out.")
-    if temperature <= 0:
-        raise KernelInputError(f"the temperature is {temperature}. It must be positive.")
+    if not 0 < temperature < math.inf:
+        raise KernelInputError(f"the temperature is {temperature}. It must be positive and finite.")
     return dataclasses.replace(options, reduction="none", logit_scale=options.logit_scale / temperature)
 
 

@@ -272,7 +272,7 @@ CASES = (
     replace(_PLAIN, check="strides", title="weights with gaps", parameter_layout=_strided),
     replace(_PLAIN, check="strides", title="expanded", expands=True),
     replace(_PLAIN, check="strides", title="no tokens", shape=replace(EVEN, seq_len=0)),
-    replace(_PLAIN, check="repeat", title="three calls", repeats=True),
+    replace(_PLAIN, check="repeat", title="three calls", shape=_TALL, repeats=True),
 )
 COMPILED = (
     replace(_PLAIN, check="compile", title="fullgraph"),

@@ -380,3 +380,29 @@ def test_a_kernel_needs_the_device_it_is_asked_for(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(KernelUnavailableError, match="no CUDA device is visible"):
         require_available(find_kernel("flce"), "cuda")
+
+
+def test_hooks_see_the_values_of_a_model_without_kernels(device: torch.device) -> None:
+    """Outputs and gradients of every block and norm, by hooks that copy them."""
+    seen: list[dict[str, torch.Tensor]] = [{}, {}]
+    for found, kernels in zip(seen, ("none", "all"), strict=True):
+        model = tiny_model("llama", device=device)
+        for name, module in model.named_modules():
+            if name.endswith(("mlp", "self_attn", "norm", "q_proj", "gate_proj", "down_proj")):
+
+                def forward_hook(
+                    _module: nn.Module, _inputs: Any, output: Any, name: str = name, found: Any = found
+                ) -> None:
+                    output = output[0] if isinstance(output, tuple) else output
+                    found[name] = output.detach().clone()
+                    output.register_hook(lambda grad: found.update({f"{name}.grad": grad.clone()}))
+
+                module.register_forward_hook(forward_hook)
+        if kernels != "none":
+            apply(model, kernels)
+        train_once(model)
+    plain, fused = seen
+    assert set(plain) == set(fused)
+    assert len(plain) > 20
+    for name, right in plain.items():
+        assert relative_error(fused[name], right) < 1e-5, name
