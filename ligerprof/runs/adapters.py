@@ -1,5 +1,6 @@
 """LoRA's adapters on a model that is trained: peft's, in the dtype that the recipe says."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -28,7 +29,10 @@ def with_adapters(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
         modules_to_save=list(recipe.saved_modules) or None,
         use_dora=recipe.dora,
     )
-    adapted = get_peft_model(model, config)
+    with warnings.catch_warnings():
+        # peft reads a property that transformers renamed
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        adapted = get_peft_model(model, config)
     for name, parameter in adapted.named_parameters():
         if _ADAPTERS in name:
             parameter.data = parameter.data.to(getattr(torch, recipe.adapter_dtype))

@@ -222,15 +222,15 @@ class _Climb:
         return Step(change=expandable_segments, state=State.USELESS, reason=reason)
 
     def _retry(self) -> None:
-        """Retry rungs that saved nothing before: they may help now, and they cost less than the remaining rungs."""
+        """Retry rungs that did not help before: they may help now, and they cost less than the remaining rungs."""
         last = self.steps[-1]
         while last.state is State.APPLIED and not self.verdict.fits:
-            for useless in [step for step in self.steps if step.state is State.USELESS]:
+            for unused in [step for step in self.steps if step.state in (State.USELESS, State.INAPPLICABLE)]:
                 if self.verdict.fits:
                     return
-                again = self._take(useless.change)
+                again = self._take(unused.change)
                 if again.state is State.APPLIED:
-                    self.steps.remove(useless)
+                    self.steps.remove(unused)
                     self.steps.append(again)
             if self.steps[-1] is last:
                 return

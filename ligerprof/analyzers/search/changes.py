@@ -136,6 +136,18 @@ def _mixed_precision(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, precision=Precision.AMP if _has_bfloat16(recipe) else Precision.AMP_FP16),)
 
 
+@_change("bf16-weights", "16-bit frozen weights", "precision: weights that do not train are rounded to 16 bits")
+def _narrow_frozen_weights(recipe: TrainingRecipe) -> Outcome:
+    if not (recipe.lora or recipe.qlora):
+        return "all weights train, and 16 bits would lose their small updates"
+    if recipe.weight_dtype != "float32":
+        return "the weights are in 16 bits already"
+    if recipe.engine is Engine.FSDP2:
+        return "FSDP2 shards weights of one dtype together, and adapters are fp32"
+    in_float16 = recipe.precision.uses_float16 or not _has_bfloat16(recipe)
+    return (dataclasses.replace(recipe, precision=Precision.FP16_AMP if in_float16 else Precision.BF16_AMP),)
+
+
 @_change("zero-3", "ZeRO-3", "time: weights are gathered in both passes, 1.5 times the communication")
 def _zero_3(recipe: TrainingRecipe) -> Outcome:
     if recipe.zero == 3:
@@ -200,7 +212,7 @@ def _lora(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, lora=_RANK),)
 
 
-@_change("qlora", "QLoRA", f"training: only adapters of rank {_RANK} learn, over weights in 4 bits")
+@_change("qlora", "QLoRA", "training: only adapters learn, over weights in 4 bits")
 def _qlora(recipe: TrainingRecipe) -> Outcome:
     if recipe.qlora:
         return "the weights are in 4 bits already"
@@ -230,6 +242,7 @@ def expandable_segments(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, alloc_conf=conf),)
 
 
+_UP_TO_ZERO_3 = (_zero_2, _checkpointing, _mixed_precision, _narrow_frozen_weights, _zero_3)
 _REST = (
     _offload_optimizer,
     _offload_all,
@@ -246,8 +259,8 @@ def make_ladder(sharding: Sharding) -> tuple[Change, ...]:
     """The changes, the cheapest first; FSDP2 comes before or after what DeepSpeed would do."""
     fsdp2 = _fsdp2(sharding)
     if sharding.engine is Engine.FSDP2:
-        return (_fused_kernels, fsdp2, _zero_2, _checkpointing, _mixed_precision, _zero_3, *_REST)
-    return (_fused_kernels, _zero_2, _checkpointing, _mixed_precision, _zero_3, fsdp2, *_REST)
+        return (_fused_kernels, fsdp2, *_UP_TO_ZERO_3, *_REST)
+    return (_fused_kernels, *_UP_TO_ZERO_3, fsdp2, *_REST)
 
 
 LADDER = make_ladder(Sharding())

@@ -21,6 +21,7 @@ from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 _FILE = FileKind(error=RecipeError, hint="--config names the file to edit.", max_bytes=2**18)
 # what frameworks take where a file has no such key
 _DEFAULTS: Mapping[str, Any] = {
+    "dtype": "float32",
     **dict.fromkeys(("load_in_4bit", "load_in_8bit", "training.enable_cpu_offload"), False),
     **dict.fromkeys(("fsdp_config.fsdp_offload_params", "fsdp_config.offload_params"), False),
     **dict.fromkeys(("fsdp_config.fsdp_reshard_after_forward", "fsdp_config.reshard_after_forward"), True),

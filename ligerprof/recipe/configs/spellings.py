@@ -34,6 +34,15 @@ def _amp(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
     return {Precision.AMP: {"bf16": True}, Precision.AMP_FP16: {"fp16": True}}.get(recipe.precision)
 
 
+# TRL loads the model, and its files say in which dtype
+_TRL_PRECISIONS: Mapping[Precision, Mapping[str, Any]] = {
+    Precision.AMP: {"dtype": "float32", "bf16": True},
+    Precision.AMP_FP16: {"dtype": "float32", "fp16": True},
+    Precision.BF16_AMP: {"dtype": "bfloat16", "bf16": True},
+    Precision.FP16_AMP: {"dtype": "float16", "fp16": True},
+}
+
+
 # switches of bitsandbytes; both at once are an error
 _BITS: Mapping[int | None, Mapping[str, bool]] = {
     None: {},
@@ -137,6 +146,7 @@ SPELLINGS: Mapping[str, Mapping[str, Spelling]] = {
     "trl-sft": {
         **_TRAINER,
         **_adapter(_trl_adapter),
+        "precision": lambda recipe: _TRL_PRECISIONS.get(recipe.precision),
         "liger": _kernels({"use_liger_kernel": True}, "no-flce"),
         "seq": _spelled("max_length", "seq"),
     },

@@ -151,6 +151,30 @@ def test_an_estimated_plan_leaves_room_for_fragmentation_if_the_ladder_reaches_i
     assert_adds_up(tight)
 
 
+def test_frozen_weights_are_narrowed_before_anything_is_offloaded() -> None:
+    recipe = TrainingRecipe(model="llama3.1-8b", lora=16, liger="all", checkpointing=True)
+
+    advice = advise(recipe, estimating(24 * GIB))
+
+    assert [step.change.name for step in advice.applied] == ["bf16-weights"]
+    assert (advice.plan.precision, advice.plan.lora) == ("bf16-amp", 16)
+    assert_adds_up(advice)
+    # autocast before Ampere is fp16
+    old = advise(dataclasses.replace(recipe, precision="amp-fp16", gpu="t4"), estimating(24 * GIB))
+    assert old.plan.precision == "fp16-amp"
+
+
+def test_weights_are_narrowed_once_a_later_rung_freezes_them() -> None:
+    recipe = TrainingRecipe(optimizer="sgd", batch=1, seq=64, checkpointing=True, liger="all")
+    frozen = needed_bytes(dataclasses.replace(recipe, lora=16))
+
+    advice = advise(recipe, estimating(int(0.9 * frozen)))
+
+    assert [step.change.name for step in advice.applied] == ["lora", "bf16-weights"]
+    assert advise(recipe, estimating(2 * needed_bytes(recipe))).plan.precision == recipe.precision
+    assert_adds_up(advice)
+
+
 def test_adapters_are_the_last_resort() -> None:
     recipe = TrainingRecipe(optimizer="sgd", batch=1, seq=64, checkpointing=True, liger="all")
 
@@ -158,12 +182,14 @@ def test_adapters_are_the_last_resort() -> None:
 
     assert [step.change.name for step in advice.applied] == ["lora"]
     assert advice.plan.lora == 16
-    assert advise(recipe, estimating(int(0.25 * needed_bytes(recipe)))).plan.qlora == 16
+    assert advise(recipe, estimating(int(0.18 * needed_bytes(recipe)))).plan.qlora == 16
     assert_adds_up(advice)
 
 
 def test_shorter_sequences_come_last_and_no_shorter_than_needed() -> None:
-    recipe = TrainingRecipe(batch=1, seq=8192, optimizer="sgd", checkpointing=True, liger="all", qlora=8)
+    recipe = TrainingRecipe(
+        batch=1, seq=8192, optimizer="sgd", checkpointing=True, liger="all", qlora=8, precision="bf16-amp"
+    )
     needed = [needed_bytes(dataclasses.replace(recipe, seq=size)) for size in (4096, 2048)]
 
     advice = advise(recipe, estimating(sum(needed) // 2))
