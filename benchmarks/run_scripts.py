@@ -100,6 +100,8 @@ def failure(case: tuple[str, int], folder: Path) -> dict[str, Any]:
             for suggestion in rank["suggestions"]
         ],
     }
+    if not rank["oom"]:
+        found["tail"] = got["tail"]
     for place, suggestion in enumerate(rank["suggestions"][:2]):
         again = changed(arguments, name := suggestion["name"], suggestion["how"])
         done = None if again is None else launch(script, [*again, *limit])

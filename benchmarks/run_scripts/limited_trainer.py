@@ -44,7 +44,7 @@ def main() -> None:
     if options.fused_loss:
         from ligerprof import kernels
 
-        kernels.apply(model, "flce")
+        kernels.apply(model.cuda(), "flce")
     tokens = torch.randint(options.vocabulary, (max(64, options.eval_batch), options.seq))
     rows = [{"input_ids": row, "labels": row} for row in tokens]
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
-from ligerprof.runs.recording.module_calls import calls, direct_call, observed_call, release_calls, replace_calls
+from ligerprof.runs.recording.module_calls import (
+    NarrowCalls,
+    calls,
+    direct_call,
+    has_own_call,
+    observed_call,
+    release_calls,
+    replace_calls,
+)
 from ligerprof.runs.recording.patches import (
     PHASES,
     REENTRANT,
@@ -68,8 +76,10 @@ class LoopPhases:
         self._is_checkpointed = False
         self._in_optimizer = False
         self._names_modules = False
-        # whether the history is on
+        # whether the history is on; where it is not, only classes that ran as outermost modules are replaced
         self._stamps = True
+        self._outermost: set[type[nn.Module]] = set()
+        self._narrow = NarrowCalls()
         self._trained: WeakSet[nn.Module] = WeakSet()
         self._optimizers: WeakSet[Any] = WeakSet()
         self._patches = Patches()
@@ -114,18 +124,24 @@ class LoopPhases:
         self._handles.clear()
         self._names_modules = False
         self._stamper.close()
+        self._narrow.end()
         release_calls()
         self._patches.undo()
 
     def name_modules(self) -> None:
         """From now on, stamp modules and autograd nodes."""
-        self._names_modules = self._stamps = True
+        self._names_modules = True
+        self.stamp(enabled=True)
         self._stamper.detail_until(self._step + 1)
         self._choose_run()
 
     def stamp(self, *, enabled: bool) -> None:
         """Stamp events from the next phase on; or none, while the history is off and phases are only followed."""
         self._stamps = enabled
+        if enabled:
+            self._narrow.end()
+        elif not any(map(has_own_call, self._outermost)):
+            self._narrow.begin(self._outermost)
 
     def attach(self, model: nn.Module) -> None:
         """Stamp the modules of `model`; the build phase lasts until its weights are on a device."""
@@ -209,6 +225,7 @@ class LoopPhases:
         """Run an outermost module in its phase."""
         if self.passes_on():
             return direct_call(module)(*arguments, **named)
+        self._outermost.add(type(module))
         phase = self._phase_of(module)
         if phase is None:
             return self._stamped(module, arguments, named)
@@ -340,6 +357,9 @@ class LoopPhases:
 
     def _begin_backward(self, outputs: Any) -> Phase:
         """Stamp a backward pass; returns the phase before it."""
+        if self._ended:
+            # a class of modules that has not run before
+            self._narrow.end()
         self._begin_step()
         before = self._phase
         if self._names_modules:

@@ -334,6 +334,33 @@ def test_torchs_profiler_names_modules_and_a_module_takes_any_argument_by_name(r
     assert "nn.Module: Named_0" in found
 
 
+def test_while_the_history_is_off_only_outermost_modules_are_replaced(record: Any) -> None:
+    class Later(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = sine()
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.sin(self.inner(values))
+
+    def program() -> None:
+        model, later = sine(), Later()
+        optimizer = torch.optim.SGD([*model.parameters(), *later.parameters()], lr=0.1)
+        for number in range(1, 8):
+            step(later if number in (4, 7) else model, optimizer)
+            replaced.append([vars(kind).get("__call__") is not None for kind in (type(model), Later)])
+            whole.append(nn.Module.__call__ is not call)
+
+    call, replaced, whole = nn.Module.__call__, [], []
+    history = record(program, first_step=7)
+
+    # in the fourth step, a class runs that has not run before
+    assert whole == [True, False, False, True, True, True, True]
+    assert replaced == [[False, False], [True, False], [True, False], *[[False, False]] * 4]
+    assert phases(history, "addmm") == [(1, "forward"), (6, "forward"), (7, "forward")]
+    assert nn.Module.__call__ is call
+
+
 def test_all_functions_are_restored(record: Record) -> None:
     def functions() -> list[Any]:
         return [
@@ -360,6 +387,12 @@ def test_all_functions_are_restored(record: Record) -> None:
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile(model)", "layer.compile()"])
 def test_a_compiled_model_has_the_same_graphs_and_is_not_compiled_again(in_place: bool) -> None:
+    class Chain(nn.Sequential):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            for module in self:
+                values = module(values)
+            return values
+
     def graphs(recorded: bool) -> tuple[list[int], list[str]]:
         torch._dynamo.reset()
         found: list[int] = []
@@ -369,23 +402,27 @@ def test_a_compiled_model_has_the_same_graphs_and_is_not_compiled_again(in_place
             found.append(len(graph.graph.nodes))
             return graph
 
-        model = nn.Sequential(sine(), nn.Sequential(sine(), nn.Linear(4, 4)))
+        model = Chain(sine(), nn.Sequential(sine(), nn.Linear(4, 4)), Chain(nn.Linear(4, 4)))
         compiled = model if in_place else torch.compile(model, backend=backend)
         if in_place:
+            # one of the model's own class, too
             model[0].compile(backend=backend)
+            model[2].compile(backend=backend)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loop = LoopPhases(stamps.append)
         if recorded:
             loop.open()
-        step(compiled, optimizer)
-        step(compiled, optimizer)
-        loop.close()
-        step(compiled, optimizer)
+        for number in range(6):
+            if recorded and number in (2, 4):
+                loop.stamp(enabled=number == 4)
+            if number == 5:
+                loop.close()
+            step(compiled, optimizer)
         return found, stamps
 
     (alone, _), (recorded, stamps) = graphs(recorded=False), graphs(recorded=True)
 
-    assert len(alone) == 1
+    assert len(alone) == 1 + in_place
     assert recorded == alone
     modules = {stamp.module for text in stamps if (stamp := Stamp.parse(text)) and stamp.phase is Phase.FORWARD}
     assert modules == ({"", "1", "1.0", "1.0.inner", "1.1"} if in_place else {""})
