@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.common_options import json_option, word_option
-from ligerprof.cli.host_memory import require_host_memory
 from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
 from ligerprof.cli.output import config_report, say, show
 from ligerprof.errors import DoesNotFitError
@@ -38,7 +37,7 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     With --memory-limit or --gpu the exit code is 3 if the allocated bytes, or those that torch is expected to
     reserve for them, are over the limit; with --host-memory also if what it keeps in main memory is over that.
     """
-    from ligerprof.analyzers.estimate import estimate, judged
+    from ligerprof.analyzers.estimate import estimate, judged, require_host_memory
     from ligerprof.reports.estimate import layers_table, render_estimate
     from ligerprof.reports.terminal import console
 
@@ -61,7 +60,7 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
         raise DoesNotFitError(f"the run does not fit: memory runs out in step {whole_run.oom.moment.step:,}.")
     if estimated.verdict is not None and not estimated.verdict.fits:
         raise DoesNotFitError(_reason(estimated.verdict))
-    require_host_memory(estimated)
+    require_host_memory(recipe)
 
 
 def _reason(verdict: "FitVerdict") -> str:

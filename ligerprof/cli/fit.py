@@ -8,7 +8,6 @@ import click
 
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
-from ligerprof.cli.host_memory import require_host_memory
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import say, show
 from ligerprof.cli.progress import stages
@@ -38,7 +37,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
     --batch and --seq do not fit together, also prints the cheapest settings that make them fit. The exit
     code is 3 if the recipe fits with no batch and no sequence.
     """
-    from ligerprof.analyzers.estimate import estimate
+    from ligerprof.analyzers.estimate import require_host_memory
     from ligerprof.library import fit
     from ligerprof.reports.figures.frontier import draw_frontier
     from ligerprof.reports.figures.style import check_format, write_figure
@@ -60,7 +59,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
         say(f"wrote {figure}")
     show(found.to_json, lambda: render_fit(found), as_json=as_json)
     if found.batch is None and found.seq is None:
-        require_host_memory(estimate(found.recipe))
+        require_host_memory(found.recipe)
         raise DoesNotFitError(
             f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}."
             " Run `ligerprof advise` for changes that help."

@@ -7,7 +7,6 @@ import click
 
 from ligerprof.cli import interrupts
 from ligerprof.cli.common_options import folder_option, force_option, json_option, trace_option
-from ligerprof.cli.host_memory import require_host_memory
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import say, show
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, OutputError
@@ -36,7 +35,6 @@ def command(
     Without a CUDA device the real model code runs on fake tensors and a model of the caching allocator;
     all output is then marked as simulated.
     """
-    from ligerprof.analyzers.estimate import estimate
     from ligerprof.reports.page.run import render_page
     from ligerprof.reports.step import render_step
     from ligerprof.reports.tensorboard import write_summaries
@@ -47,8 +45,6 @@ def command(
     # torch is imported here
     with collector_paused():
         require_runnable(recipe, command="step")
-    if recipe.host_memory_bytes is not None:
-        require_host_memory(estimate(recipe))
     if choose_backend(recipe) is Backend.SIMULATED:
         # a measured step runs with the collector, as training does
         ctx.find_root().with_resource(collector_paused())

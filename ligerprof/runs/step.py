@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note
+from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note, require_host_memory
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import PeakReport
@@ -178,7 +178,9 @@ def require_runnable(recipe: TrainingRecipe, *, command: str) -> None:
         UnsupportedError: this version does not support the options.
         MissingDependencyError: a package or a CUDA device is missing.
         KernelUnavailableError: a kernel cannot run here.
+        DoesNotFitError: the estimate of main memory is over its limit.
     """
+    require_host_memory(recipe)
     simulated = choose_backend(recipe) is Backend.SIMULATED
     require_supported(recipe, command=command, simulated=simulated)
     require_packages(recipe, command=command, simulated=simulated)

@@ -157,3 +157,6 @@ def test_main_memory_is_judged_for_all_gpus_together() -> None:
     assert "over --host-memory" in short.stderr
     assert "over --host-memory" in fit.stderr
     assert "DOES NOT FIT main memory" in fit.stdout
+    one_gpu = [*words[1:-2], "--gpus", "1", "--host-memory", "1MiB"]
+    step = CliRunner().invoke(main, ["step", *one_gpu, "--device", "simulated"])
+    assert (step.exit_code, "over --host-memory 1.0 MiB" in step.stderr) == (3, True)

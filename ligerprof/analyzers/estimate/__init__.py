@@ -1,6 +1,6 @@
 """The analytic estimate of what a training step will need."""
 
-from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes, kernel_calls
+from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes, kernel_calls, require_host_memory
 from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.result import FitVerdict, HostVerdict, MemoryEstimate, Moment, Term
@@ -18,5 +18,6 @@ __all__ = [
     "headroom_note",
     "judged",
     "kernel_calls",
+    "require_host_memory",
     "settle_flce_budget",
 ]

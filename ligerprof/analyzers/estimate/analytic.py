@@ -20,7 +20,7 @@ from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_kinds, step_peaks
 from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, logits_term, static_term
-from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
+from ligerprof.errors import DoesNotFitError, LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
@@ -88,6 +88,16 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         compared=compared_with(recipe),
     )
     return judged(recipe, estimated)
+
+
+def require_host_memory(recipe: TrainingRecipe) -> None:
+    """Raise DoesNotFitError if a recipe needs more main memory than its limit on that; nothing without one."""
+    host = None if recipe.host_memory_bytes is None else estimate(recipe).host
+    if host is not None and not host.fits:
+        needed, limit = format_bytes(host.needed_bytes), format_bytes(host.limit_bytes)
+        raise DoesNotFitError(
+            f"it needs {needed} of main memory, over --host-memory {limit}. Allow more, or offload less with --offload."
+        )
 
 
 def estimated_peak_bytes(recipe: TrainingRecipe) -> int | None:

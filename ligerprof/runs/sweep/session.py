@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ligerprof.analyzers.estimate import require_host_memory
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.categories import Axis, Device
 from ligerprof.recipe.conflicts import require_supported
@@ -133,3 +134,4 @@ def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: SweepSettings, wat
 
 def _require_runnable(recipe: TrainingRecipe) -> None:
     require_supported(recipe, command="sweep", simulated=recipe.device is Device.SIMULATED)
+    require_host_memory(recipe)
