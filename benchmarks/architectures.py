@@ -80,6 +80,7 @@ MORE: dict[str, dict[str, Any]] = {
         "laurel_rank": 16,
         "activation_sparsity_pattern": None,
     },
+    "lfm2_moe": {**_FEW_EXPERTS, "layer_types": ["conv", "full_attention"] * 3, "num_dense_layers": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 3},
     "llama4_text": {**_FEW_EXPERTS, "intermediate_size_mlp": 1408, "interleave_moe_layer_step": 2},
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),

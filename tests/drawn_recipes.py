@@ -91,10 +91,11 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
     names = ("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "use_qk_norm", "use_post_norm")
     together = random.random() < 0.5
     latent = has_row(family) and find_architecture(family).attention.latent
-    return {
+    more = {
         **dict.fromkeys(names, together),
         "use_parallel_residual": random.random() < 0.5,
         "num_hidden_layers": random.choice((2, 4, 5)),
+        "num_dense_layers": 1,
         "sliding_window": window,
         "bos_token_id": 1,
         "num_experts": 8,
@@ -107,7 +108,6 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
         "moe_layer_interval": random.choice((1, 2)),
         **(_draw_latents(random, sizes) if latent else {}),
         "decoder_sparse_step": random.choice((1, 1, 2)),
-        "full_attn_idxs": [1, 4],
         **(_draw_delta(random) if has_row(family) and find_architecture(family).delta else {}),
         "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],
         "residual_dropout": random.choice((0.0, 0.1)),
@@ -115,6 +115,10 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
         "resid_pdrop": random.choice((0.0, 0.1)),
         "hidden_dropout": random.choice((0.0, 0.1)),
     }
+    if has_row(family) and find_architecture(family).short_conv:
+        kinds = ("full_attention", "conv", "conv")
+        more["layer_types"] = [kinds[index % 3] for index in range(more["num_hidden_layers"])]
+    return more
 
 
 def _draw_delta(random: Random) -> dict[str, Any]:

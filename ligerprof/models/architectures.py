@@ -13,6 +13,7 @@ from ligerprof.models.rows import (
     latent,
     llama_like,
     others,
+    short_convs,
     sigmoid_experts,
     unestimated,
 )
@@ -28,6 +29,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *batched_experts.ROWS,
         *delta.ROWS,
         *sigmoid_experts.ROWS,
+        *short_convs.ROWS,
         *unestimated.ROWS,
     )
 }

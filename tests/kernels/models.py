@@ -116,6 +116,12 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
     },
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
+    "lfm2_moe": {
+        **_FEW_EXPERTS,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_hidden_layers": 3,
+        "num_dense_layers": 1,
+    },
     "lfm2": {"num_hidden_layers": 3, "full_attn_idxs": [1]},
     "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "hyperclovax": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},

@@ -63,6 +63,9 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
     if ARCHITECTURES[model_type].attention.latent:
         # another name of qk_rope_head_dim
         sizes["head_dim"] = 4
+    mixers = draw(st.lists(st.sampled_from(["conv", "full_attention"]), min_size=layers, max_size=layers))
+    if ARCHITECTURES[model_type].short_conv is not None:
+        sizes["layer_types"] = mixers
     # every family is asked for biases; not every one has them
     biases = {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
     if model_type == "internlm3":
@@ -88,7 +91,7 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
         "qk_rope_head_dim": 4,
         "v_head_dim": draw(st.integers(1, 9)),
         "shared_expert_intermediate_size": draw(st.integers(1, 9)),
-        "full_attn_idxs": draw(st.sampled_from([None, [0], [1, 2]])),
+        "num_dense_layers": draw(st.integers(0, 3)),
         "block_ffn_dim_multiplier": draw(st.sampled_from([None, 1.3])),
         "block_multiple_of": 8,
         "block_auto_adjust_ff_dim": draw(st.booleans()),
@@ -234,3 +237,9 @@ def test_a_config_with_a_tower_is_the_text_model_where_transformers_builds_that_
     spec = spec_from_config(config, name="small")
     assert described_parameters(spec) == transformers_parameters(config)
     assert (spec.model_type, spec.text_of) == (f"{model_type}_text", model_type)
+
+
+@pytest.mark.parametrize("attending", [None, [], [1], [0, 2]])
+def test_layers_that_attend_may_be_listed(attending: list[int] | None) -> None:
+    config = {**SMALL_LLAMA, "model_type": "lfm2", "num_key_value_heads": 2, "full_attn_idxs": attending}
+    assert described_parameters(spec_from_config(config, name="small")) == transformers_parameters(config)

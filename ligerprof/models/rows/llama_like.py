@@ -11,9 +11,8 @@ from ligerprof.models.architecture import (
     ResidualDropout,
     Rotary,
 )
-from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, SlidingWindow
-from ligerprof.models.delta import ShortConv
-from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
+from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow
+from ligerprof.models.layer_tensors import Linear, NormWeight
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
@@ -253,39 +252,6 @@ ROWS = (
         class_prefix="Glm4",
         tensors=(*_GLM.tensors, *norm_tensors("post_self_attn_layernorm", "post_mlp_layernorm")),
         layer_norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
-    ),
-    Architecture(
-        model_type="lfm2",
-        peft_targets=(),
-        class_prefix="Lfm2",
-        defaults={"num_key_value_heads": 8, "conv_L_cache": 3, "block_multiple_of": 256},
-        aliases={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
-        tensors=(
-            *(replace(item, recurrent=False) for item in attention_tensors(out="out_proj")),
-            *(replace(item, recurrent=False) for item in head_norms("q_layernorm", "k_layernorm")),
-            RawWeight(name="conv.conv", parameter="weight", shape=(("hidden",), ("one",), ("kernel",)), recurrent=True),
-            Linear(name="conv.in_proj", inputs="hidden", outputs=("hidden",) * 3, recurrent=True),
-            Linear(name="conv.out_proj", inputs="hidden", outputs=("hidden",), recurrent=True),
-            Linear(name="feed_forward.w1", inputs="hidden", outputs=("intermediate",)),
-            Linear(name="feed_forward.w3", inputs="hidden", outputs=("intermediate",)),
-            Linear(name="feed_forward.w2", inputs="intermediate", outputs=("hidden",)),
-            *norm_tensors("operator_norm", "ffn_norm"),
-        ),
-        not_estimated=("conv_bias",),
-        final_norm="model.embedding_norm",
-        attention=Attention(out="out_proj", qk_norms=("q_layernorm", "k_layernorm"), dropout=Dropout(key="no_dropout")),
-        short_conv=ShortConv(),
-        mlp=Mlp(
-            name="feed_forward",
-            inputs=("w1", "w3"),
-            down="w2",
-            activation=None,
-            adjusted=AdjustedWidth(
-                switch="block_auto_adjust_ff_dim", factor="block_ffn_dim_multiplier", multiple="block_multiple_of"
-            ),
-        ),
-        layer_norms=LayerNorms(before_attention="operator_norm", before_mlp="ffn_norm", own_forward=True),
-        tied_by_default=True,
     ),
     _GRANITE,
     replace(
