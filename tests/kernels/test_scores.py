@@ -192,6 +192,7 @@ def test_only_what_is_wanted_gets_a_gradient(device: torch.device) -> None:
         ({"options": LossOptions(label_smoothing=0.1)}, "label_smoothing belongs to a loss"),
         ({"options": LossOptions(z_loss=0.1)}, "z_loss belongs to a loss"),
         ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"temperature": float("inf")}, "temperature is inf"),
     ],
 )
 def test_what_has_no_meaning_for_a_score(wrong: dict[str, Any], message: str, device: torch.device) -> None:
