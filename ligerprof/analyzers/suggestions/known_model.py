@@ -25,6 +25,8 @@ _AUTOCASTS = r"torch/amp/autocast_mode\.py:decorate_autocast$"
 _EAGER = r":eager_attention_forward$"
 # more widths than a layer's matrices have
 _MOST_WIDTHS = 8
+# twice as many as the deepest models have; what a file claims may be anything
+_MOST_LAYERS = 256
 # the roles of smaller weights are not looked up
 _LEAST_ELEMENTS = 2**17
 _MOST_CANDIDATES = 40
@@ -42,9 +44,13 @@ def find_recipe(case: Case) -> "TrainingRecipe | None":
         return None
     nearest, least = None, _LARGEST_DIFFERENCE
     for _, recipe in zip(range(_MOST_CANDIDATES), _recipes(case, shape), strict=False):
+        try:
+            off = _difference(case, recipe)
+        except LigerprofError:
+            # the estimate does not cover it
+            continue
         if case.program.checkpoints:
             return recipe
-        off = _difference(case, recipe)
         if off < least:
             nearest, least = recipe, off
         if off < _NO_DIFFERENCE:
@@ -72,7 +78,8 @@ def _recorded_bytes(case: Case) -> tuple[int, int]:
     outputs = outputs[(freed[outputs] < 0) | (freed[outputs] > passes.end[chosen].max())]
     kept = np.append(passes.saved[chosen[passes.saved_by]], outputs)
     ends = freed[kept] <= passes.backward_last[chosen].max()
-    return int(case.sizes(kept).sum()), int(case.sizes(kept[ends & (freed[kept] >= 0)]).sum()) or 1
+    lasting, ending = case.sizes(kept), case.sizes(kept[ends & (freed[kept] >= 0)])
+    return max(1, int(lasting.sum())), max(1, int(ending.sum()))
 
 
 def _recipes(case: Case, shape: LossShape) -> "Iterator[TrainingRecipe]":
@@ -118,7 +125,7 @@ def _specs(case: Case, shape: LossShape) -> "Iterator[ModelSpec]":
 
     model_types = case.program.model_types & ARCHITECTURES.keys()
     layers = len(case.passes) // len(set(case.passes.span.tolist()))
-    if len(model_types) != 1 or not layers:
+    if len(model_types) != 1 or not 0 < layers <= _MOST_LAYERS:
         return
     (model_type,) = model_types
     weights = Counter((case.sizes(case.in_training(Role.PARAMETERS)) // shape.parameter_bytes).tolist())
