@@ -312,8 +312,8 @@ class Rank:
 
         from ligerprof.runs.training import make_batch, train_step
 
-        own: dict[str, Any] = {"rank": self.rank, "peaks": []}
         cuda = torch.cuda if self.on_gpu else None
+        own: dict[str, Any] = {"rank": self.rank, "base_bytes": cuda.memory_allocated() if cuda else 0, "peaks": []}
         with self.trainer(recipe) as trainer:
             batch = make_batch(recipe, self.device)
             for work in (partial(train_step, trainer, batch, Unwatched()),) * 2 + (partial(gather, trainer),):
