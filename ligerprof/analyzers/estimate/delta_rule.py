@@ -10,6 +10,9 @@ from ligerprof.models.delta import CHUNK_TOKENS, DeltaSizes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.selective import BMM
 
+# chunks that run one by one at each end of the loop
+_CHUNKS_AT_ENDS = 2
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sizes:
@@ -227,35 +230,61 @@ class _Scanned:
 
 
 def _scan(context: Context, sizes: _Sizes, read: _Scanned, state: Value, output: Value) -> tuple[Value, Value]:
-    """The loop over chunks: reads the state, writes a part of `output` in place, and makes the next state."""
-    tape, values = context.tape, sizes.values // sizes.chunks
+    """The loop over chunks; of many, those in the middle are one operation that keeps as much as all of them."""
+    meter = context.tape.meter
     held: tuple[Value, ...] = ()
-    for index in range(sizes.chunks):
-        made = tape.slice(read.new_values, values)
-        correction = tape.slice(read.corrections, sizes.keys // sizes.chunks)
-        predicted = _product(context, correction, state, values)
-        added = _difference(context, made, predicted)
-        tape.release(made, correction, predicted, *held[:1])
-        asked = tape.slice(read.query, sizes.keys // sizes.chunks)
-        asked = renamed(context, asked, _in_order(context, asked, copies=read.copies))
-        between = _product(context, asked, state, values)
-        tape.release(asked, *held[1:])
-        weights = tape.slice(read.attention, sizes.pairs // sizes.chunks)
-        within = _product(context, weights, added, values)
-        total = add(context, between, within)
-        tape.release(within, weights)
-        output = renamed(context, output, _written(context, output, total, first=index == 0))
-        tape.release(total)
-        kept = _decayed_state(context, state, read.decay)
-        part = tape.slice(read.key, sizes.keys // sizes.chunks)
-        part = renamed(context, part, _in_order(context, part, copies=read.copies))
-        update = _product(context, part, added, sizes.state)
-        tape.release(part)
-        state = renamed(context, state, add(context, kept, update))
-        tape.release(kept, update)
-        held = (added, between)
-    tape.release(*held)
+    ends = min(sizes.chunks, 2 * _CHUNKS_AT_ENDS)
+    kept_bytes = 0
+    for index in range(ends):
+        if index == _CHUNKS_AT_ENDS and sizes.chunks > ends:
+            state = _skip_chunks(context, state, read.decay, (sizes.chunks - ends) * kept_bytes)
+        before_bytes = meter.total_bytes
+        state, output, held = _run_chunk(context, sizes, read, state, output, held)
+        kept_bytes = meter.total_bytes - before_bytes
+    context.tape.release(*held)
     return state, output
+
+
+def _skip_chunks(context: Context, state: Value, decay: Value, kept_bytes: int) -> Value:
+    """Chunks that keep so much altogether, the state before them included."""
+    skipped = Operation(
+        elements=state.elements,
+        width=state.width,
+        inputs=(state,),
+        saves=(state, decay),
+        extra_saved_bytes=max(kept_bytes - state.size_bytes, 0),
+    )
+    return renamed(context, state, context.tape.run(skipped))
+
+
+def _run_chunk(
+    context: Context, sizes: _Sizes, read: _Scanned, state: Value, output: Value, held: tuple[Value, ...]
+) -> tuple[Value, Value, tuple[Value, ...]]:
+    """Read the state, write a part of `output` in place, and make the next state; `held` are variables of the loop."""
+    tape, values = context.tape, sizes.values // sizes.chunks
+    made = tape.slice(read.new_values, values)
+    correction = tape.slice(read.corrections, sizes.keys // sizes.chunks)
+    predicted = _product(context, correction, state, values)
+    added = _difference(context, made, predicted)
+    tape.release(made, correction, predicted, *held[:1])
+    asked = tape.slice(read.query, sizes.keys // sizes.chunks)
+    asked = renamed(context, asked, _in_order(context, asked, copies=read.copies))
+    between = _product(context, asked, state, values)
+    tape.release(asked, *held[1:])
+    weights = tape.slice(read.attention, sizes.pairs // sizes.chunks)
+    within = _product(context, weights, added, values)
+    total = add(context, between, within)
+    tape.release(within, weights)
+    output = renamed(context, output, _written(context, output, total, first=not held))
+    tape.release(total)
+    kept = _decayed_state(context, state, read.decay)
+    part = tape.slice(read.key, sizes.keys // sizes.chunks)
+    part = renamed(context, part, _in_order(context, part, copies=read.copies))
+    update = _product(context, part, added, sizes.state)
+    tape.release(part)
+    state = renamed(context, state, add(context, kept, update))
+    tape.release(kept, update)
+    return state, output, (added, between)
 
 
 def _difference(context: Context, left: Value, right: Value) -> Value:
