@@ -201,7 +201,7 @@ def _kernel_tensors(
         lives=(
             (head_bytes, start, end if gradient is None else gradient + 1),
             (rest_bytes, start, end if hidden_gradient is None else hidden_gradient + 1),
-            *(_sum_in_place(case, gradients) if len(gradients) >= _TIED_GRADIENTS else ()),
+            *(_sum_in_place(case, gradients) if _is_tied(case, shape, gradients, event) else ()),
         ),
         spike=(start, memory.output_bytes + memory.saved_bytes + memory.forward_temporary_bytes),
     )
@@ -229,6 +229,12 @@ def _kernel_memory(shape: LossShape, provider: str, *, weight_requires_grad: boo
             weight_requires_grad=weight_requires_grad,
         )
     )
+
+
+def _is_tied(case: Case, shape: LossShape, gradients: Int64s, event: int) -> bool:
+    """Whether head and embedding share a weight; the gradient of the logits may be as large as theirs, too."""
+    weights = case.sizes(case.book.live(event, Role.PARAMETERS))
+    return len(gradients) >= _TIED_GRADIENTS and weights.tolist().count(shape.head_bytes) <= 1
 
 
 def _sum_in_place(case: Case, gradients: Int64s) -> Iterator[tuple[int, int, int]]:
