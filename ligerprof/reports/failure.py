@@ -26,7 +26,7 @@ def heading_lines(oom: FailedAllocation) -> Iterator[str]:
     requested = format_like(oom.requested_bytes, oom.allocated_bytes) if oom.requested_bytes else "an allocation"
     held = format_bytes(oom.allocated_bytes)
     yield f"Out of memory{_when(oom.failure)}{caught}: {requested} requested, {held} allocated."
-    yield f"Out of memory at {_where(oom)}."
+    yield f"Out of memory {_where(oom)}."
     yield f"Held then: {holders(oom.roles)}."
 
 
@@ -108,11 +108,17 @@ def _when(failure: Failure) -> str:
 
 
 def _where(oom: FailedAllocation) -> str:
-    # a node says what it computes, and a function that allocates itself is its own operation
-    is_node = ":" not in oom.frame
-    is_named = bool(oom.frame) and (is_node or oom.operation in ("", oom.frame.rpartition(" ")[2]))
-    called = oom.frame if is_named else " in ".join(filter(None, (oom.operation, oom.frame)))
-    place = ": ".join(filter(None, (oom.module, called))) or "an unknown call site"
+    """Such as "in `to` at loss_utils.py:59 ForCausalLMLoss", with the module and the script's line if known."""
+    if oom.frame and ":" not in oom.frame:
+        # an autograd node says what it computes
+        called = f"in {oom.frame}"
+    else:
+        # a function that allocates itself is its own operation
+        names_itself = oom.operation in ("", oom.frame.rpartition(" ")[2])
+        called = " at ".join(filter(None, ("" if names_itself else f"`{oom.operation}`", oom.frame)))
+        called = called and f"{'at' if names_itself else 'in'} {called}"
+    module = f"{'of' if called else 'in'} {oom.module}" if oom.module else ""
+    place = " ".join(filter(None, (called, module))) or "at an unknown call site"
     return f"{place}, called from {oom.called_from}" if oom.called_from not in ("", oom.frame) else place
 
 

@@ -103,7 +103,7 @@ def test_the_report_of_a_failure_compares_only_what_was_reached(tmp_path: Path) 
 
     assert result.exit_code == 3
     assert lines[2].startswith("Out of memory in backward of step 2: ")
-    assert lines[3].startswith("Out of memory at ")
+    assert lines[3].startswith("Out of memory in ")
     text = " ".join(result.stdout.split())
     assert "The limit on reserved memory is 130.0 MiB" in text
     # the forward pass ended, backward and the optimizer step did not

@@ -142,6 +142,30 @@ def test_caught_failures_are_counted_and_the_last_is_explained() -> None:
     assert "The program caught this failure and went on." in lines
 
 
+@pytest.mark.parametrize(
+    ("operation", "frame", "module", "called_from", "place"),
+    [
+        ("to", "loss_utils.py:59 forward", "", "", "in `to` at loss_utils.py:59 forward"),
+        ("linear", "llama.py:9 forward", "lm_head", "a.py:1 f", "in `linear` at llama.py:9 forward of lm_head, called"),
+        ("forward", "llama.py:9 forward", "", "llama.py:9 forward", "at llama.py:9 forward"),
+        ("mm", "MmBackward0", "lm_head", "", "in MmBackward0 of lm_head"),
+        ("mm", "", "", "", "in `mm`"),
+        ("", "", "lm_head", "", "in lm_head"),
+        ("", "", "", "", "at an unknown call site"),
+    ],
+)
+def test_a_failure_names_the_operation_and_its_place(
+    operation: str, frame: str, module: str, called_from: str, place: str
+) -> None:
+    known = report("oom-leak").out_of_memory
+    assert known is not None
+    oom = dataclasses.replace(known, operation=operation, frame=frame, module=module, called_from=called_from)
+
+    line = failure_lines(oom)[1]
+    assert line.startswith(f"Out of memory {place}")
+    assert line.removeprefix(f"Out of memory {place}") in (".", " from a.py:1 f.")
+
+
 @pytest.mark.parametrize("name", COMPLETE)
 def test_roles_at_any_moment_add_up_to_the_allocated_bytes(name: str) -> None:
     whole = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
