@@ -1,7 +1,7 @@
 """What layers keep for backward after a change to the weights, for models that the estimate covers."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,15 +26,14 @@ def known_recipe(case: Case) -> "TrainingRecipe | None":
     return case.once(find_recipe)
 
 
-def keep_as(case: Case, edit: Edit, changed: "TrainingRecipe", *, without: Collection[Role] = ()) -> None:
+def keep_as(case: Case, edit: Edit, changed: "TrainingRecipe", *, without: tuple[Role, ...] = ()) -> None:
     """Hold for backward what a changed recipe keeps, in place of what the recorded one does.
 
     Args:
         without: roles that the edit has changed already.
     """
-    recipe, passes, end = known_recipe(case), case.passes, case.replayed.last_moment + 1
-    assert recipe is not None
-    fewer = _fewer_bytes(recipe, changed, without)
+    passes, end = case.passes, case.replayed.last_moment + 1
+    fewer = case.once(_fewer_bytes, changed, without)
     place = np.arange(len(passes)) - np.searchsorted(passes.span, passes.span)
     layer = np.minimum(place, len(fewer.layers) - 1)
     starts, stops = _backwards(case)
@@ -66,21 +65,21 @@ def _backwards(case: Case) -> tuple[Int64s, Int64s]:
     stops[~same] = np.where(inputs >= 0, case.replayed.freed_by[inputs], -1)
     events = case.replayed.allocated_by[case.blocks_from(_CHECKPOINTING)]
     again = events[case.attribution.phases.codes_of(events) == phase_code(Phase.BACKWARD)]
-    # the next layer runs backward before
+    # the next layer runs backward first
     after = np.where(np.append(same[1:], False), freed, passes.end)
     starts = np.append(again, case.replayed.last_moment)[np.searchsorted(again, after)]
     return np.minimum(starts, stops), np.where(passes.output >= 0, stops, -1)
 
 
 class _FewerBytes(NamedTuple):
-    """By how much less a changed recipe keeps.
+    """Bytes that a changed recipe saves; negative where it keeps more.
 
     Attributes:
-        layers: of each layer, from its forward pass to the end of its backward pass.
-        casts: of autocast's copies of each layer's weights that no layer saves, to the end of the forward phase.
-        recomputed: of each layer, while it runs backward after it has been recomputed.
-        head: of what follows the layers.
-        others: of the embedding, and of what layers share.
+        layers: per layer, from its forward pass to the end of its backward pass.
+        casts: autocast's copies of weights that no layer saves, per layer, to the end of the forward phase.
+        recomputed: per layer, while it runs backward after it has been recomputed.
+        head: what follows the layers.
+        others: the embedding, and what layers share.
     """
 
     layers: Int64s
@@ -90,8 +89,11 @@ class _FewerBytes(NamedTuple):
     others: int
 
 
-def _fewer_bytes(recipe: "TrainingRecipe", changed: "TrainingRecipe", without: Collection[Role]) -> _FewerBytes:
+def _fewer_bytes(case: Case, changed: "TrainingRecipe", without: tuple[Role, ...]) -> _FewerBytes:
     from ligerprof.analyzers.estimate.kept import kept_bytes
+
+    recipe = known_recipe(case)
+    assert recipe is not None
 
     def total(held: Mapping[Role, int]) -> int:
         return sum(size_bytes for role, size_bytes in held.items() if role not in without)

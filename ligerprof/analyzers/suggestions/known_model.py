@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,38 +12,41 @@ from ligerprof.analyzers.suggestions.fused_loss import LossShape, loss_shapes
 from ligerprof.errors import LigerprofError
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.categories import Attention, Precision
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 if TYPE_CHECKING:
     from ligerprof.models.spec import ModelSpec
     from ligerprof.recipe.training import TrainingRecipe
 
-# into which query and key may be divided
+# sizes of a head, the most common first
 _HEAD_DIMS = (64, 128, 96, 80, 256, 32, 16)
 _AUTOCASTS = r"torch/amp/autocast_mode\.py:decorate_autocast$"
 _EAGER = r":eager_attention_forward$"
-# more widths than a layer's matrices have
+# a layer's matrices have fewer widths
 _MOST_WIDTHS = 8
-# twice as many as the deepest models have; what a file claims may be anything
+# the deepest models have half as many; a hostile file may claim more
 _MOST_LAYERS = 256
 # the roles of smaller weights are not looked up
 _LEAST_ELEMENTS = 2**17
 _MOST_CANDIDATES = 40
 # of the bytes that layers keep
-_LARGEST_DIFFERENCE, _NO_DIFFERENCE = 0.03, 0.001
+_LARGEST_DIFFERENCE = 0.03
 
 
 def find_recipe(case: Case) -> "TrainingRecipe | None":
     """The training that was recorded, as far as its activations depend on it.
 
-    None if no known model has its weights, or if none of those that have keeps as many bytes for backward.
+    None if no known model has its weights, or if none of those that have keeps as many bytes for backward. With
+    checkpointing, layers keep their inputs only, and the size of a matrix of scores has to be recorded.
     """
     shape = next(loss_shapes(case), None)
-    if shape is None or not len(case.passes):
+    if shape is None or not len(case.passes) or case.program.has_adapters:
         return None
     nearest, least = None, _LARGEST_DIFFERENCE
-    for _, recipe in zip(range(_MOST_CANDIDATES), _recipes(case, shape), strict=False):
+    for recipe in islice(_recipes(case, shape), _MOST_CANDIDATES):
+        if case.program.checkpoints and _makes_scores(case, shape) and not _has_scores_of(case, recipe):
+            continue
         try:
             off = _difference(case, recipe)
         except LigerprofError:
@@ -53,18 +56,24 @@ def find_recipe(case: Case) -> "TrainingRecipe | None":
             return recipe
         if off < least:
             nearest, least = recipe, off
-        if off < _NO_DIFFERENCE:
+        if not off:
             break
     return nearest
 
 
 def _difference(case: Case, recipe: "TrainingRecipe") -> float:
-    """By how much the bytes differ that the layers of a recipe and of the recording keep for backward."""
+    """Relative difference between the bytes that layers keep for backward in a recipe and in the recording."""
     from ligerprof.analyzers.estimate.kept import kept_bytes
 
     layers = kept_bytes(recipe).layers
     estimated_bytes = sum(held[role] for held in layers for role in held if role is not Role.ALLOCATOR_ROUNDING)
     return min(abs(estimated_bytes / recorded_bytes - 1) for recorded_bytes in case.once(_recorded_bytes))
+
+
+def _has_scores_of(case: Case, recipe: "TrainingRecipe") -> bool:
+    """Whether the largest tensor that eager attention makes is the fp32 softmax of a recipe's scores."""
+    largest = case.sizes(case.blocks_from(_EAGER)).max(initial=0)
+    return bool(largest == recipe.tokens * recipe.seq * recipe.spec.heads * FP32_BYTES)
 
 
 def _recorded_bytes(case: Case) -> tuple[int, int]:
@@ -75,7 +84,9 @@ def _recorded_bytes(case: Case) -> tuple[int, int]:
     passes, freed = case.passes, case.replayed.freed_by
     chosen = passes.span == passes.span[0]
     outputs = passes.output[chosen & (passes.output >= 0)]
-    outputs = outputs[(freed[outputs] < 0) | (freed[outputs] > passes.end[chosen].max())]
+    # the output of the last layer is read after the layers, which need not save it
+    _, forward_end = case.spans_of_phase(Phase.FORWARD)[0]
+    outputs = outputs[(freed[outputs] < 0) | (freed[outputs] > forward_end)]
     kept = np.append(passes.saved[chosen[passes.saved_by]], outputs)
     ends = freed[kept] <= passes.backward_last[chosen].max()
     lasting, ending = case.sizes(kept), case.sizes(kept[ends & (freed[kept] >= 0)])
@@ -85,7 +96,9 @@ def _recorded_bytes(case: Case) -> tuple[int, int]:
 def _recipes(case: Case, shape: LossShape) -> "Iterator[TrainingRecipe]":
     from ligerprof.recipe.training import TrainingRecipe
 
-    for spec, sequence in product(_specs(case, shape), _sequences(case, shape)):
+    sequences = _sequences(case, shape)
+    # not `product`, which makes all models first
+    for spec, sequence in ((spec, sequence) for spec in _specs(case, shape) for sequence in sequences):
         try:
             yield TrainingRecipe(
                 model=spec,
@@ -108,19 +121,23 @@ def _precision(case: Case, shape: LossShape) -> Precision:
 
 
 def _sequences(case: Case, shape: LossShape) -> list[int]:
-    """What a sequence's tokens may be, the shortest first: as many as some tensor of integers has, such as positions.
+    """Possible tokens per sequence, the shortest first: the elements of tensors that may hold positions.
 
-    Only attention that makes a matrix of scores, which fp32 may need, has other sizes with longer sequences.
+    Without a matrix of scores, layers keep as much whatever the length of a sequence, and one length is enough.
     """
     live = case.replayed.live_at(int(case.passes.end[0]))
     lengths = {size // INDEX_BYTES for size in case.sizes(live).tolist() if size % INDEX_BYTES == 0}
     found = sorted(length for length in lengths if 1 < length <= shape.tokens and shape.tokens % length == 0)
-    makes_scores = case.program.has_call(_EAGER) or _precision(case, shape) is Precision.FP32
-    return found if makes_scores else [*found, shape.tokens][:1]
+    return found if _makes_scores(case, shape) else [*found, shape.tokens][:1]
+
+
+def _makes_scores(case: Case, shape: LossShape) -> bool:
+    """Whether attention may make a matrix of scores, as it does eagerly, and in fp32 for grouped heads."""
+    return case.program.has_call(_EAGER) or _precision(case, shape) is Precision.FP32
 
 
 def _specs(case: Case, shape: LossShape) -> "Iterator[ModelSpec]":
-    """Models with the recorded weights, which differ in how many heads query and key have."""
+    """Models with the recorded weights; they differ in the number of heads of query and key."""
     from ligerprof.models.from_config import spec_from_config
 
     model_types = case.program.model_types & ARCHITECTURES.keys()
