@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,12 @@ import click
 from ligerprof.cli.changed_copies import changed_copy_option, check_copies, write_copies
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option, word_option
-from ligerprof.cli.options import RecipeCommand, recipe_options
+from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
 from ligerprof.cli.output import config_report, show
 from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
-from ligerprof.recipe.configs.edits import FileEdit, edit_files, edits_json
+from ligerprof.recipe.configs.edits import FileEdit, edit_files, edits_json, switch_liger
 from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.conflicts import require_packages, require_supported
@@ -60,6 +61,9 @@ def command(
     report = config_report()
     files = () if report is None else report.files
     check_copies(copies, files, force=force)
+    if not recipe.kernels and not was_given("provider") and switch_liger(files):
+        # the kernels that the changed files will use, so that these need what the plan says
+        recipe = replace(recipe, provider="liger")
     with stages() as progress:
         advice = advise(
             recipe,

@@ -1,5 +1,6 @@
 """The option that writes changed copies of --config files, and what it does."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import click
 
 from ligerprof.cli.output import say
+from ligerprof.errors import OutputError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.recipe.configs.edits import FileEdit, require_editable
 
@@ -26,7 +28,7 @@ def changed_copy_option(*names: str, what: str) -> _Decorator:
 
 
 def check_copies(copies: Sequence[Path], files: Sequence[tuple[str, str]], *, force: bool) -> None:
-    """Raise OutputError if copies were asked for and no file can be rewritten, or one of them exists.
+    """Raise OutputError if copies were asked for and no file can be rewritten, or a copy exists or is named twice.
 
     Args:
         files: the --config files, each with its framework.
@@ -35,6 +37,8 @@ def check_copies(copies: Sequence[Path], files: Sequence[tuple[str, str]], *, fo
     if copies:
         require_editable(files)
         require_absent(copies, force=force)
+        if len(set(map(os.path.realpath, copies))) < len(copies):
+            raise OutputError(f"{', '.join(map(str, copies))}: two copies under one name. Name a file for each.")
 
 
 def write_copies(edits: Sequence[FileEdit], copies: Sequence[Path], *, force: bool) -> None:
@@ -50,5 +54,7 @@ def write_copies(edits: Sequence[FileEdit], copies: Sequence[Path], *, force: bo
     for edit, copy in zip(changed, copies, strict=False):
         write_new_file(copy, edit.content or "", force=force)
         say(f"wrote {copy}" + (f", without {lacking}" if lacking else ""))
+    for copy in copies[len(changed) :]:
+        say(f"{copy} is not written: no other file changes")
     for edit in changed[len(copies) :]:
         say(f"{edit.file} changes, too: repeat the option to write a copy of it")

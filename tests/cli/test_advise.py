@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -117,15 +116,30 @@ def test_each_of_several_files_gets_its_own_changes(tmp_path: Path) -> None:
     assert (again.engine.value, again.gpus) == ("fsdp2", 4)
     # accelerate's groups and dtype of the reduction, so that the files need what the plan says
     plan = found["plan"]["recipe"]
-    same_kernels = dataclasses.replace(again, liger=plan["liger"], provider=plan["provider"])
-    assert estimate(same_kernels).highest_peak_bytes == found["plan"]["needed_bytes"]
-    assert found["plan"]["recipe"]["engine"] == "fsdp2"
+    assert estimate(again).highest_peak_bytes == found["plan"]["needed_bytes"]
+    assert (plan["engine"], plan["provider"]) == ("fsdp2", "liger")
     # one copy of two
     copies[0].unlink()
     result = CliRunner().invoke(main, [*arguments, *written[:2], "--sharding", "fsdp2"])
     assert f"{files[1]} changes, too" in result.stderr
     deepspeed = json.loads(CliRunner().invoke(main, arguments).stdout)
     assert deepspeed["plan"]["recipe"]["engine"] == "deepspeed"
+    chosen = json.loads(CliRunner().invoke(main, [*arguments, "--provider", "ligerprof"]).stdout)
+    assert chosen["plan"]["recipe"]["provider"] == "ligerprof"
+
+
+def test_copies_have_names_of_their_own_and_a_file_each(tmp_path: Path) -> None:
+    file, copy, other = (tmp_path / name for name in ("axolotl.yaml", "fixed.yaml", "other.yaml"))
+    file.write_text("base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 8\nsequence_len: 2048\nadapter: lora\n")
+    arguments = ["advise", "--config", str(file), "--memory-limit", "8GiB", "--no-simulate", "-o", str(copy), "-o"]
+
+    same = CliRunner().invoke(main, [*arguments, f"{tmp_path}/../{tmp_path.name}/fixed.yaml", "--force"])
+    assert (same.exit_code, same.stdout, copy.exists()) == (1, "", False)
+    assert "two copies under one name" in same.stderr
+
+    result = CliRunner().invoke(main, [*arguments, str(other)])
+    assert f"{other} is not written: no other file changes" in result.stderr
+    assert (copy.exists(), other.exists()) == (True, False)
 
 
 def test_a_file_that_cannot_be_edited_by_lines_leaves_the_advice(tmp_path: Path) -> None:

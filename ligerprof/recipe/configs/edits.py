@@ -98,6 +98,11 @@ def can_edit(file: str, framework: str) -> bool:
     return Path(file).suffix.lower() != ".toml" and is_file(file)
 
 
+def switch_liger(files: Sequence[tuple[str, str]]) -> bool:
+    """Whether `edit_files` can switch fused kernels on in one of the files, as each framework does: liger-kernel's."""
+    return any(can_edit(*each) and "liger" in SPELLINGS[each[1]] for each in files)
+
+
 def edit_files(files: Sequence[tuple[str, str]], before: TrainingRecipe, after: TrainingRecipe) -> tuple[FileEdit, ...]:
     """Change the files that describe a recipe: each option in the first of them that has a key for it.
 
