@@ -129,7 +129,8 @@ def _all_but(row: Architecture, key: str, config: Mapping[str, Any], layers: int
         return (False,) * layers
     if not isinstance(listed, list):
         raise UnknownModelError(f"{key!r} is {short_repr(listed)}, not a list of layers. Fix the config.")
-    return tuple(index not in listed for index in range(layers))
+    named = {entry for entry in listed if isinstance(entry, int)}
+    return tuple(index not in named for index in range(layers))
 
 
 def _number(key: str, value: object, *, smallest: int = 0) -> int:

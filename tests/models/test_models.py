@@ -243,3 +243,11 @@ def test_a_config_with_a_tower_is_the_text_model_where_transformers_builds_that_
 def test_layers_that_attend_may_be_listed(attending: list[int] | None) -> None:
     config = {**SMALL_LLAMA, "model_type": "lfm2", "num_key_value_heads": 2, "full_attn_idxs": attending}
     assert described_parameters(spec_from_config(config, name="small")) == transformers_parameters(config)
+
+
+def test_entries_that_are_not_layers_name_none() -> None:
+    config = {**SMALL_LLAMA, "model_type": "lfm2", "num_key_value_heads": 2}
+    odd, plain = ({**config, "full_attn_idxs": listed} for listed in ([[1], "0", {}, 2], [2]))
+    assert described_parameters(spec_from_config(odd, name="small")) == described_parameters(
+        spec_from_config(plain, name="small")
+    )
