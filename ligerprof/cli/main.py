@@ -111,7 +111,7 @@ class LazyGroup(DocumentedGroup):
 
     def _interrupted(self, ctx: click.Context) -> NoReturn:
         # the terminal shows ^C in the line of the cursor
-        click.echo("\ninterrupted", err=True)
+        click.echo(interrupts.MESSAGE, err=True)
         self._exit(ctx, interrupts.EXIT_CODE)
 
     def _exit(self, ctx: click.Context, code: int) -> NoReturn:
