@@ -1,11 +1,7 @@
-"""Count a plain-torch kernel's bytes on the estimate's tape, and on fake tensors of a simulated GPU."""
+"""Count a plain-torch kernel's bytes on the estimate's tape."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
-
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.layers import gated_product, rotate_both
@@ -15,16 +11,10 @@ from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
-from ligerprof.gpus import GpuSpec, find_gpu
 from ligerprof.kernels import KernelShape, find_kernel
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.patches import simulated_process
-from ligerprof.runs.simulated.recorder import StorageRecorder
-from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 # a meter that counts requested bytes
@@ -48,37 +38,6 @@ def count_plain_torch(slot: str, shape: KernelShape) -> tuple[int, int, int, int
         forward_peak_bytes - kept_bytes,
         meter.peak().total_bytes - kept_bytes,
     )
-
-
-class RequestedBytes(SimulatedDevice):
-    """A simulated device that sums requested bytes, without rounding and remainders."""
-
-    def __init__(self, gpu: GpuSpec) -> None:
-        limits = DeviceLimits(capacity_bytes=2**40, limit_bytes=None)
-        super().__init__(gpu, limits, AllocatorSettings(), record=False)
-        self.live_bytes = self.peak_bytes = 0
-
-    def allocate(self, size_bytes: int) -> Block:
-        self.live_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        return super().allocate(size_bytes)
-
-    def release(self, block: Block) -> None:
-        self.live_bytes -= block.requested_bytes
-        super().release(block)
-
-    def hold_for_good(self, name: str, size_bytes: int) -> None:
-        """Libraries' workspaces are counted by step, not by call."""
-
-
-@contextmanager
-def simulated_gpu() -> Iterator[RequestedBytes]:
-    """Fake tensors that are created inside are allocated as on an H200."""
-    gpu = find_gpu("h200")
-    device = RequestedBytes(gpu)
-    recorder = StorageRecorder(device)
-    with simulated_process(gpu, recorder, set()), FakeTensorMode(), recorder:
-        yield device
 
 
 def make_context(slot: str, shape: KernelShape) -> Context:

@@ -19,7 +19,8 @@ from ligerprof.kernels.options import RETURNS, LossOptions
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import load_entry
 from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
-from tests.kernels.counting import RequestedBytes, count_plain_torch, simulated_gpu
+from ligerprof.runs.kernel_check.simulated import RequestedBytes, simulated_gpu
+from tests.kernels.counting import count_plain_torch
 
 EPS = 1e-6
 ALL_KERNELS = (*KERNEL_NAMES, *(variant for slot in SLOTS.values() for variant in slot.fused_variants))

@@ -12,11 +12,9 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from ligerprof.errors import KernelUnavailableError, LigerprofError
-from ligerprof.kernels.device import simulated_device
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import KernelSpec, load_entry
 from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Outputs, Tensors
@@ -33,6 +31,8 @@ from ligerprof.runs.kernel_check.cases import (
 )
 from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
+from ligerprof.runs.kernel_check.simulated import SIMULATED_GPU, simulated_gpu
+from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda
 from ligerprof.text import printable
 
 Kernel = Callable[..., Any]
@@ -43,8 +43,9 @@ BOUNDS = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1.5e-2}
 BYTES_BOUND = 0.01
 _SMALL_BYTES = 4096
 _MOST_LETTERS = 160
-_SM_COUNT = 132
 _LARGE_TITLE = "bf16, Llama 3.2 1B"
+# as a patched model computes its loss
+_AS_TRAINED = replace(IN_PLACE, shift=True)
 
 
 def check_kernel(spec: KernelSpec) -> KernelCheck:
@@ -289,10 +290,10 @@ def _bytes_rows(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
 
 
 def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
-    """Bytes of each part of a call on fake tensors, as on a GPU, against the declared ones."""
+    """Bytes of each part of a call on a simulated GPU against the declared ones."""
     assert spec.memory is not None
-    stated = CallBytes.stated(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=_SM_COUNT)))
-    with FakeTensorMode(), simulated_device(sm_count=_SM_COUNT), _without_launches():
+    stated = CallBytes.stated(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=SIMULATED_GPU.sm_count)))
+    with simulated_gpu() as device:
         maker = Maker(dtype=DTYPES["bf16"], generator=torch.Generator())
         leaves = operation.make(LARGE, maker)
         leaves = {name: value.requires_grad_(name in operation.wants) for name, value in leaves.items()}
@@ -303,9 +304,11 @@ def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
             # as a patched model calls it
             kernel = partial(kernel, overwrite=True)
         wanted = [given[name] for name in operation.wants]
-        measured = measure_call(
-            lambda: operation.call(kernel, given, IN_PLACE), [*leaves.values(), *given.values()], wanted
-        )
+        call = partial(operation.call, kernel, given, _AS_TRAINED)
+        # a provider may import its modules in its first call
+        call()
+        with providers_take_cpu_for_cuda():
+            measured = measure_call(call, [*leaves.values(), *given.values()], wanted, meter=device)
         yield _compare_kept(spec, operation, kernel, given)
     for part in fields(CallBytes):
         found_bytes, declared_bytes = getattr(measured, part.name), getattr(stated, part.name)
@@ -325,7 +328,7 @@ def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
 def _compare_kept(spec: KernelSpec, operation: Operation, kernel: Kernel, given: Tensors) -> Row:
     """The activations that autograd keeps of the inputs, against the declared ones; parameters exist anyway."""
     assert spec.memory is not None
-    declared = set(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=_SM_COUNT)).kept_inputs)
+    declared = set(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=SIMULATED_GPU.sm_count)).kept_inputs)
     names = list(signature(load_entry(spec.reference)).parameters)
     arguments = dict(zip(names, operation.arguments(given, IN_PLACE), strict=False))
     states = {
@@ -362,18 +365,3 @@ def _compare_kept(spec: KernelSpec, operation: Operation, kernel: Kernel, given:
 
 
 _MADE = frozenset({"queries", "keys", "gate", "up", "logits"})
-
-
-@contextmanager
-def _without_launches() -> Iterator[None]:
-    try:
-        from triton.runtime.jit import KernelInterface
-    except ImportError:
-        yield
-        return
-    with mock.patch.object(KernelInterface, "__getitem__", return_value=_launch_nothing):
-        yield
-
-
-def _launch_nothing(*_arguments: Any, **_named: Any) -> None:
-    """Take the place of a launch."""
