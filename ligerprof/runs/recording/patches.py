@@ -8,6 +8,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch import _guards
 
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.imports import after_import, forget
@@ -43,6 +44,9 @@ PHASES = (
 # functions of checkpointing that run without gradients in forward, and again with gradients in backward
 REENTRANT = ("torch.utils.checkpoint", "deepspeed.runtime.activation_checkpointing.checkpointing")
 
+# what torch.compile notes of the running thread
+_OF_THREAD: Any = getattr(_guards, "_TLS", None)
+
 
 class _Patch(NamedTuple):
     owner: Any
@@ -73,19 +77,22 @@ class Patches:
         self._patches.append(_Patch(owner, name, getattr(owner, name), wrapper, name not in vars(owner)))
         setattr(owner, name, wrapper)
 
-    def around(self, module: str, path: str, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    def around(self, module: str, path: str, context: Callable[[], AbstractContextManager[Any] | None]) -> None:
         """Run a function of a module inside a context, from the module's import on.
 
         Args:
+            context: makes the context of a call, None for a call without one. Each module inside a model calls
+                Module.state_dict, so that only the first of these calls should cost anything.
             path: name of the function, with its class: `Module.state_dict`. Versions of a package without it are
                 left alone.
         """
 
         def make(original: Any) -> Any:
             def wrapper(*arguments: Any, **named: Any) -> Any:
-                if not self.active:
+                running = context() if self.active else None
+                if running is None:
                     return original(*arguments, **named)
-                with context():
+                with running:
                     return original(*arguments, **named)
 
             return wrapper
@@ -133,6 +140,15 @@ def is_outermost_gradient() -> bool:
     except AttributeError:
         # another version of torch
         return False
+
+
+def is_traced() -> bool:
+    """Whether torch.compile traces what this thread runs."""
+    if _OF_THREAD is None:
+        # another version of torch
+        return _guards.TracingContext.try_get() is not None
+    # as that function does, which takes 1 us where nothing is traced
+    return _OF_THREAD.__dict__.get("tracing_context") is not None
 
 
 def skip_when_compiling(*modules: str) -> None:

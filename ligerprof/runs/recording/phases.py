@@ -1,15 +1,13 @@
 """Detect the phases of a user's training: around models, backward, optimizer steps, and functions that save."""
 
-import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch._guards import TracingContext
+from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -28,9 +26,11 @@ from ligerprof.runs.recording.patches import (
     REENTRANT,
     Patches,
     is_outermost_gradient,
+    is_traced,
     skip_when_compiling,
 )
 from ligerprof.runs.recording.saved import SavedTensors
+from ligerprof.runs.recording.seen import Seen, exists, has_weights, tensors_of
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.snapshots.stamp import Stamp
 
@@ -80,8 +80,8 @@ class LoopPhases:
         self._stamps = True
         self._outermost: set[type[nn.Module]] = set()
         self._narrow = NarrowCalls()
-        self._trained: WeakSet[nn.Module] = WeakSet()
-        self._optimizers: WeakSet[Any] = WeakSet()
+        self._trained: Seen[nn.Module] = Seen()
+        self._optimizers: Seen[Any] = Seen()
         self._patches = Patches()
         self._handles: list[RemovableHandle] = []
 
@@ -106,7 +106,7 @@ class LoopPhases:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-        skip_when_compiling(__name__, *HOOKS)
+        skip_when_compiling(__name__, Seen.__module__, *HOOKS)
         replace_calls(self._patches, self._run_outermost)
         for name in ("backward", "grad", _ENGINE):
             if hasattr(torch.autograd, name):
@@ -168,10 +168,10 @@ class LoopPhases:
             # forward ends when backward begins, and the build when any other phase does
             self._enter(Phase.OUTSIDE if before in (Phase.BUILD, Phase.FORWARD) else before)
 
-    def _during(self, phase: Phase) -> AbstractContextManager[None]:
+    def _during(self, phase: Phase) -> AbstractContextManager[None] | None:
         """A function of `PHASES`: it does not end steps, and inside another of its phase, it changes nothing."""
         if self._phase is phase:
-            return nullcontext()
+            return None
         if phase is Phase.SAVING:
             return self._aside(phase)
         if phase is Phase.BACKWARD:
@@ -210,8 +210,7 @@ class LoopPhases:
     def _updates_itself(self) -> bool:
         """Whether the program has no torch optimizer, so that each backward pass ends a step."""
         if self._has_optimizer is None:
-            kinds = {type(each) for each in gc.get_objects()}
-            self._has_optimizer = any(issubclass(kind, torch.optim.Optimizer) for kind in kinds)
+            self._has_optimizer = exists(torch.optim.Optimizer)
         return not self._has_optimizer
 
     def _choose_run(self) -> None:
@@ -225,15 +224,18 @@ class LoopPhases:
         """Run an outermost module in its phase."""
         if self.passes_on():
             return direct_call(module)(*arguments, **named)
-        self._outermost.add(type(module))
         phase = self._phase_of(module)
         if phase is None:
             return self._stamped(module, arguments, named)
-        before = self._phase
-        if phase is Phase.FORWARD:
+        # not those inside a reference model, which come here as well
+        self._outermost.add(type(module))
+        if phase is Phase.FORWARD and (self._ended or self._had_backward):
             self._begin_step()
+        if not self._stamps:
+            return self._followed(module, arguments, named, phase)
+        after_evaluation = self._phase_after_evaluation()
         self._enter(phase)
-        if self._names_modules and not self._stamper.is_attached(module) and _has_weights(module):
+        if self._names_modules and not self._stamper.is_attached(module) and has_weights(module):
             self._stamper.attach(module, fixed=False)
         self._is_inside = True
         self._choose_run()
@@ -248,10 +250,25 @@ class LoopPhases:
                 # memory ran out, for example; the program may begin again
                 self._enter(Phase.OUTSIDE)
             elif phase is Phase.EVALUATION:
-                self._enter(Phase.OUTSIDE if before is Phase.BUILD else before)
-        if phase is Phase.FORWARD and self._names_modules and _has_weights(module):
+                self._enter(after_evaluation)
+        if phase is Phase.FORWARD and self._names_modules and has_weights(module):
             self._stamper.label_outputs(outputs)
         return outputs
+
+    def _followed(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], phase: Phase) -> Any:
+        """As the end of `_run_outermost`, with few Python calls: a run may have many steps without a history."""
+        after = phase if phase is Phase.FORWARD else self._phase_after_evaluation()
+        self._phase, self._is_inside, calls.run = phase, True, None
+        try:
+            return direct_call(module)(*arguments, **named)
+        except BaseException:
+            after = Phase.OUTSIDE if phase is Phase.FORWARD else after
+            raise
+        finally:
+            self._phase, self._is_inside, calls.run = after, False, self._run_outermost
+
+    def _phase_after_evaluation(self) -> Phase:
+        return Phase.OUTSIDE if self._phase is Phase.BUILD else self._phase
 
     def _stamped(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         if not self._names_modules:
@@ -268,7 +285,10 @@ class LoopPhases:
         with_gradients = torch.is_grad_enabled() or self._is_checkpointed
         if self._phase is Phase.SAVING:
             return None
-        if not _has_weights(module):
+        if with_gradients and module.training and self._trained.is_last(module):
+            self._evaluates = False
+            return Phase.FORWARD
+        if not has_weights(module):
             # a loss or a metric
             return Phase.EVALUATION if self._evaluates and not with_gradients else None
         if self._phase is Phase.FORWARD and not with_gradients:
@@ -278,21 +298,13 @@ class LoopPhases:
         if with_gradients:
             evaluates = not module.training and module in self._trained
         else:
-            evaluates = self._evaluates or _has_weights(module, trainable=True)
+            evaluates = self._evaluates or has_weights(module, trainable=True)
         self._evaluates = evaluates
         return Phase.EVALUATION if evaluates else Phase.FORWARD
 
     def known_tensors(self) -> Iterator[tuple[torch.Tensor, Phase]]:
-        """Gradients and states of the optimizers that have stepped, with the phase that allocates such tensors."""
-        for optimizer in list(self._optimizers):
-            for group in optimizer.param_groups:
-                for weight in group["params"]:
-                    if weight.grad is not None:
-                        yield weight.grad, Phase.BACKWARD
-            for state in optimizer.state.values():
-                for value in state.values() if isinstance(state, dict) else ():
-                    if isinstance(value, torch.Tensor):
-                        yield value, Phase.OPTIMIZER
+        """What `tensors_of` finds of the optimizers that have stepped."""
+        return tensors_of(self._optimizers)
 
     def _before_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._has_optimizer = True
@@ -316,7 +328,7 @@ class LoopPhases:
     def _around_backward(self, original: Any) -> Any:
         def backward(outputs: Any, *arguments: Any, **named: Any) -> Any:
             # a model may differentiate inside its forward pass
-            if self._is_inside or self._in_backward or torch.compiler.is_compiling() or self.passes_on():
+            if self._is_inside or self._in_backward or is_compiling() or self.passes_on():
                 return original(outputs, *arguments, **named)
             before = self._begin_backward(outputs)
             try:
@@ -353,7 +365,7 @@ class LoopPhases:
 
     def passes_on(self) -> bool:
         """Whether a call does not concern phases: recomputation in backward, or a trace of torch.compile."""
-        return self._in_backward or not self._patches.active or TracingContext.try_get() is not None
+        return self._in_backward or not self._patches.active or is_traced()
 
     def _begin_backward(self, outputs: Any) -> Phase:
         """Stamp a backward pass; returns the phase before it."""
@@ -385,15 +397,3 @@ class LoopPhases:
             self._enter(before)
         else:
             self._enter(Phase.OUTSIDE)
-
-
-def _has_weights(module: nn.Module, *, trainable: bool = False) -> bool:
-    """Whether a module or one inside it has weights; the first is found much faster than with `parameters()`."""
-    for weight in module._parameters.values():
-        if weight is not None and (weight.requires_grad or not trainable):
-            return True
-    # `any` with a generator takes longer
-    for child in module._modules.values():  # noqa: SIM110
-        if child is not None and _has_weights(child, trainable=trainable):
-            return True
-    return False

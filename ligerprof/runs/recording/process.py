@@ -78,7 +78,8 @@ class ProcessRecording:
         )
         self._write_summary()
         self._recorder = recorder.open()
-        self._counts = register_optimizer_step_post_hook(self._note_update)
+        if self._steps.first == 1:
+            self._counts = register_optimizer_step_post_hook(self._note_update)
         self._history.keep_on(self._note_own_history)
         atexit.register(self.finish)
         os.register_at_fork(after_in_child=self._leave)
@@ -122,16 +123,19 @@ class ProcessRecording:
         """Count a step of the recording; end the recording in front of a step that is not to be recorded."""
         if self._recorder is None:
             return
-        if 2 < step < self._steps.first:
+        first = self._steps.first
+        if 2 < step < first:
             # the steps up to here may have run without a history
-            self._note_peak(step - 1, is_last=step == self._steps.first - 1)
+            self._note_peak(step - 1, is_last=step == first - 1)
+        self._step = self._begun = step
+        if step == 2 <= first:
+            self._peak_before_bytes, self._read_step = self._history.peak_bytes(), 1
+        if step < first:
+            return
         updates = dict(self._updates)
         self._updates.clear()
-        self._step = self._begun = step
-        if step == 2 <= self._steps.first:
-            self._peak_before_bytes, self._read_step = self._history.peak_bytes(), 1
-        if step < self._steps.first:
-            return
+        if self._counts is None:
+            self._counts = register_optimizer_step_post_hook(self._note_update)
         events = self._history.events()
         if step == self._steps.first:
             # long before the chosen steps, old events may have been dropped

@@ -361,6 +361,84 @@ def test_while_the_history_is_off_only_outermost_modules_are_replaced(record: An
     assert nn.Module.__call__ is call
 
 
+def test_modules_inside_a_reference_model_are_not_replaced_while_the_history_is_off(record: Any) -> None:
+    def program() -> None:
+        model, reference = sine(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(7):
+            outputs = model(torch.ones(2, 4))
+            with torch.no_grad():
+                target = reference(torch.ones(2, 4))
+            nn.functional.mse_loss(outputs, target).backward()
+            optimizer.step()
+            kinds = (nn.Module, type(model), nn.Sequential, nn.Linear, nn.Tanh)
+            replaced.append([vars(kind).get("__call__") not in (None, call) for kind in kinds])
+
+    call, replaced = nn.Module.__call__, []
+    history = record(program, first_step=7)
+
+    everywhere = [True, False, False, False, False]
+    assert replaced == [everywhere, *[[False, True, False, False, False]] * 4, *[everywhere] * 2]
+    assert phases(history, "addmm") == [(number, "forward") for number in (1, 6, 7) for _ in range(2)]
+
+
+def test_without_a_history_memory_that_runs_out_has_the_step_and_the_phase_of_its_moment() -> None:
+    class Observed(nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            seen.append(("inside", loop.text))
+            if fails:
+                raise torch.OutOfMemoryError
+            return values
+
+    def note(where: str) -> None:
+        seen.append((where, loop.text))
+
+    seen: list[tuple[str, str]] = []
+    fails = False
+    model = nn.Sequential(nn.Linear(4, 4), Observed())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: note("optimizer"))
+    loop = LoopPhases(lambda _text: None)
+    loop.open(modules=False)
+    try:
+        step(model, optimizer)
+        loop.stamp(enabled=False)
+        seen.clear()
+        outputs = model(torch.ones(2, 4))
+        note("loss")
+        outputs.register_hook(lambda _gradient: note("backward"))
+        outputs.sum().backward()
+        note("clip")
+        optimizer.step()
+        note("after")
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+        note("evaluated")
+        model.state_dict()
+        model.train()
+        fails = True
+        with contextlib.suppress(torch.OutOfMemoryError):
+            model(torch.ones(2, 4))
+        note("failed")
+    finally:
+        loop.close()
+
+    found = [(where, stamp.step, stamp.phase.value) for where, text in seen if (stamp := Stamp.parse(text))]
+    assert found == [
+        ("inside", 2, "forward"),
+        ("loss", 2, "forward"),
+        ("backward", 2, "backward"),
+        ("clip", 2, "outside"),
+        ("optimizer", 2, "optimizer"),
+        ("after", 2, "outside"),
+        ("inside", 2, "evaluation"),
+        ("evaluated", 2, "outside"),
+        ("inside", 3, "forward"),
+        ("failed", 3, "outside"),
+    ]
+
+
 def test_all_functions_are_restored(record: Record) -> None:
     def functions() -> list[Any]:
         return [
