@@ -16,12 +16,29 @@ typedef struct {
     int32_t block;
 } Entry;
 
-/* Free blocks sorted by size and address; `mapped` and `last` are the end of an expandable segment and its last block. */
+/* Free blocks of similar sizes, sorted by size and address. */
 typedef struct {
     Entry *entries;
-    int64_t count, room, mapped;
+    int64_t count, room;
+} Bucket;
+
+/* Each power of two has 2^FINE buckets; bucket after bucket, all sizes are in order. */
+enum { FINE = 4, BUCKETS = (64 - FINE) << FINE, WORD = 64 };
+
+/* Free blocks; a bit of `filled` is set for each bucket that has some. `mapped` and `last` are the end of an expandable
+ * segment and its last block. */
+typedef struct {
+    Bucket buckets[BUCKETS];
+    uint64_t filled[BUCKETS / WORD];
+    int64_t count, mapped;
     int32_t last;
 } Pool;
+
+/* Of an entry; the bucket is BUCKETS if there is none. */
+typedef struct {
+    int32_t bucket;
+    int64_t index;
+} Place;
 
 /* compiled.py declares the same fields up to `min_own`. */
 typedef struct {
@@ -51,11 +68,44 @@ static int reserve(void **table, int64_t *room, int64_t wanted, size_t each)
     return 1;
 }
 
-/* The first entry that is not less; without branches, which no processor could predict. */
-static int64_t find(const Pool *pool, int64_t size, int64_t address)
+static int32_t bucket_of(int64_t size)
 {
-    const Entry *first = pool->entries;
-    int64_t count = pool->count;
+    if (size < 1 << FINE)
+        return (int32_t)size;
+    int32_t power = WORD - 1 - __builtin_clzll((uint64_t)size);
+    return ((power - FINE) << FINE) + (int32_t)(size >> (power - FINE));
+}
+
+/* The first entry of a bucket from this one on. */
+static Place first_from(const Pool *pool, int32_t bucket)
+{
+    int32_t word = bucket / WORD;
+    if (word < BUCKETS / WORD) {
+        uint64_t filled = pool->filled[word] & (~(uint64_t)0 << (bucket % WORD));
+        while (!filled && ++word < BUCKETS / WORD)
+            filled = pool->filled[word];
+        if (filled)
+            return (Place){word * WORD + __builtin_ctzll(filled), 0};
+    }
+    return (Place){BUCKETS, 0};
+}
+
+static Place following(const Pool *pool, Place place)
+{
+    place.index++;
+    return place.index < pool->buckets[place.bucket].count ? place : first_from(pool, place.bucket + 1);
+}
+
+static Entry *entry_at(const Pool *pool, Place place)
+{
+    return &pool->buckets[place.bucket].entries[place.index];
+}
+
+/* The first entry of the bucket that is not less; without branches, which no processor could predict. */
+static int64_t find(const Bucket *bucket, int64_t size, int64_t address)
+{
+    const Entry *first = bucket->entries;
+    int64_t count = bucket->count;
     while (count > 0) {
         int64_t half = count / 2;
         const Entry *entry = first + half;
@@ -63,46 +113,43 @@ static int64_t find(const Pool *pool, int64_t size, int64_t address)
         first = less ? entry + 1 : first;
         count = less ? count - half - 1 : half;
     }
-    return first - pool->entries;
+    return first - bucket->entries;
 }
 
-static void remove_at(Pool *pool, int64_t index)
+static void remove_at(Pool *pool, Place place)
 {
+    Bucket *bucket = &pool->buckets[place.bucket];
+    Entry *entry = &bucket->entries[place.index];
     pool->count--;
-    memmove(&pool->entries[index], &pool->entries[index + 1], (size_t)(pool->count - index) * sizeof(Entry));
+    bucket->count--;
+    memmove(entry, entry + 1, (size_t)(bucket->count - place.index) * sizeof(Entry));
+    if (!bucket->count)
+        pool->filled[place.bucket / WORD] &= ~((uint64_t)1 << (place.bucket % WORD));
 }
 
-/* Put a block in place of the entry at an index. */
-static void replace_at(State *state, Pool *pool, int64_t index, int32_t number)
-{
-    Block *block = &state->blocks[number];
-    Entry *entries = pool->entries;
-    int64_t place = find(pool, block->size, block->address);
-    if (place <= index) {
-        memmove(&entries[place + 1], &entries[place], (size_t)(index - place) * sizeof(Entry));
-    } else {
-        place--;
-        memmove(&entries[index], &entries[index + 1], (size_t)(place - index) * sizeof(Entry));
-    }
-    entries[place] = (Entry){block->size, block->address, number};
-    block->is_free = 1;
-}
-
-static int64_t index_of(const State *state, int32_t number)
+/* Take a free block out of its pool. */
+static void take(State *state, int32_t number)
 {
     const Block *block = &state->blocks[number];
-    return find(&state->pools[block->pool], block->size, block->address);
+    Pool *pool = &state->pools[block->pool];
+    int32_t bucket = bucket_of(block->size);
+    remove_at(pool, (Place){bucket, find(&pool->buckets[bucket], block->size, block->address)});
 }
 
 static int put(State *state, int32_t number)
 {
     Block *block = &state->blocks[number];
     Pool *pool = &state->pools[block->pool];
-    if (!reserve((void **)&pool->entries, &pool->room, pool->count + 1, sizeof(Entry)))
+    int32_t which = bucket_of(block->size);
+    Bucket *bucket = &pool->buckets[which];
+    if (!reserve((void **)&bucket->entries, &bucket->room, bucket->count + 1, sizeof(Entry)))
         return 0;
-    int64_t index = find(pool, block->size, block->address);
-    memmove(&pool->entries[index + 1], &pool->entries[index], (size_t)(pool->count - index) * sizeof(Entry));
-    pool->entries[index] = (Entry){block->size, block->address, number};
+    int64_t index = bucket->count ? find(bucket, block->size, block->address) : 0;
+    Entry *entry = &bucket->entries[index];
+    memmove(entry + 1, entry, (size_t)(bucket->count - index) * sizeof(Entry));
+    *entry = (Entry){block->size, block->address, number};
+    pool->filled[which / WORD] |= (uint64_t)1 << (which % WORD);
+    bucket->count++;
     pool->count++;
     block->is_free = 1;
     return 1;
@@ -148,25 +195,18 @@ static void absorb_next(State *state, int32_t number)
 
 static int free_block(State *state, int32_t number)
 {
-    Block *block = &state->blocks[number];
-    Pool *pool = &state->pools[block->pool];
-    int64_t index = -1;
+    const Block *block = &state->blocks[number];
     state->allocated -= block->size;
     if (block->next >= 0 && state->blocks[block->next].is_free) {
-        index = index_of(state, block->next);
+        take(state, block->next);
         absorb_next(state, number);
     }
     if (block->previous >= 0 && state->blocks[block->previous].is_free) {
-        if (index >= 0)
-            remove_at(pool, index);
         number = block->previous;
-        index = index_of(state, number);
+        take(state, number);
         absorb_next(state, number);
     }
-    if (index < 0)
-        return put(state, number);
-    replace_at(state, pool, index, number);
-    return 1;
+    return put(state, number);
 }
 
 static int has_room(const State *state, int64_t wanted)
@@ -179,14 +219,17 @@ static void give_back(State *state)
 {
     for (int number = 0; number < 2; number++) {
         Pool *pool = &state->pools[number];
-        for (int64_t index = pool->count - 1; index >= 0; index--) {
-            Entry entry = pool->entries[index];
-            Block *block = &state->blocks[entry.block];
+        Place place = first_from(pool, 0);
+        while (place.bucket < BUCKETS) {
+            Entry entry = *entry_at(pool, place);
+            const Block *block = &state->blocks[entry.block];
             if (block->previous < 0 && block->next < 0) {
-                remove_at(pool, index);
+                remove_at(pool, place);
                 drop_block(state, entry.block);
                 state->reserved -= entry.size;
+                place.index--;
             }
+            place = following(pool, place);
         }
     }
 }
@@ -206,7 +249,7 @@ static int64_t grow(State *state, int32_t which, int64_t size)
         if (!has_room(state, wanted))
             return size;
         if (is_free) {
-            remove_at(pool, index_of(state, last));
+            take(state, last);
             state->blocks[last].size += wanted;
             number = last;
         } else {
@@ -233,21 +276,32 @@ static int64_t grow(State *state, int32_t which, int64_t size)
     return DONE;
 }
 
+/* The smallest free block of at least `size`, the first of them. */
+static Place fitting(const Pool *pool, int64_t size)
+{
+    int32_t bucket = bucket_of(size);
+    int64_t index = find(&pool->buckets[bucket], size, INT64_MIN);
+    return index < pool->buckets[bucket].count ? (Place){bucket, index} : first_from(pool, bucket + 1);
+}
+
 /* Allocate a block; -1 if it fails, for the reason in `failure`. */
 static int32_t allocate(State *state, int64_t size, int64_t *failure)
 {
     int32_t which = size > state->small;
     Pool *pool = &state->pools[which];
-    int64_t index = find(pool, size, INT64_MIN);
+    Place place = fitting(pool, size);
     /* the last block of the segment can grow: torch prefers one that cannot */
-    if (state->expandable && index + 1 < pool->count && pool->entries[index].block == pool->last)
-        index++;
-    if (index == pool->count) {
+    if (state->expandable && place.bucket < BUCKETS && entry_at(pool, place)->block == pool->last) {
+        Place other = following(pool, place);
+        place = other.bucket < BUCKETS ? other : place;
+    }
+    if (place.bucket == BUCKETS) {
         if ((*failure = grow(state, which, size)) != DONE)
             return -1;
-        index = find(pool, size, INT64_MIN);
+        place = fitting(pool, size);
     }
-    int32_t number = pool->entries[index].block;
+    int32_t number = entry_at(pool, place)->block;
+    remove_at(pool, place);
     state->blocks[number].is_free = 0;
     int64_t left = state->blocks[number].size - size;
     if (left >= state->smallest_rest[which]) {
@@ -260,9 +314,10 @@ static int32_t allocate(State *state, int64_t size, int64_t *failure)
         state->blocks[number].size = size;
         if (pool->last == number)
             pool->last = rest;
-        replace_at(state, pool, index, rest);
-    } else {
-        remove_at(pool, index);
+        if (!put(state, rest)) {
+            *failure = NO_MEMORY;
+            return -1;
+        }
     }
     state->allocated += state->blocks[number].size;
     if (state->allocated > state->highest)
@@ -283,8 +338,9 @@ State *state_new(const State *fields, size_t bytes)
 
 void state_delete(State *state)
 {
-    free(state->pools[0].entries);
-    free(state->pools[1].entries);
+    for (int which = 0; which < 2; which++)
+        for (int32_t bucket = 0; bucket < BUCKETS; bucket++)
+            free(state->pools[which].buckets[bucket].entries);
     free(state->blocks);
     free(state->held);
     free(state->own);
@@ -342,9 +398,9 @@ int64_t state_key(const State *state, int64_t *numbers, int64_t room)
         const Pool *pool = &state->pools[which];
         *numbers++ = pool->count;
         *numbers++ = pool->mapped;
-        for (int64_t index = 0; index < pool->count; index++) {
-            *numbers++ = pool->entries[index].size;
-            *numbers++ = pool->entries[index].address;
+        for (Place place = first_from(pool, 0); place.bucket < BUCKETS; place = following(pool, place)) {
+            *numbers++ = entry_at(pool, place)->size;
+            *numbers++ = entry_at(pool, place)->address;
         }
     }
     for (int64_t index = 0; index < state->held_count; index++)

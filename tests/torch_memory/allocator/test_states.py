@@ -51,7 +51,8 @@ class Together:
                     full = True
                     break
             elif live:
-                operation = live.pop(random.randrange(len(live)))
+                # often the youngest, as temporaries end
+                operation = live.pop(random.choice((-1, random.randrange(len(live)))))
                 operations.append(operation)
                 blocks, place = (own, operation - 1) if operation > 0 else (before, -operation - 1)
                 self.oracle.free(blocks[place])
