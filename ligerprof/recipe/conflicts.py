@@ -93,6 +93,10 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{typed('grad_sync', options.grad_sync)} needs {typed('engine', 'ddp')} or {_FSDP2}.",
     )
     yield (
+        not options.save_whole and options.engine not in (Engine.FSDP2, Engine.DEEPSPEED),
+        f"{typed('save_whole', options.save_whole)} needs {_FSDP2} or {_DEEPSPEED}.",
+    )
+    yield (
         options.bucket_view and options.engine is not Engine.DDP,
         f"{typed('bucket_view', options.bucket_view)} needs {typed('engine', Engine.DDP)}.",
     )

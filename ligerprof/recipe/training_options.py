@@ -193,6 +193,11 @@ class TrainingOptions(ModelOptions):
         default=1,
         minimum=1,
     )
+    save_whole: bool = option(
+        Group.SEVERAL_GPUS,
+        "FSDP2 and ZeRO-3: gather the weights to save the model whole, rather than save shards.",
+        default=True,
+    )
     gpu: str = option(
         Group.MEMORY,
         "GPU that a simulation or an estimate is for: a name from `ligerprof env`, or 24GiB:sm89.",

@@ -133,7 +133,7 @@ class MemoryEstimate(JsonKeys):
         second_step_peak_bytes: the peak of DDP's second step, which builds its buckets anew; None for other engines.
         streams_bytes: the highest bytes of each CUDA stream in any step, added up.
         evaluation_roles: the peak of an evaluation by role; None without one.
-        saving_peak_bytes: the peak while the model is gathered to save it whole; None if no engine shards it.
+        saving_peak_bytes: the peak while the model is gathered to save it whole; None if nothing is gathered.
         host_bytes: main memory that offloaded training uses in this GPU's process, else 0.
         terms: the headline terms.
         assumed: assumptions behind the figures, one sentence each.

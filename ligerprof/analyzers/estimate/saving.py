@@ -19,6 +19,8 @@ def saving_peak(recipe: TrainingRecipe) -> MemoryBreakdown | None:
 
     Weights, optimizer states, workspaces and the last training batch are there; gradients and gathered weights are not.
     """
+    if not recipe.save_whole:
+        return None
     if recipe.engine is Engine.FSDP2:
         gathered_bytes = _gathered_by_fsdp2(recipe)
     elif recipe.engine is Engine.DEEPSPEED and recipe.zero == 3 and recipe.gpus > 1:

@@ -15,6 +15,7 @@ from ligerprof.recipe.configs.rows import (
     number,
     part_of,
     section,
+    switch,
     turned_on,
     words,
 )
@@ -33,7 +34,7 @@ _DEEPSPEED = {
         "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path",
     ),
     **ignored(Reason.LOADING, "zero3_init_flag deepspeed_moe_layer_cls_names"),
-    **ignored(Reason.SAVING, "zero3_save_16bit_model"),
+    "zero3_save_16bit_model": switch(Setting.SAVE_WHOLE),
     **ignored(
         Reason.LAUNCH,
         "deepspeed_multinode_launcher deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter",

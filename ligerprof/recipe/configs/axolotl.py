@@ -90,6 +90,7 @@ _ROWS: Mapping[str, Row] = {
     "deepspeed": DEEPSPEED_SECTION,
     "fsdp": FSDP_SWITCH,
     "fsdp_config": section(FSDP_ROWS),
+    "fsdp_final_state_dict_type": FSDP_ROWS["final_state_dict_type"],
     "dp_replicate_size": count(Setting.REPLICATE),
     **part_of("data parallelism", "dp_shard_size"),
     **part_of("part of FSDP", "fsdp_version"),
@@ -207,7 +208,11 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     _set_packing(reading, values)
     if not is_off(values.get("fsdp")) or isinstance(values.get("fsdp_config"), Mapping):
         key = "fsdp" if "fsdp" in values else "fsdp_config"
-        set_fsdp(reading, key, values.get("fsdp_config"), version=1, outer=values.get("fsdp_version"))
+        section_ = values.get("fsdp_config")
+        if "fsdp_final_state_dict_type" in values:
+            final = {"final_state_dict_type": values["fsdp_final_state_dict_type"]}
+            section_ = {**section_, **final} if isinstance(section_, Mapping) else final
+        set_fsdp(reading, key, section_, version=1, outer=values.get("fsdp_version"))
     if isinstance(values.get("deepspeed"), Mapping):
         finish_deepspeed(reading, values["deepspeed"], "deepspeed.")
 

@@ -63,7 +63,7 @@ IGNORED_ROWS: Mapping[str, Row] = {
         Reason.SAVING,
         "save_steps saves_per_epoch save_strategy save_total_limit save_first_step save_only_model save_safetensors"
         " save_compressed resume_from_checkpoint auto_resume_from_checkpoints dynamic_checkpoint merge_lora"
-        " merge_method fsdp_final_state_dict_type nvfp4_merge_aware nvfp4_merge_aware_start_step quantization",
+        " merge_method nvfp4_merge_aware nvfp4_merge_aware_start_step quantization",
     ),
     **ignored(
         Reason.EVALUATION,

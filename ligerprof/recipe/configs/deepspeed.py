@@ -16,6 +16,7 @@ from ligerprof.recipe.configs.rows import (
     number,
     part_of,
     section,
+    switch,
     truth,
     whole_number,
     words,
@@ -82,11 +83,15 @@ _ZERO = {
         " stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params allgather_sequential"
         " use_multi_rank_bucket_allreduce",
     ),
-    **ignored(
-        Reason.SAVING,
-        "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save"
-        " gather_16bit_weights_on_model_save load_from_fp32_weights elastic_checkpoint",
+    **dict.fromkeys(
+        (
+            "stage3_gather_16bit_weights_on_model_save",
+            "stage3_gather_fp16_weights_on_model_save",
+            "gather_16bit_weights_on_model_save",
+        ),
+        switch(Setting.SAVE_WHOLE, auto=True),
     ),
+    **ignored(Reason.SAVING, "load_from_fp32_weights elastic_checkpoint"),
     **ignored(Reason.CHECKS, "ignore_unused_parameters log_trace_cache_warnings"),
     # of older versions
     **part_of("offload", "cpu_offload cpu_offload_params"),

@@ -193,13 +193,14 @@ class Resolver:
         """Options of the engine; those of another engine, which a file may have too, are left out."""
         offload = {"offload": self._value(S.OFFLOAD)}
         if engine == Engine.DEEPSPEED:
-            own = {name.value: self._value(name) for name in (S.ZERO, S.NVME_PATH)}
+            own = {name.value: self._value(name) for name in (S.ZERO, S.NVME_PATH, S.SAVE_WHOLE)}
             config = filled(self._value(S.DEEPSPEED) or {}, spec)
             return {**offload, **own, "deepspeed_config": config or None}
         if engine == _FSDP:
             if self._value(S.BITS) is not None:
                 raise self._refuse("QLoRA under FSDP version 2", S.BITS)
-            own = {name.value: self._value(name) for name in (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE)}
+            names = (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE, S.SAVE_WHOLE)
+            own = {name.value: self._value(name) for name in names}
             if not self._is_own and {**precision, **self._given}.get("precision") != "mixed":
                 # frameworks give FSDP no policy then
                 own["reduce_dtype"] = None

@@ -124,9 +124,15 @@ def truth(value: Any) -> bool:
     raise BadValueError("neither true nor false")
 
 
-def switch(setting: Setting, *, invert: bool = False) -> Row:
-    """A switch."""
-    return Row(read=lambda value: Sets(values={setting: truth(value) is not invert}))
+def switch(setting: Setting, *, invert: bool = False, auto: bool = False) -> Row:
+    """A switch; with `auto`, the word `auto` leaves the setting to other files."""
+
+    def read(value: Any) -> Outcome:
+        if auto and value == "auto":
+            return Ignored(reason=Reason.UNSET)
+        return Sets(values={setting: truth(value) is not invert})
+
+    return Row(read=read)
 
 
 def turned_on(values: Mapping[Setting, Any]) -> Row:

@@ -48,6 +48,7 @@ class Setting(Word):
     REPLICATE = "replicate"
     WRAP = "wrap"
     REDUCE_DTYPE = "reduce_dtype"
+    SAVE_WHOLE = "save_whole"
     LENGTH_ORDER = "length_order"
     PAD_TO_MULTIPLE_OF = "pad_to_multiple_of"
     # from which options are derived

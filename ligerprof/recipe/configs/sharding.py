@@ -4,9 +4,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.framework import Framework
-from ligerprof.recipe.configs.rows import Row, ignored, lacking, part_of, truth, turned_on, whole_number
-from ligerprof.recipe.configs.settings import Lacking, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.rows import (
+    BadValueError,
+    Row,
+    ignored,
+    is_off,
+    lacking,
+    part_of,
+    truth,
+    turned_on,
+    whole_number,
+)
+from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Outcome, Reading, Reason, Sets, Setting
 
+# names and numbers of torch.distributed.fsdp.StateDictType
+_WHOLE, _SHARDS = ("FULL_STATE_DICT", "1"), ("LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "2", "3")
 _RESHARDS = {"full_shard": True, "hybrid_shard": True, "shard_grad_op": False, "hybrid_shard_zero2": False}
 
 
@@ -25,6 +37,22 @@ def _read_version(value: Any) -> Outcome:
     return Sets(values={}, words=f"version {whole_number(value, 1)} of FSDP")
 
 
+def _is_whole(kind: Any) -> bool:
+    """Whether a state dict of this type has whole weights."""
+    word = str(kind).strip().upper()
+    if word not in (*_WHOLE, *_SHARDS):
+        raise BadValueError("not FULL_STATE_DICT, SHARDED_STATE_DICT or LOCAL_STATE_DICT")
+    return word in _WHOLE
+
+
+def _read_state_dict(value: Any) -> Outcome:
+    if is_off(value):
+        return Ignored(reason=Reason.UNSET)
+    return Sets(values={}, words=f"saves {'the model whole' if _is_whole(value) else 'shards'}")
+
+
+# of checkpoints, and axolotl's of the trained model
+_STATE_DICT_KEYS = ("state_dict_type", "final_state_dict_type")
 _KEYS: Mapping[str, Row] = {
     "version": Row(read=_read_version),
     "reshard_after_forward": Row(read=_read_reshard),
@@ -43,7 +71,8 @@ _KEYS: Mapping[str, Row] = {
     **lacking("checkpoints in host memory", "activation_checkpointing_offload activation_cpu_offload"),
     **lacking("torch_xla", "xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt"),
     **ignored(Reason.SPEED, "cpu_offload_pin_memory"),
-    **ignored(Reason.SAVING, "state_dict_type final_state_dict_type"),
+    "state_dict_type": Row(read=_read_state_dict),
+    "final_state_dict_type": Row(read=_read_state_dict),
     **ignored(Reason.LOADING, "sync_module_states cpu_ram_efficient_loading"),
 }
 FSDP_ROWS: Mapping[str, Row] = {**_KEYS, **{f"fsdp_{name}": row for name, row in _KEYS.items()}}
@@ -63,6 +92,9 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
     # accelerate gathers and reduces in the same dtype (FullyShardedDataParallelPlugin.set_mixed_precision)
     settings = {Setting.WRAP: "accelerate", Setting.REDUCE_DTYPE: "bfloat16"}
     reading.set(key, {Setting.ENGINE: "fsdp2" if str(number) in ("2", "2.0") else "fsdp1", **settings})
+    kinds = [inner.get(f"{prefix}{name}") for prefix in ("", "fsdp_") for name in _STATE_DICT_KEYS]
+    if given := [kind for kind in kinds if not is_off(kind)]:
+        reading.settings[Setting.SAVE_WHOLE] = Found(value=any(map(_is_whole, given)), key=key, file=reading.file)
 
 
 def _finish_fsdp(reading: Reading, values: Mapping[str, Any]) -> None:

@@ -394,7 +394,7 @@ TORCHTITAN = Framework(
         Setting.AUTOCAST: "bf16",
         Setting.OPTIMIZER: "adamw-fused",
         Setting.CHECKPOINTING: True,
-        Setting.REENTRANT: False,
+        **dict.fromkeys((Setting.REENTRANT, Setting.SAVE_WHOLE), False),
     },
     finish=_finish,
 )

@@ -82,8 +82,10 @@ def test_what_saving_gathers(options: dict[str, Any], tied: bool, monkeypatch: p
         {"engine": "ddp", "gpus": 2},
         {"engine": "deepspeed", "precision": "mixed", "gpus": 2, "zero": 2},
         {"engine": "deepspeed", "precision": "mixed", "gpus": 1, "zero": 3},
+        {"engine": "deepspeed", "precision": "mixed", "gpus": 2, "zero": 3, "save_whole": False},
+        {"engine": "fsdp2", "gpus": 2, "save_whole": False},
     ],
-    ids=["torch", "ddp", "zero-2", "zero-3-alone"],
+    ids=["torch", "ddp", "zero-2", "zero-3-alone", "zero-3-shards", "fsdp2-shards"],
 )
 def test_a_whole_model_is_not_gathered(options: dict[str, Any]) -> None:
     assert estimate(TrainingRecipe(model="tiny", **options)).saving_peak_bytes is None
