@@ -1,7 +1,9 @@
 """Allocate a block of the simulated device for each fake tensor's storage, and free it with the storage."""
 
 import sys
+import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,6 +51,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._waiting: list[Block] | None = None
         self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
         self._paused = self._on_host = self._follows_inputs = False
+        self._thread, self._late = threading.get_ident(), deque[int]()
         self._rows: Iterator[int] | None = None
         self._host: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._host_bytes = self.highest_host_bytes = 0
@@ -176,6 +179,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._watch(storage, self._device.allocate(size_bytes))
 
     def _track(self, value: Any) -> None:
+        while self._late:
+            self._release(self._late.popleft())
         for tensor in _tensors(value):
             storage = tensor.untyped_storage()
             key = storage._cdata
@@ -204,13 +209,20 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _reaper(self, key: int) -> Callable[[Any], None]:
         def reap(_reference: Any) -> None:
-            block, _ = self._held.pop(key)
-            if self._waiting is None:
-                self._device.release(block)
-            else:
-                self._waiting.append(block)
+            if threading.get_ident() != self._thread:
+                # another thread, such as a profiler's, held the last reference
+                self._late.append(key)
+                return
+            self._release(key)
 
         return reap
+
+    def _release(self, key: int) -> None:
+        block, _ = self._held.pop(key)
+        if self._waiting is None:
+            self._device.release(block)
+        else:
+            self._waiting.append(block)
 
     @contextmanager
     def releasing_by_address(self) -> Iterator[None]:

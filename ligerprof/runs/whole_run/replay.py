@@ -38,7 +38,10 @@ class Replay:
     def run(self, start: Sequence[Trace]) -> WholeRun:
         """Run the first step from its traces and all others from programs."""
         if not can_compile():
-            self._progress("no C compiler (cc, gcc or clang) works here: the steps run in Python, which takes minutes")
+            self._progress(
+                "no C compiler ($CC, cc, gcc or clang) makes a library here that can be loaded: the steps run in"
+                " Python, which takes minutes"
+            )
         done, first, oom = 0, 0, None
         try:
             for trace in start:

@@ -2,9 +2,12 @@
 
 import ctypes
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -44,17 +47,9 @@ class _Fields(ctypes.Structure):
 @cache
 def _library() -> ctypes.CDLL | None:
     """states.c as a library; None if it cannot be compiled and loaded here."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), *_COMPILERS))), None)
-    if compiler is None:
+    library = next(filter(None, map(_compiled, _compilers())), None)
+    if library is None:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "states.so")
-        command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(path), str(_SOURCE)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
-            library = ctypes.CDLL(str(path))
-        except (OSError, subprocess.SubprocessError):
-            return None
     library.state_new.argtypes = (ctypes.POINTER(_Fields), ctypes.c_size_t)
     library.state_new.restype = ctypes.c_void_p
     library.state_delete.argtypes = (ctypes.c_void_p,)
@@ -64,6 +59,29 @@ def _library() -> ctypes.CDLL | None:
     library.state_key.argtypes = (pointer, pointer, ctypes.c_int64)
     library.state_run.restype = library.state_key.restype = ctypes.c_int64
     return library
+
+
+def _compilers() -> Iterator[list[str]]:
+    """Commands that may compile C, with their first arguments; CC may have some, as in "ccache gcc"."""
+    named: list[str] = []
+    with suppress(ValueError):
+        # an open quotation mark
+        named = shlex.split(os.environ.get("CC", ""))
+    for command in (named, *([name] for name in _COMPILERS)):
+        if command and shutil.which(command[0]):
+            yield command
+
+
+def _compiled(compiler: list[str]) -> ctypes.CDLL | None:
+    """states.c as a library; None if this compiler, or the folder for temporary files, does not serve."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "states.so")
+            command = [*compiler, "-O2", "-shared", "-fPIC", "-o", str(path), str(_SOURCE)]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS)
+            return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def can_compile() -> bool:

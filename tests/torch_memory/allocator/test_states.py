@@ -1,5 +1,7 @@
 """Allocators of long runs, in Python and compiled, against the allocator itself, on random programs."""
 
+import tempfile
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -137,6 +139,20 @@ def test_pages_that_would_be_given_back_are_refused(kind: type[RunAllocator]) ->
     with pytest.raises(UnsupportedError, match="free pages"):
         # 19 MiB stay free in front
         allocator.run(np.array([0, 0, 1, 0], np.int32), sizes)
+
+
+@pytest.mark.parametrize("named", ["env gcc", "no-such-compiler", "false", 'an "open quotation mark'])
+def test_any_compiler_that_works_is_taken(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", named)
+    compiled._library.cache_clear()
+    assert compiled.can_compile()
+
+
+def test_where_nothing_can_be_written_nothing_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    compiled._library.cache_clear()
+    assert not compiled.can_compile()
+    compiled._library.cache_clear()
 
 
 def test_without_a_compiler_python_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,22 @@
+"""Blocks of fake tensors' storages."""
+
+from threading import Thread
+
+import torch
+
+from ligerprof.runs.kernel_check.simulated import simulated_gpu
+
+
+def test_what_another_thread_drops_is_freed_before_the_next_allocation() -> None:
+    with simulated_gpu() as gpu:
+        held = [torch.empty(1000)]
+        thread = Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        # a profiler's thread must not change the allocator while the step does
+        assert gpu.live_bytes == gpu.peak_bytes == 4000
+        after = torch.empty(500)
+        assert gpu.live_bytes == after.untyped_storage().nbytes() == 2000
+        assert gpu.peak_bytes == 4000
+        del after
+        assert gpu.live_bytes == 0
