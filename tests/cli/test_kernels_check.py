@@ -380,3 +380,12 @@ def test_an_unknown_kernel_is_one_line() -> None:
     result = check("swiglue")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: provider 'ligerprof' has no kernel 'swiglue'")
+
+
+@pytest.mark.parametrize("name", ["rms", "layernorm", "swiglu", "ce"])
+def test_bytes_of_another_providers_kernel_are_those_on_a_gpu(name: str) -> None:
+    pytest.importorskip("liger_kernel")
+    spec = registry.find_kernel(name, "liger")
+    rows = [row for row in check_kernel(spec).rows if row.check == "bytes"]
+    assert [row.note for row in rows if row.result.value != "pass"] == []
+    assert len(rows) == 5
