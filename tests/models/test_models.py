@@ -92,7 +92,7 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
         "v_head_dim": draw(st.integers(1, 9)),
         "shared_expert_intermediate_size": draw(st.integers(1, 9)),
         "num_dense_layers": draw(st.integers(0, 3)),
-        "block_ffn_dim_multiplier": draw(st.sampled_from([None, 1.3])),
+        "block_ffn_dim_multiplier": draw(st.sampled_from([1, 1.3])),
         "block_multiple_of": 8,
         "block_auto_adjust_ff_dim": draw(st.booleans()),
         "linear_num_key_heads": (key_heads := draw(st.integers(1, 3))),
