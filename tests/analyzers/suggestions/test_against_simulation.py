@@ -17,6 +17,7 @@ from ligerprof.roles import Phase
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.snapshots.reader import Snapshot
 from tests.analyzers.suggestions.test_find import SAVING_TOLERANCE
+from tests.analyzers.suggestions.test_known_model import LLAMA
 
 TINY: dict[str, Any] = {"model": "tiny", "device": "simulated", "seq": 1024, "batch": 16}
 
@@ -80,17 +81,8 @@ def fp32_training(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TrainingRecipe, PeakReport]:
     """A recipe with fp32 weights under autocast, and the report on its step."""
-    config = {
-        "model_type": "llama",
-        "hidden_size": 512,
-        "intermediate_size": 1408,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 16000,
-    }
     path = tmp_path_factory.mktemp("model") / "config.json"
-    path.write_text(json.dumps(config), encoding="utf-8")
+    path.write_text(json.dumps(LLAMA), encoding="utf-8")
     recipe = TrainingRecipe(model=str(path), device="simulated", precision="amp", **SHAPES[request.param])
     return recipe, analyze(Snapshot.from_dict(simulate_step(recipe).snapshot), recipe=recipe).peak
 
