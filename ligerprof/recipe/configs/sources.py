@@ -92,7 +92,7 @@ def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[
         framework: whose file that is.
 
     Raises:
-        RecipeError: there is no such file, or it cannot be read.
+        RecipeError: the file does not exist or cannot be read.
     """
     above = Path(file).resolve().parents[:_MOST_FOLDERS]
     for folder in (Path(), *above):

@@ -143,7 +143,7 @@ def _efficient_takes(problem: AttentionProblem, gpu: GpuSpec) -> bool:
 
 
 def _gemm_alignment(problem: AttentionProblem, gpu: GpuSpec) -> int:
-    """Elements that a tensor core loads at once (minimum_gemm_alignment); one where there are no tensor cores."""
+    """The number of elements that a tensor core loads at once (minimum_gemm_alignment); 1 without tensor cores."""
     if problem.is_half and gpu.compute_capability >= (7, 0):
         return 8
     return 4 if gpu.compute_capability >= (8, 0) else 1
