@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
 from ligerprof.analyzers.estimate.meter import Meter
@@ -35,6 +36,8 @@ class KeptBytes:
     others: Held
 
 
+# a recording is compared with recipes, and the one that is found then with each change to it
+@lru_cache(maxsize=16)
 def kept_bytes(recipe: TrainingRecipe) -> KeptBytes:
     """Run the forward pass of a steady step as the estimate does.
 
