@@ -179,6 +179,9 @@ def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, A
         {"selective": "matmuls", "liger": "rms+swiglu"},
         {"selective": "attention", "checkpoint_every": 2, "padding": 0.2},
         {"selective": "torchtitan", "qlora": 8, "precision": "bf16"},
+        # the shape of o_proj and q_proj, and that of adapters
+        {"selective": "torchtitan-512x512", "engine": "fsdp2", "gpus": 2, "precision": "mixed", "wrap": "accelerate"},
+        {"selective": "aten.mm.default/2-512x8", "engine": "ddp", "gpus": 2, "lora": 8, "checkpoint_every": 2},
         {"activation_offload": True, "lora": 8, "grad_accum": 2},
         {"lora": 8, "modules_to_save": "embed_tokens+lm_head", "liger": "rms+flce"},
         {"qlora": 8, "modules_to_save": "lm_head+input_layernorm", "precision": "bf16"},

@@ -34,7 +34,7 @@ _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
 # options that only the engine torch carries out
-_PLAIN_TORCH = ("checkpoint_every", "selective", "activation_offload", "compile", "modules_to_save", "dora")
+_PLAIN_TORCH = ("activation_offload", "compile", "modules_to_save", "dora")
 
 
 def require_compatible(options: TrainingOptions) -> None:
@@ -168,10 +168,12 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['reentrant']} does not go with {_CHECKPOINTING.off_flag}.",
     )
     for name, unused in (("checkpoint_every", 1), ("selective", None)):
+        chosen = getattr(options, name) != unused
         yield (
-            getattr(options, name) != unused and not options.checkpointing,
-            f"{_FLAGS[name]} does not go with {_CHECKPOINTING.off_flag}.",
+            chosen and options.engine is Engine.DEEPSPEED,
+            f"{_FLAGS[name]} is not supported with {_DEEPSPEED} yet. Choose torch, ddp or fsdp2, or leave it out.",
         )
+        yield chosen and not options.checkpointing, f"{_FLAGS[name]} does not go with {_CHECKPOINTING.off_flag}."
     yield (
         options.compile and options.activation_offload,
         f"{_FLAGS['compile']} with {_FLAGS['activation_offload']} is not supported yet. Choose one.",

@@ -48,13 +48,30 @@ class TrainingRecipe(RunOptions, TrainingOptions):
                 self.spec.name,
                 f"{self.batch} x {self.seq} tokens" + (" packed" if self.packing else ""),
                 self.precision,
+                *self._engine_words(),
                 *self._adapter_words(),
-                "checkpointed" if self.checkpointing else "not checkpointed",
+                self._checkpointing_words(),
                 *(("compiled",) if self.compile else ()),
                 self.optimizer,
                 f"kernels {'+'.join(self.kernels)} ({self.provider_names})" if self.kernels else "no fused kernels",
             )
         )
+
+    def _engine_words(self) -> tuple[str, ...]:
+        """The engine and its GPUs; nothing for one GPU in plain torch."""
+        if self.engine is Engine.TORCH:
+            return ()
+        zero = f" ZeRO-{self.zero}" if self.engine is Engine.DEEPSPEED else ""
+        return (f"{self.engine}{zero} on {self.gpus} GPU{'s' if self.gpus > 1 else ''}",)
+
+    def _checkpointing_words(self) -> str:
+        if not self.checkpointing:
+            return "not checkpointed"
+        layers = "" if self.checkpoint_every == 1 else f"1 of {self.checkpoint_every} layers "
+        if self.selective is None:
+            return f"{layers}checkpointed"
+        name = self.selective if "+" not in self.selective else "own list of operators"
+        return f"{layers}selectively checkpointed ({name})"
 
     def _adapter_words(self) -> tuple[str, ...]:
         """The adapters and the format of the weights below them; nothing without adapters."""

@@ -42,8 +42,9 @@ def selective_contexts(policy: SavePolicy) -> Callable[[], Any]:
         # versions of torch before 2.13 ask again while they recompute
         passes = {False: Selection(policy), True: Selection(policy)}
 
-        def choose(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-            kept = passes[context.is_recompute].keeps(str(operator))
+        def choose(context: Any, operator: Any, *args: Any, **_kwargs: Any) -> CheckpointPolicy:
+            factor = tuple(args[1].shape) if operator is torch.ops.aten.mm.default else None
+            kept = passes[context.is_recompute].keeps(str(operator), factor)
             return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(choose)  # type: ignore[no-untyped-call]

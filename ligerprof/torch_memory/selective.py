@@ -7,7 +7,7 @@ backward has released everything it saved.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 # products of matrices, and scaled_dot_product_attention's fused kernels
@@ -26,7 +26,11 @@ _NAMED: Mapping[str, Mapping[str, int]] = {
     "torchtitan": _TORCHTITAN,
 }
 NAMES = tuple(_NAMED)
-_ENTRY = re.compile(r"([a-z]\w*\.\w+\.\w+)(?:/([1-9]\d{0,3}))?", re.ASCII)
+_ENTRY = re.compile(
+    rf"({'|'.join(NAMES)}|[a-z]\w*\.\w+\.\w+)(?:/([1-9]\d{{0,3}}))?((?:-[1-9]\d{{0,7}}x[1-9]\d{{0,7}})*)", re.ASCII
+)
+# inputs and outputs of a product's weight
+FactorShape = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,25 +39,55 @@ class SavePolicy:
 
     Attributes:
         every: by operator, such as `aten.mm.default`: N to keep the first of each N calls in a region.
+        recomputed: shapes of second factors of `aten.mm`, whose products are computed again and not counted.
     """
 
     every: Mapping[str, int]
+    recomputed: frozenset[FactorShape] = frozenset()
 
 
 def find_policy(text: str) -> SavePolicy:
     """The policy of a name, or of operators joined by `+`, each as `aten.mm.default` or `aten.mm.default/2`.
 
+    `torchtitan-2048x128` and `aten.mm.default/2-2048x128` compute products with such a second factor again.
+
     Raises:
         ValueError: neither; the message names the part that cannot be read.
     """
-    return SavePolicy(every=_NAMED[text] if text in _NAMED else dict(map(_entry, text.split("+"))))
+    entries = [_entry(part.strip(), text) for part in text.split("+")]
+    every = {name: number for named, _ in entries for name, number in named.items()}
+    return SavePolicy(every=every, recomputed=frozenset(shape for _, shapes in entries for shape in shapes))
 
 
-def _entry(text: str) -> tuple[str, int]:
-    found = _ENTRY.fullmatch(text.strip())
+def policy_text(policy: SavePolicy) -> str:
+    """The operators of a policy, as `find_policy` reads them."""
+    return "+".join(
+        name + (f"/{every}" if every > 1 else "") + (shapes_text(policy.recomputed) if name == MM else "")
+        for name, every in sorted(policy.every.items())
+    )
+
+
+def shapes_text(shapes: frozenset[FactorShape]) -> str:
+    """Shapes whose products are computed again, as they follow a policy's name or `aten.mm.default`."""
+    return "".join(f"-{inputs}x{outputs}" for inputs, outputs in sorted(shapes))
+
+
+def _entry(text: str, policy: str) -> tuple[Mapping[str, int], tuple[FactorShape, ...]]:
+    """The operators of a part of a policy, and the shapes that follow it; a name stands alone."""
+    found = _ENTRY.fullmatch(text)
     if found is None:
-        raise ValueError(text.strip())
-    return found[1], int(found[2] or 1)
+        raise ValueError(text)
+    name, every, shapes = found.groups()
+    operators = {name: int(every or 1)} if name not in _NAMED else _NAMED[name]
+    if (name in _NAMED and (every or text != policy.strip())) or (shapes and MM not in operators):
+        raise ValueError(text)
+    return operators, tuple(_shapes(shapes))
+
+
+def _shapes(text: str) -> Iterator[FactorShape]:
+    for part in text.split("-")[1:]:
+        inputs, outputs = part.split("x")
+        yield int(inputs), int(outputs)
 
 
 @dataclass(slots=True)
@@ -63,10 +97,10 @@ class Selection:
     policy: SavePolicy
     calls: Counter[str] = field(default_factory=Counter)
 
-    def keeps(self, operator: str) -> bool:
-        """Whether the output of this call is kept."""
+    def keeps(self, operator: str, factor: FactorShape | None = None) -> bool:
+        """Whether the output of this call is kept; `factor`: the shape of a product's second factor."""
         every = self.policy.every.get(operator)
-        if every is None:
+        if every is None or (operator == MM and factor in self.policy.recomputed):
             return False
         self.calls[operator] += 1
         return (self.calls[operator] - 1) % every == 0

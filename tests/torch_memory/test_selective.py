@@ -3,7 +3,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ligerprof.runs.checkpointing import selective_contexts
-from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, Selection, find_policy
+from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, Selection, find_policy, policy_text
 
 
 def test_a_policy_keeps_the_first_of_each_group_of_calls() -> None:
@@ -12,11 +12,25 @@ def test_a_policy_keeps_the_first_of_each_group_of_calls() -> None:
     assert [selection.keeps(name) for name in ("aten.bmm.default", "aten.add.Tensor")] == [True, False]
 
 
+def test_products_of_some_shapes_are_neither_kept_nor_counted() -> None:
+    policy = find_policy("torchtitan-8x2")
+    assert policy_text(policy).startswith("aten._scaled_dot_product_cudnn_attention.default+")
+    assert find_policy(policy_text(policy)) == policy
+    selection = Selection(policy)
+    kept = [selection.keeps("aten.mm.default", shape) for shape in ((4, 4), (8, 2), (4, 4), (2, 8), (4, 4))]
+    assert kept == [True, False, False, True, False]
+    assert selection.keeps("aten.bmm.default", (8, 2))
+
+
 @pytest.mark.parametrize(
-    "text", ["", "mm", "aten.mm", "aten.mm.default/0", "aten.mm.default+", "a.b.c.d", "aten.mm.default/x"]
+    "text",
+    [
+        *("", "mm", "aten.mm", "aten.mm.default/0", "aten.mm.default+", "a.b.c.d", "aten.mm.default/x"),
+        *("matmuls+aten.mm.default", "torchtitan/2", "aten.bmm.default-2x2", "aten.mm.default-2", "matmuls-0x2"),
+    ],
 )
 def test_other_texts_are_not_policies(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^[a-z./0]*$"):
+    with pytest.raises(ValueError, match=r"^[a-z./0-9-]*$"):
         find_policy(text)
 
 

@@ -67,11 +67,13 @@ def _measure_weight(context: Context, name: str) -> tuple[Value, ...]:
     width = context.half_bytes or adapter.width
     identity = tape.run(Operation(elements=inputs * inputs, width=adapter.width))
     read = context.cast(identity, width)
-    thin = tape.run(Operation(elements=inputs * rank, width=width, is_product=True, operator=MM))
+    thin = tape.run(Operation(elements=inputs * rank, width=width, is_product=True, operator=MM, factor=(inputs, rank)))
     keeps_graph = tape.saving and adapter.needs_gradient
     if not keeps_graph:
         tape.release(read)
-    wide = tape.run(Operation(elements=inputs * outputs, width=width, is_product=True, operator=MM))
+    wide = tape.run(
+        Operation(elements=inputs * outputs, width=width, is_product=True, operator=MM, factor=(rank, outputs))
+    )
     if not keeps_graph:
         tape.release(thin)
     tape.release(identity)

@@ -154,15 +154,17 @@ def _expert_linear(context: Context, value: Value, name: str, tokens: int) -> Va
     view = _view_of_expert(context, weight)
     factor, read = context.autocast(view), context.autocast(value)
     inputs = value.elements // tokens
+    outputs = view.elements // inputs
     product = tape.run(
         Operation(
-            elements=tokens * (view.elements // inputs),
+            elements=tokens * outputs,
             width=read.width,
             inputs=(factor, read),
             saves=((read,) if weight.trainable else ()) + ((factor,) if value.needs_gradient else ()),
             gradient_is_view=bias is None,
             is_product=True,
             operator=product_operator(None) if bias is None else MM,
+            factor=(inputs, outputs),
         )
     )
     tape.release(factor, read)

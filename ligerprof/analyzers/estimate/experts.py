@@ -11,6 +11,7 @@ from ligerprof.analyzers.estimate.expert_loop import experts_in_turn
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
+    factor_of,
     linear,
     multiply,
     product_operator,
@@ -83,6 +84,7 @@ def _wide_logits(context: Context, value: Value, name: str, *, autocasts: bool) 
             gradient_is_view=True,
             is_product=True,
             operator=product_operator(None),
+            factor=factor_of(context, value, weight),
         )
     )
     tape.release(read)

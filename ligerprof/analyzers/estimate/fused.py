@@ -6,7 +6,7 @@ Each is traced as the operations that it fuses, because their tensors are alloca
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import kernel_memory
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, product_operator
+from ligerprof.analyzers.estimate.operations import add, factor_of, product_operator
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.slots import find_slot
@@ -94,9 +94,10 @@ def gated_linear(context: Context, gate: Value, up: Value, name: str) -> Value:
             in_function=True,
         )
     )
+    factor = factor_of(context, gate, weight)
     output = tape.run(
         Operation(
-            elements=context.tokens * (weight.elements * context.tokens // gate.elements),
+            elements=context.tokens * factor[1],
             width=gate.width,
             passes=(kept,),
             forward_scratch_bytes=product_bytes,
@@ -104,6 +105,7 @@ def gated_linear(context: Context, gate: Value, up: Value, name: str) -> Value:
             is_product=True,
             in_function=True,
             operator=product_operator(bias),
+            factor=factor,
         )
     )
     tape.release(kept)

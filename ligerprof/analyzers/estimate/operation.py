@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.roles import Role
+from ligerprof.torch_memory.selective import FactorShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,7 @@ class Operation:
         is_product: whether cuBLAS runs it.
         in_function: whether it is a Python autograd Function, which saves after computing its output.
         operator: the name by which selective checkpointing may keep the output; empty for other operators.
+        factor: inputs and outputs of the weight of a product of matrices, by which checkpointing may leave it out.
     """
 
     elements: int
@@ -58,6 +60,7 @@ class Operation:
     is_product: bool = False
     in_function: bool = False
     operator: str = ""
+    factor: FactorShape | None = None
 
     @property
     def saves_anything(self) -> bool:

@@ -8,7 +8,7 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
 from ligerprof.torch_memory.scratch import highest_bytes
-from ligerprof.torch_memory.selective import ADDMM, MM
+from ligerprof.torch_memory.selective import ADDMM, MM, FactorShape
 
 
 def linear(
@@ -24,7 +24,8 @@ def linear(
     read_weight = context.autocast_weight(weight)
     read = context.autocast(value)
     inputs: tuple[Tensor, ...] = (read_weight, read)
-    elements = context.tokens * (weight.elements // (value.elements // context.tokens))
+    factor = factor_of(context, value, weight)
+    elements = context.tokens * factor[1]
     bias_sum_bytes = 0
     if bias is not None:
         inputs = (*inputs, context.autocast_weight(bias))
@@ -43,12 +44,19 @@ def linear(
             gradient_is_view=True,
             is_product=True,
             operator=product_operator(bias),
+            factor=factor,
         )
     )
     context.tape.release(read)
     if isinstance(read_weight, Value) and not weight.trainable:
         context.tape.release(read_weight)
     return output
+
+
+def factor_of(context: Context, value: Value, weight: Weight) -> FactorShape:
+    """Inputs and outputs of a linear layer's weight; GPT-2's Conv1D stores it the other way round."""
+    inputs = value.elements // context.tokens
+    return inputs, weight.elements // inputs
 
 
 def product_operator(bias: Weight | None) -> str:
@@ -70,10 +78,11 @@ def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | N
     tape, width = context.tape, context.compute_bytes
     read = context.cast(value, width)
     unpacked_bytes = weight.elements * width
+    factor = factor_of(context, value, weight)
     scale_bytes = nf4_scale_bytes(weight.elements, nested=context.recipe.nested_quant)
     product = tape.run(
         Operation(
-            elements=context.tokens * (weight.elements // (value.elements // context.tokens)),
+            elements=context.tokens * factor[1],
             width=width,
             inputs=(read,) if bias is None else (read, bias),
             forward_scratch_bytes=unpacked_bytes + 2 * scale_bytes,
@@ -82,6 +91,7 @@ def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | N
             is_product=True,
             in_function=True,
             operator=product_operator(bias),
+            factor=factor,
         )
     )
     output = context.cast(product, value.width)

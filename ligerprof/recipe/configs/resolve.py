@@ -1,5 +1,6 @@
 """Turn what configuration files set into the options of a recipe, or name what recipes cannot express."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,18 +12,28 @@ from ligerprof.recipe.configs.deepspeed import filled
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.packing import packed_rows
-from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Found, Lacking, Packing, Reading, Setting
+from ligerprof.recipe.configs.settings import (
+    PEFT_DEFAULT,
+    ROUTER,
+    Found,
+    KeptOutputs,
+    Lacking,
+    Packing,
+    Reading,
+    Setting,
+)
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.text import printable
+from ligerprof.torch_memory.selective import shapes_text
 from ligerprof.words import Word
 
 S = Setting
 # settings that a recipe takes as they are
 _DIRECT = (
     *(S.SEQ, S.GRAD_ACCUM, S.CLIP, S.CHECKPOINTING, S.REENTRANT, S.ATTENTION, S.LOSS, S.GALORE_RANK),
-    *(S.CHECKPOINT_EVERY, S.SELECTIVE),
+    S.CHECKPOINT_EVERY,
     *(S.ACTIVATION_OFFLOAD, S.EXPERTS),
     *(S.LENGTH_ORDER, S.PAD_TO_MULTIPLE_OF),
 )
@@ -91,6 +102,7 @@ class Resolver:
             **self._evaluation(),
             **self._optimizer(engine["engine"]),
             **self._compile(engine["engine"]),
+            "selective": self._selective(spec),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
         }
         chosen.update(self._packing(chosen, spec))
@@ -156,8 +168,8 @@ class Resolver:
         if batch is None:
             accumulated = self._value(S.GRAD_ACCUM) or 1
             return {"batch": self._share(total, accumulated * gpus)}
-        self._settings[S.GRAD_ACCUM] = Found(
-            value=self._share(total, batch * gpus), key="train_batch_size", file=self._settings[S.TRAIN_BATCH].file
+        self._settings[S.GRAD_ACCUM] = dataclasses.replace(
+            self._settings[S.TRAIN_BATCH], value=self._share(total, batch * gpus)
         )
         return {"batch": batch}
 
@@ -332,6 +344,18 @@ class Resolver:
         if compiles and engine != Engine.TORCH:
             raise self._refuse(f"torch.compile under {engine}", S.COMPILE)
         return {"compile": compiles}
+
+    def _selective(self, spec: ModelSpec) -> str | None:
+        """The policy of selective checkpointing, with the shapes of the products that it does not keep."""
+        kept = self._value(S.SELECTIVE)
+        if not isinstance(kept, KeptOutputs):
+            return None if kept is None else str(kept)
+        mixture = spec.architecture.mlp.experts
+        routers = () if mixture is None or ROUTER not in kept.recomputed else (mixture.router,)
+        names = (*(name for name in kept.recomputed if name != ROUTER), *routers)
+        ends = tuple(f".{name}.weight" for name in names)
+        matrices = (item for item in spec.parameters if len(item.shape) == 2 and item.name.endswith(ends))
+        return kept.policy + shapes_text(frozenset((item.shape[1], item.shape[0]) for item in matrices))
 
     def _direct(self, setting: Setting) -> dict[str, Any]:
         value, name = self._value(setting), setting.value

@@ -76,6 +76,23 @@ class Packing(ExplainedWord):
     PLAIN = "plain", "each row is filled with tokens, and documents see each other"
 
 
+# stands for the router of a mixture of experts
+ROUTER = "router"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptOutputs:
+    """A policy of selective checkpointing whose shapes depend on the model: a value of Setting.SELECTIVE.
+
+    Attributes:
+        policy: its name or operators.
+        recomputed: ends of the names of linear layers, or `ROUTER`: products with weights of their shapes are not kept.
+    """
+
+    policy: str
+    recomputed: tuple[str, ...] = ()
+
+
 class Reason(ExplainedWord):
     """Why a key has no effect on the memory of a training step."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import MissingDependencyError, RecipeError
+from ligerprof.recipe.configs import titan_checkpointing
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     Row,
@@ -27,7 +28,8 @@ from ligerprof.recipe.configs.rows import (
 )
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import EVALUATION
-from ligerprof.text import printable, short_repr
+from ligerprof.recipe.configs.titan_checkpointing import CLASS
+from ligerprof.text import printable
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
 
 NAME = "torchtitan"
@@ -36,13 +38,8 @@ _DEEPEST = 30
 _PLAIN_LOSS = "CrossEntropyLoss"
 # the second is the name of 2026's first half
 _CHUNKED_LOSSES = ("ChunkedLossWrapper", "ChunkedCELoss")
-# the key under which a converted object carries the name of its class
-CLASS = "class"
 _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 _OFF = Ignored(reason=Reason.UNSET)
-_BUDGET = Lacking(what="checkpointing within a memory budget", setting=Setting.CHECKPOINTING)
-# selective_ac_option of a file that names none
-_EVERY_SECOND = "2"
 
 _TRAINING = {
     "local_batch_size": count(Setting.BATCH),
@@ -91,19 +88,6 @@ _PARALLELISM = {
         f" expert_parallel_comm_backend spmd_backend {CLASS}",
     ),
 }
-_CHECKPOINTING = {
-    "mode": words(
-        Setting.CHECKPOINTING,
-        {"none": False, "full": True, "selective": True, "memory_budget": _BUDGET},
-        what="activation checkpointing",
-    ),
-    **part_of("checkpointing", f"{CLASS} selective_ac_option"),
-    **ignored(
-        Reason.OTHER_METHOD,
-        "per_op_sac_force_recompute_mm_shapes_by_fqns force_recompute_mm_shapes_by_fqns"
-        " memory_budget visualize_memory_budget_pareto preserve_rng_state determinism_check debug early_stop",
-    ),
-}
 _OPTIMIZER = {
     "name": words(Setting.OPTIMIZER, {"adamw": "adamw-fused", "adam": "adamw-fused"}, what="optimizer"),
     "implementation": words(
@@ -126,7 +110,7 @@ _ROWS: Mapping[str, Row] = {
     "training": section({**_PARALLELISM, **_TRAINING, **part_of("data parallelism", "data_parallel_degree")}),
     "parallelism": section(_PARALLELISM),
     "experimental": section({**_PARALLELISM, **ignored(Reason.LOADING, "custom_import custom_args_module")}),
-    "activation_checkpoint": section(_CHECKPOINTING),
+    "activation_checkpoint": section(titan_checkpointing.ROWS),
     "optimizer": section(_OPTIMIZER),
     "compile": section(
         {
@@ -194,7 +178,7 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     )
     _set_tokens(reading, _object(values, "training"))
     if "model_spec" not in values:
-        _set_selective(reading, _object(values, "activation_checkpoint"))
+        titan_checkpointing.set_from_file(reading, _object(values, "activation_checkpoint"))
     _set_classes(reading, values)
     reading.assumed.append("the model code of transformers, not that of torchtitan")
 
@@ -244,43 +228,31 @@ def _set_tokens(reading: Reading, training: Mapping[str, Any]) -> None:
             )
         else:
             reading.set(key, {Setting.BATCH: batch})
-    total = training.get("global_batch_size", -1)
-    if whole_number(total, -1) > 0:
-        reading.set("training.global_batch_size", {Setting.TRAIN_BATCH: int(total)})
+    total = whole_number(training.get("global_batch_size", -1), -1)
+    if total > 0:
+        reading.set("training.global_batch_size", {Setting.TRAIN_BATCH: total})
+    _set_step_tokens(reading, whole_number(training.get("num_tokens_per_train_step", -1), -1), length)
 
 
-def _set_selective(reading: Reading, checkpointing: Mapping[str, Any]) -> None:
-    """Selective checkpointing, which is the default: of every n-th layer, or by operator."""
-    if checkpointing.get("mode", "selective") != "selective":
+def _set_step_tokens(reading: Reading, tokens: int, length: Any) -> None:
+    """The tokens of all micro-batches and GPUs of a step; -1 is one micro-batch on each GPU."""
+    key = "training.num_tokens_per_train_step"
+    if tokens <= 0 or not length:
         return
-    key = "activation_checkpoint.selective_ac_option"
-    option = str(checkpointing.get("selective_ac_option", _EVERY_SECOND))
-    if option == "op":
-        reading.set(key, {Setting.SELECTIVE: "torchtitan"})
-        return
-    if not option.isdecimal() or int(option) < 1:
-        reading.lack(key, Lacking(what=f"the option {short_repr(option)}", setting=Setting.SELECTIVE))
-        return
-    reading.set(key, {Setting.CHECKPOINT_EVERY: int(option)})
-    reading.assumed.append(
-        "the first of each group of layers is checkpointed, as in transformers; torchtitan's is the last"
-    )
+    batch, rest = divmod(tokens, length)
+    if rest or not batch:
+        reading.lack(
+            key, Lacking(what=f"a step of {tokens} tokens in sequences of {length}", setting=Setting.GRAD_ACCUM)
+        )
+    else:
+        reading.set(key, {Setting.TRAIN_BATCH: batch})
 
 
 def _set_classes(reading: Reading, values: Mapping[str, Any]) -> None:
     """What the classes of a function's configuration say: checkpointing, loss, attention and converters."""
     if "model_spec" not in values:
         return
-    kinds = {"FullAC": True, "NoneType": False}
-    checkpointing = _object(values, "activation_checkpoint").get(CLASS, "NoneType")
-    if checkpointing in kinds:
-        reading.set("activation_checkpoint", {Setting.CHECKPOINTING: kinds[checkpointing]})
-    elif checkpointing == "SelectiveAC":
-        reading.set("activation_checkpoint", {Setting.CHECKPOINTING: True, Setting.SELECTIVE: "torchtitan"})
-    else:
-        reading.lack(
-            "activation_checkpoint", Lacking(what=f"checkpointing by {checkpointing}", setting=Setting.CHECKPOINTING)
-        )
+    titan_checkpointing.set_from_class(reading, _object(values, "activation_checkpoint"))
     _set_loss(reading, _object(values, "loss"))
     _refuse_classes(reading, values)
     if not is_off(_object(values, "validator").get("enable")):
@@ -311,7 +283,7 @@ def _refuse_classes(reading: Reading, values: Mapping[str, Any]) -> None:
     if any(name.startswith("LoRA") for name in classes):
         reading.lack("model_spec", Lacking(what="torchtitan's LoRA"))
     if "FlexAttention" in classes:
-        reading.lack("model_spec", Lacking(what="flex attention", setting=Setting.ATTENTION))
+        reading.assumed.append("flex attention keeps what sdpa's fused kernels keep: its output and a number per row")
     if low := sorted(name for name in classes if name.startswith(("Float8", "MXFP8", "NVFP4"))):
         reading.lack("model_spec", Lacking(what=f"low-precision layers ({', '.join(low)})"))
     optimizers = {group.get("optimizer_name") for group in _object(values, "optimizer").get("param_groups", ())}

@@ -109,6 +109,7 @@ def test_other_files_are_refused_in_a_line(tmp_path: Path, text: str) -> None:
     ("options", "says"),
     [
         ({"selective": "matmul"}, "'matmul' is neither a file nor an operator"),
+        ({"selective": "attention-8x8"}, "'attention-8x8' is neither"),
         ({"selective": "matmuls", "checkpointing": False}, "--selective does not go with --no-checkpointing"),
         ({"selective": "matmuls", "reentrant": True}, "--selective does not go with --reentrant"),
         ({"selective": "matmuls", "liger": "all"}, "writes over kept outputs"),
@@ -121,7 +122,7 @@ def test_other_files_are_refused_in_a_line(tmp_path: Path, text: str) -> None:
         ({"checkpoint_every": 2, "checkpointing": False}, "--checkpoint-every does not go with --no-checkpointing"),
         (
             {"checkpoint_every": 2, "engine": "deepspeed", "precision": "mixed"},
-            "--checkpoint-every needs --engine torch",
+            "--checkpoint-every is not supported with --engine deepspeed yet",
         ),
     ],
 )

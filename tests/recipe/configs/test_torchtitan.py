@@ -56,7 +56,7 @@ class FullAC:
 class SelectiveAC:
     @dataclass
     class Config:
-        preserve_rng_state: bool = True
+        force_recompute_mm_shapes_by_fqns: list = field(default_factory=lambda: ["moe.router.gate"])
 
 
 class CrossEntropyLoss:
@@ -94,6 +94,7 @@ class ModelSpec:
 @dataclass
 class TrainingConfig:
     num_tokens_per_microbatch_per_dp_rank: int = 16384
+    num_tokens_per_train_step: int = -1
     max_context_length: int = 8192
     max_norm: float = 1.0
     dtype: str = "float32"
@@ -143,7 +144,8 @@ def selective():
 
 
 def flex():
-    return Trainer.Config(ModelSpec("8B", Model([FlexAttention.Config()])), FullAC.Config())
+    training = TrainingConfig(num_tokens_per_train_step=2**19)
+    return Trainer.Config(ModelSpec("8B", Model([FlexAttention.Config()])), FullAC.Config(), training=training)
 
 
 def tensor_parallel():
@@ -201,8 +203,8 @@ def test_toml(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "every"),
-    [('mode = "full"', 1), ('mode = "selective"', 2), ("", 2), ('mode = "selective"\nselective_ac_option = "4"', 4)],
-    ids=["full", "selective", "default", "every-4"],
+    [('mode = "full"', 1), ('mode = "selective"', 2), ("", 2), ('mode = "selective"\nselective_ac_option = "0"', 1)],
+    ids=["full", "selective", "default", "each"],
 )
 def test_toml_checkpoints_every_nth_layer(tmp_path: Path, lines: str, every: int) -> None:
     path = tmp_path / "llama3_8b.toml"
@@ -224,16 +226,48 @@ def test_the_chunked_loss(module: str) -> None:
     assert recipe.loss == "titan-chunked"
 
 
+def test_flex_attention_and_a_step_of_several_micro_batches(module: str) -> None:
+    recipe, report = load_recipe([f"{module}:flex"], {"gpus": 8})
+    # 2 sequences of 8192 tokens on each of 8 GPUs are a quarter of 2**19 tokens
+    assert (recipe.attention, recipe.grad_accum, recipe.engine) == ("sdpa", 4, "fsdp2")
+    assert any(sentence.startswith("flex attention keeps") for sentence in report.assumed)
+
+
+def selective_toml(lines: str) -> str:
+    return TOML.replace('mode = "full"', f'mode = "selective"\n{lines}')
+
+
 def test_kept_outputs(module: str, tmp_path: Path) -> None:
-    assert load_recipe([f"{module}:selective"], {})[0].selective == "torchtitan"
+    assert load_recipe([f"{module}:selective"], {"gpus": 8})[0].selective == "torchtitan"
     path = tmp_path / "llama3_8b.toml"
-    path.write_text(TOML.replace('"full"', '"selective"\nselective_ac_option = "op"'), encoding="utf-8")
-    recipe, report = load_recipe([str(path)], {})
+    path.write_text(selective_toml('selective_ac_option = "op"'), encoding="utf-8")
+    recipe, report = load_recipe([str(path)], {"gpus": 8})
     assert (recipe.checkpointing, recipe.checkpoint_every, recipe.selective) == (True, 1, "torchtitan")
-    assert report.unknown == ()
-    path.write_text(TOML.replace('"full"', '"selective"\nselective_ac_option = "mm"'), encoding="utf-8")
+    assert (recipe.engine, report.unknown) == ("fsdp2", ())
+    # the routers of a mixture of experts are computed again unless the file says otherwise
+    mixture, _ = load_recipe([str(path)], {"model": "qwen3-30b-a3b"})
+    assert mixture.selective == "torchtitan-2048x128"
+    path.write_text(selective_toml('selective_ac_option = "mm"'), encoding="utf-8")
     with pytest.raises(UnsupportedError, match="the option 'mm' is not supported"):
         load_recipe([str(path)], {})
+
+
+@pytest.mark.parametrize(
+    ("names", "shapes"),
+    [
+        ("[]", ""),
+        ('["attention.wq", "w2"]', "-4096x4096-14336x4096"),
+        ('["feed_forward"]', "-4096x14336-14336x4096"),
+        ('["no.such.layer"]', ""),
+    ],
+)
+def test_products_that_are_computed_again(tmp_path: Path, names: str, shapes: str) -> None:
+    path = tmp_path / "llama3_8b.toml"
+    lines = f'selective_ac_option = "op"\nper_op_sac_force_recompute_mm_shapes_by_fqns = {names}'
+    path.write_text(selective_toml(lines), encoding="utf-8")
+    recipe, report = load_recipe([str(path)], {})
+    assert recipe.selective == f"torchtitan{shapes}"
+    assert any("'no.such.layer'" in sentence for sentence in report.assumed) == ("no.such" in names)
 
 
 @pytest.mark.parametrize(("function", "checkpointing"), [("full", True), ("no_checkpointing", False)])
@@ -248,7 +282,6 @@ def test_a_function(module: str, function: str, checkpointing: bool) -> None:
 @pytest.mark.parametrize(
     ("function", "error", "says"),
     [
-        ("flex", UnsupportedError, "flex attention"),
         ("many_chunks", UnsupportedError, "a loss in 32 chunks"),
         ("chunks_of_another_loss", UnsupportedError, "the loss ChunkedLossWrapper of FlexAttention"),
         ("tensor_parallel", UnsupportedError, "parallelism.tensor_parallel_degree: 4: tensor parallelism"),
