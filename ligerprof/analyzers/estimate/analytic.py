@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes
 from ligerprof.analyzers.estimate.placement import paged_bytes
-from ligerprof.analyzers.estimate.places import PlaceBytes, places, traced_layers
+from ligerprof.analyzers.estimate.places import PlaceBytes, places
 from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
 from ligerprof.analyzers.estimate.routings import routing_assumption, routing_range
 from ligerprof.analyzers.estimate.saving import saving_peak
@@ -20,6 +20,7 @@ from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StepPeaks, step_kinds, step_peaks
 from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, logits_term, static_term
+from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.errors import DoesNotFitError, LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.hooks import Module, Part
-from ligerprof.analyzers.estimate.places import WHOLE, layer_place, traced_layers
+from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.categories import Wrap
 from ligerprof.recipe.training import TrainingRecipe
@@ -38,9 +39,10 @@ def groups(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[Gr
     for modules, taken, reshards in _outer_groups(recipe, named):
         if taken:
             yield _group(recipe, modules, taken, reshards=reshards, place=WHOLE)
-    for index, times in traced_layers(recipe):
-        inside = [weight for name, weight in weights.items() if layer_index(name) == index]
-        yield _group(recipe, (index,), inside, reshards=recipe.reshard, place=layer_place(index, times))
+    for repetition in traced_layers(recipe):
+        for index in repetition.indices:
+            inside = [weight for name, weight in weights.items() if layer_index(name) == index]
+            yield _group(recipe, (index,), inside, reshards=recipe.reshard, place=repetition.place(index))
 
 
 def sharded_parameter(recipe: TrainingRecipe, weight: Weight) -> ShardedParameter:

@@ -8,9 +8,10 @@ from functools import lru_cache
 from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
-from ligerprof.analyzers.estimate.places import HEAD, layer_place, traced_layers
+from ligerprof.analyzers.estimate.places import HEAD
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import place
+from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -52,12 +53,13 @@ def kept_bytes(recipe: TrainingRecipe) -> KeptBytes:
     layers: list[Held] = []
     casts: list[int] = []
     held = meter.held_places
-    for index, times in traced_layers(recipe):
-        name = layer_place(index, times)
-        left = held.pop(name, {})
-        freed_bytes = sum(hooks.held.get(name, {}).values()) - sum(left.values())
-        layers += [{role: size_bytes // times for role, size_bytes in left.items()}] * times
-        casts += [freed_bytes // times] * times
+    for repetition in traced_layers(recipe):
+        left = [held.pop(name, {}) for name in repetition.places]
+        before = [hooks.held.get(name, {}) for name in repetition.places]
+        freed = [sum(then.values()) - sum(now.values()) for then, now in zip(before, left, strict=True)]
+        times = repetition.times
+        layers += [{role: size_bytes // times for role, size_bytes in roles.items()} for roles in left] * times
+        casts += [size_bytes // times for size_bytes in freed] * times
     head = held.pop(HEAD, {})
     others = sum((Counter(roles) for roles in held.values()), start=Counter[Role]())
     return KeptBytes(layers=tuple(layers), casts=tuple(casts), head=head, others=others)

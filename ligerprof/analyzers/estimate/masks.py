@@ -48,15 +48,15 @@ def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
     A layer in the middle that is the last in backward to read a mask has a kind of its own.
     """
     layers, kinds = recipe.spec.layers, recipe.spec.layer_kinds
-    routings = _routings(recipe)
+    own = [(routing, recipe.checkpoints_layer(index)) for index, routing in enumerate(_routings(recipe))]
     if len(kinds.examples) == 1:
-        return [(routing,) for routing in routings]
+        return list(own)
     masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}
     readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)} - {0, 1, layers - 1}
-    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, kinds.recurrent, routings, strict=True)
+    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, kinds.recurrent, own, strict=True)
     return [
-        (masked[windowed], rotated, sparse, recurrent, index in readers, routing)
-        for index, windowed, rotated, sparse, recurrent, routing in each_layer
+        (masked[windowed], rotated, sparse, recurrent, index in readers, *of_recipe)
+        for index, windowed, rotated, sparse, recurrent, of_recipe in each_layer
     ]
 
 

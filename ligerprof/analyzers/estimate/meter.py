@@ -83,8 +83,12 @@ class _Moment:
             self.remainder_bytes + times * change.remainder_bytes,
         )
 
-    def moved_to(self, place: str) -> "_Moment":
-        placed = {(place, role): size_bytes for role, size_bytes in _by_role(self).items()}
+    def moved_to(self, place: str, own: Collection[str]) -> "_Moment":
+        """The same with the bytes of places other than `own` at `place`."""
+        placed: dict[_Key, int] = {}
+        for (where, role), size_bytes in self.placed.items():
+            key = (where if where in own else place), role
+            placed[key] = placed.get(key, 0) + size_bytes
         return _Moment(placed, self.total_bytes, self.large_blocks, self.remainder_bytes)
 
     def of_role(self, roles: Collection[Role]) -> int:
@@ -154,10 +158,13 @@ class Meter:
         self._now.large_blocks += remainders.blocks
         self._now.remainder_bytes += remainders.counted_bytes
 
-    def repeat(self, times: int, act: Callable[[], None]) -> None:
+    def repeat(self, times: int, act: Callable[[], None], places: Collection[str] = ()) -> None:
         """Act once for `times` repetitions that are alike, and count what each of them changes.
 
         The highest moment is in the first repetition or, if each leaves more than it found, in the last one.
+
+        Args:
+            places: the parts of the model that the repetitions are of; the current one in the end is one of them.
         """
         if times == 1:
             act()
@@ -166,8 +173,8 @@ class Meter:
         outer_streams, self._stream_peaks = self._stream_peaks, dict(self._streams)
         self.start()
         act()
-        # a block of one layer, such as the gradient that flows on, is freed by the next
-        change = self._now.plus(before, -1).moved_to(self.place)
+        # a block of one repetition, such as the gradient that flows on, is freed by the next
+        change = self._now.plus(before, -1).moved_to(self.place, places)
         moved = {stream: size - streams.get(stream, 0) for stream, size in self._streams.items()}
         self._now = self._now.plus(change, times - 1)
         candidates = (outer, self._peak, self._peak.plus(change, times - 1), self._now.copy())

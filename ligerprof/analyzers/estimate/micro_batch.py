@@ -1,8 +1,8 @@
 """Forward and backward of one micro-batch through the whole model.
 
-All decoder layers are alike, so at most three are run: the first, one in place of all in
-the middle, and the last. Each layer in the middle changes the bytes by the same amount, so the
-highest moment is in the first or the last of them (`Meter.repeat`).
+Of layers that repeat, alone or in a pattern, one repetition is run in place of all in the middle
+(`traced_layers`). Each repetition changes the bytes by the same amount, so the highest moment is in the
+first or the last of them (`Meter.repeat`).
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,11 @@ from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.placement import Placement
-from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE, layer_place, traced_layers
+from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
 from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
+from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -42,20 +43,25 @@ class _Layer:
     """One decoder layer between its forward and its backward.
 
     Attributes:
-        times: how many layers of the model it represents.
+        repetition: the layers that repeat with it.
         checkpoint: the input that checkpointing keeps for it, else None.
         packed_mask: the mask in main memory if checkpointing saves and offloads that, too, else None.
         cache: the outputs that selective checkpointing keeps, else None.
     """
 
     index: int
-    times: int
+    repetition: Repetition
     source: Value
     output: Value
     context: Context
     checkpoint: Allocation | PackedTensor | None
     packed_mask: PackedTensor | None
     cache: OutputCache | None
+
+    @property
+    def place(self) -> str:
+        """The name of the layers that it represents."""
+        return self.repetition.place(self.index)
 
 
 class MicroBatch:
@@ -104,8 +110,8 @@ class MicroBatch:
         self._meter.place = WHOLE
         self._make_tables(stream)
         held = self._bottom.tape.hand_over(stream)
-        for index, times in self._traced:
-            stream, held = self._layer_forward(index, times, stream, held)
+        for repetition in self._traced:
+            stream, held = self._layers_forward(repetition, stream, held)
         self._meter.place = HEAD
         self._hooks.enter(Part.NORM)
         hidden = norm(self._top, stream, self._recipe.spec.architecture.final_norm)
@@ -124,8 +130,8 @@ class MicroBatch:
         self._hooks.leave(Part.ROOT)
         self._top.tape.release(hidden)
         for layer in self._layers:
-            self._meter.place = layer_place(layer.index, layer.times)
-            self._meter.repeat(layer.times, layer.context.leave_autocast)
+            self._meter.place = layer.place
+            self._meter.repeat(layer.repetition.times, layer.context.leave_autocast)
         self._meter.place = HEAD
         self._top.leave_autocast()
         if copied:
@@ -145,10 +151,10 @@ class MicroBatch:
         self._meter.add(self._placement.arriving, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, place=WHOLE)
         self._meter.add(self._placement.bucket_copies, place=WHOLE)
-        for layer in reversed(self._layers):
-            flowing = self._layer_backward(layer, flowing)
+        for repetition in reversed(self._traced):
+            flowing = self._layers_backward(repetition, flowing)
             if not self._recipe.reentrant:
-                self._release_masks_after(layer.index)
+                self._release_masks_after(repetition.first)
         self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
         self._end_shared()
@@ -171,8 +177,8 @@ class MicroBatch:
         for block in self._until_graph_is_freed:
             self._meter.drop(block)
         for layer in self._layers:
-            self._meter.place = layer_place(layer.index, layer.times)
-            self._meter.repeat(layer.times, layer.context.tape.release_pins)
+            self._meter.place = layer.place
+            self._meter.repeat(layer.repetition.times, layer.context.tape.release_pins)
         self._meter.place = WHOLE
 
     def _stream_role(self, index: int) -> Role:
@@ -232,9 +238,22 @@ class MicroBatch:
             elements = mask_elements(self._recipe, windowed=windowed)
             self._masks[windowed] = self._bottom.tape.run(Operation(elements=elements, width=width, role=Role.INPUTS))
 
-    def _layer_forward(self, index: int, times: int, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
-        """Run a layer on `stream`; the caller's loop variable `held` moves on to its output."""
-        self._meter.place = layer_place(index, times)
+    def _layers_forward(self, repetition: Repetition, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
+        """Run layers on `stream`; the caller's loop variable `held` moves on to the last one's output."""
+        reached = stream, held
+
+        def run() -> None:
+            nonlocal reached
+            for index in repetition.indices:
+                self._meter.place = repetition.place(index)
+                reached = self._layer_forward(index, repetition, *reached)
+
+        self._meter.repeat(repetition.times, run, repetition.places)
+        return reached
+
+    def _layer_forward(
+        self, index: int, repetition: Repetition, stream: Value, held: Allocation
+    ) -> tuple[Value, Allocation]:
         checkpointing = self._recipe.checkpoints_layer(index)
         cache = OutputCache(self._policy) if checkpointing and self._policy is not None else None
         pinning = not (checkpointing and self._recipe.reentrant)
@@ -244,40 +263,38 @@ class MicroBatch:
             context.leaf = stream
         is_last = index == self._recipe.spec.layers - 1
         output_role = Role.ACTIVATIONS if is_last else self._stream_role(index + 1)
-        result: list[Value] = []
+        checkpoint = self._keep_input(held) if checkpointing else None
+        packed_mask = self._pack_mask(context) if checkpointing else None
+        self._hooks.enter(index)
+        output = run_layer(context, stream, index, output_role)
+        self._meter.drop(held)
+        self._hooks.leave(index)
+        self._layers.append(_Layer(index, repetition, stream, output, context, checkpoint, packed_mask, cache))
+        return output, context.tape.hand_over(output)
+
+    def _layers_backward(self, repetition: Repetition, gradient: Allocation | None) -> Allocation | None:
+        flowing = gradient
 
         def run() -> None:
-            checkpoint = self._keep_input(held) if checkpointing else None
-            packed_mask = self._pack_mask(context) if checkpointing else None
-            self._hooks.enter(index)
-            output = run_layer(context, stream, index, output_role)
-            self._meter.drop(held)
-            self._hooks.leave(index)
-            self._layers.append(_Layer(index, times, stream, output, context, checkpoint, packed_mask, cache))
-            result.append(output)
+            nonlocal flowing
+            for layer in reversed([layer for layer in self._layers if layer.repetition is repetition]):
+                self._meter.place = layer.place
+                flowing = None if flowing is None else self._layer_backward(layer, flowing)
 
-        self._meter.repeat(times, run)
-        return result[0], context.tape.hand_over(result[0])
+        self._meter.repeat(repetition.times, run, repetition.places)
+        return flowing
 
-    def _layer_backward(self, layer: _Layer, gradient: Allocation | None) -> Allocation | None:
-        self._meter.place = layer_place(layer.index, layer.times)
-        flowing: list[Allocation | None] = [None]
-
-        def run() -> None:
-            if gradient is None:
-                return
-            self._hooks.gradient_arrives(layer.index)
-            if layer.checkpoint is None:
-                flowing[0] = layer.context.tape.backward(layer.output, gradient, layer.source)
-            else:
-                flowing[0] = self._recompute_and_backward(layer, gradient)
-                if isinstance(layer.checkpoint, Allocation):
-                    self._meter.drop(layer.checkpoint)
-            if layer.source.needs_gradient:
-                self._hooks.gradient_leaves(layer.index)
-
-        self._meter.repeat(layer.times, run)
-        return flowing[0]
+    def _layer_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:
+        self._hooks.gradient_arrives(layer.index)
+        if layer.checkpoint is None:
+            flowing = layer.context.tape.backward(layer.output, gradient, layer.source)
+        else:
+            flowing = self._recompute_and_backward(layer, gradient)
+            if isinstance(layer.checkpoint, Allocation):
+                self._meter.drop(layer.checkpoint)
+        if layer.source.needs_gradient:
+            self._hooks.gradient_leaves(layer.index)
+        return flowing
 
     def _recompute_and_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:
         """torch.utils.checkpoint: run the layer again when its backward first needs a saved tensor.

@@ -8,8 +8,8 @@ from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elemen
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand, NothingGathered
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, weight_width
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
-from ligerprof.analyzers.estimate.places import TracedLayers, traced_layers
 from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.analyzers.estimate.traced import TracedLayers, traced_layers
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import ParameterShape
 from ligerprof.models.module_names import is_in_layer, layer_index
@@ -254,9 +254,12 @@ def _arrival(
         # the embedding is before the layers, so after them in backward; norm and head are the opposite
         is_embedding = recipe.spec.parameters.index(waiting) <= sum(map(len, inside.values()))
         return waiting.name, layers if is_embedding else 0, 0
-    first, times = next(item for item in reversed(traced) if item[0] <= layer)
+    repetition = next(item for item in traced if layer < item.end)
+    index = repetition.representative(layer)
     place = inside[layer].index(waiting.name)
-    return inside[first][place], layers - 1 - layer, first + times - 1 - layer
+    # the traced layer runs backward in place of the last group's
+    represented = repetition.end - repetition.period + index - repetition.first
+    return inside[index][place], layers - 1 - layer, represented - layer
 
 
 def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
