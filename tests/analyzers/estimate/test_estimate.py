@@ -15,6 +15,7 @@ from ligerprof.kernels.selection import select_kernels
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Phase, Role
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 
 PRECISIONS = ("amp", "amp-fp16", "bf16-amp", "bf16", "fp16", "fp32")
 LAYER_KERNELS = ("rope", "rms", "swiglu", "geglu", "layernorm")
@@ -117,11 +118,14 @@ def test_accumulating_never_takes_less_and_a_third_micro_batch_changes_nothing(r
 @settings(max_examples=25, deadline=None)
 def test_a_kernel_inside_a_layer_never_raises_the_peak(recipe: TrainingRecipe) -> None:
     applying = set(select_kernels("all", recipe.spec)) & set(LAYER_KERNELS)
-    # rows of partial sums, a program's for each multiprocessor, are all that a fused norm adds
-    sums_bytes = 2 * recipe.gpu_spec.sm_count * recipe.spec.hidden_size * 4 * 4 + 64 * 512
+    # a fused norm adds rows of partial sums, a program's for each multiprocessor
+    added_bytes = 2 * recipe.gpu_spec.sm_count * recipe.spec.hidden_size * 4 * 4 + 64 * 512
+    if recipe.reentrant:
+        # and the gradient of the sum: reentrant checkpointing holds the one that it would be added to
+        added_bytes += recipe.tokens * recipe.spec.hidden_size * DTYPE_BYTES[recipe.weight_dtype]
     plain = peak(recipe, liger="none")
     for kernel in applying:
-        assert peak(recipe, liger=kernel) <= plain + sums_bytes, kernel
+        assert peak(recipe, liger=kernel) <= plain + added_bytes, kernel
 
 
 @st.composite
