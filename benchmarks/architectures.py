@@ -80,6 +80,7 @@ MORE: dict[str, dict[str, Any]] = {
         "laurel_rank": 16,
         "activation_sparsity_pattern": None,
     },
+    "granitemoeshared": {**_FEW_EXPERTS, "shared_intermediate_size": 512},
     "lfm2_moe": {**_FEW_EXPERTS, "layer_types": ["conv", "full_attention"] * 3, "num_dense_layers": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 3},
     "llama4_text": {**_FEW_EXPERTS, "intermediate_size_mlp": 1408, "interleave_moe_layer_step": 2},

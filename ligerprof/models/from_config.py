@@ -205,7 +205,7 @@ def _delta_widths(sizes: DeltaSizes) -> dict[Width, int]:
 
 
 def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
-    if shared is None or (shared.times is not None and not config.get(shared.times)):
+    if shared is None or config.get(shared.width) == 0 or (shared.times is not None and not config.get(shared.times)):
         return 0
     times = 1 if shared.times is None else _size(config, name, shared.times)
     return times * _size(config, name, shared.width)

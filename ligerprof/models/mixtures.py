@@ -31,11 +31,12 @@ class SharedExpert:
     """A gated MLP next to the experts, which every token goes through.
 
     Attributes:
-        width: the config key of its intermediate size.
+        width: the config key of its intermediate size (0: the layers have no such expert).
         times: the config key of a number that multiplies this size (0: the layers have no such expert), or None.
         name: the MLP.
         gate: the linear layer whose sigmoid multiplies its output, or None.
         runs_last: whether it runs after the experts, rather than before them.
+        in_layer: whether it is a module of the decoder layer, rather than of the mixture.
     """
 
     width: str = "shared_expert_intermediate_size"
@@ -43,6 +44,7 @@ class SharedExpert:
     name: str = "shared_expert"
     gate: str | None = "shared_expert_gate"
     runs_last: bool = False
+    in_layer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -251,11 +251,11 @@ def _run_experts(context: Context, value: Value, name: str, row: Experts) -> Val
         output, variables = run_experts(context, value, name, row)
         context.tape.release(*variables)
         return output
-    slot = find_slot(gate).name
-    shared = None if expert.runs_last else _gated_mlp(context, value, f"{name}.{expert.name}", slot)
+    slot, module = find_slot(gate).name, name.rpartition(".")[0] if expert.in_layer else name
+    shared = None if expert.runs_last else _gated_mlp(context, value, f"{module}.{expert.name}", slot)
     output, variables = run_experts(context, value, name, row)
     if shared is None:
-        shared = _gated_mlp(context, value, f"{name}.{expert.name}", slot)
+        shared = _gated_mlp(context, value, f"{module}.{expert.name}", slot)
     weight = None if expert.gate is None else project(context, value, f"{name}.{expert.gate}")
     output = add_shared_expert(context, output, shared, weight)
     context.tape.release(*variables)

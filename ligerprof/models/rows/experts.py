@@ -66,6 +66,32 @@ SIGMOID_EXPERTS = Experts(
     layers=SparseLayers(first=("first_k_dense_replace", 1)),
 )
 
+_GRANITE = Architecture(
+    model_type="granitemoe",
+    peft_targets=(),
+    class_prefix="GraniteMoe",
+    defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    aliases={"num_experts": "num_local_experts"},
+    tensors=(
+        *CONFIGURED_ATTENTION,
+        *TWO_NORMS,
+        *(
+            RawWeight(name=f"block_sparse_moe.{name}", parameter=item.parameter, shape=item.shape)
+            for name, item in (("router", ROUTER), ("experts", GATES), ("experts", DOWN))
+        ),
+    ),
+    not_estimated=(AUXILIARY,),
+    mlp=Mlp(
+        name="block_sparse_moe",
+        experts=Experts(count="num_local_experts", router="router", scoring=Scoring.SOFTMAX_OF_CHOSEN),
+    ),
+    layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
+    scales_embedding=True,
+    logit_divisor="logits_scaling",
+    auxiliary_loss=AUXILIARY,
+    output_class=MOE_OUTPUT,
+)
+
 ROWS = (
     Architecture(
         model_type="mixtral",
@@ -288,30 +314,34 @@ ROWS = (
         auxiliary_loss=AUXILIARY,
         output_class=MOE_OUTPUT,
     ),
-    Architecture(
-        model_type="granitemoe",
-        peft_targets=(),
-        class_prefix="GraniteMoe",
-        defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
-        aliases={"num_experts": "num_local_experts"},
+    _GRANITE,
+    replace(
+        _GRANITE,
+        model_type="granitemoeshared",
+        class_prefix="GraniteMoeShared",
+        defaults={**_GRANITE.defaults, "shared_intermediate_size": 0},
         tensors=(
             *CONFIGURED_ATTENTION,
             *TWO_NORMS,
-            *(
-                RawWeight(name=f"block_sparse_moe.{name}", parameter=item.parameter, shape=item.shape)
-                for name, item in (("router", ROUTER), ("experts", GATES), ("experts", DOWN))
+            *_GRANITE.tensors[-3:],
+            Linear(name="shared_mlp.input_linear", inputs="hidden", outputs=("shared", "shared")),
+            Linear(name="shared_mlp.output_linear", inputs="shared", outputs=("hidden",)),
+        ),
+        mlp=replace(
+            _GRANITE.mlp,
+            inputs=("input_linear",),
+            down="output_linear",
+            activation="activation",
+            experts=Experts(
+                count="num_local_experts",
+                router="router",
+                scoring=Scoring.SOFTMAX_OF_CHOSEN,
+                shared=SharedExpert(
+                    width="shared_intermediate_size", name="shared_mlp", gate=None, runs_last=True, in_layer=True
+                ),
             ),
         ),
-        not_estimated=(AUXILIARY,),
-        mlp=Mlp(
-            name="block_sparse_moe",
-            experts=Experts(count="num_local_experts", router="router", scoring=Scoring.SOFTMAX_OF_CHOSEN),
-        ),
-        layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
-        scales_embedding=True,
-        logit_divisor="logits_scaling",
-        auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
+        layer_norms=LayerNorms(scales_sublayers="residual_multiplier", own_forward=True),
     ),
     Architecture(
         model_type="olmoe",
