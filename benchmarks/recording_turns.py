@@ -73,10 +73,14 @@ def hooks(model: nn.Module | None, _folder: str, *, stamps: bool, names_all_node
 
 @contextmanager
 def phases_only(_model: nn.Module | None, _folder: str) -> Iterator[None]:
-    """The hooks of steps in front of the chosen ones, without a history."""
-    phases = LoopPhases(lambda _text: None)
+    """The hook of steps in front of the chosen ones, without a history."""
+
+    def rest(step: int) -> None:
+        if step == 2:
+            phases.rest(1_000_000, lambda _step: None)
+
+    phases = LoopPhases(lambda _text: None, on_step=rest)
     phases.open(modules=False)
-    phases.stamp(enabled=False)
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """Replace nn.Module.__call__ while modules are recorded, so that they need no hooks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -100,35 +100,9 @@ def replace_calls(patches: Patches, run: RunModule | None = None, observer: Obse
     patches.replace(nn.Module, "__call__", _call_module)
 
 
-def has_own_call(kind: type[nn.Module]) -> bool:
-    """Whether a class of modules has a `__call__` of its own, which calls that of nn.Module, as torch.compile's has."""
-    call: Any = kind.__call__
-    return call is not _call_module
-
-
-class NarrowCalls:
-    """Replaces `__call__` of some classes alone, so that all other modules run as without a recording."""
-
-    def __init__(self) -> None:
-        self._patches: Patches | None = None
-
-    def begin(self, kinds: Iterable[type[nn.Module]]) -> None:
-        """Leave nn.Module alone, and replace the calls of its subclasses `kinds`."""
-        if self._patches is not None or vars(nn.Module)["__call__"] is not _call_module:
-            return
-        self._patches = Patches()
-        _module.__call__ = calls.original
-        for kind in kinds:
-            self._patches.replace(kind, "__call__", _call_module)
-
-    def end(self) -> None:
-        """Replace the calls of all modules again."""
-        if self._patches is None:
-            return
-        self._patches.undo()
-        self._patches = None
-        if vars(nn.Module)["__call__"] is calls.original:
-            _module.__call__ = _call_module
+def are_replaced() -> bool:
+    """Whether the calls of all modules are ours alone, and no other package has wrapped them since."""
+    return vars(nn.Module)["__call__"] is _call_module
 
 
 def release_calls() -> None:

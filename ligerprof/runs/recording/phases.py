@@ -13,14 +13,14 @@ from torch.utils.hooks import RemovableHandle
 
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.module_calls import (
-    NarrowCalls,
+    are_replaced,
     calls,
     direct_call,
-    has_own_call,
     observed_call,
     release_calls,
     replace_calls,
 )
+from ligerprof.runs.recording.outermost import OutermostCalls
 from ligerprof.runs.recording.patches import (
     PHASES,
     REENTRANT,
@@ -29,6 +29,7 @@ from ligerprof.runs.recording.patches import (
     is_traced,
     skip_when_compiling,
 )
+from ligerprof.runs.recording.resting import Updates, phase_on_stack
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.seen import Seen, exists, has_weights, tensors_of
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
@@ -71,29 +72,31 @@ class LoopPhases:
         self._has_optimizer: bool | None = None
         # whether an outermost module runs
         self._is_inside = False
-        self._evaluates = False
-        # whether a reentrant checkpoint runs, which switches gradients off until backward
-        self._is_checkpointed = False
         self._in_optimizer = False
         self._names_modules = False
-        # whether the history is on; where it is not, only classes that ran as outermost modules are replaced
+        # whether the history is on
         self._stamps = True
-        self._outermost: set[type[nn.Module]] = set()
-        self._narrow = NarrowCalls()
-        self._trained: Seen[nn.Module] = Seen()
-        self._optimizers: Seen[Any] = Seen()
+        self._updates = Updates(self._after_step)
+        # while only updates are counted: the last such step, and what receives the step of each update
+        self._rests_until = 0
+        self._on_update: Callable[[int], None] = lambda _step: None
+        self._outermost = OutermostCalls()
         self._patches = Patches()
-        self._handles: list[RemovableHandle] = []
+        self._before_steps: RemovableHandle | None = None
+        self._after_steps: RemovableHandle | None = None
 
     @property
     def step(self) -> int:
         """The number of the last step that began, 0 before the first."""
-        return self._step
+        return self._moment()[0]
 
     @property
     def text(self) -> str:
         """The running stamp."""
-        return self._stamper.text if self._stamps else f"{Stamp.prefix(step=self._step, phase=self._phase)};"
+        if self._stamps:
+            return self._stamper.text
+        step, phase = self._moment()
+        return f"{Stamp.prefix(step=step, phase=phase)};"
 
     def open(self, *, modules: bool = True) -> None:
         """Install the hooks.
@@ -102,31 +105,38 @@ class LoopPhases:
             modules: also stamp each module and autograd node; it can begin later, with `name_modules`.
         """
         self._names_modules = modules
-        self._handles += [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
-        skip_when_compiling(__name__, Seen.__module__, *HOOKS)
+        self._after_steps = register_optimizer_step_post_hook(self._updates.note)
+        skip_when_compiling(__name__, Seen.__module__, OutermostCalls.__module__, Updates.__module__, *HOOKS)
+        self._follow()
+
+    def _follow(self) -> None:
+        self._patches = Patches()
+        self._before_steps = register_optimizer_step_pre_hook(self._before_step)
         replace_calls(self._patches, self._run_outermost)
         for name in ("backward", "grad", _ENGINE):
             if hasattr(torch.autograd, name):
                 self._patches.wrap(torch.autograd, name, self._around_backward)
         self._patches.wrap(nn.Module, "_apply", self._around_move)
         for name in REENTRANT:
-            self._patches.wrap_imported(name, "CheckpointFunction.apply", self._around_checkpoint)
+            self._patches.wrap_imported(
+                name, "CheckpointFunction.apply", self._outermost.around_checkpoint(self._patches)
+            )
         for module, path, phase in PHASES:
             self._patches.around(module, path, partial(self._during, phase))
 
     def close(self) -> None:
         """Remove all hooks from models, optimizers and torch."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._unfollow()
+        if self._after_steps is not None:
+            self._after_steps.remove()
         self._names_modules = False
         self._stamper.close()
-        self._narrow.end()
+
+    def _unfollow(self) -> None:
         release_calls()
         self._patches.undo()
+        if self._before_steps is not None:
+            self._before_steps.remove()
 
     def name_modules(self) -> None:
         """From now on, stamp modules and autograd nodes."""
@@ -136,12 +146,47 @@ class LoopPhases:
         self._choose_run()
 
     def stamp(self, *, enabled: bool) -> None:
-        """Stamp events from the next phase on; or none, while the history is off and phases are only followed."""
+        """Stamp events from the next phase on; or none, while phases are only followed."""
         self._stamps = enabled
-        if enabled:
-            self._narrow.end()
-        elif not any(map(has_own_call, self._outermost)):
-            self._narrow.begin(self._outermost)
+
+    def rest(self, until: int, on_update: Callable[[int], None]) -> None:
+        """Stamp no events, and only count the updates of optimizers, without any other hook.
+
+        Phases are followed again after the first update of the last step. They are followed all the time if the first
+        step does not show that updates tell steps apart, as in a program without a torch optimizer.
+
+        Args:
+            until: the last step that only has updates counted.
+            on_update: callback that receives the number of the step of each update.
+        """
+        self._stamps = False
+        if self._updates.steps == self._step - 1 and are_replaced():
+            self._unfollow()
+            self._outermost.evaluates = False
+            self._rests_until, self._on_update = until, on_update
+            self._updates.then = self._end_update
+
+    def _end_update(self) -> None:
+        self._step = self._updates.steps
+        self._on_update(self._step)
+        if self._step >= self._rests_until:
+            self._rests_until, self._updates.then = 0, self._after_step
+            self._ended, self._phase = True, Phase.OUTSIDE
+            self._had_backward = self._in_backward = self._is_inside = self._in_optimizer = False
+            self._follow()
+
+    def _moment(self) -> tuple[int, Phase]:
+        """The step and the phase; while only updates are counted, the stack shows the phase."""
+        if not self._rests_until:
+            return self._step, self._phase
+        has_begun = self._updates.steps < self._step or self._updates.are_over()
+        running = Phase.FORWARD if has_begun else Phase.OUTSIDE
+        phase = phase_on_stack(lambda module: self._outermost.phase_inside(module, running) if module else running)
+        if phase is None:
+            # a loss outside of the model; clipping computes without gradients
+            phase = running if torch.is_grad_enabled() else Phase.OUTSIDE
+        has_begun = phase is Phase.FORWARD or (has_begun and phase is not Phase.EVALUATION)
+        return max(self._step, self._updates.steps + has_begun), phase
 
     def attach(self, model: nn.Module) -> None:
         """Stamp the modules of `model`; the build phase lasts until its weights are on a device."""
@@ -224,16 +269,12 @@ class LoopPhases:
         """Run an outermost module in its phase."""
         if self.passes_on():
             return direct_call(module)(*arguments, **named)
-        phase = self._phase_of(module)
+        phase = self._outermost.phase_of(module, self._phase)
         if phase is None:
             return self._stamped(module, arguments, named)
-        # not those inside a reference model, which come here as well
-        self._outermost.add(type(module))
         if phase is Phase.FORWARD and (self._ended or self._had_backward):
             self._begin_step()
-        if not self._stamps:
-            return self._followed(module, arguments, named, phase)
-        after_evaluation = self._phase_after_evaluation()
+        after_evaluation = Phase.OUTSIDE if self._phase is Phase.BUILD else self._phase
         self._enter(phase)
         if self._names_modules and not self._stamper.is_attached(module) and has_weights(module):
             self._stamper.attach(module, fixed=False)
@@ -255,60 +296,17 @@ class LoopPhases:
             self._stamper.label_outputs(outputs)
         return outputs
 
-    def _followed(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], phase: Phase) -> Any:
-        """As the end of `_run_outermost`, with few Python calls: a run may have many steps without a history."""
-        after = phase if phase is Phase.FORWARD else self._phase_after_evaluation()
-        self._phase, self._is_inside, calls.run = phase, True, None
-        try:
-            return direct_call(module)(*arguments, **named)
-        except BaseException:
-            after = Phase.OUTSIDE if phase is Phase.FORWARD else after
-            raise
-        finally:
-            self._phase, self._is_inside, calls.run = after, False, self._run_outermost
-
-    def _phase_after_evaluation(self) -> Phase:
-        return Phase.OUTSIDE if self._phase is Phase.BUILD else self._phase
-
     def _stamped(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         if not self._names_modules:
             return direct_call(module)(*arguments, **named)
         return observed_call(self._stamper, module, arguments, named)
 
-    def _phase_of(self, module: nn.Module) -> Phase | None:
-        """The phase that the call of an outermost module begins or continues; None: the current one goes on.
-
-        Without gradients, a model is evaluated, except between forward and backward, where it is a reference. Frozen
-        models, such as a teacher or an image encoder, belong to the forward pass that they precede. A model that has
-        been trained is evaluated in evaluation mode even with gradients.
-        """
-        with_gradients = torch.is_grad_enabled() or self._is_checkpointed
-        if self._phase is Phase.SAVING:
-            return None
-        if with_gradients and module.training and self._trained.is_last(module):
-            self._evaluates = False
-            return Phase.FORWARD
-        if not has_weights(module):
-            # a loss or a metric
-            return Phase.EVALUATION if self._evaluates and not with_gradients else None
-        if self._phase is Phase.FORWARD and not with_gradients:
-            return None
-        if with_gradients and module.training:
-            self._trained.add(module)
-        if with_gradients:
-            evaluates = not module.training and module in self._trained
-        else:
-            evaluates = self._evaluates or has_weights(module, trainable=True)
-        self._evaluates = evaluates
-        return Phase.EVALUATION if evaluates else Phase.FORWARD
-
     def known_tensors(self) -> Iterator[tuple[torch.Tensor, Phase]]:
         """What `tensors_of` finds of the optimizers that have stepped."""
-        return tensors_of(self._optimizers)
+        return tensors_of(self._updates.optimizers)
 
-    def _before_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
+    def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._has_optimizer = True
-        self._optimizers.add(optimizer)
         # neither a module nor autograd ran; later, a step may call several optimizers
         if not self._step:
             self._begin_step()
@@ -316,7 +314,7 @@ class LoopPhases:
         self._in_optimizer = True
         self._enter(Phase.OPTIMIZER)
 
-    def _after_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
+    def _after_step(self) -> None:
         self._ended = True
         self._in_optimizer = False
         # some loops step inside backward, others inside recorder.phase("optimizer")
@@ -351,28 +349,15 @@ class LoopPhases:
 
         return apply
 
-    def _around_checkpoint(self, original: Any) -> Any:
-        def apply(*arguments: Any) -> Any:
-            if not self._patches.active:
-                return original(*arguments)
-            before, self._is_checkpointed = self._is_checkpointed, torch.is_grad_enabled()
-            try:
-                return original(*arguments)
-            finally:
-                self._is_checkpointed = before
-
-        return apply
-
     def passes_on(self) -> bool:
         """Whether a call does not concern phases: recomputation in backward, or a trace of torch.compile."""
         return self._in_backward or not self._patches.active or is_traced()
 
     def _begin_backward(self, outputs: Any) -> Phase:
         """Stamp a backward pass; returns the phase before it."""
-        if self._ended:
-            # a class of modules that has not run before
-            self._narrow.end()
-        self._begin_step()
+        if not self._ended or self._updates.are_over():
+            # not the backward pass of another optimizer's loss in the step of one that has stepped
+            self._begin_step()
         before = self._phase
         if self._names_modules:
             self._stamper.label_loss(outputs)

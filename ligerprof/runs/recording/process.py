@@ -55,7 +55,7 @@ class ProcessRecording:
         # the step that runs, or the next; and the last one that began
         self._step = self._begun = 0
         self._events_before = self._peak_before_bytes = 0
-        # when torch's counter was read, and after which step
+        # when torch's counter was read, and the last step that had ended then
         self._read_at, self._read_step = 0.0, 0
         self._counts: Any = None
         self._counted: Callable[[], object] = lambda: None
@@ -74,6 +74,7 @@ class ProcessRecording:
             history=self._history,
             first_step=self._steps.first,
             on_step=_quietly(self._begin_step),
+            on_update=self._end_update,
             on_out_of_memory=_quietly(self._note_out_of_memory),
         )
         self._write_summary()
@@ -155,6 +156,13 @@ class ProcessRecording:
         self._updates_per_step = max(updates.values(), default=1)
         self._counts = register_optimizer_step_post_hook(_quietly(self._count))
 
+    def _end_update(self, step: int) -> None:
+        """Note the peak of a step without a history."""
+        self._step = self._begun = step
+        # a call of Python less in most of the short steps
+        if time.monotonic() - self._read_at >= _SECONDS_BETWEEN_READS:
+            _quietly(self._note_peak)(step, is_over=False)
+
     def _note_update(self, optimizer: object, _arguments: Any, _named: Any) -> None:
         self._updates[id(optimizer)] += 1
 
@@ -163,15 +171,16 @@ class ProcessRecording:
         if self._counted() is None:
             self._counted = weakref.ref(optimizer)
         self._begun = self._step
-        self._note_peak(self._step)
+        self._note_peak(self._step, is_over=False)
         if optimizer is self._counted():
             self._updates_of_counted += 1
             self._step += self._updates_of_counted % self._updates_per_step == 0
 
-    def _note_peak(self, step: int, *, is_last: bool = False) -> None:
+    def _note_peak(self, step: int, *, is_over: bool = True, is_last: bool = False) -> None:
         """Note the peak up to a step without events, if it is the highest; of short steps, several are read at once.
 
         Args:
+            is_over: whether the step has ended; after an update, an evaluation may follow.
             is_last: whether the steps without events end.
         """
         now = time.monotonic()
@@ -182,7 +191,7 @@ class ProcessRecording:
         if peak_bytes > known_bytes:
             late_peak = LatePeak(peak_bytes=peak_bytes, step=step, first_step=min(self._read_step + 1, step))
             self._summary = replace(self._summary, late_peak=late_peak)
-        self._read_at, self._read_step = now, step
+        self._read_at, self._read_step = now, step if is_over else step - 1
 
     def _note_out_of_memory(self) -> None:
         if self._pid != os.getpid():
@@ -193,6 +202,8 @@ class ProcessRecording:
                 requested_bytes=failure.requested_bytes, allocated_bytes=failure.allocated_bytes, step=self._step
             )
             self._summary = replace(self._summary, late_failure=late)
+        if self._recorder is not None:
+            self._begun = max(self._begun, self._recorder.begun)
         self._summary = replace(self._summary, out_of_memory=True)
         self._write_summary()
 

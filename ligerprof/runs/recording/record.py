@@ -134,13 +134,14 @@ class Recorder:
             since weights and optimizer states stay. Between them and the step before `first_step`, the history is
             off, which costs nothing, and what these steps leave is found at their end. The events of the step
             before `first_step` have a phase, which shows what one step leaves to the next.
-        on_step: callback that receives the number of each step when it begins.
+        on_step: callback that receives the number of each step when it begins, but for those with only `on_update`.
+        on_update: callback that receives the number of a step without a history after each update of an optimizer.
         on_out_of_memory: callback for each allocation that fails, until the process ends.
 
     The other arguments and the exceptions are those of `record`.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of `record`, and three
+    def __init__(  # noqa: PLR0913 - the options of `record`, and four
         self,
         directory: str | Path,
         *,
@@ -150,11 +151,13 @@ class Recorder:
         force: bool = False,
         first_step: int = 1,
         on_step: Callable[[int], None] | None = None,
+        on_update: Callable[[int], None] = lambda _step: None,
         on_out_of_memory: Callable[[], None] | None = None,
     ) -> None:
         self._run = RunDirectory(path=Path(directory))
         self._history, self._stacks, self._max_entries, self._force = history, stacks, max_entries, force
-        self._first_step, self._on_step, self._on_out_of_memory = first_step, on_step, on_out_of_memory
+        self._first_step, self._on_step, self._on_update = first_step, on_step, on_update
+        self._on_out_of_memory = on_out_of_memory
         self._phases: LoopPhases | None = None
         self._saved = SavedTensors(locate=history.locate, clock=history.now_us)
         self._ran_out = False
@@ -173,6 +176,11 @@ class Recorder:
     def snapshot_path(self) -> Path:
         """The file for `ligerprof explain`, written at the end of the recording."""
         return self._run.snapshot
+
+    @property
+    def begun(self) -> int:
+        """The number of the last step that began, 0 before the first and after the end."""
+        return 0 if self._phases is None else self._phases.step
 
     @property
     def is_open(self) -> bool:
@@ -241,7 +249,7 @@ class Recorder:
         elif step == 2 and step < self._first_step:
             self._before_gap = pickle.dumps(self._history.snapshot())
             self._history.stop()
-            phases.stamp(enabled=False)
+            phases.rest(self._first_step - 2, self._on_update)
 
     def _end_of_gap(self, phases: LoopPhases, step: int) -> Bridge:
         known = {}

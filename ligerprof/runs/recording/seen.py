@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
-from weakref import ReferenceType, WeakSet, ref
+from weakref import ReferenceType, ref
 
 import torch
 from torch import nn
@@ -14,27 +14,24 @@ T = TypeVar("T")
 
 
 class Seen(Generic[T]):
-    """A set that keeps nothing alive; the same object again and again, as in each step, costs little."""
+    """A set of objects, compared by identity, that keeps nothing alive."""
 
     def __init__(self) -> None:
-        self._all: WeakSet[T] = WeakSet()
-        self._last: ReferenceType[T] | None = None
+        # by id, which another object may have later
+        self._all: dict[int, ReferenceType[T]] = {}
 
     def add(self, item: T) -> None:
         """Note an object."""
-        if not self.is_last(item):
-            self._all.add(item)
-            self._last = ref(item)
-
-    def is_last(self, item: T) -> bool:
-        """Whether an object was the last to be added."""
-        return self._last is not None and self._last() is item
+        known = self._all.get(id(item))
+        if known is None or known() is not item:
+            self._all[id(item)] = ref(item)
 
     def __contains__(self, item: T) -> bool:
-        return item in self._all
+        known = self._all.get(id(item))
+        return known is not None and known() is item
 
     def __iter__(self) -> Iterator[T]:
-        return iter(list(self._all))
+        return iter([item for known in list(self._all.values()) if (item := known()) is not None])
 
 
 def exists(kind: type) -> bool:
