@@ -265,7 +265,8 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
     for index in range(spec.layers):
         for item in row.tensors:
             name = f"{row.layers}.{index}.{item.name}"
-            if not _is_in_layer(item, sparse=sparse[index], recurrent=recurrent[index]):
+            is_used = not isinstance(item, RawWeight) or item.activation in (None, spec.activation)
+            if not (is_used and _is_in_layer(item, sparse=sparse[index], recurrent=recurrent[index])):
                 continue
             if isinstance(item, Linear):
                 yield from _linear_parameters(item, name, widths, config)

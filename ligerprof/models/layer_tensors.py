@@ -70,6 +70,7 @@ class RawWeight:
         fp32: whether it is in fp32, whatever the model's dtype.
         trained: whether it is trained.
         recurrent: as of a linear layer.
+        activation: the activation function whose parameter it is, or None.
     """
 
     name: str
@@ -79,6 +80,7 @@ class RawWeight:
     fp32: bool = False
     trained: bool = True
     recurrent: bool | None = None
+    activation: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

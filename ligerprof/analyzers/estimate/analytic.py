@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ligerprof.analyzers.estimate.activations import ACTIVATIONS
+from ligerprof.analyzers.estimate.activations import is_covered
 from ligerprof.analyzers.estimate.compared import compared_with
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.evaluation import evaluation_peak
@@ -161,7 +161,7 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
             f"estimate: {recipe.spec.name} has attention sinks, which transformers computes with eager attention only."
             " Add --attention eager."
         )
-    if recipe.spec.activation not in ACTIVATIONS:
+    if not is_covered(recipe.spec):
         raise UnsupportedError(
             f"estimate: {recipe.spec.name} has the activation function {printable(recipe.spec.activation)}, which is"
             " not covered yet. Use `ligerprof step --device simulated`."

@@ -13,13 +13,14 @@ from ligerprof.models.architecture import (
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, SlidingWindow
-from ligerprof.models.layer_tensors import Linear, NormWeight
+from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.rows.parts import (
     CONFIGURED_ATTENTION,
     PLAIN_GATED,
     SQUARED_RELU,
     TWO_NORMS,
     attention_tensors,
+    head_norms,
     norm_tensors,
     periodic_window,
     plain_tensors,
@@ -95,6 +96,24 @@ ROWS = (
         class_prefix="Arcee",
         tensors=(*CONFIGURED_ATTENTION, *plain_tensors("up_proj", "down_proj", bias="mlp_bias"), *TWO_NORMS),
         mlp=SQUARED_RELU,
+    ),
+    Architecture(
+        model_type="apertus",
+        peft_targets=(),
+        class_prefix="Apertus",
+        tensors=(
+            *CONFIGURED_ATTENTION,
+            *head_norms(),
+            *plain_tensors("up_proj", "down_proj", bias=False),
+            *(
+                RawWeight(name="mlp.act_fn", parameter=name, shape=(("one",),), activation="xielu")
+                for name in ("alpha_p", "alpha_n")
+            ),
+            *norm_tensors("attention_layernorm", "feedforward_layernorm"),
+        ),
+        attention=Attention(qk_norms=("q_norm", "k_norm"), norms_apart=True),
+        mlp=Mlp(gate=None, inputs=("up_proj",), function=("hidden_act", "xielu")),
+        layer_norms=LayerNorms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
     ),
     Architecture(
         model_type="jais2",
