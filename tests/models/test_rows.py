@@ -19,8 +19,12 @@ OTHER_MEANINGS = {
     ("runs/bench/shapes.py", "llama"): "a set of shapes",
 }
 
-# lists that another package has: what liger-kernel supports, and the layers that open-instruct adapts
-LISTS = {"kernels/providers/liger/model_types.py", "recipe/configs/open_instruct.py"}
+# lists that another package has: what liger-kernel supports, the layers that open-instruct adapts, torchtitan's layers
+LISTS = {
+    "kernels/providers/liger/model_types.py",
+    "recipe/configs/open_instruct.py",
+    "recipe/configs/titan_checkpointing.py",
+}
 
 
 def modules_outside_models() -> Iterator[tuple[str, ast.Module]]:
