@@ -16,6 +16,7 @@ OTHER_MEANINGS = {
     ("kernels/providers/liger/functions.py", "llama"): "Liger's casting mode",
     ("recipe/conflicts.py", "experts"): "an option",
     ("recipe/configs/settings.py", "experts"): "an option",
+    ("recipe/configs/settings.py", "router"): "an option",
     ("runs/bench/shapes.py", "llama"): "a set of shapes",
 }
 
