@@ -32,8 +32,8 @@ from ligerprof.runs.recording.summary import (
 
 # a million events take a minute to write and to explain; some of a step's may follow the check
 _MOST_EVENTS = 400_000
-# reading torch's counter takes 12 us
-_SECONDS_BETWEEN_READS = 0.004
+# reading torch's counter takes 12 to 60 us
+_SECONDS_BETWEEN_READS = 0.01
 
 
 class ProcessRecording:
@@ -154,14 +154,12 @@ class ProcessRecording:
         self._counts.remove()
         # DeepSpeed updates groups of weights one after another
         self._updates_per_step = max(updates.values(), default=1)
-        self._counts = register_optimizer_step_post_hook(_quietly(self._count))
+        self._counts = register_optimizer_step_post_hook(self._count)
 
     def _end_update(self, step: int) -> None:
         """Note the peak of a step without a history."""
         self._step = self._begun = step
-        # a call of Python less in most of the short steps
-        if time.monotonic() - self._read_at >= _SECONDS_BETWEEN_READS:
-            _quietly(self._note_peak)(step, is_over=False)
+        self._note_peak_of_update()
 
     def _note_update(self, optimizer: object, _arguments: Any, _named: Any) -> None:
         self._updates[id(optimizer)] += 1
@@ -171,10 +169,15 @@ class ProcessRecording:
         if self._counted() is None:
             self._counted = weakref.ref(optimizer)
         self._begun = self._step
-        self._note_peak(self._step, is_over=False)
+        self._note_peak_of_update()
         if optimizer is self._counted():
             self._updates_of_counted += 1
             self._step += self._updates_of_counted % self._updates_per_step == 0
+
+    def _note_peak_of_update(self) -> None:
+        # few calls of Python in most of the short steps
+        if time.monotonic() - self._read_at >= _SECONDS_BETWEEN_READS:
+            _quietly(self._note_peak)(self._step, is_over=False)
 
     def _note_peak(self, step: int, *, is_over: bool = True, is_last: bool = False) -> None:
         """Note the peak up to a step without events, if it is the highest; of short steps, several are read at once.
