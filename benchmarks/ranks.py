@@ -3,6 +3,7 @@
     python benchmarks/ranks.py measure benchmarks/results/ranks-h200x2.jsonl
     python benchmarks/ranks.py measure /tmp/try.jsonl --first 3
     python benchmarks/ranks.py measure benchmarks/results/ddp-alone-h200x2.jsonl --engine ddp --apart 1
+    python benchmarks/ranks.py measure benchmarks/results/ranks-recomputation-h200x2.jsonl --recomputed --parts rows
     python benchmarks/ranks.py compare benchmarks/results/ranks-h200x2.jsonl --simulate
 
 `measure` requires two GPUs, or `--gpus N`. It starts one process per GPU. They join once, and then build and train each
@@ -90,6 +91,17 @@ DDP: tuple[Options, ...] = (
     QWEN | ALL | {"clip": 1.0},
     {"model": "gpt2", "batch": 4},
     GPT2 | {"precision": "bf16"},
+)
+# with `--recomputed`
+RECOMPUTED: tuple[Options, ...] = (
+    LLAMA | ACCELERATE | {"engine": "fsdp2", "selective": "torchtitan"},
+    LLAMA | {"engine": "fsdp2", "selective": "matmuls", "grad_accum": 2},
+    LLAMA | ACCELERATE | {"engine": "fsdp2", "checkpoint_every": 2, "clip": 1.0},
+    QWEN | {"engine": "fsdp2", "selective": "attention", "checkpoint_every": 3, "liger": "rms+swiglu+flce"},
+    {"model": "tinyllama-1.1b", "batch": 2, "engine": "fsdp2", "selective": "torchtitan-2048x2048", "reshard": False},
+    {"model": "llama3.1-8b", "batch": 1, "seq": 4096, "engine": "fsdp2", "selective": "torchtitan"} | ACCELERATE,
+    LLAMA | {"engine": "ddp", "selective": "torchtitan", "precision": "amp"},
+    QWEN | {"engine": "ddp", "checkpoint_every": 2, "precision": "bf16"},
 )
 # timed in turns: ligerprof's kernels and liger-kernel's
 TURNS: tuple[Options, ...] = (
@@ -452,7 +464,7 @@ def run_rank(results: Path, arguments: argparse.Namespace) -> None:
     chosen = chosen_recipes(rank.gpus, arguments)
     with static_graph() if arguments.static_graph else nullcontext():
         for number, recipe in enumerate(chosen[:first] if "rows" in arguments.parts else ()):
-            rank.attempt(f"{number} {recipe.engine} {recipe.summary}", lambda recipe=recipe: rank.row(recipe))
+            rank.attempt(f"{number} {recipe.summary}", lambda recipe=recipe: rank.row(recipe))
     run_further_parts(rank, arguments)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -462,6 +474,8 @@ def chosen_recipes(gpus: int, arguments: argparse.Namespace) -> list[TrainingRec
     """The configurations that the options ask for."""
     if arguments.recipe is not None:
         return [TrainingRecipe.from_json(json.loads(arguments.recipe))]
+    if arguments.recomputed:
+        return [TrainingRecipe(**{"precision": "mixed"} | options, gpus=gpus) for options in RECOMPUTED]
     return [recipe for recipe in recipes(gpus) if arguments.engine in (None, recipe.engine)]
 
 
@@ -607,6 +621,7 @@ def main() -> None:
     parser.add_argument("--parts", type=lambda text: text.split(","), default=PARTS, help=",".join(PARTS))
     parser.add_argument("--first", type=int, help="configurations to measure; of profiles and times, one")
     parser.add_argument("--seconds", type=float, default=330, help="after this time nothing new is begun")
+    parser.add_argument("--recomputed", action="store_true", help="measure selective and partial checkpointing")
     parser.add_argument("--recipe", help="a recipe's JSON to measure instead")
     parser.add_argument("--apart", type=int, help="configurations at a time, each in processes of its own")
     parser.add_argument("--static-graph", action="store_true", help="DDP with static_graph=True")
