@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.explain.diff import PeakDiff
     from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.analyzers.search.advise import Advice
-    from ligerprof.analyzers.search.changes import Sharding
+    from ligerprof.analyzers.search.changes import Settle, Sharding
     from ligerprof.analyzers.search.fit import Fit
     from ligerprof.analyzers.trace.report import TraceReport
     from ligerprof.runs.outcome import StepOutcome
@@ -112,6 +112,7 @@ def advise(
     progress: Progress | None = None,
     tried: Callable[[int, int], None] | None = None,
     sharding: "Sharding | None" = None,
+    settle: "Settle | None" = None,
 ) -> "Advice":
     """Find the cheapest changes that make a recipe fit; see `ligerprof advise`.
 
@@ -121,14 +122,17 @@ def advise(
         progress: receives short messages.
         tried: receives the number of the change that is tried next, and the most that will be tried.
         sharding: how several GPUs share the states; None: DeepSpeed's stages first, then FSDP2.
+        settle: what a changed recipe becomes in the user's own files, or why these cannot say it; None without files.
     """
     from ligerprof.analyzers.search import advise as search
-    from ligerprof.analyzers.search.changes import Sharding, make_ladder
+    from ligerprof.analyzers.search.changes import Sharding, make_ladder, settled
 
     # the ladder judges main memory itself, change by change
     host_limit_bytes, recipe = recipe.host_memory_bytes, replace(recipe, host_memory_bytes=None)
     judge = make_judge(recipe, simulate=simulate, progress=progress or _silent)
     ladder = make_ladder(sharding or Sharding())
+    if settle is not None:
+        ladder = settled(ladder, settle)
     return search.advise(recipe, judge, tried, host_limit_bytes=host_limit_bytes, ladder=ladder)
 
 

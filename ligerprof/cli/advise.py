@@ -12,12 +12,13 @@ from ligerprof.cli.changed_copies import changed_copy_option, check_copies, writ
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
-from ligerprof.cli.output import config_report, show
+from ligerprof.cli.output import config_report, config_sources, show
 from ligerprof.cli.progress import stages
-from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
+from ligerprof.errors import DoesNotFitError, LigerprofError, MissingDependencyError, UnsupportedError
 from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
-from ligerprof.recipe.configs.edits import FileEdit, edit_files, edits_json, switch_liger
+from ligerprof.recipe.configs.edits import FileEdit, edits_json, switch_liger
 from ligerprof.recipe.configs.own import NAME as OWN
+from ligerprof.recipe.configs.plans import OwnFiles
 from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
@@ -64,6 +65,8 @@ def command(
     if not recipe.kernels and not was_given("provider") and switch_liger(files):
         # the kernels that the changed files will use, so that these need what the plan says
         recipe = replace(recipe, provider="liger")
+    sources, given = config_sources()
+    own = OwnFiles(sources=sources, given=given, files=files, recipe=recipe, switches_kernels=was_given("provider"))
     with stages() as progress:
         advice = advise(
             recipe,
@@ -71,6 +74,7 @@ def command(
             progress=progress,
             tried=progress.attempt,
             sharding=_sharding_of({framework for _, framework in files}, sharding),
+            settle=own.settle if files else None,
         )
     runnable, reason = _runnable(advice)
     next_command = command_line(runnable, advice.plan)
@@ -78,8 +82,8 @@ def command(
     remarks = [remark for remark in (reason, main_memory) if remark]
     edits: tuple[FileEdit, ...] = ()
     try:
-        edits = edit_files(files, advice.recipe, advice.plan)
-    except RecipeError as error:
+        edits = own.write(advice.plan).edits
+    except LigerprofError as error:
         if copies:
             raise
         remarks.append(str(error))

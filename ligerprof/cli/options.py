@@ -75,7 +75,7 @@ def _from_files(sources: tuple[str, ...], given: Mapping[str, Any]) -> dict[str,
     from ligerprof.recipe.configs.load import load_options
 
     options, report = load_options(sources, given)
-    keep_config_report(report)
+    keep_config_report(report, sources, given)
     for line in report.lines():
         say(line)
     return options

@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ligerprof.recipe.configs.report import ConfigReport
 
-_CONFIG = "ligerprof.config"
+_CONFIG, _SOURCES = "ligerprof.config", "ligerprof.sources"
 
 
 def show(
@@ -37,15 +37,22 @@ def show(
             console().print(text)
 
 
-def keep_config_report(report: "ConfigReport") -> None:
-    """Keep what became of the keys of --config files, for the JSON of the running command."""
-    click.get_current_context().meta[_CONFIG] = report
+def keep_config_report(report: "ConfigReport", sources: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Keep what became of the keys of --config files, and what they were read with, for the running command."""
+    meta = click.get_current_context().meta
+    meta[_CONFIG], meta[_SOURCES] = report, (sources, given)
 
 
 def config_report() -> "ConfigReport | None":
     """What became of the keys of the running command's --config files; None without --config."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(_CONFIG)
+
+
+def config_sources() -> tuple[Sequence[str], Mapping[str, Any]]:
+    """The running command's --config files as typed, and the options next to them; empty without --config."""
+    found: tuple[Sequence[str], Mapping[str, Any]] = click.get_current_context().meta.get(_SOURCES, ((), {}))
+    return found
 
 
 def print_json(result: Mapping[str, Any]) -> None:

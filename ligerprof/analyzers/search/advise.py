@@ -280,12 +280,12 @@ def _variants(
         if isinstance(outcome, str):
             return Step(change=change, state=State.INAPPLICABLE, reason=outcome)
         if host_limit_bytes is not None:
-            sizes = {variant: _host_bytes(variant) for variant in outcome}
+            sizes = tuple(map(_host_bytes, outcome))
             # a recipe over the limit may come closer to it
             most = max(host_limit_bytes, _host_bytes(recipe) - 1)
-            outcome = tuple(variant for variant, size_bytes in sizes.items() if size_bytes <= most)
+            outcome = tuple(variant for variant, size_bytes in zip(outcome, sizes, strict=True) if size_bytes <= most)
             if not outcome:
-                needed = format_bytes(min(sizes.values()))
+                needed = format_bytes(min(sizes))
                 reason = f"needs {needed} of main memory; the limit is {format_bytes(host_limit_bytes)}"
                 return Step(change=change, state=State.INAPPLICABLE, reason=reason)
         return tuple((variant, needed_bytes(variant)) for variant in outcome)

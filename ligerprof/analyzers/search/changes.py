@@ -1,8 +1,9 @@
 """The ladder of changes that save memory, cheapest first: the effect of each on a recipe, and its cost."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ligerprof.kernels.selection import select_kernels
@@ -11,6 +12,8 @@ from ligerprof.recipe.training import TrainingRecipe
 
 # the recipes that a change can produce, the smallest change first; or the reason why it does not apply
 Outcome = tuple[TrainingRecipe, ...] | str
+# what a recipe becomes where it is written, or the reason why it cannot be
+Settle = Callable[[TrainingRecipe], TrainingRecipe | str]
 
 _EXPANDABLE = "expandable_segments:True"
 # of adapters, peft's examples' choice
@@ -261,6 +264,23 @@ def make_ladder(sharding: Sharding) -> tuple[Change, ...]:
     if sharding.engine is Engine.FSDP2:
         return (_fused_kernels, fsdp2, *_UP_TO_ZERO_3, *_REST)
     return (_fused_kernels, *_UP_TO_ZERO_3, fsdp2, *_REST)
+
+
+def settled(ladder: Sequence[Change], settle: Settle) -> tuple[Change, ...]:
+    """The same changes, with what becomes of their recipes in the place where they are written."""
+    return tuple(map(partial(_settled, settle), ladder))
+
+
+def _settled(settle: Settle, change: Change) -> Change:
+    def outcome(recipe: TrainingRecipe) -> Outcome:
+        found = change.outcome(recipe)
+        if isinstance(found, str):
+            return found
+        results = tuple(map(settle, found))
+        recipes = tuple(each for each in results if not isinstance(each, str))
+        return recipes or next(each for each in results if isinstance(each, str))
+
+    return dataclasses.replace(change, outcome=outcome)
 
 
 LADDER = make_ladder(Sharding())

@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import OutputError, RecipeError
 from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.recipe.configs.documents import parse_document
-from ligerprof.recipe.configs.rewriting import rewrite, value_at
+from ligerprof.recipe.configs.rewriting import rewrite, value_at, with_values
 from ligerprof.recipe.configs.sharding_edits import NO_KEYS, sharding_keys
 from ligerprof.recipe.configs.sources import is_function
 from ligerprof.recipe.configs.spellings import SPELLINGS, TITAN_FUNCTION
+from ligerprof.recipe.configs.titan_checkpointing import CLASS
+from ligerprof.recipe.configs.titan_checkpointing import SECTION as CHECKPOINTING
 from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.configs.torchtitan import values_of_function
 from ligerprof.recipe.options import Option
@@ -59,12 +61,14 @@ class FileEdit:
         changes: the keys that change, in the order of recipe options.
         missing: options that change and for which the file has no key, by name, with the option as typed.
         content: the new text of the file; None for a function, which is code.
+        values: what the new text says.
     """
 
     file: str
     changes: tuple[KeyChange, ...]
     missing: Mapping[str, str]
     content: str | None
+    values: Mapping[str, Any]
 
     @property
     def not_in_file(self) -> tuple[str, ...]:
@@ -128,10 +132,7 @@ def edit_files(files: Sequence[tuple[str, str]], before: TrainingRecipe, after: 
         left = edit.missing
     missing = edits[-1].missing if edits else {}
     order = {file: number for number, (file, _) in enumerate(editable)}
-    return tuple(
-        FileEdit(file=edit.file, changes=edit.changes, missing=missing, content=edit.content)
-        for edit in sorted(edits, key=lambda edit: order[edit.file])
-    )
+    return tuple(replace(edit, missing=missing) for edit in sorted(edits, key=lambda edit: order[edit.file]))
 
 
 def edit_file(
@@ -175,9 +176,14 @@ def edit_file(
             if not is_same and key not in changes:
                 differences = _differences(sharding.before.get(key, old), new)
                 changes[key] = KeyChange(key=key, old=old, new=new, differences=differences)
+    edited = {key: change.new for key, change in changes.items()}
     if content is not None:
-        content = rewrite(content, path, values, {key: change.new for key, change in changes.items()})
-    return FileEdit(file=file, changes=tuple(changes.values()), missing=missing, content=content)
+        content = rewrite(content, path, values, edited)
+    elif isinstance(chosen := edited.get(CHECKPOINTING), str):
+        # the class of torchtitan
+        edited[CHECKPOINTING] = {CLASS: chosen}
+    said = with_values(values, edited)
+    return FileEdit(file=file, changes=tuple(changes.values()), missing=missing, content=content, values=said)
 
 
 def _changed(before: TrainingRecipe, after: TrainingRecipe) -> list[str]:

@@ -5,22 +5,25 @@ from typing import Any
 
 from ligerprof.recipe.configs.report import ConfigReport, report_of
 from ligerprof.recipe.configs.resolve import Resolver
-from ligerprof.recipe.configs.sources import read_sources
+from ligerprof.recipe.configs.sources import Documents, read_sources
 from ligerprof.recipe.training import TrainingRecipe
 
 
-def load_options(sources: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str, Any], ConfigReport]:
+def load_options(
+    sources: Sequence[str], given: Mapping[str, Any], documents: Documents | None = None
+) -> tuple[dict[str, Any], ConfigReport]:
     """Read configuration files into values of recipe options.
 
     Args:
         sources: files in order, as `read_sources` takes them; later ones win.
         given: recipe options that win over all files.
+        documents: the content of some of the files, as `read_sources` takes it.
 
     Raises:
         RecipeError: a file that cannot be read, or a value that its key does not take.
         UnsupportedError: a file asks for something that recipes cannot express.
     """
-    readings = read_sources(sources)
+    readings = read_sources(sources, documents)
     resolver = Resolver(readings, given)
     options = resolver.options()
     return options, report_of(readings, resolver.assumed)

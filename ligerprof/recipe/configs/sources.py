@@ -46,33 +46,40 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MOST_FOLDERS = 8
 
 
-def read_sources(sources: Sequence[str]) -> list[Reading]:
+# the content of files, in place of what is on the disk
+Documents = Mapping[str, Mapping[str, Any]]
+
+
+def read_sources(sources: Sequence[str], documents: Documents | None = None) -> list[Reading]:
     """Read configuration files in order, each followed by the files that it names.
 
     Args:
         sources: each a file, `NAME=FILE` with the name of a framework, `module:function` of torchtitan, or `env`
             for the environment of a process that accelerate launched.
+        documents: the content of some of the files, by their names.
 
     Raises:
         RecipeError: not readable, of no known framework, or with a value that its key does not take.
     """
-    readings = [_read_source(source) for source in sources]
+    documents = documents or {}
+    readings = [_read_source(source, documents) for source in sources]
     given = {reading.framework for reading in readings}
-    return list(_with_named_files(readings, given))
+    return list(_with_named_files(readings, given, documents))
 
 
-def _with_named_files(readings: Iterable[Reading], given: set[str]) -> Iterator[Reading]:
+def _with_named_files(readings: Iterable[Reading], given: set[str], documents: Documents) -> Iterator[Reading]:
     for reading in readings:
         yield reading
         for key, named in reading.files.items():
             # a file of that kind on the command line takes its place
             if named.framework not in given:
-                yield _read_named(reading, key, named)
+                yield _read_named(reading, key, named, documents)
 
 
-def _read_named(reading: Reading, key: str, named: Names) -> Reading:
+def _read_named(reading: Reading, key: str, named: Names, documents: Documents) -> Reading:
     values, path = read_named(reading.file, reading.framework, key, named.file)
-    found = _BY_NAME[named.framework].read(values, path or named.file)
+    file = path or named.file
+    found = _BY_NAME[named.framework].read(documents.get(file, values), file)
     if path is None:
         found.assumed.append(f"{printable(named.file)} is not here: {reading.framework}'s file of that name")
     if Setting.GPUS in reading.settings:
@@ -112,16 +119,16 @@ def is_function(source: str) -> bool:
     return _FUNCTION.fullmatch(source) is not None and not Path(source).exists()
 
 
-def _read_source(source: str) -> Reading:
+def _read_source(source: str, documents: Documents) -> Reading:
     name, _, rest = source.partition("=")
     if name in _BY_NAME and rest:
-        return _BY_NAME[name].read(read_document(Path(rest)), rest)
+        return _BY_NAME[name].read(documents.get(rest) or read_document(Path(rest)), rest)
     path = Path(source)
     if source == ENVIRONMENT and not path.exists():
         return _read_environment()
     if is_function(source):
-        return TORCHTITAN.read(values_of_function(source), source)
-    values = read_document(path / "recipe.json" if is_folder(path) else path)
+        return TORCHTITAN.read(documents.get(source) or values_of_function(source), source)
+    values = documents.get(source) or read_document(path / "recipe.json" if is_folder(path) else path)
     if (recipe := recipe_values(values)) is not None:
         return read_recipe(recipe, source)
     return recognize(values, source).read(values, source)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.categories import Engine, Optimizer, Precision
 from ligerprof.recipe.configs.optimizers import OPTIMIZERS
 from ligerprof.recipe.training import TrainingRecipe
@@ -11,6 +12,8 @@ from ligerprof.recipe.training import TrainingRecipe
 # from its key
 Spelling = Callable[[TrainingRecipe], Mapping[str, Any] | None]
 TITAN_FUNCTION = "torchtitan function"
+# frameworks whose files are a whole training run, without a program of the user's
+SELF_CONTAINED = frozenset({"trl-sft", "axolotl", "llama-factory", "torchtitan"})
 
 
 def _spelled(key: str, name: str) -> Spelling:
@@ -27,7 +30,15 @@ def _optimizer(key: str) -> Spelling:
 
 def _kernels(keys: Mapping[str, Any], kernels: str = "all", fused_loss: Mapping[str, Any] | None = None) -> Spelling:
     """The switch of liger-kernel, which selects this set of kernels, and that of its fused loss alone."""
-    return lambda recipe: {kernels: keys, "flce": fused_loss}.get(recipe.liger)
+
+    def spell(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+        found, switched = set(recipe.kernels), set(select_kernels(kernels, recipe.spec))
+        if found == {"flce"} and found != switched:
+            return fused_loss
+        # the file may have switched on more by itself
+        return keys if switched and switched <= found else None
+
+    return spell
 
 
 def _amp(recipe: TrainingRecipe) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from ligerprof.text import short_repr
 
 # the key under which a converted object carries the name of its class
 CLASS = "class"
-_SECTION = "activation_checkpoint"
+SECTION = "activation_checkpoint"
 _BUDGET = Lacking(what="checkpointing within a memory budget", setting=Setting.CHECKPOINTING)
 # selective_ac_option of a file that names none
 _EVERY_SECOND = "2"
@@ -57,7 +57,7 @@ def set_from_file(reading: Reading, checkpointing: Mapping[str, Any]) -> None:
     """Checkpointing of a TOML file: selective by default, of every n-th layer or by operator."""
     if checkpointing.get("mode", "selective") != "selective":
         return
-    key, option = f"{_SECTION}.selective_ac_option", str(checkpointing.get("selective_ac_option", _EVERY_SECOND))
+    key, option = f"{SECTION}.selective_ac_option", str(checkpointing.get("selective_ac_option", _EVERY_SECOND))
     if option == "op":
         _set_policy(reading, key, checkpointing)
     elif not option.isdecimal():
@@ -76,14 +76,14 @@ def set_from_class(reading: Reading, checkpointing: Mapping[str, Any]) -> None:
     """Checkpointing of a function's configuration, whose class names it."""
     kind, kinds = checkpointing.get(CLASS, "NoneType"), {"FullAC": True, "NoneType": False}
     if kind in kinds:
-        reading.set(_SECTION, {Setting.CHECKPOINTING: kinds[kind]})
+        reading.set(SECTION, {Setting.CHECKPOINTING: kinds[kind]})
     elif kind == "SelectiveAC":
         reading.settings.pop(Setting.CHECKPOINTING, None)
-        _set_policy(reading, _SECTION, checkpointing)
+        _set_policy(reading, SECTION, checkpointing)
     elif kind == "MemoryBudgetAC":
-        reading.lack(_SECTION, _BUDGET)
+        reading.lack(SECTION, _BUDGET)
     else:
-        reading.lack(_SECTION, Lacking(what=f"checkpointing by {kind}", setting=Setting.CHECKPOINTING))
+        reading.lack(SECTION, Lacking(what=f"checkpointing by {kind}", setting=Setting.CHECKPOINTING))
 
 
 def _set_policy(reading: Reading, key: str, checkpointing: Mapping[str, Any]) -> None:
