@@ -268,7 +268,7 @@ class Architecture:
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
         embedding_dropout: applied to the sum of both embeddings.
-        scales_embedding: whether the embedding's output is multiplied by a number.
+        scales_embedding: what multiplies the embedding's output by a number: its module, or the decoder.
         logit_scale: the config key of a factor on the logits.
         logit_divisor: the config key of a divisor of the logits.
         final_softcap: applied to the logits.
@@ -305,7 +305,7 @@ class Architecture:
     layer_norms: LayerNorms = LayerNorms()
     embedding_dropout: Dropout | None = None
     residual_dropout: ResidualDropout | None = None
-    scales_embedding: bool = False
+    scales_embedding: Literal["module", "decoder"] | None = None
     logit_scale: str | None = None
     logit_divisor: str | None = None
     final_softcap: Softcap | None = None

@@ -42,7 +42,7 @@ def evaluation_peak(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -
     micro_batch = MicroBatch(evaluated, weights, kernels, meter, placement, hooks)
     micro_batch.evaluates = True
     # checkpointing's hook on the embedding, `enable_input_require_grads`, makes a leaf of what nothing records
-    micro_batch.copies_embedding = recipe.checkpointing
+    micro_batch.copies_embedding = recipe.checkpointing and recipe.spec.architecture.scales_embedding != "decoder"
     micro_batch.forward()
     return meter.peak()
 

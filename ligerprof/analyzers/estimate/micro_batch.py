@@ -95,6 +95,8 @@ class MicroBatch:
         self._top = self._new_context(TapeWithParts(meter, offloading=self.offloading))
         self._layers: list[_Layer] = []
         self._leaf: Allocation | None = None
+        # what autograd starts at, if it is neither the embedding's output nor the first layer's input
+        self._start: Allocation | None = None
         self._until_backward_ends: list[Allocation] = []
         self._until_graph_is_freed: list[Allocation] = []
 
@@ -103,9 +105,11 @@ class MicroBatch:
         self._hooks.enter(Part.ROOT)
         self._meter.place = EMBEDDING
         self._hooks.enter(Part.EMBEDDING)
-        embedded, stream = embed(self._bottom, self._stream_role(0))
+        embedded, stream, self._start = embed(self._bottom, self._stream_role(0))
         self._hooks.leave(Part.EMBEDDING)
-        if self.offloading is not None and embedding_is_leaf(self._recipe) and embedded.block is not None:
+        if self._start is not None:
+            self._until_graph_is_freed.append(self._start)
+        elif self.offloading is not None and embedding_is_leaf(self._recipe) and embedded.block is not None:
             self._leaf = self._meter.keep(embedded.block)
         self._meter.place = WHOLE
         self._make_tables(stream)
@@ -198,9 +202,8 @@ class MicroBatch:
         if self._leaf is not None:
             self._meter.drop(self._leaf)
         size_bytes = self._layers[0].source.size_bytes
-        self._until_graph_is_freed += [
-            self._meter.take(size_bytes, self._stream_role(0)) for _ in ("output", "gradient")
-        ]
+        kept = ("output", "gradient") if self._start is None else ("gradient",)
+        self._until_graph_is_freed += [self._meter.take(size_bytes, self._stream_role(0)) for _ in kept]
 
     def _end_shared(self) -> None:
         """Masks and rotary tables end; reentrant checkpointing's functions hold them as long as the graph."""

@@ -2,6 +2,7 @@
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.lora import adapter_rank, add_adapter_to_embedding
+from ligerprof.analyzers.estimate.meter import Allocation
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
 from ligerprof.analyzers.estimate.tensors import Value
@@ -11,23 +12,30 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.embedding import embedding_gradient
 
 
-def embed(context: Context, role: Role) -> tuple[Value, Value]:
-    """The embedding's output and the residual stream that the first layer reads, each held once."""
+def embed(context: Context, role: Role) -> tuple[Value, Value, Allocation | None]:
+    """The embedding's output and the residual stream that the first layer reads, each held once.
+
+    The last result is what autograd starts at, if that is neither: it lives as long as the graph.
+    """
     row = context.spec.architecture
     if row.positions is not None:
-        return _embed_with_positions(context, f"{row.positions}.weight", role)
+        return *_embed_with_positions(context, f"{row.positions}.weight", role), None
     embedded = _look_up(context, f"{row.embedding}.weight", role)
     if f"{row.embedding}.lora_A" in context.weights:
         embedded = add_adapter_to_embedding(context, embedded, row.embedding, role)
     if row.embedding_dropout is not None:
         rate = context.spec.dropout_rate(row.embedding_dropout)
         embedded = renamed(context, embedded, dropout(context, embedded, rate))
-    if row.scales_embedding:
+    leaf: Allocation | None = None
+    # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
+    if row.scales_embedding == "decoder" and embedding_is_leaf(context.recipe):
+        embedded.needs_gradient = True
+        leaf = context.tape.hand_over(context.tape.name(embedded))
+    if row.scales_embedding is not None:
         embedded = renamed(context, embedded, scale(context, embedded, role=role))
     if embedding_is_leaf(context.recipe):
-        # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
         embedded.needs_gradient = True
-    return embedded, context.tape.name(embedded)
+    return embedded, context.tape.name(embedded), leaf
 
 
 def embedding_is_leaf(recipe: TrainingRecipe) -> bool:

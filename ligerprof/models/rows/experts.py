@@ -86,7 +86,7 @@ _GRANITE = Architecture(
         experts=Experts(count="num_local_experts", router="router", scoring=Scoring.SOFTMAX_OF_CHOSEN),
     ),
     layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
-    scales_embedding=True,
+    scales_embedding="decoder",
     logit_divisor="logits_scaling",
     auxiliary_loss=AUXILIARY,
     output_class=MOE_OUTPUT,

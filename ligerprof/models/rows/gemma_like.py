@@ -25,7 +25,7 @@ _GEMMA = Architecture(
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
     norm=GEMMA_NORM,
     mlp=GEGLU,
-    scales_embedding=True,
+    scales_embedding="module",
     tied_by_default=True,
 )
 

@@ -72,7 +72,7 @@ _GRANITE = Architecture(
     class_prefix="Granite",
     tensors=LLAMA.tensors,
     layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
-    scales_embedding=True,
+    scales_embedding="decoder",
     logit_divisor="logits_scaling",
 )
 

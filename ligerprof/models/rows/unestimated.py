@@ -30,7 +30,7 @@ ROWS = (
         # most gates are thinned out before the product
         mlp=Mlp(gate=None, function=("hidden_activation", "gelu_pytorch_tanh")),
         layer_norms=LayerNorms(own_forward=True),
-        scales_embedding=True,
+        scales_embedding="module",
         tied_by_default=True,
         final_softcap=Softcap(key="final_logit_softcapping", default=30.0),
     ),
