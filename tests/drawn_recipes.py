@@ -116,6 +116,8 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
         "resid_pdrop": random.choice((0.0, 0.1)),
         "hidden_dropout": random.choice((0.0, 0.1)),
     }
+    if has_row(family) and find_architecture(family).state_space:
+        more.update(_draw_state_space(random))
     if has_row(family) and find_architecture(family).short_conv:
         kinds = ("full_attention", "conv", "conv")
         more["layer_types"] = [kinds[index % 3] for index in range(more["num_hidden_layers"])]
@@ -130,6 +132,21 @@ def _draw_delta(random: Random) -> dict[str, Any]:
         "linear_key_head_dim": random.choice((32, 64, 128)),
         "linear_value_head_dim": random.choice((32, 64)),
         "shared_expert_intermediate_size": 96,
+    }
+
+
+def _draw_state_space(random: Random) -> dict[str, Any]:
+    heads, head_dim = random.choice((2, 4, 6)), random.choice((32, 64, 80))
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_d_ssm": heads * head_dim,
+        "mamba_n_groups": random.choice((1, 2)),
+        "mamba_d_state": random.choice((16, 64, 128)),
+        "mamba_chunk_size": random.choice((64, 128, 256)),
+        "mamba_conv_bias": random.random() < 0.7,
+        "mamba_proj_bias": random.random() < 0.3,
+        "projectors_bias": random.random() < 0.3,
     }
 
 

@@ -12,6 +12,7 @@ from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, Sl
 from ligerprof.models.delta import DeltaNet, ShortConv
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixtures import Experts
+from ligerprof.models.state_space import StateSpace
 from ligerprof.words import Word
 
 
@@ -149,6 +150,7 @@ class Attention:
         latent: whether query, key and value go through latents (`models/latent.py`).
         sinks: whether each head has a learned score more, which only eager attention knows.
         gated: whether the query's projection also makes a gate, whose sigmoid multiplies the output of attention.
+        scales_parts: whether numbers multiply its input, its key and its output.
     """
 
     name: str = "self_attn"
@@ -172,6 +174,7 @@ class Attention:
     latent: bool = False
     sinks: bool = False
     gated: bool = False
+    scales_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,6 +191,7 @@ class Mlp:
         width: the config key of its intermediate size.
         adjusted: how the config changes this size, or None.
         dropout_attribute: the attribute of a gated MLP that holds the probability.
+        multipliers: the attributes of a gated MLP with the factors of its gate before the activation and of its output.
     """
 
     gate: Feature | None = Feature.SWIGLU
@@ -201,6 +205,7 @@ class Mlp:
     width: str = "intermediate_size"
     adjusted: AdjustedWidth | None = None
     dropout_attribute: str | None = None
+    multipliers: tuple[str, str] | None = None
 
     @property
     def linear_layers(self) -> tuple[str, ...]:
@@ -264,6 +269,7 @@ class Architecture:
         only_one: config keys that do so with any value but 1.
         delta: the gated delta net that some layers have instead of attention, or None.
         short_conv: the gated convolution that some layers have instead of attention, or None.
+        state_space: the Mamba-2 mixer that all layers have beside attention, or None.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
@@ -301,6 +307,7 @@ class Architecture:
     attention: Attention = Attention()
     delta: DeltaNet | None = None
     short_conv: ShortConv | None = None
+    state_space: StateSpace | None = None
     mlp: Mlp = Mlp()
     layer_norms: LayerNorms = LayerNorms()
     embedding_dropout: Dropout | None = None
@@ -356,11 +363,13 @@ class Architecture:
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
-        """Module names of the linear layers that LoRA adapts."""
-        experts = self.mlp.experts
-        if experts is None or not experts.adapted_by_name:
-            return self.linear_layers
-        return tuple(name for name in self.linear_layers if name not in self.mlp.linear_layers)
+        """Module names of the linear layers that LoRA adapts; peft refuses the last one of a state space model."""
+        experts, left_out = self.mlp.experts, set[str]()
+        if experts is not None and experts.adapted_by_name:
+            left_out |= set(self.mlp.linear_layers)
+        if self.state_space is not None:
+            left_out.add(self.state_space.out)
+        return tuple(name for name in self.linear_layers if name not in left_out)
 
     @property
     def linear_layers(self) -> tuple[str, ...]:

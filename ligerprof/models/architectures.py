@@ -15,6 +15,7 @@ from ligerprof.models.rows import (
     others,
     short_convs,
     sigmoid_experts,
+    state_spaces,
     unestimated,
 )
 
@@ -30,6 +31,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *delta.ROWS,
         *sigmoid_experts.ROWS,
         *short_convs.ROWS,
+        *state_spaces.ROWS,
         *unestimated.ROWS,
     )
 }

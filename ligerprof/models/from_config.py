@@ -15,6 +15,7 @@ from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixtures import COVERED, SharedExpert
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
+from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.text import short_repr
 
 Config = Mapping[str, Any]
@@ -55,6 +56,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     spec = ModelSpec(
         latent=latent,
         delta=None if row.delta is None else _delta_sizes(config, name),
+        state_space=None if row.state_space is None else _state_space_sizes(config, name, hidden),
         experts=experts,
         chosen_experts=chosen_experts,
         expert_size=expert_size,
@@ -204,6 +206,35 @@ def _delta_widths(sizes: DeltaSizes) -> dict[Width, int]:
     }
 
 
+def _state_space_sizes(config: Config, name: str, hidden: int) -> StateSpaceSizes:
+    heads = _size(config, name, "mamba_n_heads")
+    inner = _size(config, name, "mamba_d_ssm", default=_size(config, name, "mamba_expand") * hidden)
+    given = config.get("mamba_d_head")
+    sizes = StateSpaceSizes(
+        heads=heads,
+        head_dim=inner // heads if given in (None, "auto") else _size(config, name, "mamba_d_head"),
+        state=_size(config, name, "mamba_d_state"),
+        groups=_size(config, name, "mamba_n_groups"),
+        kernel=_size(config, name, "mamba_d_conv"),
+        chunk=_size(config, name, "mamba_chunk_size"),
+    )
+    if sizes.inner != inner or heads % sizes.groups:
+        raise UnknownModelError(
+            f"{name}: {heads} 'mamba_n_heads' of {sizes.head_dim} elements in {sizes.groups} 'mamba_n_groups' do not"
+            f" make a mixer of {inner} elements. Fix the config."
+        )
+    return sizes
+
+
+def _state_space_widths(sizes: StateSpaceSizes) -> dict[Width, int]:
+    return {
+        "ssm inner": sizes.inner,
+        "ssm heads": sizes.heads,
+        "ssm states": sizes.states,
+        "kernel": sizes.kernel,
+    }
+
+
 def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
     if shared is None or config.get(shared.width) == 0 or (shared.times is not None and not config.get(shared.times)):
         return 0
@@ -256,6 +287,7 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         "one": 1,
         **({} if spec.latent is None else _latent_widths(spec.heads, spec.latent)),
         **({} if spec.delta is None else _delta_widths(spec.delta)),
+        **({} if spec.state_space is None else _state_space_widths(spec.state_space)),
         **({} if row.short_conv is None else {"kernel": _size(config, spec.name, row.short_conv.kernel)}),
     }
     yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
@@ -266,7 +298,7 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         for item in row.tensors:
             name = f"{row.layers}.{index}.{item.name}"
             is_used = not isinstance(item, RawWeight) or item.activation in (None, spec.activation)
-            if not (is_used and _is_in_layer(item, sparse=sparse[index], recurrent=recurrent[index])):
+            if not (is_used and _is_in_layer(item, config, sparse=sparse[index], recurrent=recurrent[index])):
                 continue
             if isinstance(item, Linear):
                 yield from _linear_parameters(item, name, widths, config)
@@ -282,9 +314,11 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         yield ParameterShape(name=f"{row.head}.bias", shape=(spec.vocab_size,))
 
 
-def _is_in_layer(item: Linear | NormWeight | RawWeight, *, sparse: bool, recurrent: bool) -> bool:
+def _is_in_layer(item: Linear | NormWeight | RawWeight, config: Config, *, sparse: bool, recurrent: bool) -> bool:
     """Whether a layer with or without experts, and with or without a gated delta net, has the weight."""
     if item.recurrent not in (None, recurrent):
+        return False
+    if isinstance(item, RawWeight) and item.when is not None and not config.get(item.when):
         return False
     return isinstance(item, NormWeight) or item.sparse in (None, sparse)
 

@@ -8,6 +8,7 @@ from typing import Literal
 # shared: that of the expert that all tokens go through
 # delta key, value, heads, head: key, value, value heads and one head's value of a gated delta net; kernel: tokens that
 # its convolution reads
+# ssm inner, heads, states: value, heads, and inputs of all states of a Mamba-2 mixer
 # the others are sizes of latent attention
 Width = Literal[
     "latent query",
@@ -32,6 +33,9 @@ Width = Literal[
     "delta heads",
     "delta head",
     "kernel",
+    "ssm inner",
+    "ssm heads",
+    "ssm states",
 ]
 
 
@@ -66,6 +70,7 @@ class RawWeight:
         name: the module, relative to the decoder layer.
         parameter: the parameter's name in the module.
         shape: the sizes of its dimensions, each a sum of widths.
+        when: the config key that turns it on; None if it is always there.
         sparse: whether only layers with experts have it.
         fp32: whether it is in fp32, whatever the model's dtype.
         trained: whether it is trained.
@@ -76,6 +81,7 @@ class RawWeight:
     name: str
     parameter: str
     shape: tuple[tuple[Width, ...], ...]
+    when: str | None = None
     sparse: bool | None = None
     fp32: bool = False
     trained: bool = True

@@ -14,6 +14,7 @@ from ligerprof.models.config_keys import Dropout
 from ligerprof.models.delta import DeltaSizes
 from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
+from ligerprof.models.state_space import StateSpaceSizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,7 @@ class ModelSpec:
         weights_path: a folder that holds weights to load, or None for random ones.
         latent: sizes of latent attention, or None.
         delta: sizes of a gated delta net, or None.
+        state_space: sizes of a Mamba-2 mixer, or None.
         text_of: the model type of the config that it is the text model of, where transformers builds that alone.
         experts: number of experts of a layer, 0 without any.
         chosen_experts: number of experts that a token goes through.
@@ -75,6 +77,7 @@ class ModelSpec:
     attention_softcap: float | None = None
     latent: LatentSizes | None = None
     delta: DeltaSizes | None = None
+    state_space: StateSpaceSizes | None = None
     text_of: str | None = None
     experts: int = 0
     chosen_experts: int = 0

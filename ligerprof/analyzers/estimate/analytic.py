@@ -237,8 +237,7 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         yield f"{gpu.title}: library workspaces follow torch's source; this GPU was not measured"
     if gpu.nominal:
         yield f"{gpu.title}: the capacity of {format_bytes(gpu.memory_bytes)} is nominal; no report of torch's is known"
-    if recipe.spec.delta is not None:
-        yield "the gated delta rule is transformers' own code, without the package fla, whose kernels keep less"
+    yield from _assumed_of_mixers(recipe)
     yield from _assumed_of_packages(recipe)
     if keeps_products(recipe):
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"
@@ -267,6 +266,16 @@ def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
             yield "the root is resharded after forward as well (reshard_after_forward=True)"
     if recipe.engine is Engine.DDP:
         yield "DDP's defaults: buckets of 25 MiB, the first of 1 MiB, built anew in the second step"
+
+
+def _assumed_of_mixers(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.spec.delta is not None:
+        yield "the gated delta rule is transformers' own code, without the package fla, whose kernels keep less"
+    if recipe.spec.state_space is not None:
+        yield (
+            "the state space model is transformers' own code of version 5.23, without the packages mamba_ssm and"
+            " causal_conv1d, whose kernels keep less; version 5.17 keeps several times as much"
+        )
 
 
 def _assumed_of_packages(recipe: TrainingRecipe) -> Iterator[str]:

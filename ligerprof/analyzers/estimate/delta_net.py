@@ -29,12 +29,12 @@ def delta_net(context: Context, value: Value, layer: str, project: Project) -> V
     assert row is not None
     assert sizes is not None
     name = f"{layer}.{row.name}"
-    read = _without_padding(context, value)
+    read = without_padding(context, value)
     if row.interleaves:
         mixed, gate, strength, rate, *held = _interleaved(context, read, name, row, project)
     else:
         mixed, gate, strength, rate, *held = (project(context, read, f"{name}.{item}") for item in row.inputs)
-    mixed = renamed(context, mixed, _convolved(context, mixed, f"{name}.{row.conv}"))
+    mixed = renamed(context, mixed, convolved(context, mixed, f"{name}.{row.conv}"))
     mixed = renamed(context, mixed, unary(context, mixed))
     query, key, values = tape.split(mixed, tuple(context.tokens * size for size in _parts(sizes)))
     tape.release(*held[2:])
@@ -52,7 +52,7 @@ def _parts(sizes: DeltaSizes) -> tuple[int, int, int]:
     return sizes.keys, sizes.keys, sizes.values
 
 
-def _without_padding(context: Context, value: Value) -> Value:
+def without_padding(context: Context, value: Value) -> Value:
     """Times the mask of tokens, if some are padding."""
     if not context.recipe.padding:
         return context.tape.name(value)
@@ -96,18 +96,18 @@ def short_conv(context: Context, value: Value, layer: str, project: Project) -> 
     tape, row = context.tape, context.spec.architecture.short_conv
     assert row is not None
     name = f"{layer}.{row.name}"
-    read = _without_padding(context, value)
+    read = without_padding(context, value)
     joint = project(context, read, f"{name}.{row.joint}")
     first, last, parts = tape.split(joint, 3)
     gated = multiply(context, first, parts)
-    mixed = renamed(context, gated, _convolved(context, gated, f"{name}.{row.conv}"))
+    mixed = renamed(context, gated, convolved(context, gated, f"{name}.{row.conv}"))
     product = multiply(context, last, mixed)
     output = project(context, product, f"{name}.{row.out}")
     tape.release(product, mixed, first, last, parts, joint, read)
     return output
 
 
-def _convolved(context: Context, value: Value, name: str) -> Value:
+def convolved(context: Context, value: Value, name: str) -> Value:
     """`causal_conv1d_fn` without an activation: a convolution over the tokens of each channel; the first outputs."""
     tape, weight = context.tape, context.weights[f"{name}.weight"]
     wide = context.cast(value, weight.width)
@@ -116,11 +116,12 @@ def _convolved(context: Context, value: Value, name: str) -> Value:
     # a view of the weight, so that autocast does not keep its copy
     factor = weight if weight.width == read.width else context.cast_weight(weight, read.width)
     rows = context.recipe.rows * (context.recipe.row_tokens + weight.shape[-1] - 1)
+    bias = context.weights.get(f"{name}.bias")
     output = tape.run(
         Operation(
             elements=rows * (value.elements // context.tokens),
             width=read.width,
-            inputs=(read, factor),
+            inputs=(read, factor) if bias is None else (read, factor, context.autocast_weight(bias)),
             # whatever the gradient is for
             saves=(read, factor),
         )

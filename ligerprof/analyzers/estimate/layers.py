@@ -25,6 +25,7 @@ from ligerprof.analyzers.estimate.operations import (
     unary,
 )
 from ligerprof.analyzers.estimate.rotary import rotate_both
+from ligerprof.analyzers.estimate.state_space import mix_states
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.config_keys import Dropout
@@ -42,6 +43,8 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
     if context.spec.layer_kinds.recurrent[index]:
         mix = delta_net if row.delta is not None else short_conv
         added, probabilities = mix(context, normed, name, project), None
+    elif row.state_space is not None:
+        return _run_hybrid(context, value, normed, name, output_role)
     else:
         added, probabilities = _attention(context, normed, f"{name}.{row.attention.name}")
     if context.spec.parallel is not None:
@@ -63,6 +66,26 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
     if norms.held_in_mlp:
         tape.release(normed)
     tape.release(scaled, fed, middle)
+    if probabilities is not None:
+        tape.release(probabilities)
+    return output
+
+
+def _run_hybrid(context: Context, value: Value, normed: Value, layer: str, output_role: Role) -> Value:
+    """A layer whose state space model and attention read the same norm: variables hold both outputs to the end."""
+    tape, row = context.tape, context.spec.architecture
+    mixed = mix_states(context, normed, layer, project)
+    mixed = renamed(context, mixed, scale(context, mixed))
+    read = scale(context, normed)
+    attended, probabilities = _attention(context, read, f"{layer}.{row.attention.name}")
+    tape.release(read)
+    attended = renamed(context, attended, scale(context, attended))
+    added = renamed(context, normed, add(context, mixed, attended))
+    middle = renamed(context, added, add(context, value, added))
+    normed = norm(context, middle, f"{layer}.{row.layer_norms.before_mlp}")
+    fed = renamed(context, normed, _mlp(context, normed, f"{layer}.{row.mlp.name}"))
+    output = add(context, middle, fed, role=output_role)
+    tape.release(fed, middle, mixed, attended)
     if probabilities is not None:
         tape.release(probabilities)
     return output
@@ -214,6 +237,9 @@ def _query_key_value(context: Context, value: Value, name: str) -> tuple[Value, 
     """Query, key and value, and the joint tensor if one projection computes all three."""
     row, spec = context.spec.architecture.attention, context.spec
     projected = tuple(project(context, value, f"{name}.{item}") for item in row.qkv)
+    if row.scales_parts:
+        query, key, values = projected
+        return query, renamed(context, key, scale(context, key)), values
     if len(projected) > 1:
         return projected
     (joint,) = projected
@@ -270,12 +296,14 @@ def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
         gate, up, *joint = _gate_and_up(context, value, name)
         output = gated_linear(context, gate, up, down)
         tape.release(gate, up, *joint)
-        return output
+        return _scaled_output(context, output)
     held: list[Value] = []
     if slot in context.kernels:
         gate, up, *joint = _gate_and_up(context, value, name)
         product = gated_product(context, gate, up, slot)
         tape.release(gate, up, *joint)
+    elif row.multipliers is not None:
+        product = _scaled_product(context, value, name)
     elif len(row.inputs) == 1:
         # the code keeps the gate in a variable, and with it the joint tensor
         gate, up, *held = _gate_and_up(context, value, name)
@@ -288,14 +316,37 @@ def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
         up = project(context, value, f"{name}.{up_name}")
         product = multiply(context, activated, up)
         tape.release(activated, up)
-    output = project(context, product, down)
+    output = _scaled_output(context, project(context, product, down))
     tape.release(product, *held)
     return output
 
 
+def _scaled_output(context: Context, output: Value) -> Value:
+    """The output of a gated MLP times the number that the architecture may have for it."""
+    scales = context.spec.architecture.mlp.multipliers is not None
+    return renamed(context, output, scale(context, output)) if scales else output
+
+
+def _scaled_product(context: Context, value: Value, name: str) -> Value:
+    """`up_proj(x) * act(gate_proj(x) * number)`."""
+    gate_name, up_name = context.spec.architecture.mlp.inputs
+    up = project(context, value, f"{name}.{up_name}")
+    gate = project(context, value, f"{name}.{gate_name}")
+    gate = renamed(context, gate, scale(context, gate))
+    activated = renamed(context, gate, activate(context, gate, context.spec.activation))
+    product = multiply(context, up, activated)
+    context.tape.release(activated, up)
+    return product
+
+
 def _gate_and_up(context: Context, value: Value, name: str) -> tuple[Value, ...]:
     """Gate and up, and the joint tensor if one projection computes both."""
-    projected = tuple(project(context, value, f"{name}.{item}") for item in context.spec.architecture.mlp.inputs)
+    row = context.spec.architecture.mlp
+    if row.multipliers is not None:
+        gate = project(context, value, f"{name}.{row.inputs[0]}")
+        gate = renamed(context, gate, scale(context, gate))
+        return gate, project(context, value, f"{name}.{row.inputs[1]}")
+    projected = tuple(project(context, value, f"{name}.{item}") for item in row.inputs)
     return projected if len(projected) > 1 else (*context.tape.split(projected[0], 2), projected[0])
 
 

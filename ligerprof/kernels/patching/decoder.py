@@ -74,16 +74,21 @@ def _named(*names: str | None) -> tuple[str, ...]:
 def gated_forward(row: Mlp, kernel: Forward) -> Forward:
     """A gated MLP's forward; the last linear layer computes the product if it takes gates."""
     names = row.inputs
+    gate_factor, output_factor = row.multipliers or (None, None)
 
     def gates(self: Any, x: Tensor) -> tuple[Tensor, ...]:
         if len(names) == 1:
             return getattr(self, names[0])(x).chunk(2, dim=-1)  # type: ignore[no-any-return]
+        if gate_factor is not None:
+            return getattr(self, names[0])(x) * getattr(self, gate_factor), getattr(self, names[1])(x)
         return getattr(self, names[0])(x), getattr(self, names[1])(x)
 
     def forward(self: Any, x: Tensor) -> Any:
         down = getattr(self, row.down)
         # variables would keep gate and up alive until the last layer returns
         output = down(*gates(self, x)) if takes_gates(down) else down(kernel(*gates(self, x)))
+        if output_factor is not None:
+            output = output * getattr(self, output_factor)
         if row.dropout_attribute is None:
             return output
         return functional.dropout(output, p=getattr(self, row.dropout_attribute), training=self.training)

@@ -12,7 +12,7 @@ from ligerprof.models.architecture import (
     Rotary,
 )
 from ligerprof.models.config_keys import Softcap
-from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, attention_tensors
+from ligerprof.models.rows.parts import attention_tensors
 
 _OTHER_ROTATION = Rotary(other=True)
 
@@ -33,17 +33,5 @@ ROWS = (
         scales_embedding="module",
         tied_by_default=True,
         final_softcap=Softcap(key="final_logit_softcapping", default=30.0),
-    ),
-    Architecture(
-        model_type="falcon_h1",
-        peft_targets=(),
-        class_prefix="FalconH1",
-        no_estimate="the memory of its state space model depends on the packages that are installed",
-        defaults={"num_key_value_heads": 8},
-        tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED),
-        # multipliers stand between the projections and the activation
-        mlp=Mlp(gate=None),
-        layer_norms=LayerNorms(own_forward=True),
-        logit_scale="lm_head_multiplier",
     ),
 )

@@ -1,0 +1,69 @@
+"""Decoders whose layers have a state space model."""
+
+from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp
+from ligerprof.models.layer_tensors import Linear, RawWeight
+from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, norm_tensors
+from ligerprof.models.state_space import StateSpace
+
+_RATES = tuple(RawWeight(name="mamba", parameter=name, shape=(("ssm heads",),)) for name in ("dt_bias", "A_log", "D"))
+_CONV = (
+    RawWeight(
+        name="mamba.conv1d",
+        parameter="weight",
+        shape=(("ssm inner", "ssm states", "ssm states"), ("one",), ("kernel",)),
+    ),
+    RawWeight(
+        name="mamba.conv1d",
+        parameter="bias",
+        shape=(("ssm inner", "ssm states", "ssm states"),),
+        when="mamba_conv_bias",
+    ),
+)
+_JOINT = Linear(
+    name="mamba.in_proj",
+    inputs="hidden",
+    outputs=("ssm inner", "ssm inner", "ssm states", "ssm states", "ssm heads"),
+    bias="mamba_proj_bias",
+)
+_OUT = Linear(name="mamba.out_proj", inputs="ssm inner", outputs=("hidden",), bias="projectors_bias")
+_MLP = (
+    Linear(name="feed_forward.gate_proj", inputs="hidden", outputs=("intermediate",), bias="mlp_bias"),
+    Linear(name="feed_forward.up_proj", inputs="hidden", outputs=("intermediate",), bias="mlp_bias"),
+    Linear(name="feed_forward.down_proj", inputs="intermediate", outputs=("hidden",), bias="mlp_bias"),
+)
+
+ROWS = (
+    Architecture(
+        model_type="falcon_h1",
+        peft_targets=(),
+        class_prefix="FalconH1",
+        defaults={
+            "num_key_value_heads": 8,
+            "mamba_d_ssm": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_chunk_size": 256,
+            "mamba_conv_bias": True,
+        },
+        tensors=(
+            *_MLP,
+            *_RATES,
+            *_CONV,
+            _JOINT,
+            _OUT,
+            *CONFIGURED_ATTENTION,
+            *norm_tensors("input_layernorm", "pre_ff_layernorm"),
+        ),
+        not_estimated=("mamba_rms_norm",),
+        final_norm="model.final_layernorm",
+        attention=Attention(scales_parts=True),
+        state_space=StateSpace(),
+        mlp=Mlp(name="feed_forward", multipliers=("gate_multiplier", "down_multiplier")),
+        layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
+        scales_embedding="decoder",
+        logit_scale="lm_head_multiplier",
+    ),
+)
