@@ -12,6 +12,7 @@ from ligerprof.recipe.configs.deepspeed import filled
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.packing import packed_rows
+from ligerprof.recipe.configs.refusals import refusal
 from ligerprof.recipe.configs.settings import (
     PEFT_DEFAULT,
     ROUTER,
@@ -38,15 +39,8 @@ _DIRECT = (
     *(S.LENGTH_ORDER, S.PAD_TO_MULTIPLE_OF),
 )
 _DDP, _FSDP = "ddp", "fsdp2"
+_FSDP1_REMEDY = "Set fsdp_version: 2 in the file, or give --engine fsdp2 to count version 2 in its place."
 _ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.ADAPTER_DTYPE, S.NESTED_QUANT)
-# the setting's option on the command line, where it has another name
-_OPTIONS: Mapping[Setting, str] = {
-    S.WEIGHTS: "precision",
-    S.AUTOCAST: "precision",
-    S.RANK: "lora",
-    S.BITS: "lora",
-    S.LORA_TARGETS: "lora",
-}
 
 
 class Resolver:
@@ -84,10 +78,10 @@ class Resolver:
             RecipeError: values that do not go together.
         """
         for found in self._lacking:
-            raise _refusal(found, found.value)
+            raise refusal(found, found.value)
         for found in self._settings.values():
             if isinstance(found.value, Lacking):
-                raise _refusal(found, found.value)
+                raise refusal(found, found.value)
         spec = self._model()
         engine, batch = self._engine(), self._batch()
         precision = self._precision(engine["engine"], spec)
@@ -137,11 +131,11 @@ class Resolver:
         found = self._settings.get(setting)
         return None if found is None else found.value
 
-    def _refuse(self, what: str, *settings: Setting) -> UnsupportedError:
+    def _refuse(self, what: str, *settings: Setting, remedy: str = "") -> UnsupportedError:
         """The error about something that the first of these settings asks for."""
         for setting in settings:
             if (found := self._settings.get(setting)) is not None:
-                return _refusal(found, Lacking(what=what, setting=setting))
+                return refusal(found, Lacking(what=what, setting=setting, remedy=remedy))
         return UnsupportedError(f"{what}: not supported yet.")
 
     def _model(self) -> ModelSpec:
@@ -196,8 +190,8 @@ class Resolver:
             what = {"fsdp1": "FSDP version 1", "fsdp2": "FSDP version 2", "ddp": "DistributedDataParallel"}.get(
                 word, word
             )
-            raise self._refuse(f"{what}{several}", S.ENGINE, S.GPUS)
-        if word != Engine.TORCH and S.GPUS not in self._settings:
+            raise self._refuse(f"{what}{several}", S.ENGINE, S.GPUS, remedy=_FSDP1_REMEDY if word == "fsdp1" else "")
+        if S.GPUS not in self._settings and (word != Engine.TORCH or S.SEVERAL in self._settings):
             self.assumed.append("no file says how many GPUs train: 1 (--gpus sets it)")
         return {"engine": word, "gpus": gpus}
 
@@ -205,7 +199,8 @@ class Resolver:
         """Options of the engine; those of another engine, which a file may have too, are left out."""
         offload = {"offload": self._value(S.OFFLOAD)}
         if engine == Engine.DEEPSPEED:
-            own = {name.value: self._value(name) for name in (S.ZERO, S.NVME_PATH, S.SAVE_WHOLE)}
+            own = {S.ZERO.value: self._value(S.ZERO), S.NVME_PATH.value: self._value(S.NVME_PATH)}
+            own[S.SAVE_WHOLE.value] = self._gathers_under_deepspeed()
             config = filled(self._value(S.DEEPSPEED) or {}, spec)
             return {**offload, **own, "deepspeed_config": config or None}
         if engine == _FSDP:
@@ -218,6 +213,12 @@ class Resolver:
                 own["reduce_dtype"] = None
             return {**offload, **own}
         return {}
+
+    def _gathers_under_deepspeed(self) -> bool | None:
+        """Whether saving gathers the model: off by default; adapters are gathered in any case (Trainer.save_model)."""
+        if self._is_own:
+            return bool(self._value(S.SAVE_WHOLE)) if S.SAVE_WHOLE in self._settings else None
+        return self._value(S.RANK) is not None or bool(self._value(S.SAVE_WHOLE))
 
     def _precision(self, engine: str, spec: ModelSpec) -> dict[str, Any]:
         if "precision" in self._given:
@@ -384,13 +385,3 @@ def _defaults(readings: Sequence[Reading]) -> dict[Setting, Found]:
         for setting, value in reading.defaults.items():
             found[setting] = Found(value=value, key=f"{setting} ({reading.framework}'s default)", file=reading.file)
     return found
-
-
-def _refusal(found: Found, lacking: Lacking) -> UnsupportedError:
-    """The error about something that recipes cannot express: where, what, and what to do."""
-    name = None if lacking.setting is None else _OPTIONS.get(lacking.setting, lacking.setting.value)
-    declared = RECIPE_OPTIONS.get(name or "")
-    remedy = lacking.remedy or (
-        f"Choose another with {declared.flag}." if declared else "Take the key out to leave it out of the figures."
-    )
-    return UnsupportedError(f"{found.place}: {lacking.what} is not supported yet. {remedy}")

@@ -19,6 +19,7 @@ from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Outcome, 
 
 # names and numbers of torch.distributed.fsdp.StateDictType
 _WHOLE, _SHARDS = ("FULL_STATE_DICT", "1"), ("LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "2", "3")
+_STRATEGY_KEYS, _KEEPS_WEIGHTS = ("fsdp_sharding_strategy", "sharding_strategy"), ("SHARD_GRAD_OP", "2")
 _RESHARDS = {"full_shard": True, "hybrid_shard": True, "shard_grad_op": False, "hybrid_shard_zero2": False}
 
 
@@ -91,7 +92,12 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
     number = inner.get("fsdp_version") or inner.get("version") or outer or version
     # accelerate gathers and reduces in the same dtype (FullyShardedDataParallelPlugin.set_mixed_precision)
     settings = {Setting.WRAP: "accelerate", Setting.REDUCE_DTYPE: "bfloat16"}
-    reading.set(key, {Setting.ENGINE: "fsdp2" if str(number) in ("2", "2.0") else "fsdp1", **settings})
+    is_newer = str(number) in ("2", "2.0")
+    reading.set(key, {Setting.ENGINE: "fsdp2" if is_newer else "fsdp1", **settings})
+    strategy = next((inner[name] for name in _STRATEGY_KEYS if inner.get(name) is not None), "FULL_SHARD")
+    if not is_newer and str(strategy).upper() in _KEEPS_WEIGHTS:
+        # version 2 reads reshard_after_forward alone
+        reading.settings.setdefault(Setting.RESHARD, Found(value=False, key=key, file=reading.file))
     kinds = [inner.get(f"{prefix}{name}") for prefix in ("", "fsdp_") for name in _STATE_DICT_KEYS]
     if given := [kind for kind in kinds if not is_off(kind)]:
         reading.settings[Setting.SAVE_WHOLE] = Found(value=any(map(_is_whole, given)), key=key, file=reading.file)

@@ -12,6 +12,7 @@ from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environmen
 from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED
 from ligerprof.recipe.configs.documents import read_document
+from ligerprof.recipe.configs.foreign import foreign_framework
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
@@ -147,12 +148,17 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
     """The framework whose table knows most of a file's keys, and more of them as its own than any other.
 
     Raises:
-        RecipeError: no framework's, or two that fit equally well.
+        RecipeError: no framework's, that of one that is not read, or two that fit equally well.
     """
 
     def misfit(framework: Framework) -> tuple[int, int]:
         return len(framework.unknown_keys(values)), -len(framework.signature & values.keys())
 
+    if (foreign := foreign_framework(values)) is not None:
+        raise RecipeError(
+            f"{source}: a configuration of {foreign}, which ligerprof does not read. Give its values as options, such"
+            " as --model, --batch, --seq and --precision."
+        )
     known = [framework for framework in FRAMEWORKS if framework.signature & values.keys()]
     best = sorted(known, key=misfit)
     shown = ", ".join(printable(key)[:40] for key in list(values)[:5])

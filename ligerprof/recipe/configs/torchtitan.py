@@ -41,6 +41,8 @@ _CHUNKED_LOSSES = ("ChunkedLossWrapper", "ChunkedCELoss")
 _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 _OFF = Ignored(reason=Reason.UNSET)
 
+# flavors that the catalog names without their size
+_MODELS = {"deepseek_v3-671B": "deepseek-v3"}
 _TRAINING = {
     "local_batch_size": count(Setting.BATCH),
     "batch_size": count(Setting.BATCH),
@@ -65,7 +67,10 @@ _TRAINING = {
     **lacking("float8 layers", "fp8_linear enable_fp8_linear"),
     **lacking("tensor parallelism", "sequence_parallel_degree", harmless=(1, -1)),
     **ignored(Reason.SAVING, "checkpoint_interval checkpoint_interval_type checkpoint_folder"),
-    **ignored(Reason.DATA, "dataset dataset_path img_size classifier_free_guidance_prob dataset_name"),
+    **ignored(
+        Reason.DATA,
+        "dataset dataset_path img_size classifier_free_guidance_prob classifer_free_guidance_prob dataset_name",
+    ),
     **ignored(Reason.RANDOM, "seed deterministic"),
     **ignored(Reason.SPEED, "gc_freq gc_debug skip_nan_inf"),
     **ignored(Reason.OTHER_METHOD, f"debug_moe_force_load_balance {CLASS}"),
@@ -138,11 +143,17 @@ _ROWS: Mapping[str, Row] = {
         }
     ),
     **part_of("model", "model_spec hf_model"),
+    # of the backend that trains transformers' models
+    "hf_transformers": section({"model": text(Setting.MODEL), **ignored(Reason.LOADING, "tokenizer_path")}),
     **part_of("loss", "loss"),
     "validation": section(
         {
             **left_out(EVALUATION, "enable enabled"),
-            **ignored(Reason.EVALUATION, "dataset dataset_path local_batch_size seq_len freq steps"),
+            **ignored(
+                Reason.EVALUATION,
+                "dataset dataset_path local_batch_size seq_len freq steps enable_classifier_free_guidance"
+                " classifier_free_guidance_scale denoising_steps save_img_count save_img_folder all_timesteps",
+            ),
         }
     ),
     **part_of(EVALUATION, "validator"),
@@ -191,9 +202,9 @@ def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
     key = "model_spec" if "model_spec" in values else "model"
     name, flavor = (_object(values, key).get(part) for part in ("name", "flavor"))
-    if isinstance(name, str) and isinstance(flavor, str):
+    if isinstance(name, str) and isinstance(flavor, str) and Setting.MODEL not in reading.settings:
         # the catalog has short names of the same form: NAME-SIZE
-        reading.set(key, {Setting.MODEL: f"{name}-{flavor}"})
+        reading.set(key, {Setting.MODEL: _MODELS.get(f"{name}-{flavor}", f"{name}-{flavor}")})
 
 
 def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:

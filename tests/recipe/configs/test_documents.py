@@ -105,3 +105,24 @@ def test_names_of_adapted_modules_of_a_wrong_type_name_the_key(
 
     with pytest.raises(RecipeError, match=f"config.json: {key} is .*not a list of module names"):
         read_sources([f"{framework}={path}"])
+
+
+@pytest.mark.parametrize(
+    ("values", "framework"),
+    [
+        ({"model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"}, "batch_size": 4}, "torchtune"),
+        ({"data": {"train_batch_size": 8}, "actor_rollout_ref": {}, "trainer": {}}, "verl"),
+        (
+            {"model": "m", "train_type": "lora", "torch_dtype": "bfloat16", "max_length": 8, "output_dir": "o"},
+            "ms-swift",
+        ),
+        ({"name": "megatron_gpt", "trainer": {"devices": 8}, "model": {}, "exp_manager": {}}, "NeMo"),
+    ],
+)
+def test_files_of_frameworks_that_are_not_read_are_refused_by_name(
+    values: dict[str, Any], framework: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(RecipeError, match=f"a configuration of {framework}, which ligerprof does not read"):
+        read_sources([str(path)])

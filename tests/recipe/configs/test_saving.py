@@ -9,6 +9,7 @@ from ligerprof.errors import RecipeError
 from tests.recipe.configs.texts import read
 
 TRAINER = {"per_device_train_batch_size": 1, "output_dir": "o", "bf16": True, "model_name_or_path": "tiny"}
+ADAPTER = {"model_name_or_path": "tiny", "dataset_name": "d", "use_peft": True, "bf16": True, "max_length": 64}
 AXOLOTL = {"base_model": "tiny", "micro_batch_size": 1, "sequence_len": 64, "bf16": True, "fsdp_version": 2}
 GATHERS = "stage3_gather_16bit_weights_on_model_save"
 SHARDED, FULL = "SHARDED_STATE_DICT", "FULL_STATE_DICT"
@@ -36,7 +37,13 @@ def zero(**keys: Any) -> dict[str, Any]:
         ([TRAINER, {**zero(zero3_save_16bit_model=False), "mixed_precision": "bf16"}], False),
         ([TRAINER, {**zero(zero3_save_16bit_model=True), "mixed_precision": "bf16"}], True),
         ([{**TRAINER, "deepspeed": {"zero_optimization": {"stage": 3, GATHERS: False}}}], False),
-        ([{**TRAINER, "deepspeed": {"zero_optimization": {"stage": 3, GATHERS: "auto"}}}], True),
+        # off by default: the Trainer warns, and saves shards
+        ([{**TRAINER, "deepspeed": {"zero_optimization": {"stage": 3, GATHERS: "auto"}}}], False),
+        ([{**TRAINER, "deepspeed": {"zero_optimization": {"stage": 3}}}], False),
+        ([{**TRAINER, "deepspeed": {"zero_optimization": {"stage": 3, GATHERS: True}}}], True),
+        ([TRAINER, {**zero(), "mixed_precision": "bf16"}], False),
+        # adapters are gathered in any case
+        ([{**ADAPTER, "deepspeed": {"zero_optimization": {"stage": 3, GATHERS: False}}}], True),
     ],
 )
 def test_how_the_model_is_saved(documents: list[dict[str, Any]], whole: bool, tmp_path: Path) -> None:

@@ -233,6 +233,13 @@ def test_flex_attention_and_a_step_of_several_micro_batches(module: str) -> None
     assert any(sentence.startswith("flex attention keeps") for sentence in report.assumed)
 
 
+def test_a_model_of_the_hub_in_toml(tmp_path: Path) -> None:
+    path = tmp_path / "full.toml"
+    text = TOML.replace('flavor = "8B"', 'flavor = "full"').replace('"llama3"', '"transformers_modeling_backend"')
+    path.write_text(f'{text}\n[hf_transformers]\nmodel = "Qwen/Qwen3-4B"\n', encoding="utf-8")
+    assert load_recipe([str(path)], {})[0].spec.name == "Qwen/Qwen3-4B"
+
+
 def selective_toml(lines: str) -> str:
     return TOML.replace('mode = "full"', f'mode = "selective"\n{lines}')
 

@@ -113,6 +113,13 @@ def test_keys_become_options(keys: dict[str, Any], means: dict[str, Any], tmp_pa
     assert report.unknown == ()
 
 
+@pytest.mark.parametrize(("strategy", "reshards"), [("FULL_SHARD", True), ("SHARD_GRAD_OP", False), (2, False)])
+def test_version_1_of_fsdp_is_counted_as_version_2_on_request(strategy: Any, reshards: bool, tmp_path: Path) -> None:
+    accelerate = {"distributed_type": "FSDP", "num_processes": 4, "fsdp_config": {"fsdp_sharding_strategy": strategy}}
+    recipe, _ = read(tmp_path, {**BASE, "bf16": True}, accelerate, engine="fsdp2")
+    assert (recipe.engine, recipe.gpus, recipe.reshard, recipe.wrap) == ("fsdp2", 4, reshards, "accelerate")
+
+
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
@@ -125,7 +132,7 @@ def test_keys_become_options(keys: dict[str, Any], means: dict[str, Any], tmp_pa
         ({"auto_find_batch_size": True}, "search for the batch size"),
         ({"attn_implementation": "flex_attention"}, "attention flex_attention"),
         ({"tp_size": 4}, "tensor parallelism"),
-        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1}}, "fsdp: FSDP version 1"),
+        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1}}, "give --engine fsdp2 to count version 2"),
         (
             {"bf16": True, "deepspeed": {**AUTO, "activation_checkpointing": {"cpu_checkpointing": True}}},
             "by DeepSpeed",
