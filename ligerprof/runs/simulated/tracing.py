@@ -62,6 +62,8 @@ class StepTracer:
         batch = make_batch(recipe_of(self._recipe, shape), STAND_IN)
         self._loss = trainer.forward(batch)
         trainer.backward(self._loss)
+        # as train_step does: what the graph holds ends with the backward pass
+        self._loss = self._loss.detach()
 
     def update(self) -> None:
         """Step the optimizer and drop the gradients."""

@@ -10,7 +10,7 @@ import pytest
 from ligerprof.analyzers.estimate import Moment
 from ligerprof.errors import UnsupportedError
 from ligerprof.library import make_judge
-from ligerprof.recipe.lengths import run_shapes
+from ligerprof.recipe.lengths import BatchShape, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated.tracing import step_tracer
 from ligerprof.runs.whole_run import replay
@@ -61,6 +61,16 @@ def test_a_run_is_what_its_steps_are(options: dict[str, Any], tmp_path: Path) ->
     assert (run.peak_bytes, run.reserved_bytes) == simulate_each_step(recipe)
     assert run.oom is None
     assert run.fragmentation_bytes == run.reserved_bytes - run.peak_bytes
+
+
+def test_a_micro_batch_leaves_gradients_and_its_loss(tmp_path: Path) -> None:
+    recipe = recipe_for(tmp_path, 2, lora=8, precision="bf16", checkpointing=True, grad_accum=3)
+    with step_tracer(recipe) as tracer:
+        held = []
+        for tokens in (100, 200, 50):
+            tracer.micro_batch(BatchShape(rows=2, tokens=tokens))
+            held.append(tracer.allocator.allocated_bytes)
+    assert held == [held[0]] * 3
 
 
 def test_a_run_without_a_compiler_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
