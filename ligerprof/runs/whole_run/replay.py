@@ -78,7 +78,7 @@ class Replay:
         """Run a program at one of its shapes."""
         if program not in self._units:
             self._units[program] = np.ascontiguousarray(self._allocator.units_of(program.sizes).T)
-        self._allocator.run(program.operations, self._units[program][column][program.rows])
+        self._allocator.run(program.operations, self._units[program][column][program.rows], (program, column))
 
     def _note(self, step: int, highest: tuple[int, int]) -> None:
         """Keep the step if it holds more than any before."""

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,7 @@ class _Fields(ctypes.Structure):
     """The beginning of `State` in states.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("allocated", "reserved", "highest", "highest_reserved")),
+        *((name, ctypes.c_int64) for name in ("allocated", "reserved", "highest", "highest_reserved", "changes")),
         *((name, ctypes.c_int64) for name in ("limit", "expandable", "next_address", "gap")),
         *((name, ctypes.c_int64 * 2) for name in ("smallest_rest", "segment")),
         *((name, ctypes.c_int64) for name in ("small", "round", "min_own")),
@@ -55,7 +55,7 @@ def _library() -> ctypes.CDLL | None:
     library.state_delete.argtypes = (ctypes.c_void_p,)
     library.state_delete.restype = None
     pointer = ctypes.c_void_p
-    library.state_run.argtypes = (pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64)
+    library.state_run.argtypes = (pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64, ctypes.c_int)
     library.state_key.argtypes = (pointer, pointer, ctypes.c_int64)
     library.state_run.restype = library.state_key.restype = ctypes.c_int64
     return library
@@ -118,6 +118,8 @@ class CompiledState(RunAllocator):
             raise MemoryError
         self._fields = _Fields.from_address(self._state)
         self._numbers = np.empty(1024, np.int64)
+        # of runs that leave the present large pool as it is, the most units above those before the run
+        self._rises: dict[Hashable, int] = {}
 
     def __del__(self) -> None:
         if getattr(self, "_state", None) is not None:
@@ -131,17 +133,32 @@ class CompiledState(RunAllocator):
             return self.key()
         return self._numbers[:count].tobytes()
 
-    def run(self, operations: Operations, sizes: Sizes) -> None:
+    def run(self, operations: Operations, sizes: Sizes, name: Hashable = None) -> None:
         """Allocate and free in order, see `RunAllocator.run`."""
         fields = self._fields
-        fields.highest, fields.highest_reserved = self.highest, self.highest_reserved
         operations, sizes = np.ascontiguousarray(operations, np.int32), np.ascontiguousarray(sizes, np.int64)
+        before, changes = fields.allocated, fields.changes
+        rise = self._rises.get(name)
+        only_small = rise is not None and self._small_pool_has_room(sizes)
+        fields.highest, fields.highest_reserved = before, self.highest_reserved
         refused: int = self._library.state_run(
-            self._state, operations.ctypes.data, len(operations), sizes.ctypes.data, len(sizes)
+            self._state, operations.ctypes.data, len(operations), sizes.ctypes.data, len(sizes), only_small
         )
+        highest = before + rise if rise is not None and only_small else fields.highest
+        self.highest, self.highest_reserved = max(self.highest, highest), fields.highest_reserved
         self.allocated, self.reserved = fields.allocated, fields.reserved
-        self.highest, self.highest_reserved = fields.highest, fields.highest_reserved
         if refused == _NO_MEMORY:
             raise MemoryError
         if refused:
             self._refuse(refused)
+        if fields.changes != changes:
+            self._rises.clear()
+        elif name is not None:
+            self._rises[name] = highest - before
+
+    def _small_pool_has_room(self, sizes: Sizes) -> bool:
+        """Whether the small pool can grow for each of its requests, so that no segment of the large pool is given back."""
+        if self.limit is None:
+            return True
+        most = int(np.count_nonzero(sizes <= SMALL_UNITS)) * self._pages[0]
+        return self.reserved + most <= self.limit

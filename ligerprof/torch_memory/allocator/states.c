@@ -40,9 +40,10 @@ typedef struct {
     int64_t index;
 } Place;
 
-/* compiled.py declares the same fields up to `min_own`. */
+/* compiled.py declares the same fields up to `min_own`. `changes` counts what makes the large pool another one than
+ * before: segments that come and go, and runs that leave other blocks behind than they found. */
 typedef struct {
-    int64_t allocated, reserved, highest, highest_reserved;
+    int64_t allocated, reserved, highest, highest_reserved, changes;
     int64_t limit, expandable, next_address, gap;
     int64_t smallest_rest[2], segment[2];
     int64_t small, round, min_own;
@@ -217,6 +218,7 @@ static int has_room(const State *state, int64_t wanted)
 /* Give back every segment that holds nothing. */
 static void give_back(State *state)
 {
+    state->changes++;
     for (int number = 0; number < 2; number++) {
         Pool *pool = &state->pools[number];
         Place place = first_from(pool, 0);
@@ -270,6 +272,7 @@ static int64_t grow(State *state, int32_t which, int64_t size)
     }
     if (number < 0 || !put(state, number))
         return NO_MEMORY;
+    state->changes += which;
     state->reserved += wanted;
     if (state->reserved > state->highest_reserved)
         state->highest_reserved = state->reserved;
@@ -347,8 +350,10 @@ void state_delete(State *state)
     free(state);
 }
 
-/* Run operations as `AllocatorState.run` does; returns the size of a request that does not fit, or DONE, or NO_MEMORY. */
-int64_t state_run(State *state, const int32_t *operations, int64_t count, const int64_t *sizes, int64_t size_count)
+/* Run operations as `AllocatorState.run` does, or only those of the small pool, if the others leave the large pool as it
+ * is; returns the size of a request that does not fit, or DONE, or NO_MEMORY. */
+int64_t state_run(State *state, const int32_t *operations, int64_t count, const int64_t *sizes, int64_t size_count,
+                  int only_small)
 {
     int64_t made = 0, failure = DONE;
     if (!reserve((void **)&state->own, &state->own_room, size_count, sizeof(int32_t)))
@@ -357,12 +362,18 @@ int64_t state_run(State *state, const int32_t *operations, int64_t count, const 
     for (int64_t index = 0; index < count; index++) {
         int32_t operation = operations[index];
         if (operation == 0) {
-            if ((own[made] = allocate(state, sizes[made], &failure)) < 0)
+            if (only_small && sizes[made] > state->small)
+                own[made] = -1;
+            else if ((own[made] = allocate(state, sizes[made], &failure)) < 0)
                 return failure;
             made++;
             continue;
         }
         int32_t *place = operation > 0 ? &own[operation - 1] : &state->held[-operation - 1];
+        /* of the large pool, and left out */
+        if (*place < 0)
+            continue;
+        state->changes += operation < 0 && state->blocks[*place].pool;
         if (!free_block(state, *place))
             return NO_MEMORY;
         *place = -1;
@@ -372,6 +383,7 @@ int64_t state_run(State *state, const int32_t *operations, int64_t count, const 
     for (int64_t index = 0; index < made; index++) {
         if (own[index] < 0)
             continue;
+        state->changes += state->blocks[own[index]].pool;
         while (hole < state->held_count && state->held[hole] >= 0)
             hole++;
         if (hole == state->held_count) {

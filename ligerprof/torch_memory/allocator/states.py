@@ -5,7 +5,7 @@ Sizes and addresses are in units of 512 bytes, the smallest block. compiled.py r
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -68,7 +68,7 @@ class RunAllocator(ABC):
         self.allocated = self.reserved = self.highest = self.highest_reserved = 0
 
     @abstractmethod
-    def run(self, operations: Operations, sizes: Sizes) -> None:
+    def run(self, operations: Operations, sizes: Sizes, name: Hashable = None) -> None:
         """Allocate and free in order.
 
         Args:
@@ -76,6 +76,7 @@ class RunAllocator(ABC):
                 held before. At the end, blocks of this run take the places of those that were freed, then places behind
                 them; places that stay empty close up (`place_left`).
             sizes: units of each allocation.
+            name: of these operations and sizes; what a run of this name did to the large pool may be remembered.
 
         Raises:
             AllocatorFullError: an allocation does not fit the limit.
@@ -158,7 +159,7 @@ class AllocatorState(RunAllocator):
         pools = (tuple(self._small.keys), tuple(self._large.keys), self._small.mapped, self._large.mapped)
         return (*pools, tuple(self._held))
 
-    def run(self, operations: Operations, sizes: Sizes) -> None:
+    def run(self, operations: Operations, sizes: Sizes, name: Hashable = None) -> None:
         """Allocate and free in order, see `RunAllocator.run`."""
         blocks: list[_Block | None] = []
         before: list[_Block | None] = list(self._held)

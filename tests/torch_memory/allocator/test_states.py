@@ -1,6 +1,7 @@
 """Allocators of long runs, in Python and compiled, against the allocator itself, on random programs."""
 
 import tempfile
+from collections.abc import Hashable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,37 +39,43 @@ class Together:
     def run(self, program: list[int], random: Random) -> bool:
         """Run a program in one call; False where memory runs out, in all."""
         operations, requests = [], []
-        before: list[Any] = list(self.blocks)
-        own: list[Any] = []
-        live = [-number for number in range(1, len(before) + 1)]
-        full = False
+        live = [-number for number in range(1, len(self.blocks) + 1)]
         for request in program:
             if request:
                 operations.append(0)
                 requests.append(request)
                 live.append(len(requests))
-                try:
-                    own.append(self.oracle.malloc(request))
-                except AllocatorFullError:
-                    full = True
-                    break
             elif live:
                 # often the youngest, as temporaries end
-                operation = live.pop(random.choice((-1, random.randrange(len(live)))))
-                operations.append(operation)
+                operations.append(live.pop(random.choice((-1, random.randrange(len(live))))))
+        return self.execute(operations, requests)
+
+    def execute(self, operations: list[int], requests: list[int], name: Hashable = None) -> bool:
+        """Run operations in one call; False where memory runs out, in all."""
+        before: list[Any] = list(self.blocks)
+        own: list[Any] = []
+        full = False
+        for operation in operations:
+            if operation:
                 blocks, place = (own, operation - 1) if operation > 0 else (before, -operation - 1)
                 self.oracle.free(blocks[place])
                 blocks[place] = None
+                continue
+            try:
+                own.append(self.oracle.malloc(requests[len(own)]))
+            except AllocatorFullError:
+                full = True
+                break
         self.blocks = place_left(before, own)
         for allocator in self.allocators:
             sizes = allocator.units_of(np.array(requests, np.int64))
             if full:
                 with pytest.raises(AllocatorFullError) as caught:
-                    allocator.run(np.array(operations, np.int32), sizes)
+                    allocator.run(np.array(operations, np.int32), sizes, name)
                 assert caught.value.reserved_bytes == self.oracle.reserved_bytes
                 assert caught.value.allocated_bytes == self.oracle.allocated_bytes
             else:
-                allocator.run(np.array(operations, np.int32), sizes)
+                allocator.run(np.array(operations, np.int32), sizes, name)
         return not full
 
     def check(self) -> None:
@@ -87,6 +94,41 @@ def test_a_run_decides_as_the_allocator_does(number: int, text: str | None) -> N
     for _ in range(6):
         assert together.run(draw(random, 60), random)
         together.check()
+
+
+def temporaries(random: Random) -> tuple[list[int], list[int]]:
+    """Allocations in random order with their frees; most programs leave no large block, half of them some small ones."""
+    operations, requests, live = [], [], []
+    leaves_small, leaves_large = random.random() < 0.5, random.random() < 0.1
+    for size in draw(random, 40):
+        if size:
+            operations.append(0)
+            requests.append(size)
+            live.append(len(requests))
+        elif live:
+            operations.append(live.pop(random.randrange(len(live))))
+    for number in live:
+        if not (leaves_large if requests[number - 1] > MIB else leaves_small):
+            operations.append(number)
+    return operations, requests
+
+
+@pytest.mark.parametrize(
+    ("text", "limit_bytes"), [*((text, None) for text in SETTINGS), (None, 110 * MIB), (None, 160 * MIB)]
+)
+@pytest.mark.parametrize("number", range(3))
+def test_a_named_run_decides_so_each_time(number: int, text: str | None, limit_bytes: int | None) -> None:
+    random = Random(number)
+    together = Together(text, limit_bytes)
+    programs = [temporaries(random) for _ in range(5)]
+    for _ in range(60):
+        name = random.randrange(len(programs))
+        if not together.execute(*programs[name], name):
+            break
+        together.check()
+        # free what is held, but for one block
+        if len(together.blocks) > 20:
+            assert together.execute([-number for number in range(2, len(together.blocks) + 1)], [])
 
 
 @pytest.mark.parametrize("number", range(12))
