@@ -116,7 +116,7 @@ def _simulate(recipe: TrainingRecipe) -> "tuple[dict[str, Any], FiguresColumn]":
     from ligerprof.runs.simulated import simulate_step
     from ligerprof.snapshots.reader import Snapshot
 
-    outcome = simulate_step(recipe, record=True)
+    outcome = simulate_step(recipe, repeat=False)
     peak = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
     sizes = select(outcome, "peak_bytes", "reserved_bytes", "first_step_peak_bytes", "phases")
     column = FiguresColumn(title="simulated", roles=peak.roles, phases=outcome.phases, peak_bytes=outcome.peak_bytes)

@@ -1,7 +1,7 @@
 """One training step of a recipe; the same code runs on a GPU and on fake tensors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from ligerprof.runs.adapters import with_adapters
 from ligerprof.runs.checkpointing import enable_checkpointing
 from ligerprof.runs.losses import install_loss
 from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_linears
+from ligerprof.runs.micro_batches import different_micro_batches
 from ligerprof.runs.muon import MuonWithAdamW
 
 LEARNING_RATE = 1e-5
@@ -368,10 +369,16 @@ def _packed_batch(ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids.masked_fill(positions == 0, -100), "position_ids": positions}
 
 
-def train_step(trainer: Training, batch: dict[str, Tensor], observer: PhaseObserver) -> Tensor:
-    """Train on each micro-batch, step the optimizer and drop the gradients; returns the last loss, detached."""
+def train_step(
+    trainer: Training, batch: dict[str, Tensor], observer: PhaseObserver, state: Callable[[], Hashable] | None = None
+) -> Tensor:
+    """Train on each micro-batch, step the optimizer and drop the gradients; returns the last loss, detached.
+
+    Args:
+        state: what decides about coming allocations; if given, micro-batches that repeat earlier ones are left out.
+    """
     micro_batches = trainer.recipe.grad_accum
-    for number in range(1, micro_batches + 1):
+    for number in different_micro_batches(micro_batches, state):
         trainer.begin_micro_batch(is_last=number == micro_batches)
         with observer.phase(Phase.FORWARD):
             loss = trainer.forward(batch)

@@ -34,12 +34,15 @@ from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 
-def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Progress | None = None) -> StepOutcome:
+def simulate_step(
+    recipe: TrainingRecipe, *, record: bool = True, repeat: bool = True, progress: Progress | None = None
+) -> StepOutcome:
     """Run one profiled step of a recipe without a GPU.
 
     Args:
         recipe: what to train, how, and on which GPU.
         record: whether to record events for the outcome's snapshot.
+        repeat: whether to record also those micro-batches that repeat the events of earlier ones.
         progress: callback that receives a short status message.
 
     Raises:
@@ -50,7 +53,7 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
     """
     require_supported(recipe, command="simulate", simulated=True)
     require_packages(recipe, command="simulate", simulated=True)
-    first = _Simulation(recipe, 0, record=record, progress=progress or _silent)
+    first = _Simulation(recipe, 0, record=record, repeat=repeat, progress=progress or _silent)
     outcome = first.run()
     if recipe.engine is Engine.TORCH:
         return outcome
@@ -60,7 +63,8 @@ def simulate_step(recipe: TrainingRecipe, *, record: bool = True, progress: Prog
     # FSDP2 cuts shards from the first rank on, so that the last one has the smallest; the last part of ZeRO's flat
     # weights ends with the weights whose gradients arrive last
     last = recipe.gpus - 1
-    outcomes = {0: outcome, last: _Simulation(recipe, last, record=record, progress=progress or _silent).run()}
+    other = _Simulation(recipe, last, record=record, repeat=repeat, progress=progress or _silent)
+    outcomes = {0: outcome, last: other.run()}
     worst = max(outcomes, key=lambda rank: (outcomes[rank].oom is not None, outcomes[rank].peak_bytes, -rank))
     note = f"Ranks 0 and {last} of {recipe.gpus} were simulated, whose sizes differ; the figures are rank {worst}'s."
     return replace(outcomes[worst], ranks=outcomes, notes=(*outcomes[worst].notes, note))
@@ -73,7 +77,7 @@ class _Simulation:
         is_uneven: whether ranks hold different sizes.
     """
 
-    def __init__(self, recipe: TrainingRecipe, rank: int, *, record: bool, progress: Progress) -> None:
+    def __init__(self, recipe: TrainingRecipe, rank: int, *, record: bool, repeat: bool, progress: Progress) -> None:
         self._recipe, self._rank, self._progress = recipe, rank, progress
         self.is_uneven = False
         settings = parse_allocator_settings(recipe.alloc_conf)
@@ -85,6 +89,9 @@ class _Simulation:
         self._attention: set[str] = set()
         self._snapshot: dict[str, Any] = {}
         self._offload: ActivationOffload | None = None
+        # other engines treat the last micro-batch differently; offloaded bytes are counted in each
+        skips = not (record and repeat) and recipe.engine is Engine.TORCH and not recipe.activation_offload
+        self._state = self._device.allocator.state if skips else None
 
     def run(self) -> StepOutcome:
         oom, recorder = None, self._recorder
@@ -133,7 +140,7 @@ class _Simulation:
         for number in range(1, last + 1):
             self._progress(f"simulating step {number} of {last}")
             self._meter.next_step()
-            train_step(trainer, batch, self._meter)
+            train_step(trainer, batch, self._meter, self._state)
         if recipe.evaluation is not None:
             self._progress("simulating an evaluation")
             with self._meter.phase(Phase.EVALUATION):

@@ -6,7 +6,7 @@ nowhere gets a new segment, after a retry without what is cached. Each CUDA stre
 serves only the stream that it was allocated on. A block is freed when its holder frees it, as without `record_stream`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from ligerprof.torch_memory.allocator.blocks import Block, Pool
 from ligerprof.torch_memory.allocator.expandable import ExpandableSegment
@@ -152,6 +152,13 @@ class CachingAllocator:
             while (following := blocks[-1].next) is not None and following.mapped:
                 blocks.append(following)
             yield blocks
+
+    def state(self) -> Hashable:
+        """What decides about coming events: equal for equal states."""
+        blocks = tuple((b.address, b.size_bytes, b.allocated) for segment in self.segments() for b in segment)
+        # garbage collection looks at ages
+        collects = self._settings.garbage_collection_threshold > 0
+        return blocks, tuple(pool.clock for pool in self._pools.values() if collects)
 
     def _expandable_heads(self) -> Iterator[Block]:
         for segment in self._expandable.values():

@@ -157,7 +157,7 @@ class CompiledState(RunAllocator):
             self._rises[name] = highest - before
 
     def _small_pool_has_room(self, sizes: Sizes) -> bool:
-        """Whether the small pool can grow for each of its requests, so that no segment of the large pool is given back."""
+        """Whether the small pool can grow for each of its requests, and no segment needs to be given back."""
         if self.limit is None:
             return True
         most = int(np.count_nonzero(sizes <= SMALL_UNITS)) * self._pages[0]

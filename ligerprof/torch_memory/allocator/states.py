@@ -160,7 +160,8 @@ class AllocatorState(RunAllocator):
         return (*pools, tuple(self._held))
 
     def run(self, operations: Operations, sizes: Sizes, name: Hashable = None) -> None:
-        """Allocate and free in order, see `RunAllocator.run`."""
+        """Allocate and free in order, see `RunAllocator.run`; nothing is remembered."""
+        del name
         blocks: list[_Block | None] = []
         before: list[_Block | None] = list(self._held)
         small, large = self._small, self._large

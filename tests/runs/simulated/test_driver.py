@@ -12,6 +12,7 @@ from torch.utils import _foreach_utils as foreach_utils
 
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.gpus import GPUS, Vendor
+from ligerprof.library import explain
 from ligerprof.models import spec_from_config
 from ligerprof.models.catalog import CONFIGS
 from ligerprof.recipe.training import TrainingRecipe
@@ -54,11 +55,21 @@ def test_a_second_simulation_in_the_process_gives_the_same_bytes() -> None:
     assert events(second) == events(first)
 
 
-def test_figures_do_not_depend_on_the_recorder() -> None:
-    recipe = tiny(precision="bf16", grad_accum=2)
+@pytest.mark.parametrize(
+    "options",
+    [{"precision": "bf16"}, {"lora": 4, "checkpointing": True}],
+    ids=["plain", "lora"],
+)
+def test_figures_do_not_depend_on_the_recorder_nor_on_repeated_micro_batches(options: dict[str, Any]) -> None:
+    recipe = tiny(grad_accum=6, **options)
     recorded, bare = simulate_step(recipe), simulate_step(recipe, record=False)
     assert figures(recorded) == figures(bare)
     assert bare.snapshot == {}
+    short = simulate_step(recipe, repeat=False)
+    assert figures(short) == figures(recorded)
+    assert len(events(short)) < len(events(recorded))
+    before, after = (explain(Snapshot.from_dict(outcome.snapshot), step=2) for outcome in (recorded, short))
+    assert after.roles == before.roles
 
 
 def patched_things() -> list[Any]:

@@ -97,7 +97,7 @@ def test_a_run_decides_as_the_allocator_does(number: int, text: str | None) -> N
 
 
 def temporaries(random: Random) -> tuple[list[int], list[int]]:
-    """Allocations in random order with their frees; most programs leave no large block, half of them some small ones."""
+    """Allocations with their frees; most programs leave no large block behind, and half of them some small ones."""
     operations, requests, live = [], [], []
     leaves_small, leaves_large = random.random() < 0.5, random.random() < 0.1
     for size in draw(random, 40):
