@@ -47,6 +47,8 @@ _CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 # plug-ins without tensors of their own in a training step
 _HARMLESS_PLUGINS = ("SwanLabPlugin", "LMEvalPlugin")
 # what axolotl's `save` matches
+_LORA_KERNELS = "axolotl's fused LoRA kernels"
+_LORA_KERNEL_KEYS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 _SELECTIVE = {"attention": "+".join(FUSED_ATTENTION), "aten::mm": MM, "aten::addmm": ADDMM, "aten::bmm": BMM}
 
 
@@ -123,7 +125,7 @@ _ROWS: Mapping[str, Row] = {
         "flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_fuse_qkv flash_attn_rms_norm",
     ),
     **lacking("optimum's BetterTransformer", "flash_optimum"),
-    **lacking("axolotl's fused LoRA kernels", "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel"),
+    **lacking(_LORA_KERNELS, " ".join(_LORA_KERNEL_KEYS)),
     **lacking("kernels from the hub", "use_kernels"),
     **lacking("kernels of experts", "use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels"),
     **lacking("kernels of experts", "expert_backend", harmless=("eager",)),
@@ -203,6 +205,7 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     _set_precision(reading, values)
     _set_adapter(reading, values)
     _set_kernels(reading, values)
+    _leave_out_lora_kernels(reading, values)
     _set_selective(reading, values.get("selective_checkpointing"))
     _set_reentrant(reading, values)
     _set_packing(reading, values)
@@ -215,6 +218,15 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
         set_fsdp(reading, key, section_, version=1, outer=values.get("fsdp_version"))
     if isinstance(values.get("deepspeed"), Mapping):
         finish_deepspeed(reading, values["deepspeed"], "deepspeed.")
+
+
+def _leave_out_lora_kernels(reading: Reading, values: Mapping[str, Any]) -> None:
+    """Versions since 0.10 switch them on by themselves (schemas/config.py, check_auto_enable_lora_kernels)."""
+    adapter, is_set = values.get("adapter"), any(values.get(name) is not None for name in _LORA_KERNEL_KEYS)
+    keeps_plain = not is_off(values.get("rl")) or not is_off(values.get("trust_remote_code"))
+    in_8_bits = adapter == "lora" and not is_off(values.get("load_in_8bit"))
+    if adapter in ("lora", "qlora") and not (is_set or keeps_plain or in_8_bits):
+        reading.left_out["adapter"] = f"{_LORA_KERNELS}, which version 0.10 and later switches on"
 
 
 def _set_selective(reading: Reading, chosen: Any) -> None:

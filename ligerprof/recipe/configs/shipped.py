@@ -31,6 +31,7 @@ _AXOLOTL_3 = {
     "sub_group_size": 0,
     "max_live_parameters": 0,
     "max_reuse_distance": 0,
+    "gather_16bit_weights_on_model_save": True,
     **_BY_MODEL,
 }
 
@@ -60,6 +61,7 @@ _FACTORY_3 = {
     "sub_group_size": 1e9,
     "stage3_max_live_parameters": 1e9,
     "stage3_max_reuse_distance": 1e9,
+    "stage3_gather_16bit_weights_on_model_save": True,
     **_BY_MODEL,
 }
 _LLAMA_FACTORY = {
@@ -83,7 +85,7 @@ TRL_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "fsdp2": _accelerate("FSDP", fsdp_config={"fsdp_version": 2, "fsdp_reshard_after_forward": True}),
     "zero1": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 1, "gradient_accumulation_steps": 1}),
     "zero2": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 2}),
-    "zero3": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 3}),
+    "zero3": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 3, "zero3_save_16bit_model": True}),
 }
 _SHIPPED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "axolotl": _AXOLOTL,

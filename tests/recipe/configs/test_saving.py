@@ -11,6 +11,8 @@ from tests.recipe.configs.texts import read
 TRAINER = {"per_device_train_batch_size": 1, "output_dir": "o", "bf16": True, "model_name_or_path": "tiny"}
 ADAPTER = {"model_name_or_path": "tiny", "dataset_name": "d", "use_peft": True, "bf16": True, "max_length": 64}
 AXOLOTL = {"base_model": "tiny", "micro_batch_size": 1, "sequence_len": 64, "bf16": True, "fsdp_version": 2}
+FACTORY = {"model_name_or_path": "tiny", "stage": "sft", "finetuning_type": "full", "cutoff_len": 64, "bf16": True}
+ZERO_AXOLOTL = {key: value for key, value in AXOLOTL.items() if key != "fsdp_version"}
 GATHERS = "stage3_gather_16bit_weights_on_model_save"
 SHARDED, FULL = "SHARDED_STATE_DICT", "FULL_STATE_DICT"
 
@@ -42,6 +44,10 @@ def zero(**keys: Any) -> dict[str, Any]:
         ([{**TRAINER, "deepspeed": {"zero_optimization": {"stage": 3}}}], False),
         ([{**TRAINER, "deepspeed": {"zero_optimization": {"stage": 3, GATHERS: True}}}], True),
         ([TRAINER, {**zero(), "mixed_precision": "bf16"}], False),
+        # files that frameworks ship
+        ([{**FACTORY, "deepspeed": "examples/deepspeed/ds_z3_config.json"}], True),
+        ([{**ZERO_AXOLOTL, "deepspeed": "deepspeed_configs/zero3_bf16.json"}], True),
+        ([{**ADAPTER, "use_peft": False, "accelerate_config": "zero3"}], True),
         # adapters are gathered in any case
         ([{**ADAPTER, "deepspeed": {"zero_optimization": {"stage": 3, GATHERS: False}}}], True),
     ],

@@ -338,3 +338,23 @@ def test_other_methods_of_trl_are_refused_by_name(keys: str, says: str, tmp_path
     text = f"model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\nper_device_train_batch_size: 2\noutput_dir: out\n{keys}"
     with pytest.raises(UnsupportedError, match=f"{says}.* is not supported yet"):
         load_recipe([write(tmp_path, "config.yaml", text)], {})
+
+
+@pytest.mark.parametrize(
+    ("keys", "left_out"),
+    [
+        ("adapter: lora\n", True),
+        ("adapter: qlora\nload_in_4bit: true\n", True),
+        ("adapter: lora\nlora_mlp_kernel: false\n", False),
+        ("adapter: lora\nload_in_8bit: true\n", False),
+        ("adapter: lora\ntrust_remote_code: true\n", False),
+        ("", False),
+    ],
+    ids=["lora", "qlora", "off", "8-bit", "remote-code", "full"],
+)
+def test_lora_kernels_that_axolotl_switches_on_by_itself_are_left_out(
+    keys: str, left_out: bool, tmp_path: Path
+) -> None:
+    text = f"base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 1\nsequence_len: 512\nlora_r: 8\n{keys}"
+    _, report = load_recipe([write(tmp_path, "config.yaml", text)], {})
+    assert any("fused LoRA kernels" in what for what in report.left_out.values()) == left_out
