@@ -10,6 +10,7 @@
 | torch.amp.GradScaler | it skips a step whose gradients are not finite; simulated ones have no values |
 | torch.is_autocast_enabled without a device | it means CUDA's autocast; the simulation uses the CPU's |
 | torch.clear_autocast_cache | it frees casts of weights in the order of pointer hashes, which varies |
+| torch.distributions' checks of arguments | they ask for values, which fake tensors do not have |
 | triton's launches | kernels allocate no memory, and running them needs a GPU |
 | composite operators, autocast's lists | they depend on the device of their inputs (composites.py, autocast.py) |
 | kernels' device queries | kernels read the number of multiprocessors and the compute capability |
@@ -54,6 +55,7 @@ def simulated_process(
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply_out_of_place))
         stack.enter_context(mock.patch.object(FakeTensorMode, "__deepcopy__", _itself, create=True))
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _gradients_are_finite))
+        stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", new=False))
         stack.enter_context(simulated_device(sm_count=gpu.sm_count))
         for context in (
             _foreach_as_on_cuda(),
