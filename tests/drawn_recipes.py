@@ -118,6 +118,8 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
     }
     if has_row(family) and find_architecture(family).state_space:
         more.update(_draw_state_space(random))
+    if has_row(family) and find_architecture(family).streams:
+        more |= _draw_streams(random, more["num_hidden_layers"])
     if has_row(family) and find_architecture(family).short_conv:
         kinds = ("full_attention", "conv", "conv")
         more["layer_types"] = [kinds[index % 3] for index in range(more["num_hidden_layers"])]
@@ -147,6 +149,19 @@ def _draw_state_space(random: Random) -> dict[str, Any]:
         "mamba_conv_bias": random.random() < 0.7,
         "mamba_proj_bias": random.random() < 0.3,
         "projectors_bias": random.random() < 0.3,
+    }
+
+
+def _draw_streams(random: Random, layers: int) -> dict[str, Any]:
+    kinds = [("sliding_attention", "full_attention")[index % 2] for index in range(layers)]
+    return {
+        "layer_types": kinds,
+        "num_kv_shared_layers": random.choice((0, layers // 2)) if layers > 2 else 0,
+        "hidden_size_per_layer_input": random.choice((16, 64)),
+        "vocab_size_per_layer_input": 1000,
+        "laurel_rank": 16,
+        "altup_num_inputs": random.choice((2, 4)),
+        "activation_sparsity_pattern": random.choice((None, [0.95] + [0.0] * (layers - 1))),
     }
 
 

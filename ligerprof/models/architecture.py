@@ -13,6 +13,7 @@ from ligerprof.models.delta import DeltaNet, ShortConv
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixtures import Experts
 from ligerprof.models.state_space import StateSpace
+from ligerprof.models.streams import Streams
 from ligerprof.words import Word
 
 
@@ -63,12 +64,14 @@ class Norm:
         eps: the attribute of an RMS norm that holds epsilon.
         offset: added to the weight.
         casts_last: whether the weight multiplies in fp32, before the cast to the input's dtype.
+        powers: whether it is the power -0.5 of the mean square, rather than a reciprocal root, that scales.
     """
 
     form: NormForm = NormForm.RMS
     eps: str = "variance_epsilon"
     offset: float = 0.0
     casts_last: bool = False
+    powers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,12 +267,12 @@ class Architecture:
         defaults: values that transformers assumes for keys that the config lacks, where they are not general.
         aliases: other names of config keys.
         tensors: the weights of one decoder layer, in the order of transformers' `named_parameters()`.
-        no_estimate: why the estimate does not cover the architecture, or None.
         not_estimated: config keys that turn on what the other fields cannot express.
         only_one: config keys that do so with any value but 1.
         delta: the gated delta net that some layers have instead of attention, or None.
         short_conv: the gated convolution that some layers have instead of attention, or None.
         state_space: the Mamba-2 mixer that all layers have beside attention, or None.
+        streams: the parts of a decoder with several residual streams, or None.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
@@ -293,7 +296,6 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     tensors: tuple[Linear | NormWeight | RawWeight, ...]
-    no_estimate: str | None = None
     not_estimated: tuple[str, ...] = ()
     only_one: tuple[str, ...] = ()
     auxiliary_loss: str | None = None
@@ -308,6 +310,7 @@ class Architecture:
     delta: DeltaNet | None = None
     short_conv: ShortConv | None = None
     state_space: StateSpace | None = None
+    streams: Streams | None = None
     mlp: Mlp = Mlp()
     layer_norms: LayerNorms = LayerNorms()
     embedding_dropout: Dropout | None = None

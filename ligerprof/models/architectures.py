@@ -16,7 +16,7 @@ from ligerprof.models.rows import (
     short_convs,
     sigmoid_experts,
     state_spaces,
-    unestimated,
+    streams,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -32,7 +32,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         *sigmoid_experts.ROWS,
         *short_convs.ROWS,
         *state_spaces.ROWS,
-        *unestimated.ROWS,
+        *streams.ROWS,
     )
 }
 

@@ -16,6 +16,7 @@ from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixtures import COVERED, SharedExpert
 from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
 from ligerprof.models.state_space import StateSpaceSizes
+from ligerprof.models.streams import Streams, StreamSizes
 from ligerprof.text import short_repr
 
 Config = Mapping[str, Any]
@@ -57,6 +58,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         latent=latent,
         delta=None if row.delta is None else _delta_sizes(config, name),
         state_space=None if row.state_space is None else _state_space_sizes(config, name, hidden),
+        streams=None if row.streams is None else _stream_sizes(row.streams, config, name),
         experts=experts,
         chosen_experts=chosen_experts,
         expert_size=expert_size,
@@ -86,10 +88,6 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
             return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
     if (implementation := _other_experts(row, config)) is not None:
         return replace(spec, no_estimate_reason=f"no analytic estimate for {implementation}")
-    if row.no_estimate is not None:
-        return replace(
-            spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r}: {row.no_estimate}"
-        )
     if has_row(model_type):
         return replace(spec, parameters=tuple(_parameters(row, spec, config)))
     gap = f"no analytic estimate for model_type {model_type!r} (docs/models.md lists those that have one)"
@@ -196,6 +194,24 @@ def _delta_sizes(config: Config, name: str) -> DeltaSizes:
     return sizes
 
 
+def _stream_sizes(row: Streams, config: Config, name: str) -> StreamSizes:
+    return StreamSizes(
+        count=_size(config, name, row.count),
+        rank=_size(config, name, row.rank),
+        width=_size(config, name, row.width),
+        vocabulary=_size(config, name, row.vocabulary),
+    )
+
+
+def _stream_widths(sizes: StreamSizes) -> dict[Width, int]:
+    return {
+        "streams": sizes.count,
+        "stream pairs": sizes.count**2,
+        "laurel": sizes.rank,
+        "layer input": sizes.width,
+    }
+
+
 def _delta_widths(sizes: DeltaSizes) -> dict[Width, int]:
     return {
         "delta key": sizes.keys,
@@ -272,9 +288,8 @@ def _size(config: Config, name: str, *keys: str, default: int | None = None) -> 
     return default
 
 
-def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[ParameterShape]:
-    """Every parameter in transformers' order."""
-    widths: dict[Width, int] = {
+def _widths(row: Architecture, spec: ModelSpec, config: Config) -> dict[Width, int]:
+    return {
         "hidden": spec.hidden_size,
         "intermediate": spec.intermediate_size,
         "query": spec.heads * spec.head_dim,
@@ -288,39 +303,57 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
         **({} if spec.latent is None else _latent_widths(spec.heads, spec.latent)),
         **({} if spec.delta is None else _delta_widths(spec.delta)),
         **({} if spec.state_space is None else _state_space_widths(spec.state_space)),
+        **({} if spec.streams is None else _stream_widths(spec.streams)),
         **({} if row.short_conv is None else {"kernel": _size(config, spec.name, row.short_conv.kernel)}),
     }
+
+
+def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[ParameterShape]:
+    """Every parameter in transformers' order."""
+    widths = _widths(row, spec, config)
     yield ParameterShape(name=f"{row.embedding}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.positions is not None:
         yield ParameterShape(name=f"{row.positions}.weight", shape=(spec.max_positions, spec.hidden_size))
-    sparse, recurrent = spec.layer_kinds.sparse, spec.layer_kinds.recurrent
     for index in range(spec.layers):
-        for item in row.tensors:
-            name = f"{row.layers}.{index}.{item.name}"
-            is_used = not isinstance(item, RawWeight) or item.activation in (None, spec.activation)
-            if not (is_used and _is_in_layer(item, config, sparse=sparse[index], recurrent=recurrent[index])):
-                continue
-            if isinstance(item, Linear):
-                yield from _linear_parameters(item, name, widths, config)
-            elif isinstance(item, RawWeight):
-                shape = tuple(sum(widths[width] for width in size) for size in item.shape)
-                yield ParameterShape(name=f"{name}.{item.parameter}", shape=shape, fp32=item.fp32, trained=item.trained)
-            elif _has_norm(item, config):
-                yield from _norm_parameters(row, name, _norm_shape(item, spec, widths))
+        yield from _layer_parameters(row, spec, config, widths, index)
     yield from _norm_parameters(row, row.final_norm, (spec.hidden_size,))
+    if row.streams is not None and spec.streams is not None:
+        for name, shape in spec.streams.outer_parameters(row.streams, spec.hidden_size, spec.layers):
+            yield ParameterShape(name=name, shape=shape)
     if not spec.tied_embeddings:
         yield ParameterShape(name=f"{row.head}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if row.head_bias:
         yield ParameterShape(name=f"{row.head}.bias", shape=(spec.vocab_size,))
 
 
-def _is_in_layer(item: Linear | NormWeight | RawWeight, config: Config, *, sparse: bool, recurrent: bool) -> bool:
-    """Whether a layer with or without experts, and with or without a gated delta net, has the weight."""
-    if item.recurrent not in (None, recurrent):
+def _layer_parameters(
+    row: Architecture, spec: ModelSpec, config: Config, widths: Mapping[Width, int], index: int
+) -> Iterator[ParameterShape]:
+    for item in row.tensors:
+        name = f"{row.layers}.{index}.{item.name}"
+        if not _is_in_layer(item, spec, config, index):
+            continue
+        if isinstance(item, Linear):
+            yield from _linear_parameters(item, name, widths, config)
+        elif isinstance(item, RawWeight):
+            shape = tuple(sum(widths[width] for width in size) for size in item.shape)
+            yield ParameterShape(name=f"{name}.{item.parameter}", shape=shape, fp32=item.fp32, trained=item.trained)
+        elif _has_norm(item, config):
+            yield from _norm_parameters(row, name, _norm_shape(item, spec, widths))
+
+
+def _is_in_layer(item: Linear | NormWeight | RawWeight, spec: ModelSpec, config: Config, index: int) -> bool:
+    """Whether a layer has the weight: with or without experts, attention, and keys of its own."""
+    kinds = spec.layer_kinds
+    if item.recurrent not in (None, kinds.recurrent[index]):
+        return False
+    if isinstance(item, RawWeight) and item.activation not in (None, spec.activation):
         return False
     if isinstance(item, RawWeight) and item.when is not None and not config.get(item.when):
         return False
-    return isinstance(item, NormWeight) or item.sparse in (None, sparse)
+    if not isinstance(item, RawWeight) and item.of_keys and kinds.sharing[index] == "reuses":
+        return False
+    return isinstance(item, NormWeight) or item.sparse in (None, kinds.sparse[index])
 
 
 def _linear_parameters(

@@ -7,6 +7,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture
 from ligerprof.models.config_keys import LayerChoice, SparseLayers
+from ligerprof.models.streams import Sharing, sharing, thinned
 from ligerprof.text import short_repr
 
 
@@ -20,6 +21,8 @@ class LayerKinds:
         rotated: whether a layer rotates query and key.
         sparse: whether a layer has a mixture of experts.
         recurrent: whether a layer has a gated delta net or a short convolution instead of attention.
+        sharing: whether a layer stores keys and values for others, or reuses them.
+        thinned: whether a layer sets most gates of its MLP to zero.
     """
 
     window_tokens: int | None
@@ -27,12 +30,21 @@ class LayerKinds:
     rotated: tuple[bool, ...]
     sparse: tuple[bool, ...]
     recurrent: tuple[bool, ...]
+    sharing: tuple[Sharing | None, ...]
+    thinned: tuple[bool, ...]
+
+    @property
+    def reused_last(self) -> frozenset[int]:
+        """The last layer of each kind that reuses keys and values, whose gradients are the first to arrive."""
+        last = {windowed: index for index, windowed in enumerate(self.windowed) if self.sharing[index] == "reuses"}
+        return frozenset(last.values())
 
     @property
     def examples(self) -> tuple[int, ...]:
         """The first layer of each kind."""
-        first: dict[tuple[bool, ...], int] = {}
-        for index, kind in enumerate(zip(self.windowed, self.rotated, self.sparse, self.recurrent, strict=True)):
+        first: dict[tuple[object, ...], int] = {}
+        kinds = (self.windowed, self.rotated, self.sparse, self.recurrent, self.sharing, self.thinned)
+        for index, kind in enumerate(zip(*kinds, strict=True)):
             first.setdefault(kind, index)
         return tuple(first.values())
 
@@ -55,7 +67,18 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
     sparse = _with_experts(row, config, layers)
     mixer = row.delta or row.short_conv
     recurrent = (False,) * layers if mixer is None else _chosen(row, mixer.layers, config, layers)
-    return LayerKinds(window_tokens=tokens, windowed=windowed, rotated=rotated, sparse=sparse, recurrent=recurrent)
+    streams = row.streams
+    return LayerKinds(
+        window_tokens=tokens,
+        windowed=windowed,
+        rotated=rotated,
+        sparse=sparse,
+        recurrent=recurrent,
+        sharing=(None,) * layers
+        if streams is None
+        else sharing(row.setting(config, streams.shared), windowed, streams.shared),
+        thinned=(False,) * layers if streams is None else thinned(streams, config, layers),
+    )
 
 
 def _with_experts(row: Architecture, config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:

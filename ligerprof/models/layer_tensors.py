@@ -9,6 +9,7 @@ from typing import Literal
 # delta key, value, heads, head: key, value, value heads and one head's value of a gated delta net; kernel: tokens that
 # its convolution reads
 # ssm inner, heads, states: value, heads, and inputs of all states of a Mamba-2 mixer
+# streams, stream pairs: their number, and its square; laurel: the width of a Laurel block; layer input: that of a layer
 # the others are sizes of latent attention
 Width = Literal[
     "latent query",
@@ -36,6 +37,10 @@ Width = Literal[
     "ssm inner",
     "ssm heads",
     "ssm states",
+    "streams",
+    "stream pairs",
+    "laurel",
+    "layer input",
 ]
 
 
@@ -50,6 +55,7 @@ class Linear:
         sparse: whether only layers with experts have it (True), or only layers without (False).
         fp32: whether it is in fp32, whatever the model's dtype.
         recurrent: whether only layers without attention have it (True), or only layers with attention (False).
+        of_keys: whether layers that reuse the keys and values of another one lack it.
     """
 
     name: str
@@ -60,6 +66,7 @@ class Linear:
     sparse: bool | None = None
     fp32: bool = False
     recurrent: bool | None = None
+    of_keys: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +104,7 @@ class NormWeight:
         when: the config key that turns the norm on; None if it is always there.
         unless: the config key that turns it off.
         by_head: whether the weight is a matrix with a row per head.
-        recurrent: as of a linear layer.
+        recurrent, of_keys: as of a linear layer.
     """
 
     name: str
@@ -106,3 +113,4 @@ class NormWeight:
     unless: str | None = None
     by_head: bool = False
     recurrent: bool | None = None
+    of_keys: bool = False

@@ -15,6 +15,7 @@ from ligerprof.models.delta import DeltaSizes
 from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 from ligerprof.models.state_space import StateSpaceSizes
+from ligerprof.models.streams import StreamSizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,7 @@ class ModelSpec:
         latent: sizes of latent attention, or None.
         delta: sizes of a gated delta net, or None.
         state_space: sizes of a Mamba-2 mixer, or None.
+        streams: sizes of a decoder with several residual streams, or None.
         text_of: the model type of the config that it is the text model of, where transformers builds that alone.
         experts: number of experts of a layer, 0 without any.
         chosen_experts: number of experts that a token goes through.
@@ -78,6 +80,7 @@ class ModelSpec:
     latent: LatentSizes | None = None
     delta: DeltaSizes | None = None
     state_space: StateSpaceSizes | None = None
+    streams: StreamSizes | None = None
     text_of: str | None = None
     experts: int = 0
     chosen_experts: int = 0

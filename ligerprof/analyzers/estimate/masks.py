@@ -45,7 +45,8 @@ def last_reader(recipe: TrainingRecipe, *, windowed: bool) -> int | None:
 def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
     """What decides the memory of each decoder layer.
 
-    A layer in the middle that is the last in backward to read a mask has a kind of its own.
+    A layer in the middle that is the last in backward to read a mask has a kind of its own, and so have layers that
+    store keys and values, and the last ones that reuse them.
     """
     layers, kinds = recipe.spec.layers, recipe.spec.layer_kinds
     own = [(routing, recipe.checkpoints_layer(index)) for index, routing in enumerate(_routings(recipe))]
@@ -53,10 +54,30 @@ def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
         return list(own)
     masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}
     readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)} - {0, 1, layers - 1}
-    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, kinds.recurrent, own, strict=True)
+    alone = kinds.reused_last.union(index for index, word in enumerate(kinds.sharing) if word == "stores")
+    each_layer = zip(
+        range(layers),
+        kinds.windowed,
+        kinds.rotated,
+        kinds.sparse,
+        kinds.recurrent,
+        kinds.sharing,
+        kinds.thinned,
+        own,
+        strict=True,
+    )
     return [
-        (masked[windowed], rotated, sparse, recurrent, index in readers, *of_recipe)
-        for index, windowed, rotated, sparse, recurrent, of_recipe in each_layer
+        (
+            masked[windowed],
+            rotated,
+            sparse,
+            recurrent,
+            sharing == "reuses",
+            thins,
+            index if index in readers or index in alone else -1,
+            *of_recipe,
+        )
+        for index, windowed, rotated, sparse, recurrent, sharing, thins, of_recipe in each_layer
     ]
 
 

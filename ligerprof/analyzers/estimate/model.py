@@ -20,7 +20,7 @@ def embed(context: Context, role: Role) -> tuple[Value, Value, Allocation | None
     row = context.spec.architecture
     if row.positions is not None:
         return *_embed_with_positions(context, f"{row.positions}.weight", role), None
-    embedded = _look_up(context, f"{row.embedding}.weight", role)
+    embedded = look_up(context, f"{row.embedding}.weight", role)
     if f"{row.embedding}.lora_A" in context.weights:
         embedded = add_adapter_to_embedding(context, embedded, row.embedding, role)
     if row.embedding_dropout is not None:
@@ -47,27 +47,31 @@ def embedding_is_leaf(recipe: TrainingRecipe) -> bool:
 def _embed_with_positions(context: Context, positions_name: str, role: Role) -> tuple[Value, Value]:
     """GPT2Model.forward: tokens plus positions, then dropout."""
     tape, row = context.tape, context.spec.architecture
-    embedded = _look_up(context, f"{row.embedding}.weight", Role.ACTIVATIONS)
-    positions = _look_up(context, positions_name, Role.ACTIVATIONS, sequences=1)
+    embedded = look_up(context, f"{row.embedding}.weight", Role.ACTIVATIONS)
+    positions = look_up(context, positions_name, Role.ACTIVATIONS, sequences=1)
     total = add(context, embedded, positions, role=role)
     dropped = dropout(context, total, context.spec.dropout_rate(row.embedding_dropout))
     tape.release(total, positions)
     return embedded, dropped
 
 
-def _look_up(context: Context, name: str, role: Role, *, sequences: int | None = None) -> Value:
+def look_up(
+    context: Context, name: str, role: Role, *, sequences: int | None = None, ids: Value | None = None
+) -> Value:
+    """The rows of an embedding; `ids` are those that it saves if they are not the batch's."""
     weight = context.weights[name]
     tokens = context.tokens if sequences is None else sequences * context.recipe.row_tokens
-    hidden = context.spec.hidden_size
+    hidden = weight.shape[-1]
     sort = embedding_gradient(tokens, weight.elements // hidden, hidden)
     return context.tape.run(
         Operation(
             elements=tokens * hidden,
             width=weight.width,
             inputs=(weight,),
+            saves=() if ids is None else (ids,),
             role=role,
             scratch_role=Role.ACTIVATIONS,
-            other_saves=1,
+            other_saves=1 if ids is None else 0,
             backward_scratch_bytes=0 if sort is None else sort.sum_bytes,
         )
     )
