@@ -77,7 +77,7 @@ def phases_only(_model: nn.Module | None, _folder: str) -> Iterator[None]:
 
     def rest(step: int) -> None:
         if step == 2:
-            phases.rest(1_000_000, lambda _step: None)
+            phases.rest(1_000_000, lambda _step: 0.0)
 
     phases = LoopPhases(lambda _text: None, on_step=rest)
     phases.open(modules=False)

@@ -77,9 +77,8 @@ class LoopPhases:
         # whether the history is on
         self._stamps = True
         self._updates = Updates(self._after_step)
-        # while only updates are counted: the last such step, and what receives the step of each update
-        self._rests_until = 0
-        self._on_update: Callable[[int], None] = lambda _step: None
+        # while only updates are counted
+        self._on_update: Callable[[int], float] | None = None
         self._outermost = OutermostCalls()
         self._patches = Patches()
         self._before_steps: RemovableHandle | None = None
@@ -88,14 +87,14 @@ class LoopPhases:
     @property
     def step(self) -> int:
         """The number of the last step that began, 0 before the first."""
-        return self._moment()[0]
+        return self._step if self._on_update is None else max(self._step, self._updates.steps)
 
     @property
     def text(self) -> str:
         """The running stamp."""
         if self._stamps:
             return self._stamper.text
-        step, phase = self._moment()
+        step, phase = self.moment()
         return f"{Stamp.prefix(step=step, phase=phase)};"
 
     def open(self, *, modules: bool = True) -> None:
@@ -149,7 +148,7 @@ class LoopPhases:
         """Stamp events from the next phase on; or none, while phases are only followed."""
         self._stamps = enabled
 
-    def rest(self, until: int, on_update: Callable[[int], None]) -> None:
+    def rest(self, until: int, on_update: Callable[[int], float]) -> None:
         """Stamp no events, and only count the updates of optimizers, without any other hook.
 
         Phases are followed again after the first update of the last step. They are followed all the time if the first
@@ -157,27 +156,30 @@ class LoopPhases:
 
         Args:
             until: the last step that only has updates counted.
-            on_update: callback that receives the number of the step of each update.
+            on_update: callback that receives the number of the step of an update, and returns the time, by
+                `time.monotonic`, before which it need not be called again.
         """
         self._stamps = False
         if self._updates.steps == self._step - 1 and are_replaced():
             self._unfollow()
             self._outermost.evaluates = False
-            self._rests_until, self._on_update = until, on_update
-            self._updates.then = self._end_update
+            self._on_update = on_update
+            self._updates.then, self._updates.rests_until, self._updates.due = self._end_update, until, 0.0
 
     def _end_update(self) -> None:
-        self._step = self._updates.steps
-        self._on_update(self._step)
-        if self._step >= self._rests_until:
-            self._rests_until, self._updates.then = 0, self._after_step
+        updates = self._updates
+        self._step = updates.steps
+        if self._on_update is not None:
+            updates.due = self._on_update(self._step)
+        if self._step >= updates.rests_until:
+            self._on_update, updates.then, updates.rests_until = None, self._after_step, 0
             self._ended, self._phase = True, Phase.OUTSIDE
             self._had_backward = self._in_backward = self._is_inside = self._in_optimizer = False
             self._follow()
 
-    def _moment(self) -> tuple[int, Phase]:
+    def moment(self) -> tuple[int, Phase]:
         """The step and the phase; while only updates are counted, the stack shows the phase."""
-        if not self._rests_until:
+        if self._on_update is None:
             return self._step, self._phase
         has_begun = self._updates.steps < self._step or self._updates.are_over()
         running = Phase.FORWARD if has_begun else Phase.OUTSIDE

@@ -91,6 +91,8 @@ class ProcessRecording:
         """Write the snapshot and the summary; for a process that recorded before, only the summary."""
         if self._pid != os.getpid():
             return
+        if self._recorder is not None:
+            self._step = self._begun = max(self._begun, self._recorder.begun)
         if self._recorder is not None and 2 <= self._step < self._steps.first:
             _quietly(self._note_peak)(self._step, is_last=True)
         self._stop()
@@ -156,10 +158,11 @@ class ProcessRecording:
         self._updates_per_step = max(updates.values(), default=1)
         self._counts = register_optimizer_step_post_hook(self._count)
 
-    def _end_update(self, step: int) -> None:
-        """Note the peak of a step without a history."""
+    def _end_update(self, step: int) -> float:
+        """Note the peak of a step without a history; returns when it is to be read again."""
         self._step = self._begun = step
-        self._note_peak_of_update()
+        _quietly(self._note_peak)(step, is_over=False)
+        return self._read_at + _SECONDS_BETWEEN_READS
 
     def _note_update(self, optimizer: object, _arguments: Any, _named: Any) -> None:
         self._updates[id(optimizer)] += 1
@@ -169,15 +172,12 @@ class ProcessRecording:
         if self._counted() is None:
             self._counted = weakref.ref(optimizer)
         self._begun = self._step
-        self._note_peak_of_update()
+        # a call of Python less in most of the short steps
+        if time.monotonic() - self._read_at >= _SECONDS_BETWEEN_READS:
+            _quietly(self._note_peak)(self._step, is_over=False)
         if optimizer is self._counted():
             self._updates_of_counted += 1
             self._step += self._updates_of_counted % self._updates_per_step == 0
-
-    def _note_peak_of_update(self) -> None:
-        # few calls of Python in most of the short steps
-        if time.monotonic() - self._read_at >= _SECONDS_BETWEEN_READS:
-            _quietly(self._note_peak)(self._step, is_over=False)
 
     def _note_peak(self, step: int, *, is_over: bool = True, is_last: bool = False) -> None:
         """Note the peak up to a step without events, if it is the highest; of short steps, several are read at once.
@@ -196,7 +196,7 @@ class ProcessRecording:
             self._summary = replace(self._summary, late_peak=late_peak)
         self._read_at, self._read_step = now, step if is_over else step - 1
 
-    def _note_out_of_memory(self) -> None:
+    def _note_out_of_memory(self, step: int) -> None:
         if self._pid != os.getpid():
             return
         failure = self._history.last_failure
@@ -205,8 +205,7 @@ class ProcessRecording:
                 requested_bytes=failure.requested_bytes, allocated_bytes=failure.allocated_bytes, step=self._step
             )
             self._summary = replace(self._summary, late_failure=late)
-        if self._recorder is not None:
-            self._begun = max(self._begun, self._recorder.begun)
+        self._begun = max(self._begun, step)
         self._summary = replace(self._summary, out_of_memory=True)
         self._write_summary()
 

@@ -4,6 +4,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -135,8 +136,10 @@ class Recorder:
             off, which costs nothing, and what these steps leave is found at their end. The events of the step
             before `first_step` have a phase, which shows what one step leaves to the next.
         on_step: callback that receives the number of each step when it begins, but for those with only `on_update`.
-        on_update: callback that receives the number of a step without a history after each update of an optimizer.
-        on_out_of_memory: callback for each allocation that fails, until the process ends.
+        on_update: callback that receives the number of a step without a history after an update of an optimizer, and
+            returns the time, by `time.monotonic`, before which it need not be called again.
+        on_out_of_memory: callback for each allocation that fails, until the process ends. It receives the running
+            step, 0 after the recording.
 
     The other arguments and the exceptions are those of `record`.
     """
@@ -151,8 +154,8 @@ class Recorder:
         force: bool = False,
         first_step: int = 1,
         on_step: Callable[[int], None] | None = None,
-        on_update: Callable[[int], None] = lambda _step: None,
-        on_out_of_memory: Callable[[], None] | None = None,
+        on_update: Callable[[int], float] = lambda _step: inf,
+        on_out_of_memory: Callable[[int], None] | None = None,
     ) -> None:
         self._run = RunDirectory(path=Path(directory))
         self._history, self._stacks, self._max_entries, self._force = history, stacks, max_entries, force
@@ -179,7 +182,7 @@ class Recorder:
 
     @property
     def begun(self) -> int:
-        """The number of the last step that began, 0 before the first and after the end."""
+        """The number of the last step that began, or had an update while the history is off; 0 after the end."""
         return 0 if self._phases is None else self._phases.step
 
     @property
@@ -300,7 +303,7 @@ class Recorder:
             bridge = self._bridge
             if bridge is None:
                 # it ends in a step without a history
-                bridge = self._end_of_gap(phases, phases.step)._replace(failure=failure)
+                bridge = self._end_of_gap(phases, phases.moment()[0])._replace(failure=failure)
             later = None if bridge is not self._bridge else snapshot
             before = pickle.loads(self._before_gap)  # noqa: S301 - from this process
             snapshot = joined(before, bridge, later, self._max_entries)
@@ -311,7 +314,7 @@ class Recorder:
     def _save_out_of_memory(self) -> None:
         """Write the snapshot while the memory is in use; torch cannot remove observers, so they return later."""
         if self._on_out_of_memory is not None:
-            self._on_out_of_memory()
+            self._on_out_of_memory(0 if self._phases is None else self._phases.moment()[0])
         if self._phases is None or self._ran_out:
             return
         try:

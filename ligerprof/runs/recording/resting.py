@@ -4,6 +4,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
@@ -29,12 +30,15 @@ class Updates:
 
     Attributes:
         steps: the number of steps that had an update.
-        then: callback after each update.
+        then: callback after an update.
+        rests_until: before this step, `then` is only called when it is due.
+        due: that time, by `time.monotonic`.
         optimizers: those that have stepped.
     """
 
     def __init__(self, then: Callable[[], None]) -> None:
         self.steps, self.then = 0, then
+        self.rests_until, self.due = 0, 0.0
         self.optimizers: Seen[Any] = Seen()
         self._place: int | None = None
         self._last: Callable[[], Any] = lambda: None
@@ -51,7 +55,8 @@ class Updates:
         if self._last() is not optimizer:
             self._last = ref(optimizer)
             self.optimizers.add(optimizer)
-        self.then()
+        if self.steps >= self.rests_until or monotonic() >= self.due:
+            self.then()
 
     def are_over(self) -> bool:
         """Whether this thread has made autograd nodes since the last update, or runs another backward pass."""

@@ -466,7 +466,7 @@ def test_without_a_history_memory_that_runs_out_has_the_step_and_the_phase_of_it
     model.register_state_dict_post_hook(lambda *_: note("saved"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: note("optimizer"))
-    loop = LoopPhases(lambda _text: None, on_step=lambda number: number == 2 and loop.rest(9, lambda _step: None))
+    loop = LoopPhases(lambda _text: None, on_step=lambda number: number == 2 and loop.rest(9, lambda _step: 0.0))
     loop.open(modules=False)
     try:
         step(model, optimizer)
@@ -552,7 +552,7 @@ def test_a_compiled_model_has_the_same_graphs_and_is_not_compiled_again(in_place
             model[0].compile(backend=backend)
             model[2].compile(backend=backend)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loop = LoopPhases(stamps.append, on_step=lambda number: number == 3 and loop.rest(4, lambda _step: None))
+        loop = LoopPhases(stamps.append, on_step=lambda number: number == 3 and loop.rest(4, lambda _step: 0.0))
         if recorded:
             loop.open()
         for number in range(6):
