@@ -104,9 +104,7 @@ from weights that are larger by a factor of 1 + 2^-23. Where kernels change a lo
 The simulation of `falcon_h1` is of other code: transformers 5.23 scans with `einsum`, older versions with a tensor of
 all pairs of tokens in a chunk and all states.
 
-`transformers` 5.17 lacks internlm3 and iquestcoder. Types without an estimate have no row, or one for kernels only.
-Not measured yet: dots1, exaone_moe, glm4_moe_lite, lfm2, lfm2_moe, minimax_m2, qwen3_5_text, qwen3_5_moe_text,
-solar_open and youtu.
+`transformers` 5.17 lacks internlm3 and iquestcoder. Types without an estimate have no row in ligerprof.
 Rows, with all losses: `benchmarks/results/architectures-h200-rows.json`; `python benchmarks/architectures.py table` of
 them prints this page.
 """
