@@ -8,7 +8,7 @@ _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
     "verl": (frozenset({"actor_rollout_ref"}),),
     "NeMo RL": (frozenset({"policy", "cluster"}),),
     "NeMo": (frozenset({"exp_manager"}), frozenset({"megatron_cfg"})),
-    "Megatron-LM": (frozenset({"tensor_model_parallel_size"}), frozenset({"tensor-model-parallel-size"})),
+    "Megatron-LM": (frozenset({"tensor_model_parallel_size", "num_layers"}), frozenset({"tensor-model-parallel-size"})),
     "ms-swift": (frozenset({"train_type", "torch_dtype"}), frozenset({"tuner_type"}), frozenset({"rlhf_type"})),
     "nanotron": (frozenset({"parallelism", "tokens", "checkpoints"}),),
     "LitGPT": (frozenset({"checkpoint_dir", "out_dir", "train"}),),

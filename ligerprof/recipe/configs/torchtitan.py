@@ -171,6 +171,7 @@ _ROWS: Mapping[str, Row] = {
     ),
     **lacking("image generation", "encoder"),
     **ignored(Reason.EVALUATION, "eval"),
+    **ignored(Reason.GENERATION, "inference"),
     **ignored(Reason.OTHER_METHOD, "quantize mx memory_estimation fault_tolerance"),
     **ignored(Reason.SCHEDULE, "lr_scheduler"),
     **ignored(Reason.OUTPUT, "job profiling profiler metrics dump_folder"),
