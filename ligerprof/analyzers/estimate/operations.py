@@ -162,9 +162,8 @@ def multiply_wide(context: Context, left: Value, right: Value) -> Value:
     Both gradients are made wide, then the left one is cast. The engine frees what the product saved after the cast;
     checkpointing's unpack hooks hand it over for good, so it is gone before.
     """
-    tape, widens = context.tape, left.width != right.width
-    wide = Operation(elements=left.elements, width=right.width, inputs=(left,), view_of=left)
-    read = tape.run(wide) if widens and context.unpacks_once else tape.name(left)
+    tape = context.tape
+    read = _read_wide(context, left, right.width)
     output = tape.run(
         Operation(
             elements=right.elements,
@@ -176,6 +175,13 @@ def multiply_wide(context: Context, left: Value, right: Value) -> Value:
     )
     tape.release(read)
     return output
+
+
+def _read_wide(context: Context, value: Value, width: int) -> Value:
+    """A factor of a wider product; checkpointing frees what the product saved before the factor's gradient is cast."""
+    if value.width == width or not context.unpacks_once:
+        return context.tape.name(value)
+    return context.tape.run(Operation(elements=value.elements, width=width, inputs=(value,), view_of=value))
 
 
 def saved_factors(left: Value, right: Value) -> tuple[Value, ...]:
@@ -232,18 +238,25 @@ def row_root(context: Context, squares: Value, rows: int, *, powers: bool = Fals
 
 
 def scale_rows(context: Context, value: Value, factors: Value) -> Value:
-    """`value * factors` with one factor per row: saves both."""
+    """`value * factors` with one factor per row, which may be wider: saves both.
+
+    The gradients are made and cast as those of `multiply_wide`.
+    """
     width = max(value.width, factors.width)
-    return context.tape.run(
+    read = _read_wide(context, value, width)
+    wide_bytes = value.elements * width
+    output = context.tape.run(
         Operation(
             elements=value.elements,
             width=width,
-            inputs=(value, factors),
-            saves=(value, factors),
-            # gradient times value, before it is summed over the row
-            backward_scratch_bytes=value.elements * width,
+            inputs=(read, factors),
+            saves=(read, factors),
+            # gradient times value, before it is summed over the row, and the gradient of the value before it is cast
+            backward_scratch_bytes=2 * wide_bytes if read.width != width else wide_bytes,
         )
     )
+    context.tape.release(read)
+    return output
 
 
 def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
