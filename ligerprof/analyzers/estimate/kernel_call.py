@@ -41,7 +41,7 @@ def kernel_memory(
         activation_bytes=value.width,
         parameter_bytes=weight.width if weight is not None else context.stream_bytes,
         compute_bytes=context.half_bytes,
-        weight_requires_grad=weight is not None and weight.trainable,
+        weight_requires_grad=weight is not None and weight.needs_gradient,
         sm_count=recipe.gpu_spec.sm_count,
         input_requires_grad=value.needs_gradient,
         low_rank=0 if factors is None else factors[0].elements // context.tokens,
@@ -105,7 +105,7 @@ def call_loss(
         thin, wide = factors
         early = ((thin, thin.elements * product_bytes), (wide, wide.size_bytes))
     if weight is not None and memory.forward_gradient_bytes:
-        early = (*early, (weight, weight.size_bytes if weight.trainable else 0))
+        early = (*early, (weight, weight.size_bytes if weight.needs_gradient else 0))
     if memory.forward_gradient_bytes:
         early = ((value, memory.forward_gradient_bytes - sum(size_bytes for _, size_bytes in early)), *early)
     cast_bytes = memory.backward_gradient_bytes

@@ -41,7 +41,8 @@ def measure_step(
 ) -> StepOutcome:
     """Train on a CUDA device: recorded steps, then a counted step, timed steps and a traced step.
 
-    The figures are those of the counted step, which runs without recorder and stamps.
+    The figures are those of the counted step, which runs without recorder and stamps. With an evaluation they are those
+    of the recorded step before it.
 
     Args:
         trace_directory: the folder for the profiler's trace; None: no trace.
@@ -61,7 +62,6 @@ def measure_step(
                 session.build(build)
                 session.run_recorded()
             session.count()
-            session.count_evaluation()
             session.time()
             if trace_directory is not None:
                 session.trace(trace_directory)
@@ -220,18 +220,17 @@ class _Session:
         self._evaluate(self._recorded[-1])
 
     def count(self) -> None:
-        """Run the step whose figures are reported."""
-        self._progress("counting a step without the recorder")
-        self._counted = _Counters(self._recorded[-1].step, self._base_bytes)
-        train_step(self._trainer, self._batch, self._counted)
+        """Run the step whose figures are reported, unless an evaluation has run since the recorded one."""
+        if self._recipe.evaluation is None:
+            self._progress("counting a step without the recorder")
+            self._counted = _Counters(self._recorded[-1].step, self._base_bytes)
+            train_step(self._trainer, self._batch, self._counted)
+        else:
+            # what an evaluation reserves stays reserved, and weights that it gathered may stay gathered
+            self._counted = self._recorded[-1]
         self._outside.note("step")
         if self._uses_host:
             self._host_bytes = _resident_bytes() - self._host_base_bytes
-
-    def count_evaluation(self) -> None:
-        """Run the evaluation whose figures are reported."""
-        if self._counted is not None:
-            self._evaluate(self._counted)
 
     def _evaluate(self, counters: _Counters) -> None:
         if (evaluation := self._recipe.evaluation) is None:
