@@ -1,6 +1,7 @@
 """Cross-entropy over given logits against its reference in fp64."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -137,6 +138,19 @@ def test_strided_logits(in_place: bool, device: torch.device) -> None:
     inputs = [wide[:, :-1, :VOCAB].requires_grad_(), torch.randint(0, VOCAB, (4, 5), device=device)]
     tolerance = LOSS_ROUNDINGS[torch.float32]
     assert_matches_fp64(lambda *g: kernel(*g, options), lambda *g: reference(*g, options), inputs, tolerance)
+
+
+def test_the_reference_takes_the_inputs_that_the_kernel_takes(device: torch.device) -> None:
+    logits = torch.randn(5, 3, 33, device=device).transpose(0, 1).requires_grad_()
+    labels = torch.randint(0, 33, (5, 3), device=device, dtype=torch.int32).t()
+    weights = torch.rand(33, device=device).bfloat16()
+    for options in (LossOptions(token_scaling=True, z_loss=0.1), LossOptions(reduction="none", label_smoothing=0.1)):
+        got, right = (
+            run(partial(function, options=options, class_weight=weights), [logits, labels])
+            for function in (kernel, reference)
+        )
+        errors = [relative_error(*pair) for pair in zip(got, right, strict=True)]
+        assert max(errors) < LOSS_ROUNDINGS[torch.float32], errors
 
 
 def test_in_place_takes_no_second_plane_and_says_so(device: torch.device) -> None:

@@ -33,9 +33,9 @@ def cross_entropy(
     wide, targets = _in_formula(logits, options), next_labels(labels, options)
     summed = options.reduction == "mean" and num_items is not None
     loss = functional.cross_entropy(
-        wide.view(-1, wide.shape[-1]),
-        targets.view(-1),
-        weight=class_weight,
+        wide.reshape(-1, wide.shape[-1]),
+        targets.reshape(-1).long(),
+        weight=None if class_weight is None else class_weight.to(wide.dtype),
         ignore_index=options.ignore_index,
         label_smoothing=options.label_smoothing,
         reduction="sum" if summed else options.reduction,
@@ -63,8 +63,8 @@ def cross_entropy_outputs(
     p = log_p.exp()
     losses = functional.cross_entropy(
         wide.reshape(-1, wide.shape[-1]),
-        targets.view(-1),
-        weight=class_weight,
+        targets.reshape(-1).long(),
+        weight=None if class_weight is None else class_weight.to(wide.dtype),
         ignore_index=options.ignore_index,
         label_smoothing=options.label_smoothing,
         reduction="none",
@@ -72,7 +72,7 @@ def cross_entropy_outputs(
     z_losses = options.z_loss * weights * lse.square()
     losses = losses + z_losses
     if options.token_scaling:
-        scale = p.gather(-1, targets.where(counts, 0).unsqueeze(-1)).squeeze(-1).detach()
+        scale = p.gather(-1, targets.where(counts, 0).long().unsqueeze(-1)).squeeze(-1).detach()
         losses, z_losses = losses * scale, z_losses * scale
     predicted = wide.argmax(-1).where(counts, -1)
     right = ((predicted == targets) & counts).to(losses.dtype)
@@ -109,7 +109,7 @@ def _label_weights(wide: Tensor, targets: Tensor, options: LossOptions, class_we
     """Each label's class weight; 0 if it is ignored."""
     counts = targets != options.ignore_index
     weights = counts.to(wide.dtype)
-    return weights if class_weight is None else weights * class_weight[targets.where(counts, 0)]
+    return weights if class_weight is None else weights * class_weight[targets.where(counts, 0).long()]
 
 
 def _squared_normalizers(
@@ -118,5 +118,5 @@ def _squared_normalizers(
     weights = _label_weights(wide, targets, options, class_weight)
     squares = weights * torch.logsumexp(wide, dim=-1).square()
     if options.reduction == "none":
-        return squares.view(-1)
+        return squares.reshape(-1)
     return squares.sum() if summed or options.reduction == "sum" else squares.sum() / weights.sum()

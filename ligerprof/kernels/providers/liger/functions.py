@@ -51,9 +51,9 @@ def cross_entropy(
     from liger_kernel.transformers.functional import liger_cross_entropy
 
     targets = next_labels(labels, options)
-    loss: Tensor = liger_cross_entropy(
-        logits.float().view(-1, logits.shape[-1]), targets.view(-1), **_loss_arguments(options, num_items)
-    )
+    # of a row with gaps, liger-kernel 0.8.5 makes a copy without `requires_grad`, and returns it as the gradient
+    rows = logits.float().contiguous().view(-1, logits.shape[-1])
+    loss: Tensor = liger_cross_entropy(rows, targets.view(-1), **_loss_arguments(options, num_items))
     return _divided(loss, targets, options, num_items)
 
 
