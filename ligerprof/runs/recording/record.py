@@ -303,7 +303,8 @@ class Recorder:
             bridge = self._bridge
             if bridge is None:
                 # it ends in a step without a history
-                bridge = self._end_of_gap(phases, phases.moment()[0])._replace(failure=failure)
+                step = phases.step if failure is None else phases.moment()[0]
+                bridge = self._end_of_gap(phases, step)._replace(failure=failure)
             later = None if bridge is not self._bridge else snapshot
             before = pickle.loads(self._before_gap)  # noqa: S301 - from this process
             snapshot = joined(before, bridge, later, self._max_entries)
