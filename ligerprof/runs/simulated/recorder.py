@@ -263,7 +263,10 @@ def _accumulation_buffer(args: Sequence[Any]) -> Tensor | None:
     the next gradient is added to it in place. Fake tensors are subclasses, for which the engine never does that.
     """
     left, right = args
-    if not isinstance(right, Tensor) or left.shape != right.shape or left.dtype != right.dtype:
+    # either may be a number
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+        return None
+    if left.shape != right.shape or left.dtype != right.dtype:
         return None
     if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or left._is_view():
         return None

@@ -20,3 +20,9 @@ def test_what_another_thread_drops_is_freed_before_the_next_allocation() -> None
         assert gpu.peak_bytes == 4000
         del after
         assert gpu.live_bytes == 0
+
+
+def test_a_number_and_a_tensor_are_added_as_two_tensors_are() -> None:
+    with simulated_gpu() as gpu:
+        total = torch.add(0.5, torch.empty(1000), alpha=2)
+        assert gpu.live_bytes == total.untyped_storage().nbytes() == 4000
