@@ -109,6 +109,7 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
         **(_draw_latents(random, sizes) if latent else {}),
         "decoder_sparse_step": random.choice((1, 1, 2)),
         "shared_intermediate_size": 96,
+        "lm_head_bias": together,
         **(_draw_delta(random) if has_row(family) and find_architecture(family).delta else {}),
         "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],
         "residual_dropout": random.choice((0.0, 0.1)),
@@ -234,7 +235,7 @@ def _chunked_losses(recipe: TrainingRecipe) -> Iterator[Loss]:
     """The chunked losses that go with a recipe."""
     if "flce" in recipe.kernels or "ce" in recipe.kernels:
         return
-    if recipe.spec.scales_logits or recipe.spec.architecture.head_bias:
+    if recipe.spec.scales_logits or recipe.spec.has_head_bias:
         return
     yield from (Loss.CHUNKED_NLL, Loss.TRL_TILED)
     if recipe.spec.final_softcap is None:

@@ -284,7 +284,7 @@ class Architecture:
         tied_by_default: whether head and embedding share their weight if the config lacks the key.
         mask_by_position: whether the decoder passes the mask to its layers by position, so that checkpointing
             saves it with the layer's input.
-        head_bias: whether the head has a bias.
+        head_bias: whether the head has a bias, or the config key that decides.
         output_class: class of the causal model's result, in transformers.modeling_outputs.
         peft_targets: the layers that peft adapts if none are named; empty if peft knows none.
     """
@@ -304,7 +304,7 @@ class Architecture:
     layers: str = "model.layers"
     final_norm: str = "model.norm"
     head: str = "lm_head"
-    head_bias: bool = False
+    head_bias: bool | str = False
     norm: Norm = Norm()
     attention: Attention = Attention()
     delta: DeltaNet | None = None

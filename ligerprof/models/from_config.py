@@ -322,7 +322,7 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
             yield ParameterShape(name=name, shape=shape)
     if not spec.tied_embeddings:
         yield ParameterShape(name=f"{row.head}.weight", shape=(spec.vocab_size, spec.hidden_size))
-    if row.head_bias:
+    if spec.has_head_bias:
         yield ParameterShape(name=f"{row.head}.bias", shape=(spec.vocab_size,))
 
 

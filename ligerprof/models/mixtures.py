@@ -24,6 +24,8 @@ class Scoring(Word):
     GROUPED_SOFTMAX = "grouped softmax"
     # softmax over all experts, outside of autocast; a bias decides which are chosen
     BIASED_SOFTMAX = "biased softmax"
+    # one expert after another, drawn by a softmax of the logits that are near the highest (`sparsemixer`)
+    DRAWN = "drawn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -164,6 +164,12 @@ class ModelSpec:
         return self.architecture.logit_scale is not None or self.architecture.logit_divisor is not None
 
     @property
+    def has_head_bias(self) -> bool:
+        """Whether the head has a bias."""
+        bias = self.architecture.head_bias
+        return bool(self.setting(bias)) if isinstance(bias, str) else bias
+
+    @property
     def normalizes_scores(self) -> bool:
         """Whether the scores of a token's experts are divided by their sum."""
         experts = self.architecture.mlp.experts

@@ -217,7 +217,7 @@ def _loss_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         options.loss in (Loss.TORCH_LINEAR, Loss.TITAN_CHUNKED) and capped,
         f"{chosen}: {options.spec.name} caps its logits, which this loss cannot do. Choose another {_FLAGS['loss']}.",
     )
-    unknown = options.spec.scales_logits or options.spec.architecture.head_bias
+    unknown = options.spec.scales_logits or options.spec.has_head_bias
     yield (
         options.loss is not Loss.HF and unknown,
         f"{chosen} knows no scale of logits and no bias of the head, as {options.spec.name} has. Choose hf.",

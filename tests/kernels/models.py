@@ -75,7 +75,7 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "cohere": {"use_qk_norm": True},
     "exaone4": {"num_hidden_layers": 5, "sliding_window": 8},
     "gemma3_text": {"num_hidden_layers": 7, "sliding_window": 8},
-    **dict.fromkeys(("flex_olmo", "mixtral", "olmoe", "qwen3_moe"), _FEW_EXPERTS),
+    **dict.fromkeys(("flex_olmo", "mixtral", "olmoe", "phimoe", "qwen3_moe"), _FEW_EXPERTS),
     "granitemoe": {**_FEW_EXPERTS, "residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "granitemoeshared": {**_FEW_EXPERTS, "shared_intermediate_size": 40, "residual_multiplier": 0.5},
     "qwen2_moe": {**_FEW_EXPERTS, "shared_expert_intermediate_size": 40},

@@ -101,6 +101,7 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
         "v_head_dim": draw(st.integers(1, 9)),
         "shared_expert_intermediate_size": draw(st.integers(1, 9)),
         "shared_intermediate_size": draw(st.integers(0, 9)),
+        "lm_head_bias": draw(st.booleans()),
         "num_dense_layers": draw(st.integers(0, 3)),
         "block_ffn_dim_multiplier": draw(st.sampled_from([1, 1.3])),
         "block_multiple_of": 8,

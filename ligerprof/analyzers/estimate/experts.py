@@ -4,6 +4,8 @@ All chosen pairs of token and expert are rows of one tensor, sorted by expert, s
 `expert_loop.py` has experts that run one after another.
 """
 
+from collections.abc import Callable, Mapping
+
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.expert_gates import clamped_product
@@ -45,12 +47,8 @@ def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Val
         return _soften_and_divide(context, logits, value.width)
     if row.scoring is Scoring.SOFTMAX_OF_CHOSEN:
         return _soften_chosen(context, logits) if row.widens_chosen else _soften_narrow(context, logits)
-    if row.scoring is Scoring.SIGMOID:
-        return _squash(context, logits)
-    if row.scoring is Scoring.WIDE_SIGMOID:
-        return _squash_wide(context, logits)
-    if row.scoring is Scoring.GROUPED_SOFTMAX:
-        return _soften_and_scale(context, logits)
+    if row.scoring in _SCORES:
+        return _SCORES[row.scoring](context, logits)
     probabilities = _soften(context, logits, casts=row.casts_logits)
     choices = tape.run(Operation(elements=chosen, width=INDEX_BYTES))
     scores = tape.run(Operation(elements=chosen, width=FP32_BYTES, inputs=(probabilities,), saves=(choices,)))
@@ -161,6 +159,57 @@ def _soften_and_scale(context: Context, logits: Value) -> tuple[Value, Value, Va
     scores = renamed(context, best, scale(context, best))
     tape.release(every, *held)
     return logits, scores, choices
+
+
+def _draw(context: Context, logits: Value) -> tuple[Value, Value, Value]:
+    """`sparsemixer`: draws two experts in turn; only the logits receive gradients, by a function of its own."""
+    tape, tokens = context.tape, context.tokens
+    scores, choices, held = list[Value](), list[Value](), list[Value]()
+    read = logits
+    for first in (True, False):
+        if not first:
+            index = choices[0]
+            read = tape.run(Operation(elements=logits.elements, width=logits.width, inputs=(logits,), saves=(index,)))
+            held.append(read)
+        mask = tape.run(Operation(elements=logits.elements, width=1, forward_scratch_bytes=2 * logits.size_bytes))
+        masked = tape.run(Operation(elements=logits.elements, width=logits.width, inputs=(read,), saves=(mask,)))
+        choice = tape.run(Operation(elements=tokens, width=INDEX_BYTES, forward_scratch_bytes=2 * logits.size_bytes))
+        soft = _soften_in_place_of(context, masked)
+        chance = tape.run(Operation(elements=tokens, width=soft.width, inputs=(soft,), saves=(choice,)))
+        score = tape.run(
+            Operation(
+                elements=tokens,
+                width=soft.width,
+                inputs=(logits,),
+                saves=(chance, choice, soft),
+                backward_scratch_bytes=soft.size_bytes,
+                in_function=True,
+            )
+        )
+        tape.release(mask, chance)
+        held.append(soft)
+        scores.append(score)
+        choices.append(choice)
+    joined = tape.run(Operation(elements=2 * tokens, width=scores[0].width, passes=tuple(scores)))
+    joined_choices = tape.run(Operation(elements=2 * tokens, width=INDEX_BYTES))
+    tape.release(*held, *scores, *choices)
+    return logits, joined, joined_choices
+
+
+def _soften_in_place_of(context: Context, masked: Value) -> Value:
+    """The softmax of the masked logits, which replaces them; autocast computes it in fp32."""
+    read = context.cast_for("softmax.int", masked)
+    soft = context.tape.run(Operation(elements=read.elements, width=read.width, inputs=(read,), saves_output=True))
+    context.tape.release(read, masked)
+    return soft
+
+
+_SCORES: Mapping[Scoring, Callable[[Context, Value], tuple[Value, Value, Value]]] = {
+    Scoring.SIGMOID: _squash,
+    Scoring.WIDE_SIGMOID: _squash_wide,
+    Scoring.GROUPED_SOFTMAX: _soften_and_scale,
+    Scoring.DRAWN: _draw,
+}
 
 
 def _divide_by_sums(context: Context, scores: Value) -> Value:

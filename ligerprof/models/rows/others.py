@@ -14,6 +14,8 @@ from ligerprof.models.architecture import (
 )
 from ligerprof.models.config_keys import Dropout, SlidingWindow
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
+from ligerprof.models.mixtures import Experts, Scoring
+from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, MOE_OUTPUT, ROUTER
 from ligerprof.models.rows.parts import (
     CONFIGURED_ATTENTION,
     PLAIN_GATED,
@@ -206,6 +208,27 @@ ROWS = (
             after_attention="resid_dropout", after_mlp="resid_dropout", dropout=Dropout(key="resid_pdrop")
         ),
         embedding_dropout=Dropout(key="embd_pdrop"),
+    ),
+    Architecture(
+        model_type="phimoe",
+        peft_targets=(),
+        class_prefix="Phimoe",
+        defaults={"num_key_value_heads": 8, "num_local_experts": 16, "num_experts_per_tok": 2},
+        aliases={"num_experts": "num_local_experts"},
+        tensors=(
+            *CONFIGURED_ATTENTION,
+            RawWeight(name="mlp.router", parameter="weight", shape=ROUTER.shape),
+            GATES,
+            DOWN,
+            *TWO_NORMS,
+        ),
+        not_estimated=(AUXILIARY, "input_jitter_noise"),
+        head_bias="lm_head_bias",
+        norm=_LAYER_NORM,
+        attention=Attention(window=SlidingWindow()),
+        mlp=Mlp(experts=Experts(count="num_local_experts", router="router", scoring=Scoring.DRAWN)),
+        auxiliary_loss=AUXILIARY,
+        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="gpt_neox",
