@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.explain.diff import PeakDiff
     from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.analyzers.search.advise import Advice
-    from ligerprof.analyzers.search.changes import Settle, Sharding
+    from ligerprof.analyzers.search.changes import Change, Settle, Sharding
     from ligerprof.analyzers.search.fit import Fit
     from ligerprof.analyzers.trace.report import TraceReport
     from ligerprof.runs.outcome import StepOutcome
@@ -87,6 +87,7 @@ def fit(
     progress: Progress | None = None,
     remaining: Callable[[int], None] | None = None,
     processes: int = 0,
+    ladder: "Sequence[Change] | None" = None,
 ) -> "Fit":
     """Find the largest batch and sequence within the memory limit, or the GPU's memory; see `ligerprof fit`.
 
@@ -96,13 +97,15 @@ def fit(
         progress: receives short messages.
         remaining: receives the number of simulations that are probably left, whenever it changes.
         processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
+        ladder: the changes that may make the wanted batch and sequence fit; None: those of `advise` that keep both.
     """
     from ligerprof.analyzers.search import fit as search
+    from ligerprof.analyzers.search.changes import SAME_DATA
 
     say = progress or _silent
     with closing(Simulators(processes)) as simulators:
         judge = make_judge(recipe, simulate=simulate, progress=say, simulators=simulators)
-        return search.fit(recipe, judge, say, remaining)
+        return search.fit(recipe, judge, say, remaining, ladder=ladder or SAME_DATA)
 
 
 def advise(

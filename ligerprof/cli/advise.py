@@ -1,8 +1,6 @@
 """`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with its saving and cost."""
 
 import os
-from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +9,13 @@ import click
 from ligerprof.cli.changed_copies import changed_copy_option, check_copies, write_copies
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option, word_option
-from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
-from ligerprof.cli.output import config_report, config_sources, show
+from ligerprof.cli.options import RecipeCommand, recipe_options
+from ligerprof.cli.output import config_report, show
+from ligerprof.cli.own_files import in_own_files, sharding_of
 from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError, LigerprofError, MissingDependencyError, UnsupportedError
-from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
-from ligerprof.recipe.configs.edits import FileEdit, edits_json, switch_liger
-from ligerprof.recipe.configs.own import NAME as OWN
-from ligerprof.recipe.configs.plans import OwnFiles
-from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
+from ligerprof.recipe.categories import Engine
+from ligerprof.recipe.configs.edits import FileEdit, edits_json
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
@@ -27,7 +23,6 @@ from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.search.advise import Advice
-    from ligerprof.analyzers.search.changes import Sharding
 
 
 @click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes that make a recipe fit.")
@@ -62,18 +57,14 @@ def command(
     report = config_report()
     files = () if report is None else report.files
     check_copies(copies, files, force=force)
-    if not recipe.kernels and not was_given("provider") and switch_liger(files):
-        # the kernels that the changed files will use, so that these need what the plan says
-        recipe = replace(recipe, provider="liger")
-    sources, given = config_sources()
-    own = OwnFiles(sources=sources, given=given, files=files, recipe=recipe, switches_kernels=was_given("provider"))
+    recipe, own = in_own_files(recipe)
     with stages() as progress:
         advice = advise(
             recipe,
             simulate=simulate,
             progress=progress,
             tried=progress.attempt,
-            sharding=_sharding_of({framework for _, framework in files}, sharding),
+            sharding=sharding_of({framework for _, framework in files}, sharding),
             settle=own.settle if files else None,
         )
     runnable, reason = _runnable(advice)
@@ -108,18 +99,6 @@ def command(
         raise DoesNotFitError(
             f"the plan needs {needed} of main memory, over --host-memory. Allow more, or offload less with --offload."
         )
-
-
-def _sharding_of(frameworks: Collection[str], engine: Engine | None) -> "Sharding":
-    """How the frameworks of the files shard: torchtitan by FSDP2 alone; it and accelerate have groups of their own."""
-    from ligerprof.analyzers.search.changes import Sharding
-
-    if TORCHTITAN in frameworks:
-        return Sharding(engine=engine or Engine.FSDP2, wrap=Wrap.ACCELERATE, reduce_dtype=ReduceDtype.FLOAT32)
-    first = engine or Engine.DEEPSPEED
-    if not frameworks or OWN in frameworks:
-        return Sharding(engine=first)
-    return Sharding(engine=first, wrap=Wrap.ACCELERATE, reduce_dtype=ReduceDtype.BFLOAT16)
 
 
 def _runnable(advice: "Advice") -> tuple[str, str]:

@@ -10,6 +10,7 @@ from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import say, show
+from ligerprof.cli.own_files import in_own_files, ladder_of
 from ligerprof.cli.progress import stages
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
@@ -46,6 +47,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
     if figure is not None:
         check_format(figure.suffix)
         require_absent([figure], force=force)
+    recipe, own = in_own_files(recipe)
     with stages() as progress:
         found = fit(
             recipe,
@@ -53,6 +55,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
             progress=progress,
             remaining=progress.remaining,
             processes=_processes(),
+            ladder=ladder_of(own),
         )
     if figure is not None:
         write_figure(draw_frontier(found), figure, force=force)

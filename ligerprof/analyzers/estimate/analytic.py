@@ -237,6 +237,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
         kernels = " or ".join(f"{kernel.label} kernel" for kernel in attention_kernels(recipe))
         if gpu.vendor is Vendor.AMD:
             yield f"which attention kernel ROCm runs is not known; counted: {kernels}"
+        elif recipe.attention is Attention.FLASH:
+            yield f"FlashAttention keeps what {kernels} of scaled_dot_product_attention does on {gpu.title}"
         else:
             yield f"scaled_dot_product_attention uses {kernels} on {gpu.title}"
     if not gpu.measured:

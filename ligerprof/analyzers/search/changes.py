@@ -51,12 +51,15 @@ def _change(
 def _fused_kernels(recipe: TrainingRecipe) -> Outcome:
     # TRL computes its loss in tiles, and refuses a fused one
     wanted = "no-flce" if recipe.loss is Loss.TRL_TILED else "all"
+    if recipe.selective is not None:
+        # rope writes over outputs that selective checkpointing keeps
+        wanted = "+".join(name for name in select_kernels(wanted, recipe.spec) if name != "rope")
     if set(recipe.kernels) == set(select_kernels(wanted, recipe.spec)):
         return "all applicable kernels are in use"
     if recipe.loss is Loss.TRL_TILED:
         return (dataclasses.replace(recipe, liger=wanted),)
     # the fused loss replaces the loss that `loss` selects
-    return (dataclasses.replace(recipe, liger="all", loss=Loss.HF),)
+    return (dataclasses.replace(recipe, liger=wanted, loss=Loss.HF),)
 
 
 @_change("zero-2", "ZeRO-2", "little: the communication volume of data parallelism", free=True)
@@ -120,9 +123,9 @@ def _fsdp2(sharding: Sharding) -> Change:
 
 @_change("checkpointing", "checkpointing", "time: each layer's forward pass runs twice, up to a third more compute")
 def _checkpointing(recipe: TrainingRecipe) -> Outcome:
-    if recipe.checkpointing and recipe.checkpoint_every == 1:
+    if recipe.checkpointing and recipe.checkpoint_every == 1 and recipe.selective is None:
         return "already enabled"
-    return (dataclasses.replace(recipe, checkpointing=True, checkpoint_every=1),)
+    return (dataclasses.replace(recipe, checkpointing=True, checkpoint_every=1, selective=None),)
 
 
 @_change(
@@ -285,8 +288,13 @@ def _settled(settle: Settle, change: Change) -> Change:
 
 LADDER = make_ladder(Sharding())
 
-# the changes that keep batch and sequence as they are asked for
-SAME_DATA = tuple(change for change in LADDER if change is not _sequence)
+
+def same_data(ladder: Sequence[Change]) -> tuple[Change, ...]:
+    """The changes that keep batch and sequence as they are asked for."""
+    return tuple(change for change in ladder if change.name != _sequence.name)
+
+
+SAME_DATA = same_data(LADDER)
 
 
 def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int) -> Outcome:

@@ -1,7 +1,7 @@
 """Find the largest batch and sequence that fit a limit, and settings that make the wanted pair fit."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from ligerprof.analyzers.search.budget import (
     needed_bytes,
     verdict_notes,
 )
-from ligerprof.analyzers.search.changes import SAME_DATA
+from ligerprof.analyzers.search.changes import SAME_DATA, Change
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import recipe_flags
@@ -117,11 +117,21 @@ def _settings_json(advice: Advice) -> dict[str, Any]:
     return {"changes": changes, "flags": list(recipe_flags(advice.plan)), **advice.plan_verdict.to_json()}
 
 
-def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress, remaining: Remaining | None = None) -> Fit:
+def fit(
+    recipe: TrainingRecipe,
+    judge: Judge,
+    progress: Progress,
+    remaining: Remaining | None = None,
+    *,
+    ladder: Sequence[Change] = SAME_DATA,
+) -> Fit:
     """Find the largest batch and sequence that fit the judge's limit.
 
     Every answer fits while the next larger value does not. If the judge simulates, both were simulated, except values
     whose estimate is more than a tenth above the limit.
+
+    Args:
+        ladder: the changes that may make the wanted batch and sequence fit.
 
     Raises:
         UnsupportedError: neither the analytic estimate nor the simulation covers an option of the recipe.
@@ -139,7 +149,7 @@ def fit(recipe: TrainingRecipe, judge: Judge, progress: Progress, remaining: Rem
     if not wanted.fits:
         progress("looking for settings that fit")
         try:
-            settings = advise(recipe, judge, ladder=SAME_DATA)
+            settings = advise(recipe, judge, ladder=ladder)
         except (UnsupportedError, UnknownModelError) as error:
             gap = str(error)
     return Fit(

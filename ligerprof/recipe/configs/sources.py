@@ -69,12 +69,18 @@ def read_sources(sources: Sequence[str], documents: Documents | None = None) -> 
 
 
 def _with_named_files(readings: Iterable[Reading], given: set[str], documents: Documents) -> Iterator[Reading]:
+    read: set[tuple[str, str]] = set()
     for reading in readings:
         yield reading
         for key, named in reading.files.items():
             # a file of that kind on the command line takes its place
-            if named.framework not in given:
-                yield _read_named(reading, key, named, documents)
+            if named.framework in given:
+                continue
+            found = _read_named(reading, key, named, documents)
+            # the files of a trainer and of its launcher may name the same one
+            if (found.file, found.framework) not in read:
+                read.add((found.file, found.framework))
+                yield found
 
 
 def _read_named(reading: Reading, key: str, named: Names, documents: Documents) -> Reading:

@@ -120,6 +120,7 @@ _AXOLOTL: Mapping[str, Spelling] = {
     "grad_accum": _spelled("gradient_accumulation_steps", "grad_accum"),
     "seq": _spelled("sequence_len", "seq"),
     "checkpointing": _spelled("gradient_checkpointing", "checkpointing"),
+    "selective": lambda recipe: {"selective_checkpointing": False} if recipe.selective is None else None,
     "optimizer": _optimizer("optimizer"),
     "liger": _kernels(
         {
@@ -145,6 +146,11 @@ def _titan_checkpointing(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
     if recipe.selective is not None or recipe.checkpoint_every > 1:
         return None
     return {"activation_checkpoint.mode": "full" if recipe.checkpointing else "none"}
+
+
+def _titan_class(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+    plain = recipe.selective is None and recipe.checkpoint_every == 1
+    return {"activation_checkpoint": "FullAC" if recipe.checkpointing else None} if plain else None
 
 
 def _titan_tokens(recipe: TrainingRecipe) -> Mapping[str, Any]:
@@ -198,7 +204,7 @@ SPELLINGS: Mapping[str, Mapping[str, Spelling]] = {
         "grad_accum": lambda recipe: {
             "training.num_tokens_per_train_step": recipe.batch * recipe.seq * recipe.grad_accum * recipe.gpus
         },
-        "checkpointing": lambda recipe: {"activation_checkpoint": "FullAC" if recipe.checkpointing else None},
+        **dict.fromkeys(("checkpointing", "selective"), _titan_class),
     },
     # its own file, next to one of another framework or of none
     "deepspeed": {},

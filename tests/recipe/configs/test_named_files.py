@@ -168,3 +168,12 @@ def test_files_of_open_instruct(keys: dict[str, Any], means: tuple[Any, ...], tm
 def test_preference_methods_of_open_instruct_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="dpo_beta: 5: DPO or another preference method"):
         read(tmp_path, {**OPEN_INSTRUCT, "dpo_beta": 5})
+
+
+def test_a_file_that_two_others_name_is_read_once(tmp_path: Path) -> None:
+    zero = tmp_path / "zero.json"
+    zero.write_text(json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}), encoding="utf-8")
+    launcher = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": str(zero)}}
+    recipe, report = read(tmp_path, {**TRAINER, "deepspeed": str(zero)}, launcher)
+    assert recipe.zero == 2
+    assert [file for file, framework in report.files if framework == "deepspeed"] == [str(zero)]

@@ -76,6 +76,18 @@ def test_the_plan_is_what_the_framework_makes_of_the_keys(tmp_path: Path) -> Non
     assert own.settle(dataclasses.replace(kernels, checkpointing=True)).kernels == kernels.kernels
 
 
+def test_checkpointing_takes_selective_checkpointing_out_of_the_file(tmp_path: Path) -> None:
+    text = TITAN.replace('"none"', '"selective"\nselective_ac_option = "op"')
+    file = write(tmp_path, "titan.toml", text)
+    recipe, report = load_recipe([file], {"model": "tiny"})
+    assert recipe.selective == "torchtitan"
+    own = OwnFiles(sources=[file], given={"model": "tiny"}, files=report.files, recipe=recipe)
+    plan = settled(own, "checkpointing")
+    assert (plan.checkpointing, plan.selective) == (True, None)
+    (edit,) = own.write(plan).edits
+    assert [change.key for change in edit.changes] == ["activation_checkpoint.mode"]
+
+
 @pytest.mark.parametrize(
     ("name", "rung", "says"),
     [
