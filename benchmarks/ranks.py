@@ -603,7 +603,19 @@ def described(recipe: TrainingRecipe) -> str:
     """The options in which a recipe differs from the others of its engine."""
     from ligerprof.recipe.training import RECIPE_OPTIONS
 
-    shown = ("checkpointing", "grad_accum", "grad_sync", "clip", "liger", "provider", "attention", "offload", "wrap")
+    shown = (
+        "checkpointing",
+        "checkpoint_every",
+        "selective",
+        "grad_accum",
+        "grad_sync",
+        "clip",
+        "liger",
+        "provider",
+        "attention",
+        "offload",
+        "wrap",
+    )
     shown += ("reshard", "reduce_dtype", "replicate")
     plain = TrainingRecipe(engine=recipe.engine, gpus=recipe.gpus)
     differing = [name for name in shown if getattr(recipe, name) != getattr(plain, name)]

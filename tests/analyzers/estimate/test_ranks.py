@@ -1,5 +1,6 @@
 """Estimates for one rank under FSDP2 and DDP: against two H200s, and against what each option does in torch."""
 
+import json
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
 from ligerprof.units import MIB
+from tests.paths import RESULTS
 from tests.rank_truth import ROWS, name_of, recipe_of
 
 # |estimate / measured - 1|: of the steady step and DDP's second one, of the first step; docs/estimate.md quotes them
@@ -33,6 +35,19 @@ def test_measured_steps(row: dict[str, Any]) -> None:
     first, second, steady = errors_of(row)
     assert abs(first) <= FIRST_STEP_TOLERANCE
     assert max(abs(second), abs(steady)) <= TOLERANCE
+
+
+def recomputed_rows() -> list[Any]:
+    lines = (RESULTS / "ranks-recomputation-h200x2.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == "row"]
+
+
+@pytest.mark.parametrize("row", recomputed_rows(), ids=lambda row: TrainingRecipe.from_json(row["recipe"]).summary)
+def test_measured_steps_with_selective_and_partial_checkpointing(row: dict[str, Any]) -> None:
+    estimated = estimate(TrainingRecipe.from_json(row["recipe"]))
+    first, _, steady = (max(steps) for steps in zip(*(rank["peaks"] for rank in row["ranks"]), strict=True))
+    assert estimated.first_step_peak_bytes == pytest.approx(first, rel=FIRST_STEP_TOLERANCE)
+    assert estimated.peak_bytes == pytest.approx(steady, rel=TOLERANCE)
 
 
 def test_the_median_of_measured_steps() -> None:
