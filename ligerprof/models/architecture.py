@@ -194,6 +194,7 @@ class Mlp:
         width: the config key of its intermediate size.
         adjusted: how the config changes this size, or None.
         dropout_attribute: the attribute of a gated MLP that holds the probability.
+        sparsity_attribute: that of the share of gates that are set to zero first, which kernels cannot do.
         multipliers: the attributes of a gated MLP with the factors of its gate before the activation and of its output.
     """
 
@@ -208,6 +209,7 @@ class Mlp:
     width: str = "intermediate_size"
     adjusted: AdjustedWidth | None = None
     dropout_attribute: str | None = None
+    sparsity_attribute: str | None = None
     multipliers: tuple[str, str] | None = None
 
     @property

@@ -110,7 +110,8 @@ class ModelSpec:
     def features(self) -> frozenset[Feature]:
         """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not."""
         found, rotary = self.architecture.features, self.architecture.attention.rotary
-        if self.experts and all(self.layer_kinds.sparse) and not self.shared_size:
+        has_experts_alone = self.experts and all(self.layer_kinds.sparse) and not self.shared_size
+        if has_experts_alone or all(self.layer_kinds.thinned):
             found -= {Feature.SWIGLU, Feature.GEGLU}
         rotates_halves = rotary is not None and rotary.turns_halves and self.rotary_dim == self.head_dim
         return found if rotates_halves else found - {Feature.ROTARY}

@@ -39,7 +39,7 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
     """Run one decoder layer on the residual stream `value`, which the caller still holds."""
     tape, row = context.tape, context.spec.architecture
     if row.streams is not None:
-        return run_stream_layer(context, value, index, output_role, project)
+        return run_stream_layer(context, value, index, output_role, (project, _gated_mlp))
     name, norms = f"{row.layers}.{index}", row.layer_norms
     residual_drop = None if row.residual_dropout is None else row.residual_dropout.dropout
     normed = _normed(context, value, name, norms.before_attention)

@@ -24,16 +24,24 @@ from ligerprof.analyzers.estimate.operations import (
 from ligerprof.analyzers.estimate.rotary import rotate_one
 from ligerprof.analyzers.estimate.streams import row_and_sizes
 from ligerprof.analyzers.estimate.tensors import Value
+from ligerprof.kernels.slots import find_slot
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.selective import BMM
 
 Project = Callable[[Context, Value, str], Value]
+GatedMlp = Callable[[Context, Value, str, str], Value]
 
 
-def run_stream_layer(context: Context, value: Value, index: int, output_role: Role, project: Project) -> Value:
-    """Gemma3nTextDecoderLayer on the streams `value`, which the caller still holds; its variables live to the end."""
-    tape, row = context.tape, context.spec.architecture
+def run_stream_layer(
+    context: Context, value: Value, index: int, output_role: Role, parts: tuple[Project, GatedMlp]
+) -> Value:
+    """Gemma3nTextDecoderLayer on the streams `value`, which the caller still holds; its variables live to the end.
+
+    Args:
+        parts: a linear layer with its adapter, and an MLP with a kernel in it.
+    """
+    tape, row, (project, gated_mlp) = context.tape, context.spec.architecture, parts
     name, norms = f"{row.layers}.{index}", row.layer_norms
     predictions = _predicted(context, value, name)
     active = tape.slice(predictions, _active_elements(context, value))
@@ -45,7 +53,11 @@ def run_stream_layer(context: Context, value: Value, index: int, output_role: Ro
     total = add(context, gated, laurel)
     middle = renamed(context, total, scale(context, total))
     middle_normed = norm(context, middle, f"{name}.{norms.before_mlp}")
-    fed = _mlp(context, middle_normed, f"{name}.{row.mlp.name}", project)
+    slot = None if row.mlp.gate is None else find_slot(row.mlp.gate).name
+    if slot is not None and slot in context.kernels and not context.spec.layer_kinds.thinned[index]:
+        fed = gated_mlp(context, middle_normed, f"{name}.{row.mlp.name}", slot)
+    else:
+        fed = _mlp(context, middle_normed, f"{name}.{row.mlp.name}", project)
     fed_normed = norm(context, fed, f"{name}.{norms.after_mlp}")
     activated = add(context, middle, fed_normed)
     corrected = _corrected(context, predictions, activated, name, output_role)

@@ -48,6 +48,8 @@ def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     """
     row, linear_kernel = patcher.row.mlp, patcher.variant(slot.with_next_linear)
     forward, mlps = decoder.gated_forward(row, kernel), patcher.modules("MLP")
+    if row.sparsity_attribute is not None:
+        mlps = [module for module in mlps if not getattr(module, row.sparsity_attribute)]
     for module in mlps:
         activation = None if row.activation is None else type(getattr(module, row.activation)).__name__
         # None: the code calls the function that the slot is for

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp, Norm, Rotary
+from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Norm, Rotary
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
-from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, norm_tensors, periodic_window
+from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, GEGLU, PLAIN_GATED, norm_tensors, periodic_window
 from ligerprof.models.streams import Streams
 
 _QUERY, _KEY, _VALUE, _OUT = CONFIGURED_ATTENTION
@@ -23,6 +23,7 @@ ROWS = (
         modeling="gemma3n",
         peft_targets=(),
         class_prefix="Gemma3n",
+        classes={"MLP": ("Gemma3nTextMLP",)},
         defaults={
             "num_key_value_heads": 2,
             "head_dim": 256,
@@ -63,8 +64,7 @@ ROWS = (
             rotary=Rotary(other=True, tables_by_kind=True),
             window=periodic_window(5, default=512),
         ),
-        # most gates are thinned out before the product
-        mlp=Mlp(gate=None, function=("hidden_activation", "gelu_pytorch_tanh")),
+        mlp=replace(GEGLU, sparsity_attribute="activation_sparsity"),
         layer_norms=LayerNorms(
             after_attention="post_attention_layernorm",
             before_mlp="pre_feedforward_layernorm",
