@@ -118,7 +118,7 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
         "hidden_dropout": random.choice((0.0, 0.1)),
     }
     if has_row(family) and find_architecture(family).state_space:
-        more.update(_draw_state_space(random))
+        more.update(_draw_state_space(random, sizes))
     if has_row(family) and find_architecture(family).streams:
         more |= _draw_streams(random, more["num_hidden_layers"])
     if has_row(family) and find_architecture(family).short_conv:
@@ -138,18 +138,19 @@ def _draw_delta(random: Random) -> dict[str, Any]:
     }
 
 
-def _draw_state_space(random: Random) -> dict[str, Any]:
-    heads, head_dim = random.choice((2, 4, 6)), random.choice((32, 64, 80))
+def _draw_state_space(random: Random, sizes: dict[str, Any]) -> dict[str, Any]:
+    heads, hidden = random.choice((2, 4, 8)), sizes["num_attention_heads"] * sizes["head_dim"]
     return {
         "mamba_n_heads": heads,
-        "mamba_d_head": head_dim,
-        "mamba_d_ssm": heads * head_dim,
+        "mamba_d_head": 2 * hidden // heads,
+        "mamba_d_ssm": 2 * hidden,
         "mamba_n_groups": random.choice((1, 2)),
         "mamba_d_state": random.choice((16, 64, 128)),
         "mamba_chunk_size": random.choice((64, 128, 256)),
         "mamba_conv_bias": random.random() < 0.7,
         "mamba_proj_bias": random.random() < 0.3,
         "projectors_bias": random.random() < 0.3,
+        "attn_layer_indices": [1],
     }
 
 

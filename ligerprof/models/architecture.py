@@ -273,7 +273,7 @@ class Architecture:
         only_one: config keys that do so with any value but 1.
         delta: the gated delta net that some layers have instead of attention, or None.
         short_conv: the gated convolution that some layers have instead of attention, or None.
-        state_space: the Mamba-2 mixer that all layers have beside attention, or None.
+        state_space: the Mamba-2 mixer that layers have instead of attention or beside it, or None.
         streams: the parts of a decoder with several residual streams, or None.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
@@ -368,11 +368,11 @@ class Architecture:
 
     @property
     def lora_targets(self) -> tuple[str, ...]:
-        """Module names of the linear layers that LoRA adapts; peft refuses the last one of a state space model."""
+        """Module names of the linear layers that LoRA adapts."""
         experts, left_out = self.mlp.experts, set[str]()
         if experts is not None and experts.adapted_by_name:
             left_out |= set(self.mlp.linear_layers)
-        if self.state_space is not None:
+        if self.state_space is not None and not self.state_space.adapts_out:
             left_out.add(self.state_space.out)
         return tuple(name for name in self.linear_layers if name not in left_out)
 

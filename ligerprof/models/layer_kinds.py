@@ -20,7 +20,7 @@ class LayerKinds:
         windowed: whether a layer attends to a window of tokens only.
         rotated: whether a layer rotates query and key.
         sparse: whether a layer has a mixture of experts.
-        recurrent: whether a layer has a gated delta net or a short convolution instead of attention.
+        recurrent: whether a layer has a gated delta net, a short convolution or a Mamba-2 mixer instead of attention.
         sharing: whether a layer stores keys and values for others, or reuses them.
         thinned: whether a layer sets most gates of its MLP to zero.
     """
@@ -65,8 +65,9 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
         rotates_all = rotary.only_with_window is None or (rotary.only_with_window == "unless off" and tokens is None)
         rotated = windowed if not rotates_all else _chosen(row, rotary.layers, config, layers)
     sparse = _with_experts(row, config, layers)
-    mixer = row.delta or row.short_conv
-    recurrent = (False,) * layers if mixer is None else _chosen(row, mixer.layers, config, layers)
+    mixer = row.delta or row.short_conv or row.state_space
+    instead = None if mixer is None else mixer.layers
+    recurrent = (False,) * layers if instead is None else _chosen(row, instead, config, layers)
     streams = row.streams
     return LayerKinds(
         window_tokens=tokens,

@@ -2,19 +2,29 @@
 
 from dataclasses import dataclass
 
+from ligerprof.models.config_keys import LayerChoice
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSpace:
-    """The state space model that each layer has beside attention. Module names are relative to `name`.
+    """Where a layer has a state space model. Module names are relative to `name`.
 
     Attributes:
         joint: the projection of gate, values, both kinds of states and time steps.
+        norm: the norm of the gated output; None: the output is gated only.
+        layers: the layers that have one instead of attention; None: all layers have one beside attention.
+        adapts_out: whether peft adapts its last projection (`_check_lora_target_modules_mamba` refuses some).
+        scales_parts: whether numbers multiply its input and each part of the projection.
     """
 
     name: str = "mamba"
     joint: str = "in_proj"
     conv: str = "conv1d"
     out: str = "out_proj"
+    norm: str | None = "norm"
+    layers: LayerChoice | None = None
+    adapts_out: bool = True
+    scales_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

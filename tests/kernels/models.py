@@ -90,6 +90,14 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "dots1": {**_FEW_EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "exaone_moe": {**_FEW_EXPERTS, "num_hidden_layers": 5, "sliding_window": 8},
     **dict.fromkeys(("minimax_m2", "solar_open"), _FEW_EXPERTS),
+    "bamba": {
+        "mamba_expand": 1,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 12,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+        "attn_layer_indices": [1],
+    },
     "falcon_h1": {
         "mamba_d_ssm": 48,
         "mamba_n_heads": 4,

@@ -44,9 +44,9 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
     residual_drop = None if row.residual_dropout is None else row.residual_dropout.dropout
     normed = _normed(context, value, name, norms.before_attention)
     if context.spec.layer_kinds.recurrent[index]:
-        mix = delta_net if row.delta is not None else short_conv
+        mix = delta_net if row.delta is not None else short_conv if row.short_conv is not None else mix_states
         added, probabilities = mix(context, normed, name, project), None
-    elif row.state_space is not None:
+    elif row.state_space is not None and row.state_space.layers is None:
         return _run_hybrid(context, value, normed, name, output_role)
     else:
         added, probabilities = _attention(context, normed, f"{name}.{row.attention.name}")

@@ -1,7 +1,10 @@
 """Decoders whose layers have a state space model."""
 
-from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp
-from ligerprof.models.layer_tensors import Linear, RawWeight
+from dataclasses import replace
+
+from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp, Rotary
+from ligerprof.models.config_keys import LayerChoice
+from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, norm_tensors
 from ligerprof.models.state_space import StateSpace
 
@@ -32,22 +35,23 @@ _MLP = (
     Linear(name="feed_forward.down_proj", inputs="intermediate", outputs=("hidden",), bias="mlp_bias"),
 )
 
+_SIZES = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+}
+_NORMS = norm_tensors("input_layernorm", "pre_ff_layernorm")
+
 ROWS = (
     Architecture(
         model_type="falcon_h1",
         peft_targets=(),
         class_prefix="FalconH1",
-        defaults={
-            "num_key_value_heads": 8,
-            "mamba_d_ssm": 1024,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_chunk_size": 256,
-            "mamba_conv_bias": True,
-        },
+        defaults={**_SIZES, "num_key_value_heads": 8, "mamba_d_ssm": 1024},
         tensors=(
             *_MLP,
             *_RATES,
@@ -55,15 +59,36 @@ ROWS = (
             _JOINT,
             _OUT,
             *CONFIGURED_ATTENTION,
-            *norm_tensors("input_layernorm", "pre_ff_layernorm"),
+            *_NORMS,
         ),
         not_estimated=("mamba_rms_norm",),
         final_norm="model.final_layernorm",
         attention=Attention(scales_parts=True),
-        state_space=StateSpace(),
+        state_space=StateSpace(norm=None, adapts_out=False, scales_parts=True),
         mlp=Mlp(name="feed_forward", multipliers=("gate_multiplier", "down_multiplier")),
         layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
         scales_embedding="decoder",
         logit_scale="lm_head_multiplier",
+    ),
+    Architecture(
+        model_type="bamba",
+        peft_targets=(),
+        class_prefix="Bamba",
+        # transformers sets the share, whatever the config says
+        defaults={**_SIZES, "num_key_value_heads": 8, "attn_layer_indices": [], "partial_rotary_factor": 0.5},
+        tensors=(
+            *_MLP,
+            *_NORMS,
+            *(replace(item, recurrent=True) for item in (*_RATES, *_CONV)),
+            replace(_JOINT, recurrent=True),
+            NormWeight(name="mamba.norm", width="ssm inner", recurrent=True),
+            replace(_OUT, bias="mamba_proj_bias", recurrent=True),
+            *(replace(item, recurrent=False) for item in CONFIGURED_ATTENTION),
+        ),
+        final_norm="model.final_layernorm",
+        attention=Attention(rotary=Rotary(share="partial_rotary_factor", joins_last=True)),
+        state_space=StateSpace(layers=LayerChoice(key="no_list", others="attn_layer_indices")),
+        mlp=Mlp(name="feed_forward"),
+        layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
     ),
 )
