@@ -39,19 +39,23 @@ def render_advice(
         Text(_LEGEND),
         *(Text(line) for line in _outcome(advice)),
         *(Text(f"note: {sentence}") for sentence in (*advice.notes, *remarks)),
-        *(Text(line) for line in _edit_lines(edits)),
+        *_edit_lines(edits),
         ShellCommand(f"Next: {next_command}"),
     )
 
 
-def _edit_lines(edits: Sequence[FileEdit]) -> Iterator[str]:
+def _edit_lines(edits: Sequence[FileEdit]) -> "Iterator[RenderableType]":
+    from rich.text import Text
+
     for edit in edits:
         if edit.changes:
-            yield f"In {edit.file}:"
-        yield from edit.lines
+            yield Text(f"In {edit.file}:")
+        for line in edit.lines:
+            # those of a file are copied, so not wrapped
+            yield Text(line, no_wrap=True, overflow="ignore") if line[:1] in "+-" else Text(line)
     if edits and edits[0].not_in_file:
         having = "No file has a key" if len(edits) > 1 else "The file has no key"
-        yield f"{having} for {', '.join(edits[0].not_in_file)}."
+        yield Text(f"{having} for {', '.join(edits[0].not_in_file)}.")
 
 
 def _ladder(advice: Advice) -> "Table":

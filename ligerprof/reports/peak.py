@@ -10,7 +10,7 @@ from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.reports.failure import failure_lines, growth_sentence
-from ligerprof.reports.suggestions import suggestion_lines
+from ligerprof.reports.suggestions import suggestion_block
 from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role, View
 from ligerprof.units import format_bytes, format_like, format_mib, prints_as_zero
@@ -40,7 +40,7 @@ def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "
     from rich.text import Text
 
     peak = [Text(line) for line in (sentence(report), *phase_lines(report), *finding_lines(report))]
-    suggestions = [Text(line) for line in suggestion_lines(report.suggestions)]
+    suggestions = [suggestion_block(report.suggestions)] if report.suggestions else []
     notes = [Text(f"Note: {note}.") for note in report.notes]
     oom = report.out_of_memory
     if oom is not None:

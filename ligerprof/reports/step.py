@@ -9,7 +9,7 @@ from ligerprof.recipe.usable_memory import outside_bytes
 from ligerprof.reports.failure import failure_lines, holders
 from ligerprof.reports.peak import blocks_table
 from ligerprof.reports.ranks import ranks_sentence, ranks_tables
-from ligerprof.reports.suggestions import suggestion_lines
+from ligerprof.reports.suggestions import indented, suggestion_lines
 from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
 from ligerprof.roles import Backend, Phase
@@ -37,7 +37,7 @@ def render_step(report: StepReport) -> RenderableType:
         Text(""),
         *tables,
         *_ranks_part(report),
-        *(Text(line) for line in advice_lines(report)),
+        *map(indented, advice_lines(report)),
         *(Text(line) for line in closing_lines(report)),
     )
 

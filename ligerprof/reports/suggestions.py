@@ -1,11 +1,19 @@
 """Render suggestions: what each saves and costs, then the lines to change."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.suggestions.suggestion import Basis, Suggestion
 from ligerprof.units import format_bytes, format_like
 
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
 _MOST = 8
+# spaces before a line to copy
+_COPIED = 4
 
 
 def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[str]:
@@ -20,6 +28,39 @@ def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[str]:
         if suggestion.condition:
             yield f"  {suggestion.condition}."
         yield from (f"    {line}" for line in suggestion.how)
+
+
+def suggestion_block(suggestions: Sequence[Suggestion]) -> "RenderableType":
+    """The same lines for the terminal: prose is wrapped below its start, and lines to copy are not wrapped."""
+    from rich.console import Group
+
+    return Group(*map(indented, suggestion_lines(suggestions)))
+
+
+def indented(line: str) -> "RenderableType":
+    """A line of prose, wrapped with its indent; one of a file or a program, after four spaces, as it is."""
+    from rich.text import Text
+
+    indent = len(line) - len(line.lstrip(" "))
+    if indent >= _COPIED:
+        return Text(line, no_wrap=True, overflow="ignore")
+    return _Prose(line, indent) if indent else Text(line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prose:
+    """A line of words that stays below its start where it is wrapped."""
+
+    line: str
+    indent: int
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """The wrapped lines."""
+        from rich.text import Text
+
+        following = " " * self.indent
+        lines = wrap(self.line, options.max_width, subsequent_indent=following, break_on_hyphens=False)
+        yield Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 def _effect(suggestion: Suggestion) -> str:
