@@ -9,7 +9,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.whole_run.outcome import RunFailure, RunMoment, WholeRun
 from ligerprof.runs.whole_run.programs import Programs
-from ligerprof.runs.whole_run.traces import Program, Trace
+from ligerprof.runs.whole_run.traces import Program
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.compiled import can_compile, make_allocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -35,8 +35,8 @@ class Replay:
         self._key: object = None
         self._peaks = [(0, 0), (0, 0)]
 
-    def run(self, start: Sequence[Trace]) -> WholeRun:
-        """Run the first step from its traces and all others from programs."""
+    def run(self, start: Sequence[tuple[Program, int]]) -> WholeRun:
+        """Run the build and the first step, from programs and columns of shapes, and then all other steps."""
         if not can_compile():
             self._progress(
                 "no C compiler ($CC, cc, gcc or clang) makes a library here that can be loaded: the steps run in"
@@ -44,8 +44,8 @@ class Replay:
             )
         done, first, oom = 0, 0, None
         try:
-            for trace in start:
-                self._run(trace.program, 0)
+            for program, column in start:
+                self._run(program, column)
             first = self._allocator.highest
             self._note(0, (first, self._allocator.highest_reserved))
             self._key = self._allocator.key()

@@ -1,6 +1,9 @@
 """Run every step of a pass over the data through one allocator: the peaks of the whole run, fragmentation included."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.categories import Engine
@@ -13,7 +16,7 @@ from ligerprof.runs.whole_run.counts import known_counts
 from ligerprof.runs.whole_run.outcome import WholeRun
 from ligerprof.runs.whole_run.programs import Programs
 from ligerprof.runs.whole_run.replay import Replay
-from ligerprof.runs.whole_run.traces import Ledger, Trace
+from ligerprof.runs.whole_run.traces import Ledger, Program, Trace
 
 
 def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
@@ -34,12 +37,42 @@ def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
     progress(f"tracing steps of {recipe.spec.name} for {len(shapes.steps):,} steps of the run")
     with step_tracer(recipe) as tracer:
         parts = _Parts(tracer, progress, accumulates=recipe.grad_accum > 1)
-        start = parts.start(shapes.steps[0])
+        first = shapes.steps[0]
+        start = parts.start(first[:2])
         # a step after the first one is needed before steps are alike
-        parts.steady(shapes.steps[0][0])
-        wanted = [shape for step in shapes.steps[1:] for shape in step]
+        parts.steady(first[0])
+        wanted = [*first[1:], *(shape for step in shapes.steps[1:] for shape in step)]
         programs = Programs(parts.steady, wanted, known_counts(recipe, shapes.longest))
-    return Replay(recipe, shapes, programs, progress).run(start)
+    others = _others_of_first_step(first, start[-2], programs) if len(first) > 2 else []
+    if others is None:
+        with step_tracer(recipe) as tracer:
+            start, others = _Parts(tracer, progress, accumulates=True).start(first), []
+    *before, update = [(trace.program, 0) for trace in start]
+    return Replay(recipe, shapes, programs, progress).run([*before, *others, update])
+
+
+def _others_of_first_step(
+    shapes: Sequence[BatchShape], second: Trace, programs: Programs
+) -> list[tuple[Program, int]] | None:
+    """The first step's micro-batches after the second one; None if they are not those of later steps.
+
+    They free the same blocks as in later steps under other numbers, because there are no optimizer states yet.
+    """
+    located = [programs.program(shape, 1) for shape in shapes[1:]]
+    like = located[0][0]
+    numbers = {
+        later: here for later, here in zip(like.operations.tolist(), second.operations, strict=False) if later < 0
+    }
+    renumbered = {}
+    for program in dict.fromkeys(program for program, _ in located):
+        operations = program.operations.tolist()
+        if any(number < 0 and number not in numbers for number in operations):
+            return None
+        operations = [numbers.get(number, number) for number in operations]
+        renumbered[program] = replace(program, operations=np.array(operations, np.int32))
+    if renumbered[like].operations.tolist() != list(second.operations):
+        return None
+    return [(renumbered[program], column) for program, column in located[1:]]
 
 
 class _Parts:

@@ -13,7 +13,7 @@ from ligerprof.library import make_judge
 from ligerprof.recipe.lengths import BatchShape, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated.tracing import step_tracer
-from ligerprof.runs.whole_run import replay
+from ligerprof.runs.whole_run import replay, simulate
 from ligerprof.runs.whole_run.outcome import WholeRun
 from ligerprof.runs.whole_run.simulate import simulate_run
 from ligerprof.torch_memory.allocator.states import AllocatorState
@@ -71,6 +71,18 @@ def test_a_micro_batch_leaves_gradients_and_its_loss(tmp_path: Path) -> None:
             tracer.micro_batch(BatchShape(rows=2, tokens=tokens))
             held.append(tracer.allocator.allocated_bytes)
     assert held == [held[0]] * 3
+
+
+def test_the_first_step_follows_from_later_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_for(tmp_path, 15, grad_accum=5, lora=8, batch=1)
+    found: list[Any] = []
+    others = simulate._others_of_first_step
+    monkeypatch.setattr(simulate, "_others_of_first_step", lambda *args: found.append(others(*args)) or found[0])
+    run = simulate_run(recipe, silent)
+    assert [len(parts) for parts in found] == [3]
+    # each micro-batch of the first step is traced
+    monkeypatch.setattr(simulate, "_others_of_first_step", lambda *_: None)
+    assert simulate_run(recipe, silent) == run
 
 
 def test_a_run_without_a_compiler_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
