@@ -3,7 +3,8 @@
     python benchmarks/whole_runs.py benchmarks/results/whole-runs.json
 
 It takes about five minutes on a machine without other load. Each row has drawn lengths in random order, for
-micro-batches of four. The goal is a minute per run.
+micro-batches of four. The goal is a minute of CPU time per run: other load
+changes it less than time on the clock.
 """
 
 import argparse
@@ -76,8 +77,8 @@ def main() -> None:
                 str(path),
             )
             seconds = measure(words)
-            met = seconds["wall_seconds"] <= GOAL_SECONDS
-            print(f"{name}, {lengths}: {seconds['wall_seconds']} s, {'met' if met else 'MISSED'}", flush=True)
+            met = seconds["cpu_seconds"] <= GOAL_SECONDS
+            print(f"{name}, {lengths}: {seconds['cpu_seconds']} s, {'met' if met else 'MISSED'}", flush=True)
             case = {"case": name, "lengths": lengths, "seq": seq, "grad_accum": accumulation}
             rows.append({**case, "recipe": recipe, **seconds})
     about = {"python": platform.python_version(), "cores": os.cpu_count(), "load_average": load}
@@ -85,7 +86,7 @@ def main() -> None:
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
         **about,
         "steps": STEPS,
-        "goal_seconds": GOAL_SECONDS,
+        "goal_cpu_seconds": GOAL_SECONDS,
         "rows": rows,
     }
     options.results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
