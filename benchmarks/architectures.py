@@ -71,6 +71,7 @@ MORE: dict[str, dict[str, Any]] = {
     "exaone_moe": {**_FEW_EXPERTS, "sliding_window_pattern": 2},
     "glm4_moe_lite": _LATENT,
     "youtu": _LATENT,
+    "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 64, "attn_layer_indices": [2, 5]},
     "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 64},
     "gemma3n_text": {
         "num_kv_shared_layers": 1,
@@ -101,10 +102,11 @@ with {versions}; simulated with torch 2.13 and transformers 5.23. Peaks: bf16, c
 their experts: `perturbed` is the difference in fp32 over 20 steps between two runs without kernels, one of which starts
 from weights that are larger by a factor of 1 + 2^-23. Where kernels change a loss by more than 1e-5, so does that.
 
-The simulation of `falcon_h1` is of other code: transformers 5.23 scans with `einsum`, older versions with a tensor of
-all pairs of tokens in a chunk and all states.
+`falcon_h1` was measured with transformers 5.23, which scans with `einsum`. transformers 5.17 scans with a tensor of all
+pairs of tokens in a chunk and all states: there the same step takes 9,097.7 MiB.
 
 `transformers` 5.17 lacks internlm3 and iquestcoder. Types without an estimate have no row in ligerprof.
+Not measured yet: bamba and phimoe.
 Rows, with all losses: `benchmarks/results/architectures-h200-rows.json`; `python benchmarks/architectures.py table` of
 them prints this page.
 """
