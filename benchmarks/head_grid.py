@@ -285,19 +285,24 @@ def table_rows(results: Path) -> Iterator[str]:
 
 
 def own_table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    columns = [f"{budget}: {of}" for budget in BUDGETS for of in ("of products", "of bound", "MiB beyond gradients")]
+    before = {f"before:{budget}": f"{budget} before" for budget in BUDGETS}
+    titles = {**BUDGETS_OF_NAMES, **{name: title for name, title in before.items() if name in rows[0]["comparisons"]}}
+    columns = [
+        f"{title}: {of}" for title in titles.values() for of in ("of products", "of bound", "MiB beyond gradients")
+    ]
     yield f"| tokens x hidden x vocabulary | products, ms | SM clock, MHz | W | {' | '.join(columns)} |"
     yield f"|---|---:|---|---|{'---|' * len(columns)}"
     for row in rows:
-        found = [row["comparisons"][name] for name in BUDGETS_OF_NAMES if name in row["comparisons"]]
+        found = [row["comparisons"][name] for name in titles if name in row["comparisons"]]
         floor = [seconds for one in found for seconds in one["reference_seconds"][FLOOR]]
         cells = [f"{1e3 * statistics.median(floor):.2f}", *(_conditions(found, key) for key in CONDITIONS)]
-        for name, budget in BUDGETS_OF_NAMES.items():
+        for name in titles:
             if name not in row["comparisons"]:
                 cells += ["-"] * 3
                 continue
             beyond_mib = (row["extra_peak_bytes"][name] - row["gradient_bytes"]) / MIB
-            cells += [_share(row, name, of) for of in (FLOOR, f"{BOUND} {budget}")] + [f"{beyond_mib:.1f}"]
+            references = (FLOOR, f"{BOUND} {budget_of(name)}")
+            cells += [_share(row, name, of) for of in references] + [f"{beyond_mib:.1f}"]
         yield f"| {sizes_of(row)} | {' | '.join(cells)} |"
 
 
