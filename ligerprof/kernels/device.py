@@ -16,7 +16,7 @@ DEVICE_KINDS = ("cuda", "cpu", "simulated")
 _INTERPRETER_SM_COUNT = 4
 # of compute capability 9.0, if nothing is launched
 _SHARED_BYTES = 227 * 1024
-# the first major compute capability with programmatic dependent launch
+# the first major compute capability with programmatic dependent launch and fetches into the L2 cache
 _HOPPER = 9
 
 # entered once per launch: torch's guard takes microseconds, also where it changes nothing
@@ -63,9 +63,14 @@ def launches_early(device: "torch.device") -> bool:
     """
     import torch
 
-    if is_simulated() or device.type != "cuda" or torch.compiler.is_compiling():
-        return False
-    return torch.version.cuda is not None and _cuda_facts(device.index)[2] >= _HOPPER
+    return not (is_simulated() or torch.compiler.is_compiling()) and is_hopper(device)
+
+
+def is_hopper(device: "torch.device") -> bool:
+    """Whether `device` is an NVIDIA GPU of compute capability 9.0 or later."""
+    import torch
+
+    return device.type == "cuda" and torch.version.cuda is not None and _cuda_facts(device.index)[2] >= _HOPPER
 
 
 @cache

@@ -23,6 +23,7 @@ from ligerprof.kernels.cross_entropy.formulas import (
     label_logit,
     label_probability,
     load_label,
+    merged_totals,
     moved_spread,
     reduce_words,
     relative_exp,
@@ -123,24 +124,23 @@ def _block_statistics_kernel(
             word += vocab_start
         # the FIRST block writes in any case: later ones may hold no higher logit, or NaN
         tl.store(prediction_ptr + token, word, mask=is_higher | FIRST)
-    new_highest = tl.maximum(highest, block_highest)
+    new_highest, new_total = merged_totals(highest, total, block_highest, block_total)
     if ENTROPY:
         # before the FIRST block there are no words
         if not FIRST:
             z_spread = moved_spread(total, z_spread, highest, new_highest) * relative_exp(highest, new_highest)
         block_spread = moved_spread(block_total, block_spread, block_highest, new_highest)
         z_spread += block_spread * relative_exp(block_highest, new_highest)
-    total = total * relative_exp(highest, new_highest) + block_total * relative_exp(block_highest, new_highest)
-    store_statistics(statistics_ptr, statistics_stride, (new_highest, total, z_y, z_sum, z_spread), ENTROPY)
+    store_statistics(statistics_ptr, statistics_stride, (new_highest, new_total, z_y, z_sum, z_spread), ENTROPY)
     if LAST:
         w_y = 1.0
         if class_weight_ptr is not None:
             w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
         terms = term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr)
-        norm = (new_highest, tl.log2(total))
+        norm = (new_highest, tl.log2(new_total))
         entropy = 0.0
         if ENTROPY:
-            entropy = entropy_of(norm, total, z_spread)
+            entropy = entropy_of(norm, new_total, z_spread)
         store_results(results, token, norm, z_y, z_sum, entropy, terms, z_weight, TOKEN_SCALING)
 
 

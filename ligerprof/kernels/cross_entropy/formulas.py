@@ -21,7 +21,7 @@ import triton.language as tl
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 # instead of -inf, so that a lane that has seen only -inf does not compute inf - inf
-_LOWEST = tl.constexpr(-1.0e38)
+LOWEST = tl.constexpr(-1.0e38)
 _NO_PLACE = tl.constexpr(2**31 - 1)
 
 
@@ -66,7 +66,7 @@ def relative_exp(z, highest):
 
 
 @triton.jit
-def _power(z, norm, stored: tl.constexpr):
+def exponent(z, norm, stored: tl.constexpr):
     """log2 of e^(z - highest) / total, for logits stored in this dtype.
 
     From 16 bits, it is one multiply-add. That rounds a product with the highest logit, at 2^-24 of it, where those bits
@@ -160,12 +160,20 @@ def moved_spread(total, z_spread, highest, new_highest):
 
 
 @triton.jit
+def merged_totals(highest, total, other_highest, other_total):
+    """The highest logit of two sets of words, and the sum of exponentials relative to it."""
+    new_highest = tl.maximum(highest, other_highest)
+    total = total * relative_exp(highest, new_highest) + other_total * relative_exp(other_highest, new_highest)
+    return new_highest, total
+
+
+@triton.jit
 def no_words(LANES: tl.constexpr):
     """What `add_words` starts from.
 
     Each lane has its own maximum and sums, so that threads do not wait for each other while they read.
     """
-    lane_highest = tl.full([LANES], _LOWEST, tl.float32)
+    lane_highest = tl.full([LANES], LOWEST, tl.float32)
     zeros = tl.zeros([LANES], tl.float32)
     return lane_highest, zeros, zeros, zeros, tl.full([LANES], _NO_PLACE, tl.int32)
 
@@ -212,7 +220,7 @@ def add_words(
             # a logit of -inf adds nothing
             lane_spread += tl.sum(tl.where(z == float("-inf"), 0.0, relative_exp(power, 0.0) * power), 0)
         lane_total = lane_total * relative_exp(lane_highest, new_highest)
-        lane_total += tl.sum(tl.exp2(_power(z, (new_highest[None, :], 0.0), raw.dtype)), 0)
+        lane_total += tl.sum(tl.exp2(exponent(z, (new_highest[None, :], 0.0), raw.dtype)), 0)
         lane_highest = new_highest
     return lane_highest, lane_total, lane_sum, lane_spread, lane_place
 
@@ -265,10 +273,10 @@ def label_logit(logits_ptr, label, place, in_block, formula):
 
 
 @triton.jit
-def _gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap, stored: tl.constexpr):
+def gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap, stored: tl.constexpr):
     """Gradient of logits stored in this dtype: of_softmax * softmax(z) - of_target, plus that of the entropy."""
     highest, log2_total = norm
-    grad = tl.exp2(_power(z, norm, stored)) * of_softmax
+    grad = tl.exp2(exponent(z, norm, stored)) * of_softmax
     if of_entropy is not None:
         log2_probability = (z - highest) * _LOG2_E - log2_total
         of_word = tl.exp2(log2_probability) * (log2_probability * _LN_2 + entropy)
@@ -282,7 +290,7 @@ def _gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap, stor
 
 
 @triton.jit
-def _softmax_factor(terms, z_weight, scale, norm, others):
+def softmax_factor(terms, z_weight, scale, norm, others):
     """The factor of a row's softmax in its gradient."""
     w_y, own, all_words, _ = terms
     highest, log2_total = norm
@@ -313,7 +321,7 @@ def store_words_gradient(
     first_word, words, width = span
     _, class_weight_ptr, _, softcap, smoothing = formula
     block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    of_softmax = _softmax_factor(terms, z_weight, scale, norm, others)
+    of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
     _, entropy_grad_ptr, token, chain, entropy = others
     of_entropy = None
     if entropy_grad_ptr is not None:
@@ -333,7 +341,7 @@ def store_words_gradient(
             of_target = each_word
             if class_weight_ptr is not None:
                 of_target *= tl.load(class_weight_ptr + first_word + offsets, mask=mask, other=0.0).to(tl.float32)
-        grad = _gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap, raw.dtype)
+        grad = gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap, raw.dtype)
         tl.store(grad_ptr + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
@@ -346,7 +354,7 @@ def store_label_gradient(grad_ptr, formula, terms, z_weight, scale, norm, z_y, i
     _, _, _, softcap, smoothing = formula
     tl.debug_barrier()
     w_y, own, _, each_word = terms
-    of_softmax = _softmax_factor(terms, z_weight, scale, norm, others)
+    of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
     _, entropy_grad_ptr, token, chain, entropy = others
     of_entropy = None
     if entropy_grad_ptr is not None:
@@ -354,7 +362,7 @@ def store_label_gradient(grad_ptr, formula, terms, z_weight, scale, norm, z_y, i
     of_label = own * scale
     if smoothing is not None:
         of_label += each_word * scale * w_y
-    grad_y = _gradient(z_y, norm, of_softmax, of_label, of_entropy, entropy, softcap, grad_ptr.dtype.element_ty)
+    grad_y = gradient(z_y, norm, of_softmax, of_label, of_entropy, entropy, softcap, grad_ptr.dtype.element_ty)
     tl.store(grad_ptr, grad_y.to(grad_ptr.dtype.element_ty), mask=in_block)
 
 

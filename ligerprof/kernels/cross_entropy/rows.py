@@ -26,12 +26,20 @@ from ligerprof.kernels.cross_entropy.formulas import (
     reduce_words,
     store_gradient,
     store_ignored_results,
+    store_label_gradient,
     store_results,
     store_statistics,
     store_zeros,
     term_weights,
 )
-from ligerprof.kernels.device import on_device
+from ligerprof.kernels.cross_entropy.pairs import (
+    finish_pairs,
+    load_tile,
+    read_pairs,
+    store_pairs_gradient,
+    wait_for_turn,
+)
+from ligerprof.kernels.device import is_hopper, is_simulated, on_device, sm_count
 from ligerprof.kernels.sizes import ceil_div, next_power_of_2
 
 # launch config of whole rows: one program per row, which it reads twice. A multiprocessor's programs have 8192 lanes in
@@ -48,6 +56,15 @@ _MIN_WARPS = 4
 # loaded per lane at a time: fewer where long formulas or many addresses take the registers
 _BYTES_PER_LANE = 16
 _FEWER_BYTES_PER_LANE = 8
+# rows of more words than this are read in pairs, if they can be; narrower rows are left to smaller programs
+PAIRED_WORDS = 65536
+# launch config of pairs
+PAIRS_DEPTH, PAIRS_THREADS = 4, 1024
+_THREADS_PER_WARP = 32
+# a launch of fewer rows per multiprocessor ends before it has made up for the wait
+_ROWS_WORTH_WAITING = 3
+# from these multiples on, Triton knows that loads and masks are aligned
+_ALIGNMENT = 16
 
 
 def _depth(args: Arguments) -> int:
@@ -92,8 +109,22 @@ def _lanes_of_row(args: Arguments) -> int:
     return int(min(max(lanes, _MIN_LANES), _MAX_LANES, words))
 
 
-@triton.heuristics({**tile(_MAX_LANES), "LANES": _lanes_of_row})
-@triton.jit(do_not_specialize=["first_row", "seq_len", "ignore_index"])
+def _config_of_row() -> dict[str, Callable[[Arguments], Any]]:
+    config: dict[str, Callable[[Arguments], Any]] = {**tile(_MAX_LANES), "LANES": _lanes_of_row}
+    paired = {
+        "LANES": lambda: PAIRS_THREADS,
+        "DEPTH": lambda: PAIRS_DEPTH,
+        "num_warps": lambda: PAIRS_THREADS // _THREADS_PER_WARP,
+    }
+
+    def chosen(name: str) -> Callable[[Arguments], Any]:
+        return lambda args: paired[name]() if args["PAIRED"] else config[name](args)
+
+    return {**config, **{name: chosen(name) for name in paired}}
+
+
+@triton.heuristics(_config_of_row())
+@triton.jit(do_not_specialize=["first_row", "seq_len", "ignore_index", "first_rows"])
 def _cross_entropy_kernel(
     logits_ptr,
     grad_ptr,
@@ -123,16 +154,20 @@ def _cross_entropy_kernel(
     softcap,
     smoothing,
     z_weight,
+    first_rows,
     SHIFT: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
     ENTROPY: tl.constexpr,
+    PAIRED: tl.constexpr,
     PADDED: tl.constexpr,
     DEPTH: tl.constexpr,
     LANES: tl.constexpr,
 ):
     """One whole row: its results, and their gradient, the loss's times scale[token * scale_stride].
 
-    `grad` may be `logits`. Unless `statistics` is None, it receives what `_block_gradient_kernel` needs.
+    `grad` may be `logits`. Unless `statistics` is None, it receives what `_block_gradient_kernel` needs. Rows that are
+    PAIRED are read by `pairs`, in tiles of [LANES, DEPTH, 4] pairs of words. Unless `first_rows` is None, so many rows
+    wait for their turn, and tiles are fetched ahead.
     """
     row = tl.program_id(0)
     token = first_row + row
@@ -149,6 +184,8 @@ def _cross_entropy_kernel(
             store_zeros(grad_ptr, width, DEPTH, LANES)
         return
 
+    if first_rows is not None:
+        wait_for_turn(row, first_rows, words)
     # a label outside the vocabulary makes its own row NaN and touches no other memory
     in_vocab = (label >= 0) & (label < words)
     # loaded here, needed only at the end
@@ -162,10 +199,19 @@ def _cross_entropy_kernel(
 
     span = (0, words, width)
     formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
-    highest, total, z_sum, z_spread, place = reduce_words(
-        logits_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES
-    )
-    z_y = tl.where(in_vocab, label_logit(logits_ptr, label, label, in_vocab, formula), float("nan"))
+    if PAIRED:
+        # on its way while the row is read, and so is the second reading's first tile while threads wait for each other
+        z_y = label_logit(logits_ptr, label, label, in_vocab, formula)
+        lanes = read_pairs(logits_ptr, words, formula, first_rows is not None, DEPTH, LANES)
+        first_tile = load_tile(logits_ptr, 0, words, DEPTH, LANES, "evict_first")
+        highest, total = finish_pairs(lanes)
+        z_sum, z_spread = 0.0, 0.0
+    else:
+        highest, total, z_sum, z_spread, place = reduce_words(
+            logits_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES
+        )
+        z_y = label_logit(logits_ptr, label, label, in_vocab, formula)
+    z_y = tl.where(in_vocab, z_y, float("nan"))
     if prediction_ptr is not None:
         tl.store(prediction_ptr + token, place.to(tl.int64))
     if statistics_ptr is not None:
@@ -183,28 +229,72 @@ def _cross_entropy_kernel(
         if TOKEN_SCALING:
             scale *= label_probability(norm, z_y)
         others = (lse_grad_ptr, entropy_grad_ptr, token, chain, entropy)
-        store_gradient(
-            logits_ptr,
-            grad_ptr,
-            span,
-            formula,
-            terms,
-            z_weight,
-            scale,
-            norm,
-            z_y,
-            label,
-            in_vocab,
-            others,
-            PADDED,
-            DEPTH,
-            LANES,
-        )
+        if PAIRED:
+            store_pairs_gradient(
+                first_tile,
+                logits_ptr,
+                grad_ptr,
+                words,
+                formula,
+                terms,
+                z_weight,
+                scale,
+                norm,
+                others,
+                DEPTH,
+                LANES,
+            )
+            store_label_gradient(grad_ptr + label, formula, terms, z_weight, scale, norm, z_y, in_vocab, others)
+        else:
+            store_gradient(
+                logits_ptr,
+                grad_ptr,
+                span,
+                formula,
+                terms,
+                z_weight,
+                scale,
+                norm,
+                z_y,
+                label,
+                in_vocab,
+                others,
+                PADDED,
+                DEPTH,
+                LANES,
+            )
+
+
+def is_paired(arguments: LossArguments, logits_NV: Tensor, grad_NV: Tensor | None) -> bool:
+    """Whether the rows are read in pairs of words, on a Hopper GPU or later, or in the interpreter."""
+    options, words = arguments.options, logits_NV.shape[1]
+    has_long_formula = (
+        options.softcap is not None
+        or options.label_smoothing > 0
+        or arguments.bias_V is not None
+        or arguments.class_weight_V is not None
+        or arguments.computes_entropy
+        or arguments.prediction_N is not None
+    )
+    if words <= PAIRED_WORDS or has_long_formula or grad_NV is None or logits_NV.dtype != torch.bfloat16:
+        return False
+    if is_simulated() or (logits_NV.is_cuda and not is_hopper(logits_NV.device)):
+        return False
+    places = (words, logits_NV.stride(0), grad_NV.stride(0), logits_NV.data_ptr(), grad_NV.data_ptr())
+    return all(place % _ALIGNMENT == 0 for place in places)
 
 
 def _register_limit(logits: Tensor) -> Arguments:
     """The option that limits a program's registers, where Triton has it."""
     return {"maxnreg": _REGISTERS} if logits.is_cuda and torch.version.cuda is not None else {}
+
+
+def _first_rows(logits_NV: Tensor) -> int | None:
+    """Rows that start together and wait for their turn; None in the interpreter, which has no caches and no timer."""
+    if not logits_NV.is_cuda:
+        return None
+    together = sm_count(logits_NV.device)
+    return together if logits_NV.shape[0] >= _ROWS_WORTH_WAITING * together else 0
 
 
 def loss_and_gradient(
@@ -225,6 +315,7 @@ def loss_and_gradient(
         statistics_SN: receives the rows' statistics, with which `blocks.gradient_of_words` writes the gradient again.
     """
     rows, words = logits_NV.shape
+    paired = is_paired(arguments, logits_NV, grad_NV)
     with on_device(logits_NV):
         _cross_entropy_kernel[(rows,)](
             logits_ptr=logits_NV,
@@ -236,6 +327,8 @@ def loss_and_gradient(
             first_row=first_row,
             words=words,
             width=words if width is None else width,
+            first_rows=_first_rows(logits_NV) if paired else None,
+            PAIRED=paired,
             **arguments.for_labels(),
             **arguments.for_results(),
             **arguments.for_gradient(),

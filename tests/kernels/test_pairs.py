@@ -1,0 +1,154 @@
+"""Rows that are read in pairs of words, against the losses' references in fp64; they are only a few tiles wide."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ligerprof.kernels.cross_entropy.reference import cross_entropy_outputs as ce_reference
+from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
+from ligerprof.kernels.linear_cross_entropy.reference import fused_linear_cross_entropy as flce_reference
+from ligerprof.kernels.options import LossOptions
+from tests.kernels.oracle import LOSS_ROUNDINGS, assert_matches_fp64, leaves, run
+
+DEPTH, THREADS = 2, 128
+# two tiles and a part of a third one
+VOCAB = 2 * (8 * DEPTH * THREADS) + 48
+BF16 = LOSS_ROUNDINGS[torch.bfloat16]
+OPTIONS = {
+    "shift": LossOptions(shift=True, in_place=True),
+    "none": LossOptions(reduction="none"),
+    "ignore-7": LossOptions(ignore_index=7, in_place=True),
+    "z-loss": LossOptions(z_loss=1e-2, reduction="none", in_place=True),
+    "scale": LossOptions(logit_scale=0.25),
+    "token-scaling": LossOptions(token_scaling=True),
+}
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Read rows of any width in pairs, in small tiles; the rows of each launch that does."""
+    from ligerprof.kernels.cross_entropy import rows
+
+    is_paired, launches = rows.is_paired, []
+
+    def recorded(arguments: Any, logits: Tensor, grad: Tensor | None) -> bool:
+        paired = is_paired(arguments, logits, grad)
+        launches.extend([logits.shape[0]] * paired)
+        return paired
+
+    for name, value in {"PAIRED_WORDS": 16, "PAIRS_DEPTH": DEPTH, "PAIRS_THREADS": THREADS}.items():
+        monkeypatch.setattr(rows, name, value)
+    monkeypatch.setattr(rows, "is_paired", recorded)
+    return launches
+
+
+def problem(device: torch.device, ignore_index: int = -100) -> list[Tensor]:
+    labels = torch.randint(8, VOCAB, (3, 5), device=device)
+    labels.view(-1)[[1, 3, 5, 7, 10, 11, 14]] = ignore_index
+    return [*leaves((2 * torch.randn(3, 5, VOCAB, device=device)).bfloat16()), labels]
+
+
+def kernel(logits: Tensor, *given: Any, **named: Any) -> Any:
+    from ligerprof.kernels.cross_entropy.triton import cross_entropy_outputs
+
+    # not a leaf, which the loss may overwrite
+    return cross_entropy_outputs(logits.clone(), *given, **named)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_matches_fp64(name: str, launches: list[int], device: torch.device) -> None:
+    options = OPTIONS[name]
+    grads = [torch.rand(3, 5, device=device)] if options.reduction == "none" else None
+    assert_matches_fp64(
+        lambda *g: kernel(*g, options, returns=()).loss,
+        lambda *g: ce_reference(*g, options).loss,
+        problem(device, options.ignore_index),
+        BF16,
+        grads,
+    )
+    assert launches == [15]
+
+
+def test_gradient_of_the_log_sum_exp(launches: list[int], device: torch.device) -> None:
+    options = LossOptions(reduction="none", logit_scale=0.5, in_place=True)
+    assert_matches_fp64(
+        lambda *g: kernel(*g, options, returns=("lse",))[:2],
+        lambda *g: ce_reference(*g, options)[:2],
+        problem(device),
+        BF16,
+        list(torch.rand(2, 3, 5, device=device)),
+    )
+    # forward, which writes no gradient, does not read in pairs
+    assert launches == [15]
+
+
+def test_rows_differ_from_other_rows_by_the_order_of_sums(launches: list[int], device: torch.device) -> None:
+    logits, labels = problem(device)
+    labels[1, 3], labels[2, 1] = VOCAB, -1
+    logits.data[0, 4, 100:2500] = float("-inf")
+    options = LossOptions(reduction="none", check_labels=False)
+    loss, grad = run(lambda *g: kernel(*g, options, returns=()).loss, [logits, labels])
+    # rows with class weights are not read in pairs; these weights change nothing
+    ones = torch.ones(VOCAB, device=device)
+    other, other_grad = run(lambda *g: kernel(*g, options, class_weight=ones, returns=()).loss, [logits, labels])
+    assert launches == [15]
+    assert loss.isnan().sum() == 2
+    torch.testing.assert_close(loss, other, rtol=1e-6, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(grad, other_grad, rtol=2**-7, atol=0.0, equal_nan=True)
+    assert (grad == other_grad).double().mean() > 0.8
+
+
+def test_chunks_whose_logits_are_computed_twice(launches: list[int], device: torch.device) -> None:
+    """They leave statistics, from which another kernel writes the gradient again."""
+    tokens, hidden, vocab, budget = 66, 44, 512, 16 * 512 * 2
+    sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab}
+    plan = plan_chunks(**sizes, element_bytes=2, budget=budget, gradient_bytes=2)
+    assert plan.recomputed
+    states, weight = torch.randn(tokens, hidden, device=device), 0.3 * torch.randn(vocab, hidden, device=device)
+    labels = torch.randint(0, vocab, (tokens,), device=device)
+    labels[1:-1:4] = -100
+    options = LossOptions(budget=budget)
+
+    def fused(*given: Tensor) -> Tensor:
+        from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy
+
+        return fused_linear_cross_entropy(*given, options)
+
+    inputs = [*leaves(states.bfloat16(), weight.bfloat16()), labels]
+    assert_matches_fp64(fused, lambda *g: flce_reference(*g, options), inputs, BF16)
+    assert sum(launches) == tokens - plan.scratch_tokens
+
+
+@pytest.mark.parametrize(("stride", "start", "words"), [(72, 0, 64), (96, 4, 64), (96, 0, 40), (96, 16, 64)])
+def test_only_aligned_rows_are_read_in_pairs(
+    stride: int, start: int, words: int, launches: list[int], device: torch.device
+) -> None:
+    memory = torch.randn(3, stride, device=device).bfloat16()
+    inputs = [*leaves(memory[:, start : start + words]), torch.randint(0, words, (3,), device=device)]
+
+    def given_as_they_are(*given: Tensor) -> Tensor:
+        from ligerprof.kernels.cross_entropy.triton import cross_entropy
+
+        return cross_entropy(*given)
+
+    assert_matches_fp64(given_as_they_are, lambda *g: ce_reference(*g).loss, inputs, BF16)
+    assert launches == [3] * ((stride, start, words) == (96, 16, 64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab", [128256, 151936])
+def test_full_width(vocab: int) -> None:
+    """So many rows that some wait for their turn, and the tiles of production."""
+    tokens = 3 * torch.cuda.get_device_properties(0).multi_processor_count + 7
+    torch.manual_seed(0)
+    logits = (2.5 * torch.randn(tokens, vocab, device="cuda")).bfloat16()
+    labels = torch.randint(0, vocab, (tokens,), device="cuda")
+    labels[5::7] = -100
+    given = [*leaves(logits), labels]
+    first, again = (run(lambda *g: kernel(*g, LossOptions(), returns=()).loss, given) for _ in range(2))
+    assert all(torch.equal(value, same) for value, same in zip(first, again, strict=True))
+    assert_matches_fp64(
+        lambda *g: kernel(*g, LossOptions(), returns=()).loss, lambda *g: ce_reference(*g).loss, given, 3e-3
+    )
