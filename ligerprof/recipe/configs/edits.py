@@ -80,8 +80,12 @@ class FileEdit:
         """The changed lines: what leaves the file after `-`, what comes after `+`."""
         equals = ": " if self.content is not None and not self.file.endswith(".toml") else " = "
         for change in self.changes:
-            if change.old is not None:
-                yield f"- {change.key}{equals}{json.dumps(change.old)}"
+            old = change.old
+            if self.content is None and isinstance(old, Mapping):
+                # an object of a function
+                old = old.get(CLASS, old)
+            if old is not None:
+                yield f"- {change.key}{equals}{json.dumps(old)}"
             kept = "the rest as before, and " if change.differences != change.new else ""
             yield f"+ {change.key}{equals}{kept}{json.dumps(change.differences)}"
         if self.content is None and self.changes:

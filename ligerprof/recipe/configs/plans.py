@@ -73,13 +73,15 @@ class OwnFiles:
             return plan
         if not edits:
             return plan
+        spelled = edits[0].missing
+        if "liger" in spelled and not self.switches_kernels and set(plan.kernels) - set(self.recipe.kernels):
+            return self._without_keys([spelled["liger"]])
         whole = any(framework in SELF_CONTAINED for _, framework in self.files)
         outside = _OUTSIDE | _KERNELS if self.switches_kernels else _OUTSIDE
         missing = self._missing(plan, edits, self._read_back(plan, edits))
         refused = [typed for name, typed in missing.items() if name not in outside and (whole or name in _KERNELS)]
         if refused:
-            having = f"{Path(self.files[0][0]).name} has" if len(self.files) == 1 else "the files have"
-            return f"{having} no key for {', '.join(refused)}"
+            return self._without_keys(refused)
         return self._completed(plan, edits).recipe
 
     def _completed(self, plan: TrainingRecipe, edits: Sequence[FileEdit]) -> WrittenPlan:
@@ -103,6 +105,12 @@ class OwnFiles:
         """The options for which no file has a key, as typed, and which the files do not imply."""
         found = edits[0].missing.items()
         return {name: typed for name, typed in found if getattr(said, name) != getattr(plan, name)}
+
+    def _without_keys(self, options: Sequence[str]) -> str:
+        # of a module:function, the function
+        name = Path(self.files[0][0]).name.rpartition(":")[2]
+        having = f"{name} has" if len(self.files) == 1 else "the files have"
+        return f"{having} no key for {', '.join(options)}"
 
     def _is_same(self, plan: TrainingRecipe, name: str) -> bool:
         return bool(getattr(plan, name) == getattr(self.recipe, name))

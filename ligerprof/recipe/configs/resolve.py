@@ -7,7 +7,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.categories import EIGHT_BIT, Engine, Offload, Optimizer, Quantization
+from ligerprof.recipe.categories import EIGHT_BIT, Engine, Loss, Offload, Optimizer, Quantization
 from ligerprof.recipe.configs.deepspeed import filled
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
@@ -33,7 +33,7 @@ from ligerprof.words import Word
 S = Setting
 # settings that a recipe takes as they are
 _DIRECT = (
-    *(S.SEQ, S.GRAD_ACCUM, S.CLIP, S.CHECKPOINTING, S.REENTRANT, S.ATTENTION, S.LOSS, S.GALORE_RANK),
+    *(S.SEQ, S.GRAD_ACCUM, S.CLIP, S.CHECKPOINTING, S.REENTRANT, S.ATTENTION, S.GALORE_RANK),
     S.CHECKPOINT_EVERY,
     *(S.ACTIVATION_OFFLOAD, S.EXPERTS),
     *(S.LENGTH_ORDER, S.PAD_TO_MULTIPLE_OF),
@@ -98,6 +98,7 @@ class Resolver:
             **self._compile(engine["engine"]),
             "selective": self._selective(spec),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
+            **self._loss(engine["engine"]),
         }
         chosen.update(self._packing(chosen, spec))
         if self._is_trl and chosen.get("zero") == 3 and self._value(S.RANK) is not None:
@@ -345,6 +346,12 @@ class Resolver:
         if compiles and engine != Engine.TORCH:
             raise self._refuse(f"torch.compile under {engine}", S.COMPILE)
         return {"compile": compiles}
+
+    def _loss(self, engine: str) -> dict[str, Any]:
+        if self._value(S.LOSS) == Loss.TITAN_CHUNKED and engine != Engine.TORCH:
+            remedy = "Count whole logits with --loss hf, or TRL's chunks of 256 tokens with --loss chunked-nll."
+            raise self._refuse(f"torchtitan's chunked loss under {engine}", S.LOSS, remedy=remedy)
+        return self._direct(S.LOSS)
 
     def _selective(self, spec: ModelSpec) -> str | None:
         """The policy of selective checkpointing, with the shapes of the products that it does not keep."""

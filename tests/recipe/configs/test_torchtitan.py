@@ -224,6 +224,10 @@ def test_toml_of_a_memory_budget_is_refused(tmp_path: Path) -> None:
 def test_the_chunked_loss(module: str) -> None:
     recipe, _ = load_recipe([f"{module}:chunked"], {})
     assert recipe.loss == "titan-chunked"
+    with pytest.raises(UnsupportedError, match=r"loss: torchtitan's chunked loss under fsdp2 .*--loss hf, or"):
+        load_recipe([f"{module}:chunked"], {"gpus": 8})
+    several, _ = load_recipe([f"{module}:chunked"], {"gpus": 8, "loss": "chunked-nll"})
+    assert (several.engine, several.loss) == ("fsdp2", "chunked-nll")
 
 
 def test_flex_attention_and_a_step_of_several_micro_batches(module: str) -> None:
