@@ -11,9 +11,11 @@ import pytest
 from hypothesis.errors import UnsatisfiedAssumption
 
 from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.estimate.kept import kept_bytes
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
 from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import DRAWN_FAMILIES, draw_recipe, draw_spec
 from tests.test_estimate_against_simulation import EXPANDABLE, check
@@ -128,3 +130,10 @@ def test_an_estimate_of_experts_that_scores_in_fp32_weigh(checkpointing: bool) -
     )
     simulated_bytes = simulate_step(recipe, record=False).peak_bytes
     assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=CLOSE_TOLERANCE)
+
+
+def test_the_term_of_checkpoints_counts_all_streams() -> None:
+    recipe = TrainingRecipe(model=_spec_with_shared_keys(), seq=512, precision="amp", checkpointing=True, gpu="h200")
+    (term,) = (term for term in estimate(recipe).terms if term.name == "checkpoints")
+    kept = kept_bytes(recipe)
+    assert term.size_bytes == sum(held.get(Role.CHECKPOINTS, 0) for held in (*kept.layers, kept.others))

@@ -124,14 +124,20 @@ def buffer_terms(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Itera
 
 
 def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
-    """The residual stream at the input of each checkpointed layer."""
+    """The residual stream, or all of several, at the input of each checkpointed layer."""
     if not recipe.checkpointing:
         return None
     width = DTYPE_BYTES[recipe.gathered_dtype]
     spec = recipe.spec
     layers = sum(recipe.checkpoints_layer(index) for index in range(spec.layers))
     size_bytes = recipe.tokens * spec.hidden_size * layers * width
-    formula = f"B T H L {width} = {recipe.batch} x {recipe.seq} x {spec.hidden_size} x {layers} x {width}"
+    symbols, numbers = "B T H L", f"{recipe.batch} x {recipe.seq} x {spec.hidden_size} x {layers}"
+    if spec.streams is not None:
+        # autocast leaves them in fp32
+        width = FP32_BYTES if recipe.autocast else width
+        size_bytes = recipe.tokens * spec.hidden_size * layers * width * spec.streams.count
+        symbols, numbers = f"{symbols} N", f"{numbers} x {spec.streams.count}"
+    formula = f"{symbols} {width} = {numbers} x {width}"
     return Term(name="checkpoints", formula=formula, size_bytes=size_bytes)
 
 

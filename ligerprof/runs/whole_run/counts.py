@@ -55,15 +55,21 @@ def known_counts(recipe: TrainingRecipe, shape: BatchShape) -> tuple[Count, ...]
     Args:
         shape: any micro-batch of the run.
     """
-    return (*_stated_by_kernels(recipe, shape), *_of_embedding(recipe.spec), *_of_sums(recipe), *_ROUNDED)
+    return (*_stated_by_kernels(recipe, shape), *_of_embeddings(recipe.spec), *_of_sums(recipe), *_ROUNDED)
 
 
-def _of_embedding(spec: ModelSpec) -> Iterator[Count]:
+def _of_embeddings(spec: ModelSpec) -> Iterator[Count]:
+    yield from _of_embedding(spec.vocab_size, spec.hidden_size)
+    if spec.streams is not None:
+        yield from _of_embedding(spec.streams.vocabulary, spec.layers * spec.streams.width)
+
+
+def _of_embedding(rows: int, width: int) -> Iterator[Count]:
     """The storage that sorts the tokens and sums the rows of equal ones."""
 
     @cache
     def gradient(tokens: int) -> EmbeddingGradient | None:
-        return embedding_gradient(tokens, spec.vocab_size, spec.hidden_size)
+        return embedding_gradient(tokens, rows, width)
 
     def field(name: str) -> Count:
         # 0 for tokens that are not sorted
