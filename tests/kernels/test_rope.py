@@ -125,6 +125,7 @@ def unfit_pairs(device: torch.device) -> dict[str, list[Tensor]]:
     kept = new(1, 3, TOKENS, DIM)
     return {
         "one-memory": list(both.split((3, 1), dim=1)),
+        "one-tensor": [new(1, 3, TOKENS, DIM)] * 2,
         "somebody-elses-too": [kept, new(1, 1, TOKENS, DIM), kept.detach()],
         "one-key-for-all-heads": [new(1, 3, TOKENS, DIM), new(1, 1, TOKENS, DIM).expand(1, 3, TOKENS, DIM)],
         "overlapping-rows": [new(TOKENS + DIM).as_strided((1, 1, TOKENS, DIM), (0, 0, 1, 1)), new(1, 3, TOKENS, DIM)],

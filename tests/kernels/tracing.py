@@ -2,7 +2,7 @@
 
 `python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs, and how
 many of them write to the same tensor through two arguments (compiled code would write to two copies, and keep either).
-The compiled functions return zeros of the right shapes.
+`norm:lengths` is a norm alone, of rows of two lengths. The compiled functions return zeros of the right shapes.
 """
 
 import json
@@ -17,6 +17,7 @@ from torch.utils import _triton as torch_triton
 from triton.backends.compiler import GPUTarget
 
 from ligerprof.kernels import apply
+from ligerprof.kernels.norm.triton import rms_norm
 from tests.kernels.models import batch, tiny_model
 
 # the first layer is traced, and the norm behind it
@@ -56,8 +57,22 @@ class Launches:
 def _zeros(value: Any) -> Any:
     if not isinstance(value, torch.fx.Node):
         return value
+    example = value.meta["val"]
+    if not isinstance(example, torch.Tensor):
+        return _size(example)
     with torch.no_grad():
-        return torch.zeros(value.meta["val"].shape, dtype=value.meta["val"].dtype)
+        return torch.zeros([_size(size) for size in example.shape], dtype=example.dtype)
+
+
+def _size(size: Any) -> int:
+    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
+
+
+def _trace_norm(launches: Launches) -> None:
+    compiled = torch.compile(lambda x, weight: rms_norm(x, weight, 1e-6), backend=launches, fullgraph=True)
+    # a second length becomes a symbol
+    for columns in (48, 96):
+        compiled(torch.randn(3, columns, requires_grad=True), torch.randn(columns, requires_grad=True)).sum().backward()
 
 
 def main(cases: list[str]) -> None:
@@ -67,9 +82,13 @@ def main(cases: list[str]) -> None:
     for case in cases:
         family, kernels = case.split(":")
         torch._dynamo.reset()
-        launches, model = Launches(), tiny_model(family, **ONE_LAYER.get(family, {"num_hidden_layers": 1}))
-        with apply(model, kernels, device_kind="simulated"):
-            torch.compile(model, backend=launches, fullgraph=True)(**batch(model)).loss.backward()
+        launches = Launches()
+        if family == "norm":
+            _trace_norm(launches)
+        else:
+            model = tiny_model(family, **ONE_LAYER.get(family, {"num_hidden_layers": 1}))
+            with apply(model, kernels, device_kind="simulated"):
+                torch.compile(model, backend=launches, fullgraph=True)(**batch(model)).loss.backward()
         print(json.dumps({"case": case, "launches": launches.counts, "twice": launches.written_twice}), flush=True)
 
 

@@ -38,13 +38,14 @@ def _activate(gate, ACTIVATION: tl.constexpr):
     """Compute act(gate) and its derivative, in fp32."""
     if ACTIVATION == "swiglu":
         sigmoid = tl.sigmoid(gate)
-        curve = gate * (1.0 - sigmoid)
+        slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))
     else:
         # 0.5 (1 + tanh(u)) = sigmoid(2u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
         root, cubic = 0.7978845608028654, 0.044715
         sigmoid = tl.sigmoid(2.0 * root * (gate + cubic * gate * gate * gate))
-        curve = gate * (1.0 - sigmoid) * 2.0 * root * (1.0 + 3.0 * cubic * gate * gate)
-    return gate * sigmoid, sigmoid * (1.0 + curve)
+        # the sigmoid first: it is 0 or 1 where the square times the gate would be infinite
+        slope = sigmoid + sigmoid * (1.0 - sigmoid) * gate * (2.0 * root * (1.0 + 3.0 * cubic * gate * gate))
+    return gate * sigmoid, slope
 
 
 @triton.jit

@@ -60,7 +60,10 @@ def _launch(kernel: Any, plan: RowPlan, device_of: Tensor, heads: int | None, **
 
 
 def _row_stride(rows_ND: Tensor | None) -> int:
-    return 0 if rows_ND is None else rows_ND.stride(0)
+    if rows_ND is None:
+        return 0
+    # Dynamo has no symbol for the stride of a gradient whose rows change in length
+    return rows_ND.shape[1] if torch.compiler.is_compiling() and rows_ND.is_contiguous() else rows_ND.stride(0)
 
 
 class _Norm(torch.autograd.Function):

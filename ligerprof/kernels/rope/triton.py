@@ -258,7 +258,8 @@ def apply_rope(
         # [T, R]: unsqueezed, the axis of heads comes before or after that of tokens
         heads_last = unsqueeze_dim in (1, -2)
         unsqueeze_dim, cos, sin = 2 if heads_last else 1, cos[None], sin[None]
-    in_place = in_place and not torch.compiler.is_compiling() and _can_be_overwritten(q) and _can_be_overwritten(k)
+    may_overwrite = in_place and not torch.compiler.is_compiling() and q is not k
+    in_place = may_overwrite and _can_be_overwritten(q) and _can_be_overwritten(k)
     if unsqueeze_dim in (2, -2):
         q, k = q.transpose(1, 2), k.transpose(1, 2)
     if not _shapes_match(q, k, cos, sin):
