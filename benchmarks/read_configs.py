@@ -107,6 +107,8 @@ COMBINATIONS = (
     "fp16 under",
     "full training of",
     "gradients accumulated in another dtype",
+    "offloading of activations under ",
+    "torchtitan's chunked loss under ",
     "packing without",
     "weights in ",
 )

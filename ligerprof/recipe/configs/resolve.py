@@ -35,7 +35,7 @@ S = Setting
 _DIRECT = (
     *(S.SEQ, S.GRAD_ACCUM, S.CLIP, S.CHECKPOINTING, S.REENTRANT, S.ATTENTION, S.GALORE_RANK),
     S.CHECKPOINT_EVERY,
-    *(S.ACTIVATION_OFFLOAD, S.EXPERTS),
+    S.EXPERTS,
     *(S.LENGTH_ORDER, S.PAD_TO_MULTIPLE_OF),
 )
 _DDP, _FSDP = "ddp", "fsdp2"
@@ -95,7 +95,7 @@ class Resolver:
             **self._kernels(spec),
             **self._evaluation(),
             **self._optimizer(engine["engine"]),
-            **self._compile(engine["engine"]),
+            **self._only_in_torch(engine["engine"]),
             "selective": self._selective(spec),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
             **self._loss(engine["engine"]),
@@ -341,11 +341,15 @@ class Resolver:
         fp32 = self._value(S.FP32_EMBEDDING_STATES) if word in EIGHT_BIT else None
         return {"optimizer": word, "fp32_embedding_states": fp32}
 
-    def _compile(self, engine: str) -> dict[str, Any]:
-        compiles = self._value(S.COMPILE)
+    def _only_in_torch(self, engine: str) -> dict[str, Any]:
+        """Options that no other engine takes."""
+        compiles, offloads = self._value(S.COMPILE), self._value(S.ACTIVATION_OFFLOAD)
         if compiles and engine != Engine.TORCH:
             raise self._refuse(f"torch.compile under {engine}", S.COMPILE)
-        return {"compile": compiles}
+        if offloads and engine != Engine.TORCH:
+            remedy = "Take the key out to count activations on the GPU."
+            raise self._refuse(f"offloading of activations under {engine}", S.ACTIVATION_OFFLOAD, remedy=remedy)
+        return {"compile": compiles, "activation_offload": offloads}
 
     def _loss(self, engine: str) -> dict[str, Any]:
         if self._value(S.LOSS) == Loss.TITAN_CHUNKED and engine != Engine.TORCH:

@@ -60,6 +60,11 @@ def test_axolotl_offloads_activations(tmp_path: Path, offload: Any) -> None:
             read(tmp_path, {**AXOLOTL, "activation_offloading": offload})
 
 
+def test_offloaded_activations_under_another_engine_are_refused_by_key(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"activation_offloading: offloading of activations under fsdp2 .* Take"):
+        read(tmp_path, {**AXOLOTL, "activation_offloading": True, "fsdp_version": 2, "fsdp_config": {"version": 2}})
+
+
 def test_checkpoints_in_main_memory(tmp_path: Path) -> None:
     old = read(tmp_path, {**AXOLOTL, "gradient_checkpointing": "offload"})[0]
     assert (old.checkpointing, old.activation_offload) == (True, True)
