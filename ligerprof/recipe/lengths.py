@@ -96,6 +96,11 @@ def at_longest(recipe: TrainingRecipe) -> TrainingRecipe:
     return recipe if recipe.lengths is None else recipe_of(recipe, run_shapes(recipe).longest)
 
 
+def most_rows(recipe: TrainingRecipe) -> int:
+    """The largest micro-batch of the recipe's file of lengths: all its sequences, or all rows of packed ones."""
+    return sum(map(len, run_shapes(replace(recipe, batch=1)).steps))
+
+
 def run_shapes(recipe: TrainingRecipe) -> RunShapes:
     """One pass over the recipe's file of lengths.
 

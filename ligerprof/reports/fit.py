@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+_ENDS = {Bound.POSITIONS: ", the model's maximum", Bound.SEQUENCES: ", all sequences of the file"}
+
 
 def render_fit(fit: Fit) -> "RenderableType":
     """Lay out the answers: the limit, the wanted pair, the largest batch and sequence, the frontier, the settings."""
@@ -65,7 +67,7 @@ def _answer(point: Point | None, axis: Axis) -> str:
     if point is None:
         return "none"
     figure = point.batch if axis is Axis.BATCH else point.seq
-    end = ", the model's maximum" if point.bounded_by is Bound.POSITIONS else ""
+    end = _ENDS.get(point.bounded_by, "")
     verdict = point.verdict
     return f"{figure}{end} ({format_bytes(verdict.held_bytes)} {verdict.held}{_moment(verdict)}, {verdict.method})"
 

@@ -20,6 +20,7 @@ from ligerprof.analyzers.search.changes import SAME_DATA, Change
 from ligerprof.errors import UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import recipe_flags
+from ligerprof.recipe.lengths import most_rows
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.words import Word
@@ -38,10 +39,11 @@ _CLEARLY_TOO_LARGE = 1.1
 
 
 class Bound(Word):
-    """What limits a batch or a sequence: memory, or the positions that the model has."""
+    """What limits a batch or a sequence: memory, the positions that the model has, or the sequences of the file."""
 
     MEMORY = "memory"
     POSITIONS = "positions"
+    SEQUENCES = "sequences"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,7 +248,8 @@ class _Search:
             self._progress(f"the largest batch at {seq} tokens")
             axis = self._batch_axis(seq)
             size = self._largest(axis)
-            self._batches[seq] = self._point(axis.at(size), Axis.BATCH) if size else None
+            bound = Bound.SEQUENCES if size == axis.most else Bound.MEMORY
+            self._batches[seq] = self._point(axis.at(size), Axis.BATCH, bound) if size else None
             self._tokens = max(size, 1) * seq
         return self._batches[seq]
 
@@ -259,11 +262,13 @@ class _Search:
         self._progress(f"the longest sequence at batch {self._recipe.batch}")
         axis = self._seq_axis()
         count = self._largest(axis)
-        return self._point(axis.at(count), Axis.SEQ, at_most=count == axis.most) if count else None
+        bound = Bound.POSITIONS if count == axis.most else Bound.MEMORY
+        return self._point(axis.at(count), Axis.SEQ, bound) if count else None
 
     def _batch_axis(self, seq: int) -> "_Axis":
         base = dataclasses.replace(self._recipe, seq=seq)
-        return _Axis(lambda batch: dataclasses.replace(base, batch=batch), self._tokens // seq, None)
+        most = None if base.lengths is None else most_rows(base)
+        return _Axis(lambda batch: dataclasses.replace(base, batch=batch), self._tokens // seq, most)
 
     def _seq_axis(self) -> "_Axis":
         wanted = self._recipe.seq
@@ -273,13 +278,13 @@ class _Search:
         most = (self.most_positions - offset) // SEQ_STEP
         return _Axis(lambda count: dataclasses.replace(self._recipe, seq=offset + SEQ_STEP * count), start, most)
 
-    def _point(self, recipe: TrainingRecipe, axis: Axis, *, at_most: bool = False) -> Point:
+    def _point(self, recipe: TrainingRecipe, axis: Axis, bound: Bound) -> Point:
         return Point(
             batch=recipe.batch,
             seq=recipe.seq,
             axis=axis,
             verdict=self._judge.verdict(recipe),
-            bounded_by=Bound.POSITIONS if at_most else Bound.MEMORY,
+            bounded_by=bound,
         )
 
     def verdict(self, recipe: TrainingRecipe) -> Verdict:

@@ -1,5 +1,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -157,6 +159,18 @@ def test_the_study_s_border_on_a_24_gb_card() -> None:
     assert found[0].batch.verdict.checked == "closed form"
     assert found[0].notes[0] == "not simulated: simulate: deepspeed is not built yet."
     assert "adds no allowance" in found[0].notes[1]
+
+
+@pytest.mark.parametrize(("options", "rows"), [({}, 5), ({"batch": 20}, 5), ({"packing": True}, 2)])
+def test_a_batch_ends_with_the_sequences_of_the_file(options: dict[str, Any], rows: int, tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("100\n20\n60\n9000\n30\n", encoding="utf-8")
+    recipe = TrainingRecipe(model="tiny", seq=256, lengths=str(path), **options)
+
+    found = fit(recipe, Judge(limited(200 * MIB), reserving(lambda _recipe: 3 * MIB)), silent)
+
+    assert found.batch is not None
+    assert (found.batch.batch, found.batch.bounded_by) == (rows, "sequences")
 
 
 def test_each_recipe_is_simulated_once() -> None:
