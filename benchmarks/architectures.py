@@ -72,6 +72,14 @@ MORE: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": _LATENT,
     "youtu": _LATENT,
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 64, "attn_layer_indices": [2, 5]},
+    "granitemoehybrid": {
+        **_FEW_EXPERTS,
+        "shared_intermediate_size": 512,
+        "layer_types": ["mamba", "mamba", "attention"] * 2,
+        "mamba_n_heads": 16,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+    },
     "falcon_h1": {"mamba_d_ssm": 1024, "mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_state": 64},
     "gemma3n_text": {
         "num_kv_shared_layers": 1,
@@ -106,7 +114,7 @@ from weights that are larger by a factor of 1 + 2^-23. Where kernels change a lo
 pairs of tokens in a chunk and all states: there the same step takes 9,097.7 MiB.
 
 `transformers` 5.17 lacks internlm3 and iquestcoder. Types without an estimate have no row in ligerprof.
-Not measured yet: bamba and phimoe.
+Not measured yet: bamba, granitemoehybrid and phimoe.
 Rows, with all losses: `benchmarks/results/architectures-h200-rows.json`; `python benchmarks/architectures.py table` of
 them prints this page.
 """

@@ -117,8 +117,11 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
         "resid_pdrop": random.choice((0.0, 0.1)),
         "hidden_dropout": random.choice((0.0, 0.1)),
     }
-    if has_row(family) and find_architecture(family).state_space:
+    mixer = find_architecture(family).state_space if has_row(family) else None
+    if mixer is not None:
         more.update(_draw_state_space(random, sizes))
+    if mixer is not None and mixer.layers is not None and mixer.layers.others is None:
+        more["layer_types"] = ["mamba", "attention", "mamba", "mamba", "attention"][: more["num_hidden_layers"]]
     if has_row(family) and find_architecture(family).streams:
         more |= _draw_streams(random, more["num_hidden_layers"])
     if has_row(family) and find_architecture(family).short_conv:
@@ -151,6 +154,7 @@ def _draw_state_space(random: Random, sizes: dict[str, Any]) -> dict[str, Any]:
         "mamba_proj_bias": random.random() < 0.3,
         "projectors_bias": random.random() < 0.3,
         "attn_layer_indices": [1],
+        "position_embedding_type": random.choice((None, "rope")),
     }
 
 

@@ -31,7 +31,8 @@ class LayerChoice:
         period_key: the config key of the period.
         leaves_first: whether the first layer of a period is left out, rather than the last.
         from_layer: the config key of the first chosen layer, and its default.
-        others: the config key of a list of the layers that are not chosen; without it none is.
+        others: the config key of a list of the layers that are not chosen.
+        without_others: whether all layers are chosen without that list, rather than none.
     """
 
     key: str = "layer_types"
@@ -42,6 +43,7 @@ class LayerChoice:
     leaves_first: bool = False
     from_layer: tuple[str, int] | None = None
     others: str | None = None
+    without_others: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,9 @@ from ligerprof.models.config_keys import LayerChoice, SparseLayers
 from ligerprof.models.streams import Sharing, sharing, thinned
 from ligerprof.text import short_repr
 
+# _LEGACY_LAYER_TYPE_REMAP in transformers' configuration_utils.py
+_RENAMED = {"mamba": "linear_attention", "attention": "full_attention"}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerKinds:
@@ -61,7 +64,7 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
     if window is not None and tokens is not None:
         windowed = _chosen(row, window.layers, config, layers)
     rotated = (False,) * layers
-    if rotary is not None:
+    if rotary is not None and (rotary.when is None or row.setting(config, rotary.when[0]) == rotary.when[1]):
         rotates_all = rotary.only_with_window is None or (rotary.only_with_window == "unless off" and tokens is None)
         rotated = windowed if not rotates_all else _chosen(row, rotary.layers, config, layers)
     sparse = _with_experts(row, config, layers)
@@ -132,9 +135,9 @@ def _chosen(row: Architecture, choice: LayerChoice | None, config: Mapping[str, 
         if (listed := row.setting(config, key)) not in (None, []):
             if not isinstance(listed, list) or len(listed) < layers:
                 raise UnknownModelError(f"{key!r} is not a list of {layers} entries. Fix the config.")
-            return tuple(entry == chosen for entry in listed[:layers])
+            return tuple(_renamed(entry) == chosen for entry in listed[:layers])
     if choice.others is not None:
-        return _all_but(row, choice.others, config, layers)
+        return _all_but(row, choice.others, config, layers, without=choice.without_others)
     if choice.from_layer is not None:
         first = row.setting(config, *choice.from_layer)
         return tuple(index >= _number(choice.from_layer[0], first) for index in range(layers))
@@ -147,10 +150,14 @@ def _chosen(row: Architecture, choice: LayerChoice | None, config: Mapping[str, 
     return tuple(index % period != left_out for index in range(layers))
 
 
-def _all_but(row: Architecture, key: str, config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+def _renamed(entry: object) -> object:
+    return _RENAMED.get(entry, entry) if isinstance(entry, str) else entry
+
+
+def _all_but(row: Architecture, key: str, config: Mapping[str, Any], layers: int, *, without: bool) -> tuple[bool, ...]:
     listed = row.setting(config, key)
     if listed is None:
-        return (False,) * layers
+        return (without,) * layers
     if not isinstance(listed, list):
         raise UnknownModelError(f"{key!r} is {short_repr(listed)}, not a list of layers. Fix the config.")
     named = {entry for entry in listed if isinstance(entry, int)}

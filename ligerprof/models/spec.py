@@ -113,7 +113,8 @@ class ModelSpec:
         has_experts_alone = self.experts and all(self.layer_kinds.sparse) and not self.shared_size
         if has_experts_alone or all(self.layer_kinds.thinned):
             found -= {Feature.SWIGLU, Feature.GEGLU}
-        rotates_halves = rotary is not None and rotary.turns_halves and self.rotary_dim == self.head_dim
+        rotates = rotary is not None and (rotary.when is None or any(self.layer_kinds.rotated))
+        rotates_halves = rotary is not None and rotates and rotary.turns_halves and self.rotary_dim == self.head_dim
         return found if rotates_halves else found - {Feature.ROTARY}
 
     @property

@@ -90,6 +90,18 @@ OTHER_CONFIGS: dict[str, dict[str, Any]] = {
     "dots1": {**_FEW_EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "exaone_moe": {**_FEW_EXPERTS, "num_hidden_layers": 5, "sliding_window": 8},
     **dict.fromkeys(("minimax_m2", "solar_open"), _FEW_EXPERTS),
+    "granitemoehybrid": {
+        **_FEW_EXPERTS,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 40,
+        "layer_types": ["linear_attention", "full_attention"],
+        "position_embedding_type": "rope",
+        "mamba_expand": 1,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 12,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 8,
+    },
     "bamba": {
         "mamba_expand": 1,
         "mamba_n_heads": 4,

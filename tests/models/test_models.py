@@ -110,6 +110,15 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
         "linear_num_value_heads": key_heads * draw(st.integers(1, 3)),
         "linear_key_head_dim": draw(st.integers(1, 9)),
         "linear_value_head_dim": draw(st.integers(1, 9)),
+        "mamba_d_ssm": None,
+        "mamba_expand": 2,
+        "mamba_n_heads": 2,
+        "mamba_n_groups": draw(st.integers(1, 2)),
+        "mamba_d_state": draw(st.integers(1, 9)),
+        "mamba_conv_bias": draw(st.booleans()),
+        "mamba_proj_bias": draw(st.booleans()),
+        "projectors_bias": draw(st.booleans()),
+        "attn_layer_indices": draw(st.sampled_from([None, [], [1, 2]])),
     }
     return {**common, **sizes, **tied, **biases, **experts}
 

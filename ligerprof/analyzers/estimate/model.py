@@ -80,7 +80,7 @@ def look_up(
 def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
     """Bytes of the rotary tables cos and sin; none with learned positions."""
     rotary = recipe.spec.architecture.attention.rotary
-    if rotary is None:
+    if rotary is None or (rotary.when is not None and not any(recipe.spec.layer_kinds.rotated)):
         return ()
     if rotary.complex_products:
         # half as many complex numbers

@@ -91,6 +91,34 @@ _GRANITE = Architecture(
     auxiliary_loss=AUXILIARY,
     output_class=MOE_OUTPUT,
 )
+GRANITE_SHARED = replace(
+    _GRANITE,
+    model_type="granitemoeshared",
+    class_prefix="GraniteMoeShared",
+    defaults={**_GRANITE.defaults, "shared_intermediate_size": 0},
+    tensors=(
+        *CONFIGURED_ATTENTION,
+        *TWO_NORMS,
+        *_GRANITE.tensors[-3:],
+        Linear(name="shared_mlp.input_linear", inputs="hidden", outputs=("shared", "shared")),
+        Linear(name="shared_mlp.output_linear", inputs="shared", outputs=("hidden",)),
+    ),
+    mlp=replace(
+        _GRANITE.mlp,
+        inputs=("input_linear",),
+        down="output_linear",
+        activation="activation",
+        experts=Experts(
+            count="num_local_experts",
+            router="router",
+            scoring=Scoring.SOFTMAX_OF_CHOSEN,
+            shared=SharedExpert(
+                width="shared_intermediate_size", name="shared_mlp", gate=None, runs_last=True, in_layer=True
+            ),
+        ),
+    ),
+    layer_norms=LayerNorms(scales_sublayers="residual_multiplier", own_forward=True),
+)
 
 ROWS = (
     Architecture(
@@ -315,34 +343,7 @@ ROWS = (
         output_class=MOE_OUTPUT,
     ),
     _GRANITE,
-    replace(
-        _GRANITE,
-        model_type="granitemoeshared",
-        class_prefix="GraniteMoeShared",
-        defaults={**_GRANITE.defaults, "shared_intermediate_size": 0},
-        tensors=(
-            *CONFIGURED_ATTENTION,
-            *TWO_NORMS,
-            *_GRANITE.tensors[-3:],
-            Linear(name="shared_mlp.input_linear", inputs="hidden", outputs=("shared", "shared")),
-            Linear(name="shared_mlp.output_linear", inputs="shared", outputs=("hidden",)),
-        ),
-        mlp=replace(
-            _GRANITE.mlp,
-            inputs=("input_linear",),
-            down="output_linear",
-            activation="activation",
-            experts=Experts(
-                count="num_local_experts",
-                router="router",
-                scoring=Scoring.SOFTMAX_OF_CHOSEN,
-                shared=SharedExpert(
-                    width="shared_intermediate_size", name="shared_mlp", gate=None, runs_last=True, in_layer=True
-                ),
-            ),
-        ),
-        layer_norms=LayerNorms(scales_sublayers="residual_multiplier", own_forward=True),
-    ),
+    GRANITE_SHARED,
     Architecture(
         model_type="olmoe",
         peft_targets=(),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp, Rotary
 from ligerprof.models.config_keys import LayerChoice
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
+from ligerprof.models.rows.experts import GRANITE_SHARED
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, norm_tensors
 from ligerprof.models.state_space import StateSpace
 
@@ -45,6 +46,14 @@ _SIZES = {
     "mamba_conv_bias": True,
 }
 _NORMS = norm_tensors("input_layernorm", "pre_ff_layernorm")
+# a mixer in some layers, attention in the others
+_INSTEAD: tuple[Linear | NormWeight | RawWeight, ...] = (
+    *(replace(item, recurrent=True) for item in (*_RATES, *_CONV)),
+    replace(_JOINT, recurrent=True),
+    NormWeight(name="mamba.norm", width="ssm inner", recurrent=True),
+    replace(_OUT, bias="mamba_proj_bias", recurrent=True),
+    *(replace(item, recurrent=False) for item in CONFIGURED_ATTENTION),
+)
 
 ROWS = (
     Architecture(
@@ -75,20 +84,29 @@ ROWS = (
         peft_targets=(),
         class_prefix="Bamba",
         # transformers sets the share, whatever the config says
-        defaults={**_SIZES, "num_key_value_heads": 8, "attn_layer_indices": [], "partial_rotary_factor": 0.5},
+        defaults={**_SIZES, "num_key_value_heads": 8, "partial_rotary_factor": 0.5},
         tensors=(
             *_MLP,
             *_NORMS,
-            *(replace(item, recurrent=True) for item in (*_RATES, *_CONV)),
-            replace(_JOINT, recurrent=True),
-            NormWeight(name="mamba.norm", width="ssm inner", recurrent=True),
-            replace(_OUT, bias="mamba_proj_bias", recurrent=True),
-            *(replace(item, recurrent=False) for item in CONFIGURED_ATTENTION),
+            *_INSTEAD,
         ),
         final_norm="model.final_layernorm",
         attention=Attention(rotary=Rotary(share="partial_rotary_factor", joins_last=True)),
-        state_space=StateSpace(layers=LayerChoice(key="no_list", others="attn_layer_indices")),
+        state_space=StateSpace(
+            layers=LayerChoice(
+                key="layers_block_type", chosen="linear_attention", others="attn_layer_indices", without_others=True
+            )
+        ),
         mlp=Mlp(name="feed_forward"),
         layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
+    ),
+    replace(
+        GRANITE_SHARED,
+        model_type="granitemoehybrid",
+        class_prefix="GraniteMoeHybrid",
+        defaults={**_SIZES, **GRANITE_SHARED.defaults, "shared_intermediate_size": 1024},
+        tensors=(*GRANITE_SHARED.tensors[len(CONFIGURED_ATTENTION) :], *_INSTEAD),
+        attention=Attention(rotary=Rotary(when=("position_embedding_type", "rope"))),
+        state_space=StateSpace(layers=LayerChoice(chosen="linear_attention")),
     ),
 )
