@@ -286,7 +286,6 @@ class Rank:
 
         from ligerprof.runs.measured.outside import OutsideLedger
         from ligerprof.runs.training import make_batch, train_step
-        from ligerprof.runs.versions import package_versions
 
         cuda = torch.cuda if self.on_gpu else None
         ledger = OutsideLedger(self.device) if cuda else None
@@ -309,14 +308,16 @@ class Rank:
                 ledger.note("step")
                 own["outside"] = ledger.result().to_json()
         del trainer, batch
+        return {"kind": "row", "recipe": recipe.to_json(), "ranks": self.gathered(own), **self.machine()}
+
+    def machine(self) -> dict[str, Any]:
+        """The GPU and the versions of a row."""
+        import torch
+
+        from ligerprof.runs.versions import package_versions
+
         gpu = torch.cuda.get_device_name(self.device) if self.on_gpu else "none"
-        return {
-            "kind": "row",
-            "recipe": recipe.to_json(),
-            "ranks": self.gathered(own),
-            "gpu": gpu,
-            "versions": {**package_versions(), "cuda": torch.version.cuda},
-        }
+        return {"gpu": gpu, "versions": {**package_versions(), "cuda": torch.version.cuda}}
 
     def saving(self, recipe: TrainingRecipe) -> dict[str, Any]:
         """Peaks of two steps, and what gathering the whole model adds to what is there between steps."""
@@ -338,7 +339,7 @@ class Rank:
                     cuda.synchronize()
                     own["peaks"].append(cuda.max_memory_allocated())
         del trainer, batch, work
-        return {"kind": "saving", "recipe": recipe.to_json(), "ranks": self.gathered(own)}
+        return {"kind": "saving", "recipe": recipe.to_json(), "ranks": self.gathered(own), **self.machine()}
 
     def profile(self, recipe: TrainingRecipe) -> dict[str, Any]:
         """How often each group is gathered and reduced in the phases of a steady step."""

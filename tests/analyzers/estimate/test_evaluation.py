@@ -1,6 +1,7 @@
 """The evaluation of an estimate, and what it does to the verdict."""
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from ligerprof.analyzers.estimate import Moment, estimate
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.units import GIB
+from tests.paths import RESULTS
 
 STEP = TrainingRecipe(model="llama3.2-1b", batch=1, seq=1024, optimizer="sgd", precision="bf16")
 
@@ -40,6 +42,30 @@ def test_an_evaluation_above_the_step_decides() -> None:
     assert larger is not None
     assert not larger.allocated_fits
     assert larger.decided_by is Moment.EVALUATION
+
+
+# docs/whole-run.md quotes these; under ZeRO-3 weights stay gathered for a backward pass that does not come
+MEASURED_TOLERANCE, ZERO_3_TOLERANCE, ADAPTER_TOLERANCE = 4e-4, 0.016, 0.01
+
+
+def measured(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / f"{name}-h200x2.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_measured_evaluations() -> None:
+    for row in measured("evaluated"):
+        recipe = TrainingRecipe.from_json(row["recipe"])
+        tolerance = ZERO_3_TOLERANCE if recipe.zero == 3 else MEASURED_TOLERANCE
+        assert estimate(recipe).evaluation_peak_bytes == pytest.approx(row["phases"]["evaluation"], rel=tolerance)
+
+
+def test_measured_saving() -> None:
+    for row in measured("saving"):
+        recipe = TrainingRecipe.from_json(row["recipe"])
+        # the third peak; rows share processes
+        size_bytes = max(rank["peaks"][2] - rank["base_bytes"] for rank in row["ranks"])
+        tolerance = ADAPTER_TOLERANCE if recipe.lora else MEASURED_TOLERANCE
+        assert estimate(recipe).saving_peak_bytes == pytest.approx(size_bytes, rel=tolerance)
 
 
 def test_a_fused_loss_evaluates_without_logits() -> None:
