@@ -1,5 +1,6 @@
 """The options of a loss over the vocabulary; torch is not imported."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,8 +65,10 @@ class LossOptions:
         # also refuse what is not a number
         if self.softcap is not None and not self.softcap > 0:
             raise RecipeError(f"the softcap is {self.softcap}. It must be positive, or None.")
-        if not self.logit_scale > 0:
-            raise RecipeError(f"the logit scale is {self.logit_scale}. It must be positive.")
+        if not 0 < self.logit_scale < math.inf:
+            raise RecipeError(f"the logit scale is {self.logit_scale}. It must be positive and finite.")
+        if not 0 <= self.z_loss < math.inf:
+            raise RecipeError(f"the z-loss is {self.z_loss}. It must be finite, and not negative.")
         if self.shift < 0:
             raise RecipeError(f"the labels' shift is {self.shift}. It must not be negative.")
 

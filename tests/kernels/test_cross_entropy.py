@@ -206,6 +206,9 @@ def test_shapes_and_options_that_make_no_sense_are_refused(device: torch.device)
         kernel(logits, labels[:, :-1])
     with pytest.raises(KernelInputError, match="one weight per word"):
         kernel(logits, labels, class_weight=torch.ones(VOCAB - 1, device=device))
-    for wrong in ({"reduction": "max"}, {"label_smoothing": 1.0}, {"softcap": 0.0}, {"logit_scale": 0.0}):
+    infinite = float("inf")
+    wrong: list[dict[str, Any]] = [{"reduction": "max"}, {"label_smoothing": 1.0}, {"softcap": 0.0}]
+    wrong += [{"logit_scale": 0.0}, {"logit_scale": infinite}, {"z_loss": -0.1}, {"z_loss": infinite}]
+    for options in wrong:
         with pytest.raises(RecipeError):
-            LossOptions(**wrong)
+            LossOptions(**options)
