@@ -260,6 +260,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
 def _documents_assumption(recipe: TrainingRecipe) -> str:
     if recipe.attention is Attention.FLASH:
         return "a packed row holds several documents, which FlashAttention takes as sequences of their own"
+    if not recipe.spec.architecture.masks_documents:
+        return "a packed row holds several documents, which transformers' code of this model does not keep apart"
     tokens = recipe.row_tokens
     return (
         f"a packed row of {tokens} tokens holds several documents: transformers makes a mask of {tokens} x {tokens} to"

@@ -18,7 +18,7 @@ def mask_elements(recipe: TrainingRecipe, *, windowed: bool) -> int:
 
 def keeps_tokens_apart(recipe: TrainingRecipe) -> bool:
     """Whether a mask hides padding or other documents (`find_packed_sequence_indices` in masking_utils.py)."""
-    return recipe.padding > 0 or recipe.holds_several_documents
+    return recipe.padding > 0 or (recipe.holds_several_documents and recipe.spec.architecture.masks_documents)
 
 
 def masks_made(recipe: TrainingRecipe) -> tuple[bool, ...]:

@@ -108,5 +108,6 @@ ROWS = (
         tensors=(*GRANITE_SHARED.tensors[len(CONFIGURED_ATTENTION) :], *_INSTEAD),
         attention=Attention(rotary=Rotary(when=("position_embedding_type", "rope"))),
         state_space=StateSpace(layers=LayerChoice(chosen="linear_attention")),
+        masks_documents=False,
     ),
 )
