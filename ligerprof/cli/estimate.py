@@ -43,8 +43,9 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
 
     estimated = judged(recipe, estimate(recipe), by_gpu=was_given("gpu"))
     longest = at_longest(recipe)
-    simulated, column = _simulate(longest) if simulate else ({}, None)
+    # first, because it covers fewer recipes
     whole_run = _simulate_run(recipe) if simulate and recipe.lengths is not None else None
+    simulated, column = _simulate(longest) if simulate else ({}, None)
     if simulated:
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
     show(
