@@ -19,6 +19,7 @@ from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
 from ligerprof.errors import ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
 from ligerprof.recipe.conflicts import require_supported
+from ligerprof.recipe.lengths import require_simulated_run
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.directory import find_trace, read_result
 from ligerprof.runs.simulators import Simulators, reserved
@@ -188,6 +189,8 @@ def make_judge(
     def simulated(candidate: TrainingRecipe) -> Reserved:
         # before the message and the import of torch
         require_supported(candidate, command="simulate", simulated=True)
+        if candidate.lengths is not None:
+            require_simulated_run(candidate)
         progress(f"simulating {candidate.summary}{f', {candidate.alloc_conf}' if candidate.alloc_conf else ''}")
         if candidate.lengths is not None:
             return _simulated_run(candidate, progress)

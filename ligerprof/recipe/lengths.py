@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from ligerprof.errors import RecipeError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.files import FileKind, read_text
-from ligerprof.recipe.categories import LengthOrder, PackingStrategy
+from ligerprof.recipe.categories import Engine, LengthOrder, PackingStrategy
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import short_repr
 
@@ -82,6 +82,14 @@ def read_lengths(path: Path) -> tuple[int, ...]:
     if len(lengths) > _MOST_LENGTHS:
         raise RecipeError(f"{path}: {len(lengths)} lengths, more than {_MOST_LENGTHS}. Give a sample of them.")
     return tuple(lengths)
+
+
+def require_simulated_run(recipe: TrainingRecipe) -> None:
+    """Raise UnsupportedError if a pass over the recipe's file of lengths cannot be simulated."""
+    if recipe.engine is not Engine.TORCH:
+        raise UnsupportedError(f"--lengths: a whole run under {recipe.engine} cannot be simulated. Use --engine torch.")
+    if recipe.activation_offload:
+        raise UnsupportedError("--lengths: a whole run with --activation-offload cannot be simulated. Take one out.")
 
 
 def recipe_of(recipe: TrainingRecipe, shape: BatchShape) -> TrainingRecipe:

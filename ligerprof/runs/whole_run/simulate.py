@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.conflicts import require_positions
-from ligerprof.recipe.lengths import BatchShape, run_shapes
+from ligerprof.recipe.lengths import BatchShape, require_simulated_run, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.simulated.tracing import StepTracer, step_tracer
@@ -28,10 +27,7 @@ def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
         LigerprofError: what `simulate_step` and `run_shapes` raise.
         UnsupportedError: sizes that follow no known function of the length, or allocator settings that are not covered.
     """
-    if recipe.engine is not Engine.TORCH:
-        raise UnsupportedError(f"--lengths: a whole run under {recipe.engine} cannot be simulated. Use --engine torch.")
-    if recipe.activation_offload:
-        raise UnsupportedError("--lengths: a whole run with --activation-offload cannot be simulated. Take one out.")
+    require_simulated_run(recipe)
     shapes = run_shapes(recipe)
     require_positions(recipe)
     progress(f"tracing steps of {recipe.spec.name} for {len(shapes.steps):,} steps of the run")
