@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+from ligerprof.analyzers.estimate.across_layers import AcrossLayers
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.layers import gated_product, rotate_both
 from ligerprof.analyzers.estimate.loss import head_and_loss, hf_loss
@@ -58,8 +59,14 @@ def make_context(slot: str, shape: KernelShape) -> Context:
         )
         for name, size in parameters.items()
     }
-    kernels = {slot: find_kernel(slot, "torch")}
-    return Context(recipe=recipe, tape=Tape(Meter(UNROUNDED)), weights=weights, kernels=kernels)
+    meter = Meter(UNROUNDED)
+    return Context(
+        recipe=recipe,
+        tape=Tape(meter),
+        weights=weights,
+        kernels={slot: find_kernel(slot, "torch")},
+        across=AcrossLayers(meter, recipe.spec.layer_kinds),
+    )
 
 
 def config(slot: str, shape: KernelShape) -> dict[str, Any]:
