@@ -160,7 +160,7 @@ class LoopPhases:
                 `time.monotonic`, before which it need not be called again.
         """
         self._stamps = False
-        if self._updates.steps == self._step - 1 and are_replaced():
+        if self._updates.steps == self._step - 1 and self._updates.are_comparable() and are_replaced():
             self._unfollow()
             self._outermost.evaluates = False
             self._on_update = on_update

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.roles import Phase
+from ligerprof.runs.recording import resting
 from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.record import Recorder, running
 from ligerprof.snapshots.stamp import Stamp
@@ -363,12 +364,27 @@ def in_turns(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
         step(model, optimizer)
 
 
+class Same(torch.autograd.Function):
+    """It makes a node even without gradients."""
+
+    @staticmethod
+    def forward(_context: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
 def in_groups(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Micro-batches, each optimizer twice, and an evaluation."""
+    """Micro-batches, each optimizer twice, metrics between the updates, and an evaluation."""
     for _ in range(2):
         model(torch.ones(2, 4)).sum().backward()
     for optimizer in optimizers * 2:
         optimizer.step()
+    with torch.no_grad():
+        Same.apply(torch.ones(2))
+    optimizers[0].step()
     with torch.no_grad():
         model.eval()(torch.ones(2, 4))
     model.train()
@@ -386,7 +402,7 @@ def with_closures(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> 
 
 
 def inside_backward(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Each optimizer steps when its gradients are there."""
+    """Each optimizer steps when its gradients are there, and the last one again after backward."""
     handles = [
         optimizer.param_groups[0]["params"][0].register_post_accumulate_grad_hook(lambda _, each=optimizer: each.step())
         for optimizer in optimizers
@@ -394,6 +410,7 @@ def inside_backward(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -
     model(torch.ones(2, 4)).sum().backward()
     for handle in handles:
         handle.remove()
+    optimizers[-1].step()
 
 
 @pytest.mark.parametrize("iterate", [shared_forward, in_turns, in_groups, with_closures, inside_backward])
@@ -421,6 +438,19 @@ def test_while_the_history_is_off_nothing_is_replaced_and_steps_are_the_same(
     assert functions() == before
 
 
+def test_updates_on_another_thread_do_not_count_steps(record: Any) -> None:
+    def program() -> None:
+        model = sine()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            model(torch.ones(2, 4)).sum().backward()
+            thread = threading.Thread(target=optimizer.step)
+            thread.start()
+            thread.join()
+
+    assert phases(record(program, first_step=7), "sin") == [(number, "forward") for number in (1, 6, 7, 8)]
+
+
 def test_a_program_without_optimizers_is_followed_while_the_history_is_off(record: Any) -> None:
     def program() -> None:
         model = sine()
@@ -433,7 +463,9 @@ def test_a_program_without_optimizers_is_followed_while_the_history_is_off(recor
     assert phases(record(program, first_step=7), "sinh") == [(number, "backward") for number in (1, 6, 7, 8)]
 
 
-def test_without_a_history_memory_that_runs_out_has_the_step_and_the_phase_of_its_moment() -> None:
+def test_without_a_history_memory_that_runs_out_has_the_step_and_the_phase_of_its_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Observed(nn.Module):
         def forward(self, values: torch.Tensor) -> torch.Tensor:
             note("inside")
@@ -454,12 +486,16 @@ def test_without_a_history_memory_that_runs_out_has_the_step_and_the_phase_of_it
     def note(where: str) -> None:
         seen.append((where, loop.text))
 
-    def note_on_a_thread(where: str) -> None:
-        # as backward on a GPU
-        thread = threading.Thread(target=note, args=(where,))
+    def on_a_thread(function: Callable[..., Any], argument: Any) -> None:
+        """Call a function as backward on a GPU does."""
+        thread = threading.Thread(target=function, args=(argument,))
         thread.start()
         thread.join()
 
+    def backward_number() -> int:
+        return 0 if threading.current_thread() is not threading.main_thread() else torch._C._current_graph_task_id()
+
+    monkeypatch.setattr(resting, "_backward_number", backward_number)
     seen: list[tuple[str, str]] = []
     fails = False
     model, reference = nn.Sequential(nn.Linear(4, 4), Observed()), nn.Sequential(nn.Linear(4, 4), Observed())
@@ -476,7 +512,9 @@ def test_without_a_history_memory_that_runs_out_has_the_step_and_the_phase_of_it
         Noting.apply(outputs)
         with torch.no_grad():
             reference.eval()(torch.ones(2, 4))
-        outputs.register_hook(lambda _gradient: note_on_a_thread("backward"))
+        outputs.register_hook(lambda _gradient: on_a_thread(note, "backward"))
+        # what checkpointing computes again
+        outputs.register_hook(lambda _gradient: on_a_thread(model, torch.ones(2, 4)))
         outputs.sum().backward()
         with torch.no_grad():
             note("clip")
@@ -502,6 +540,7 @@ def test_without_a_history_memory_that_runs_out_has_the_step_and_the_phase_of_it
         ("function", 2, "forward"),
         ("inside", 2, "forward"),
         ("backward", 2, "backward"),
+        ("inside", 2, "backward"),
         ("clip", 2, "outside"),
         ("optimizer", 2, "optimizer"),
         ("after", 2, "outside"),
