@@ -42,19 +42,25 @@ def check_copies(copies: Sequence[Path], files: Sequence[tuple[str, str]], *, fo
 
 
 def write_copies(edits: Sequence[FileEdit], copies: Sequence[Path], *, force: bool) -> None:
-    """Write the changed files, and say which changes they lack."""
+    """Write the changed files, and say which changes they lack.
+
+    Raises:
+        RecipeError: lines cannot be replaced in one of the files; none is written.
+        OutputError: a file cannot be written.
+    """
     if not copies:
         return
-    changed = [edit for edit in edits if edit.changes and edit.content is not None]
+    # all texts before the first file: one that cannot be changed leaves nothing half done
+    changed = [(edit.file, content) for edit in edits if edit.changes and (content := edit.content) is not None]
     lacking = ", ".join(edits[0].not_in_file) if edits else ""
     if not changed:
         why = f"the file has no key for {lacking}" if lacking else "nothing changes"
         say(f"{copies[0]} is not written: {why}")
         return
-    for edit, copy in zip(changed, copies, strict=False):
-        write_new_file(copy, edit.content or "", force=force)
+    for (_, content), copy in zip(changed, copies, strict=False):
+        write_new_file(copy, content, force=force)
         say(f"wrote {copy}" + (f", without {lacking}" if lacking else ""))
     for copy in copies[len(changed) :]:
         say(f"{copy} is not written: no other file changes")
-    for edit in changed[len(copies) :]:
-        say(f"{edit.file} changes, too: repeat the option to write a copy of it")
+    for file, _ in changed[len(copies) :]:
+        say(f"{file} changes, too: repeat the option to write a copy of it")

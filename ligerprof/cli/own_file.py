@@ -9,6 +9,7 @@ import click
 
 from ligerprof.cli.changed_copies import check_copies, write_copies
 from ligerprof.cli.output import say
+from ligerprof.errors import RecipeError
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.explain.peak import PeakReport
@@ -62,4 +63,8 @@ class OwnConfig:
             return
         suggestion, edits = found
         say(f"the first suggestion that the file has keys for: {suggestion.change}")
-        write_copies(edits, self._copies, force=self._force)
+        try:
+            write_copies(edits, self._copies, force=self._force)
+        except RecipeError as error:
+            # the command's own result stands
+            say(f"{self._copies[0]} is not written: {error}")

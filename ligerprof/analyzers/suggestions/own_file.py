@@ -26,7 +26,7 @@ class OwnFiles:
             changed = None if change is None else change(self.recipe)
             edits = () if changed is None else edit_files(self.files, self.recipe, changed)
         except LigerprofError:
-            # the program differs from what the files say, or they cannot be edited by lines
+            # the program differs from what the files say
             return ()
         return tuple(edit for edit in edits if edit.changes and not edit.missing)
 

@@ -1,5 +1,6 @@
 """Read YAML, JSON and TOML files of unknown origin into plain objects, within limits of size, depth and aliases."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,22 @@ def read_document(path: Path) -> dict[str, Any]:
 
 def parse_document(content: str, path: Path) -> dict[str, Any]:
     """The object that a text holds, as `read_document` reads it; `path` is for its suffix and for errors."""
-    suffix = path.suffix.lower()
-    if suffix == ".toml":
-        values = parse_toml(content, str(path), _FILE)
-    elif suffix == ".json" or (content.lstrip()[:1] == "{" and not _is_yaml(suffix)):
-        values = parse_json(content, str(path), _FILE)
-    else:
-        values = _parse_yaml(content, path)
+    values = _parsed(content, path)
     if not isinstance(values, dict) or not values:
         raise RecipeError(f"{path}: holds no keys. {_HINT}")
     plain: dict[str, Any] = _Copier(path).copy(values, 0)
     return plain
+
+
+# a search for changes reads the same files for each change, and YAML of the largest size takes a second
+@lru_cache(maxsize=8)
+def _parsed(content: str, path: Path) -> Any:
+    suffix = path.suffix.lower()
+    if suffix == ".toml":
+        return parse_toml(content, str(path), _FILE)
+    if suffix == ".json" or (content.lstrip()[:1] == "{" and not _is_yaml(suffix)):
+        return parse_json(content, str(path), _FILE)
+    return _parse_yaml(content, path)
 
 
 def _is_yaml(suffix: str) -> bool:

@@ -33,6 +33,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "parallelism.fsdp_reshard_after_forward": "default",
 }
 _LAUNCHER, _DEEPSPEED = "accelerate", "deepspeed"
+_SECTION = "deepspeed_config."
+# the Trainer counts its own micro-batches, and ends if DeepSpeed's settings have another number
+_IN_BOTH = "grad_accum"
 EDITABLE = "transformers, TRL, axolotl, LLaMA-Factory, torchtitan, accelerate or DeepSpeed"
 
 
@@ -60,15 +63,26 @@ class FileEdit:
         file: the file that was edited, or the function; it is not written.
         changes: the keys that change, in the order of recipe options.
         missing: options that change and for which the file has no key, by name, with the option as typed.
-        content: the new text of the file; None for a function, which is code.
-        values: what the new text says.
+        text: the text of the file before the change; None for a function, which is code.
+        values: what the file says after it.
     """
 
     file: str
     changes: tuple[KeyChange, ...]
     missing: Mapping[str, str]
-    content: str | None
+    text: str | None
     values: Mapping[str, Any]
+
+    @property
+    def content(self) -> str | None:
+        """The text of the file after the change; comments of YAML and TOML and other lines stay. None for a function.
+
+        Raises:
+            RecipeError: the file is written in a way that lines cannot be replaced in.
+        """
+        if self.text is None:
+            return None
+        return rewrite(self.text, Path(self.file), {change.key: change.new for change in self.changes})
 
     @property
     def not_in_file(self) -> tuple[str, ...]:
@@ -78,17 +92,17 @@ class FileEdit:
     @property
     def lines(self) -> Iterator[str]:
         """The changed lines: what leaves the file after `-`, what comes after `+`."""
-        equals = ": " if self.content is not None and not self.file.endswith(".toml") else " = "
+        equals = ": " if self.text is not None and not self.file.endswith(".toml") else " = "
         for change in self.changes:
             old = change.old
-            if self.content is None and isinstance(old, Mapping):
+            if self.text is None and isinstance(old, Mapping):
                 # an object of a function
                 old = old.get(CLASS, old)
             if old is not None:
                 yield f"- {change.key}{equals}{json.dumps(old)}"
             kept = "the rest as before, and " if change.differences != change.new else ""
             yield f"+ {change.key}{equals}{kept}{json.dumps(change.differences)}"
-        if self.content is None and self.changes:
+        if self.text is None and self.changes:
             yield f"{self.file} is a Python function: set these values in it; ligerprof does not rewrite code."
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +128,8 @@ def switch_liger(files: Sequence[tuple[str, str]]) -> bool:
 def edit_files(files: Sequence[tuple[str, str]], before: TrainingRecipe, after: TrainingRecipe) -> tuple[FileEdit, ...]:
     """Change the files that describe a recipe: each option in the first of them that has a key for it.
 
-    Where a file of accelerate is among them, it decides how the model is sharded, or DeepSpeed's JSON that it names.
+    Where a file of accelerate is among them, it decides how the model is sharded, or DeepSpeed's JSON that it names,
+    and the number of micro-batches per step goes to the trainer's file, too.
 
     Args:
         files: each file and its framework.
@@ -127,13 +142,13 @@ def edit_files(files: Sequence[tuple[str, str]], before: TrainingRecipe, after: 
     """
     editable = [each for each in files if can_edit(*each)]
     launched = any(framework == _LAUNCHER for _, framework in files)
-    left: Collection[str] = _changed(before, after)
+    left = _changed(before, after)
     edits = []
     for file, framework in sorted(editable, key=lambda each: each[1] not in (_LAUNCHER, _DEEPSPEED) if launched else 0):
         shards = not launched or framework in (_LAUNCHER, _DEEPSPEED)
         edit = edit_file(file, framework, before, after, shards=shards, options=left)
         edits.append(edit)
-        left = edit.missing
+        left = [name for name in left if name in edit.missing or (name == _IN_BOTH and framework == _LAUNCHER)]
     missing = edits[-1].missing if edits else {}
     order = {file: number for number, (file, _) in enumerate(editable)}
     return tuple(replace(edit, missing=missing) for edit in sorted(edits, key=lambda edit: order[edit.file]))
@@ -148,29 +163,31 @@ def edit_file(
     shards: bool = True,
     options: Collection[str] | None = None,
 ) -> FileEdit:
-    """Change the keys of a file from one recipe to another; comments of YAML and TOML and other lines stay.
+    """Change the keys of a file from one recipe to another.
 
     Args:
         shards: whether this file decides how the model is sharded, rather than one of accelerate.
         options: the options to change in this file; None: all that differ.
 
     Raises:
-        RecipeError: the file is written in a way that lines cannot be replaced in.
+        RecipeError: the file, or DeepSpeed's JSON that it names, cannot be read.
     """
-    path, spellings = Path(file), SPELLINGS[framework]
-    content = None
+    spellings = SPELLINGS[framework]
+    text = None
     if is_function(file):
         values, spellings = values_of_function(file), SPELLINGS[TITAN_FUNCTION]
     else:
-        content = read_text(path, _FILE)
-        values = parse_document(content, path)
+        text = read_text(Path(file), _FILE)
+        values = parse_document(text, Path(file))
     changes: dict[str, KeyChange] = {}
     missing: dict[str, str] = {}
     sharding = sharding_keys(file, framework, values, after) if shards else NO_KEYS
+    # accelerate takes no settings of DeepSpeed next to the JSON that it names
+    names_json = value_at(values, f"{_SECTION}deepspeed_config_file") is not None
     for name in _changed(before, after) if options is None else options:
         spelling = spellings.get(name)
         keys = sharding.keys if name in sharding.options else spelling(after) if spelling is not None else None
-        if keys is None:
+        if keys is None or (names_json and any(key.startswith(_SECTION) for key in keys)):
             missing[name] = _typed(RECIPE_OPTIONS[name], getattr(after, name))
             continue
         for key, value in keys.items():
@@ -181,13 +198,11 @@ def edit_file(
                 differences = _differences(sharding.before.get(key, old), new)
                 changes[key] = KeyChange(key=key, old=old, new=new, differences=differences)
     edited = {key: change.new for key, change in changes.items()}
-    if content is not None:
-        content = rewrite(content, path, values, edited)
-    elif isinstance(chosen := edited.get(CHECKPOINTING), str):
+    if text is None and isinstance(chosen := edited.get(CHECKPOINTING), str):
         # the class of torchtitan
         edited[CHECKPOINTING] = {CLASS: chosen}
     said = with_values(values, edited)
-    return FileEdit(file=file, changes=tuple(changes.values()), missing=missing, content=content, values=said)
+    return FileEdit(file=file, changes=tuple(changes.values()), missing=missing, text=text, values=said)
 
 
 def _changed(before: TrainingRecipe, after: TrainingRecipe) -> list[str]:

@@ -14,6 +14,8 @@ from ligerprof.recipe.training import TrainingRecipe
 # variables of the environment, which no file sets
 _OUTSIDE = frozenset({"alloc_conf"})
 _KERNELS = frozenset({"liger", "provider"})
+# options that frameworks derive from others: a plan has them from the files, and no change asks for them
+_DERIVED = frozenset({"save_whole", "fp32_embedding_states"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +55,12 @@ class OwnFiles:
         Options of the command line that the plan changes are the files' from then on.
 
         Raises:
-            LigerprofError: a file cannot be changed by lines, or recipes cannot express what the files say then.
+            LigerprofError: recipes cannot express what the files say then.
         """
         edits = edit_files(self.files, self.recipe, plan)
-        return self._completed(plan, edits) if edits else WrittenPlan(recipe=plan, edits=())
+        if not edits:
+            return WrittenPlan(recipe=plan, edits=())
+        return self._completed(plan, edits, self._read_back(plan, edits))
 
     def settle(self, plan: TrainingRecipe) -> TrainingRecipe | str:
         """What the files say once a plan is written into them, or why they cannot say it.
@@ -66,11 +70,7 @@ class OwnFiles:
         Raises:
             LigerprofError: recipes cannot express what the files say then.
         """
-        try:
-            edits = edit_files(self.files, self.recipe, plan)
-        except RecipeError:
-            # they are not changed, then
-            return plan
+        edits = edit_files(self.files, self.recipe, plan)
         if not edits:
             return plan
         spelled = edits[0].missing
@@ -78,15 +78,15 @@ class OwnFiles:
             return self._without_keys([spelled["liger"]])
         whole = any(framework in SELF_CONTAINED for _, framework in self.files)
         outside = _OUTSIDE | _KERNELS if self.switches_kernels else _OUTSIDE
-        missing = self._missing(plan, edits, self._read_back(plan, edits))
+        said = self._read_back(plan, edits)
+        missing = self._missing(plan, edits, said)
         refused = [typed for name, typed in missing.items() if name not in outside and (whole or name in _KERNELS)]
         if refused:
             return self._without_keys(refused)
-        return self._completed(plan, edits).recipe
+        return self._completed(plan, edits, said).recipe
 
-    def _completed(self, plan: TrainingRecipe, edits: Sequence[FileEdit]) -> WrittenPlan:
+    def _completed(self, plan: TrainingRecipe, edits: Sequence[FileEdit], said: TrainingRecipe) -> WrittenPlan:
         """What the changed files say, with the options that a program sets."""
-        said = self._read_back(plan, edits)
         missing = self._missing(plan, edits, said)
         try:
             recipe = replace(said, **{name: getattr(plan, name) for name in missing})
@@ -103,7 +103,7 @@ class OwnFiles:
 
     def _missing(self, plan: TrainingRecipe, edits: Sequence[FileEdit], said: TrainingRecipe) -> dict[str, str]:
         """The options for which no file has a key, as typed, and which the files do not imply."""
-        found = edits[0].missing.items()
+        found = ((name, typed) for name, typed in edits[0].missing.items() if name not in _DERIVED)
         return {name: typed for name, typed in found if getattr(said, name) != getattr(plan, name)}
 
     def _without_keys(self, options: Sequence[str]) -> str:

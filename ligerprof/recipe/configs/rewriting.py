@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ _YAML_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y",
 _INDENT = "  "
 
 
-def rewrite(content: str, path: Path, values: Mapping[str, Any], edited: Mapping[str, Any]) -> str:
+def rewrite(content: str, path: Path, edited: Mapping[str, Any]) -> str:
     """The text with new values.
 
     Args:
         content: the text, which `path` holds.
-        values: what the text says.
         edited: new values by key; a dot separates a section from its key.
 
     Raises:
@@ -26,6 +25,7 @@ def rewrite(content: str, path: Path, values: Mapping[str, Any], edited: Mapping
     """
     if not edited:
         return content
+    values = parse_document(content, path)
     wanted = with_values(values, edited)
     if content.lstrip()[:1] == "{":
         indent = re.match(r"\s*\{\s*\n([ \t]+)", content)
@@ -44,16 +44,20 @@ def rewrite(content: str, path: Path, values: Mapping[str, Any], edited: Mapping
             _replace(lines, range(lines.index("...") if "..." in lines else len(lines)), "", name, _yaml_text(value))
     end = "\r\n" if "\r\n" in content else "\n"
     changed = end.join(lines) + end
-    if not _says(changed, path, wanted):
-        raise RecipeError(f"{path}: {', '.join(edited)} cannot be replaced line by line. Edit the file by hand.")
+    if wrong := _wrong_keys(changed, path, wanted, edited):
+        raise RecipeError(f"{path}: {', '.join(wrong)} cannot be replaced line by line. Edit the file by hand.")
     return changed
 
 
-def _says(content: str, path: Path, wanted: Mapping[str, Any]) -> bool:
+def _wrong_keys(content: str, path: Path, wanted: Mapping[str, Any], edited: Iterable[str]) -> list[str]:
+    """The edited keys with other values than wanted; all of them if something else differs."""
     try:
-        return parse_document(content, path) == wanted
+        said = parse_document(content, path)
     except RecipeError:
-        return False
+        return list(edited)
+    if said == wanted:
+        return []
+    return [key for key in edited if value_at(said, key) != value_at(wanted, key)] or list(edited)
 
 
 def value_at(values: Mapping[str, Any], key: str) -> Any:

@@ -113,6 +113,15 @@ _TRAINER: Mapping[str, Spelling] = {
         },
     ),
 }
+
+
+def _launched(key: str, name: str) -> Spelling:
+    """A key of accelerate's files, which only DeepSpeed reads: elsewhere the program passes it to Accelerator."""
+    return lambda recipe: (
+        {f"deepspeed_config.{key}": getattr(recipe, name)} if recipe.engine is Engine.DEEPSPEED else None
+    )
+
+
 _LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
 _AXOLOTL: Mapping[str, Spelling] = {
     **_adapter(_axolotl_adapter),
@@ -176,10 +185,8 @@ SPELLINGS: Mapping[str, Mapping[str, Spelling]] = {
         "seq": _spelled("cutoff_len", "seq"),
     },
     "accelerate": {
-        "grad_accum": _spelled("gradient_accumulation_steps", "grad_accum"),
-        "clip": lambda recipe: (
-            {"deepspeed_config.gradient_clipping": recipe.clip} if recipe.engine is Engine.DEEPSPEED else None
-        ),
+        "grad_accum": _launched("gradient_accumulation_steps", "grad_accum"),
+        "clip": _launched("gradient_clipping", "clip"),
         "precision": lambda recipe: (
             {"mixed_precision": _MIXED[recipe.precision]} if recipe.precision in _MIXED else None
         ),

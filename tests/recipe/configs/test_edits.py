@@ -223,8 +223,8 @@ def test_lines_that_cannot_be_replaced_are_an_error(tmp_path: Path) -> None:
     twice = FILES["trl-sft"] + "per_device_train_batch_size: 16\n"
     file = write(tmp_path, "sft.yaml", twice)
     before, _ = load_recipe([file], {})
-    with pytest.raises(RecipeError, match="cannot be replaced line by line"):
-        edit_file(file, "trl-sft", before, dataclasses.replace(before, batch=8))
+    with pytest.raises(RecipeError, match=r"yaml: per_device_train_batch_size cannot be replaced line by line"):
+        _ = edit_file(file, "trl-sft", before, dataclasses.replace(before, batch=8, checkpointing=True)).content
 
 
 def test_only_files_of_known_frameworks_are_edited(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ FURTHER: list[tuple[str, str, dict[str, Any]]] = [
         {"engine": "deepspeed", "precision": "mixed", "zero": 3, "offload": "all", "optimizer": "default"},
     ),
     ("accelerate.yaml", ACCELERATE, {"engine": "fsdp2", "precision": "mixed"}),
-    ("accelerate.yaml", ACCELERATE, {"grad_accum": 4}),
+    ("accelerate.yaml", ACCELERATE_INLINE, {"grad_accum": 4}),
     ("accelerate.yaml", ACCELERATE, {"precision": "amp"}),
     ("accelerate.yaml", ACCELERATE_FSDP, {"offload": "all"}),
     ("accelerate.yaml", ACCELERATE_INLINE, {"zero": 3}),
@@ -322,13 +322,32 @@ def test_a_launchers_file_decides_the_sharding_and_the_trainers_the_rest(tmp_pat
     edits = edit_files(report.files, before, after)
     assert [edit.file for edit in edits] == files
     keys = [[change.key for change in edit.changes] for edit in edits]
-    assert keys[0] == ["per_device_train_batch_size"]
-    assert {"distributed_type", "deepspeed_config.zero_stage", "gradient_accumulation_steps"} <= set(keys[1])
+    assert keys[0] == ["per_device_train_batch_size", "gradient_accumulation_steps"]
+    accumulation = "deepspeed_config.gradient_accumulation_steps"
+    assert {"distributed_type", "deepspeed_config.zero_stage", accumulation} <= set(keys[1])
     assert all(edit.not_in_file == ("--alloc-conf a:1",) for edit in edits)
     again, _ = load_recipe(
         [write(tmp_path, f"fixed-{number}.yaml", edit.content or "") for number, edit in enumerate(edits)], {}
     )
     assert (again.engine, again.zero, again.batch, again.grad_accum) == ("deepspeed", 3, 4, 4)
+
+
+def test_accelerate_takes_the_written_files(tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    files = [write(tmp_path, "sft.yaml", FILES["trl-sft"]), write(tmp_path, "accelerate.yaml", ACCELERATE)]
+    before, report = load_recipe(files, {})
+    sharded = {"engine": "deepspeed", "precision": "mixed", "zero": 2}
+    for plan in ({}, sharded, {"engine": "fsdp2", "precision": "mixed"}):
+        trainer, launcher = edit_files(report.files, before, dataclasses.replace(before, batch=4, grad_accum=4, **plan))
+        assert trainer.values["gradient_accumulation_steps"] == 4
+        # it refuses keys that it does not know
+        config_args.load_config_from_file(write(tmp_path, "fixed.yaml", launcher.content or ""))
+    # neither does it take settings next to those of a file
+    named = "deepspeed_config: {deepspeed_config_file: ds.json}\ndistributed_type: DEEPSPEED\nnum_processes: 2\n"
+    write(tmp_path, "ds.json", {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}})
+    before, report = load_recipe([write(tmp_path, "named.yaml", named)], {"model": "tiny"})
+    edits = edit_files(report.files, before, dataclasses.replace(before, grad_accum=4))
+    assert [(edit.changes, edit.not_in_file) for edit in edits] == [((), ("--grad-accum 4",))] * 2
 
 
 @pytest.mark.parametrize("framework", sorted(FILES))
@@ -390,5 +409,6 @@ def test_yaml_however_it_is_written(text: str, changed: str, tmp_path: Path) -> 
 def test_a_document_that_cannot_be_edited_by_lines_is_named(tmp_path: Path) -> None:
     file = write(tmp_path, "args.yaml", "  output_dir: o\n  per_device_train_batch_size: 8\n")
     before, report = load_recipe([file], {"model": "tiny"})
+    (edit,) = edit_files(report.files, before, dataclasses.replace(before, batch=2, grad_accum=4))
     with pytest.raises(RecipeError, match="gradient_accumulation_steps cannot be replaced line by line"):
-        edit_files(report.files, before, dataclasses.replace(before, batch=2, grad_accum=4))
+        _ = edit.content

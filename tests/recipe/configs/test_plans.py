@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ligerprof.analyzers.search.changes import LADDER
 from ligerprof.errors import LigerprofError
@@ -72,6 +73,9 @@ def test_the_plan_is_what_the_framework_makes_of_the_keys(tmp_path: Path) -> Non
     kernels = settled(own, "kernels")
     # liger-kernel's, without the fused loss that TRL refuses
     assert set(kernels.kernels) == {"rope", "rms", "swiglu"}
+    sharded = own.settle(dataclasses.replace(own.recipe, engine="deepspeed", precision="mixed", zero=3))
+    # adapters are gathered where the model is saved, which nobody has to ask for
+    assert own.settle(dataclasses.replace(sharded, lora=16)).save_whole is True
     # a further change of a plan that the files have already said
     assert own.settle(dataclasses.replace(kernels, checkpointing=True)).kernels == kernels.kernels
 
@@ -104,3 +108,15 @@ def test_a_program_of_the_users_sets_what_its_files_have_no_key_for(tmp_path: Pa
     assert settled(own_files(tmp_path, "accelerate"), "lora").lora == 16
     # --provider: the user switches them on
     assert settled(own_files(tmp_path, "accelerate", switches_kernels=True), "kernels").liger == "all"
+
+
+def test_a_search_parses_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # content of its own: parsed texts are kept
+    file = write(tmp_path, "sft.yaml", FILES["trl-sft"] + f"output_dir: {tmp_path}\n")
+    parsed: list[str] = []
+    load = yaml.load
+    monkeypatch.setattr(yaml, "load", lambda text, loader: (parsed.append(text), load(text, loader))[1])
+    recipe, report = load_recipe([file], {})
+    own = OwnFiles(sources=[file], given={}, files=report.files, recipe=recipe)
+    assert {own.settle(dataclasses.replace(recipe, batch=batch)).batch for batch in (1, 2, 4)} == {1, 2, 4}
+    assert len(parsed) == 1
