@@ -2,12 +2,13 @@
 
 `python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs, and how
 many of them write to the same tensor through two arguments (compiled code would write to two copies, and keep either).
-`norm:lengths` is a norm alone, of rows of two lengths. The compiled functions return zeros of the right shapes.
+`KERNEL:lengths` is a kernel alone, of rows of two lengths. The compiled functions return zeros of the right shapes.
 """
 
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ from torch.utils import _triton as torch_triton
 from triton.backends.compiler import GPUTarget
 
 from ligerprof.kernels import apply
+from ligerprof.kernels.gated.triton import swiglu, swiglu_linear
+from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
 from ligerprof.kernels.norm.triton import rms_norm
+from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.rope.triton import apply_rope
 from tests.kernels.models import batch, tiny_model
 
 # the first layer is traced, and the norm behind it
@@ -68,11 +73,33 @@ def _size(size: Any) -> int:
     return int(size.node.hint if isinstance(size, torch.SymInt) else size)
 
 
-def _trace_norm(launches: Launches) -> None:
-    compiled = torch.compile(lambda x, weight: rms_norm(x, weight, 1e-6), backend=launches, fullgraph=True)
+def _normal(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, requires_grad=True)
+
+
+def _label_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return linear_label_logits(hidden, weight, torch.tensor([1, 0, 4]), LossOptions(check_labels=False))
+
+
+# kernels, and their inputs with rows of a length
+ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.Tensor]]]] = {
+    "rms": (lambda x, w: rms_norm(x, w, 1e-6), lambda n: [_normal(3, n), _normal(n)]),
+    "rope": (
+        lambda *given: torch.stack([rotated.square().sum() for rotated in apply_rope(*given)]),
+        lambda n: [_normal(2, 6, 3, n), _normal(2, 3, 3, n), *torch.randn(2, 1, 3, n)],
+    ),
+    "swiglu": (swiglu, lambda n: [_normal(3, n), _normal(3, n)]),
+    "swiglu_linear": (swiglu_linear, lambda n: [_normal(3, n), _normal(3, n), _normal(40, n)]),
+    "label_logits": (_label_logits, lambda n: [_normal(3, n), _normal(5, n)]),
+}
+
+
+def _trace_lengths(name: str, launches: Launches) -> None:
+    function, inputs = ALONE[name]
+    compiled = torch.compile(function, backend=launches, fullgraph=True)
     # a second length becomes a symbol
     for columns in (48, 96):
-        compiled(torch.randn(3, columns, requires_grad=True), torch.randn(columns, requires_grad=True)).sum().backward()
+        compiled(*inputs(columns)).sum().backward()
 
 
 def main(cases: list[str]) -> None:
@@ -83,8 +110,8 @@ def main(cases: list[str]) -> None:
         family, kernels = case.split(":")
         torch._dynamo.reset()
         launches = Launches()
-        if family == "norm":
-            _trace_norm(launches)
+        if kernels == "lengths":
+            _trace_lengths(family, launches)
         else:
             model = tiny_model(family, **ONE_LAYER.get(family, {"num_hidden_layers": 1}))
             with apply(model, kernels, device_kind="simulated"):
