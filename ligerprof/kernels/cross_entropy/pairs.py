@@ -72,11 +72,18 @@ def _fetch_tile(row_ptr, start, pairs, TILE: tl.constexpr):
 
 
 @triton.jit
+def _places(WIDTH: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
+    """Places of a tile's elements, of which a thread has WIDTH next to each other: [T, 1, WIDTH] plus [1, DEPTH, 1]."""
+    lanes = tl.arange(0, THREADS)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
+    # added to a pointer one after the other, so that depths are constants in the addresses
+    depths = tl.arange(0, DEPTH)[None, :, None] * (THREADS * WIDTH)
+    return lanes, depths
+
+
+@triton.jit
 def load_tile(logits_ptr, start, words, DEPTH: tl.constexpr, THREADS: tl.constexpr, POLICY: tl.constexpr):
     """Pairs from the given one on, [T, DEPTH, P]; words of -inf beyond the row."""
-    lanes = tl.arange(0, THREADS)[:, None, None] * _PAIRS + tl.arange(0, _PAIRS)[None, None, :]
-    # added to a pointer one after the other, so that depths are constants in the loads' addresses
-    depths = tl.arange(0, DEPTH)[None, :, None] * (THREADS * _PAIRS)
+    lanes, depths = _places(_PAIRS, DEPTH, THREADS)
     inside = lanes < words // 2 - start - depths
     row_ptr = logits_ptr.to(tl.pointer_type(tl.int32)) + start
     return tl.load(row_ptr + lanes + depths, mask=inside, other=_NO_PAIR, eviction_policy=POLICY)
@@ -93,10 +100,10 @@ def _words_of(pairs, formula):
 @triton.jit
 def read_pairs(logits_ptr, words, formula, FETCHES: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
     """Each thread's highest logit, and sum of exponentials relative to it."""
-    TILE: tl.constexpr = THREADS * DEPTH * _PAIRS
     highest = tl.full([THREADS], LOWEST, tl.float32)
     total = tl.zeros([THREADS], tl.float32)
     tile = load_tile(logits_ptr, 0, words, DEPTH, THREADS, "evict_last")
+    TILE: tl.constexpr = tile.numel
     for start in range(0, words // 2, TILE):
         if FETCHES:
             _fetch_tile(logits_ptr.to(tl.pointer_type(tl.int32)), start + _AHEAD * TILE, words // 2, TILE)
@@ -132,10 +139,9 @@ def store_pairs_gradient(
     THREADS: tl.constexpr,
 ):
     """What `store_words_gradient` does, for a row whose first tile is loaded."""
-    TILE: tl.constexpr = THREADS * DEPTH * _PAIRS
+    TILE: tl.constexpr = tile.numel
     of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
-    lanes = tl.arange(0, THREADS)[:, None, None] * (2 * _PAIRS) + tl.arange(0, 2 * _PAIRS)[None, None, :]
-    depths = tl.arange(0, DEPTH)[None, :, None] * (THREADS * 2 * _PAIRS)
+    lanes, depths = _places(2 * _PAIRS, DEPTH, THREADS)
     for start in range(0, words // 2, TILE):
         first, second = _words_of(tile, formula)
         first = gradient(first, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)

@@ -83,13 +83,17 @@ def _elements_per_lane(words: int, lanes: int, element_bytes: int, *, narrow: bo
     return int(min(lane_bytes // element_bytes, needed))
 
 
+def _warps(lanes: int, lanes_per_warp: int = _LANES_PER_WARP) -> int:
+    return max(lanes // lanes_per_warp, _MIN_WARPS)
+
+
 def tile(max_lanes: int) -> Mapping[str, Callable[[Arguments], Any]]:
     """Heuristics for a program that reads its words in tiles of [DEPTH, LANES]."""
     return {
         "PADDED": lambda args: args["width"] != args["words"],
         "LANES": lambda args: min(max_lanes, next_power_of_2(max(args["words"], 1))),
         "DEPTH": _depth,
-        "num_warps": lambda args: max(args["LANES"] // _LANES_PER_WARP, _MIN_WARPS),
+        "num_warps": lambda args: _warps(args["LANES"]),
     }
 
 
@@ -100,30 +104,29 @@ def tile_of_blocks(words: int, *, element_bytes: int, is_long: bool) -> dict[str
     is_short = words <= _SHORT_WORDS
     lanes = min(_SHORT_LANES if is_short else _MAX_LANES, next_power_of_2(max(words, 1)))
     depth = _elements_per_lane(words, lanes, element_bytes, narrow=is_long or is_short)
-    return {"LANES": lanes, "DEPTH": depth, "num_warps": max(lanes // _LANES_PER_WARP, _MIN_WARPS)}
+    return {"LANES": lanes, "DEPTH": depth, "num_warps": _warps(lanes)}
 
 
 def _lanes_of_row(args: Arguments) -> int:
+    if args["PAIRED"]:
+        return PAIRS_THREADS
     words = next_power_of_2(max(args["words"], 1))
     lanes = words * args["logits_ptr"].element_size() // _ROW_BYTES_PER_LANE
     return int(min(max(lanes, _MIN_LANES), _MAX_LANES, words))
 
 
-def _config_of_row() -> dict[str, Callable[[Arguments], Any]]:
-    config: dict[str, Callable[[Arguments], Any]] = {**tile(_MAX_LANES), "LANES": _lanes_of_row}
-    paired = {
-        "LANES": lambda: PAIRS_THREADS,
-        "DEPTH": lambda: PAIRS_DEPTH,
-        "num_warps": lambda: PAIRS_THREADS // _THREADS_PER_WARP,
-    }
-
-    def chosen(name: str) -> Callable[[Arguments], Any]:
-        return lambda args: paired[name]() if args["PAIRED"] else config[name](args)
-
-    return {**config, **{name: chosen(name) for name in paired}}
+def _depth_of_row(args: Arguments) -> int:
+    return PAIRS_DEPTH if args["PAIRED"] else _depth(args)
 
 
-@triton.heuristics(_config_of_row())
+def _warps_of_row(args: Arguments) -> int:
+    return _warps(args["LANES"], _THREADS_PER_WARP if args["PAIRED"] else _LANES_PER_WARP)
+
+
+_CONFIG_OF_ROW = {"LANES": _lanes_of_row, "DEPTH": _depth_of_row, "num_warps": _warps_of_row}
+
+
+@triton.heuristics({**tile(_MAX_LANES), **_CONFIG_OF_ROW})
 @triton.jit(do_not_specialize=["first_row", "seq_len", "ignore_index", "first_rows"])
 def _cross_entropy_kernel(
     logits_ptr,
