@@ -42,7 +42,9 @@ class DocumentedCommand(click.Command):
             from ligerprof.cli.signpost import signposted
 
             given = [value for name, value in ctx.params.items() if name not in _OUTPUT_ARGUMENTS]
-            message = None if isinstance(error, OutputError) else signposted(str(error), given, self.name or "")
+            if isinstance(error, OutputError):
+                raise
+            message = signposted(str(error), given, self.name or "", ctx.params.get("configs", ()))
             if message is None:
                 raise
             raise type(error)(message) from None

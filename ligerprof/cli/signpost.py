@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -56,13 +56,14 @@ class Kind(Enum):
         self.noun, self.commands, self.advice = noun, frozenset(commands), advice
 
 
-def signposted(message: str, given: Iterable[object], command: str) -> str | None:
+def signposted(message: str, given: Iterable[object], command: str, configs: Collection[object] = ()) -> str | None:
     """A better message for an error about a path that was given to a command; None if there is none.
 
     Args:
         message: starts with the path.
         given: values of the command's arguments and options; only text and paths count.
         command: the name of the command.
+        configs: values of its --config, which reads the configuration of a training.
     """
     for text in sorted({text for value in given for text in _texts(value)}, key=len, reverse=True):
         if not re.match(rf"{re.escape(text)}(?![\w.-])", message):
@@ -72,6 +73,8 @@ def signposted(message: str, given: Iterable[object], command: str) -> str | Non
         if runs and not _kind_of_folder(path):
             return f"{text}: a folder of {len(runs)} run{'s' * (len(runs) > 1)}, such as {runs[0]}. Give one of them."
         kind = kind_of(path)
+        if kind is Kind.TRAINING and text in configs:
+            continue
         if kind is not None and command not in kind.commands:
             reader = "" if kind is Kind.EMPTY else f", which `ligerprof {command}` does not read"
             return f"{text}: this is {kind.noun}{reader}. {kind.advice.format(path=shlex.quote(str(path)))}"

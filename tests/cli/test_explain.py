@@ -104,7 +104,7 @@ def test_a_copy_of_the_file_has_the_first_suggestion_that_it_has_keys_for(tmp_pa
     assert yaml.safe_load("\n".join(written)).items() <= yaml.safe_load("\n".join(lines)).items()
     assert "exists. Add --force" in CliRunner().invoke(main, arguments).stderr
     without_file = CliRunner().invoke(main, ["explain", RECORDING, "-o", str(tmp_path / "other.yaml")])
-    assert "-o writes a changed copy of a --config file" in without_file.stderr
+    assert "A changed copy needs a --config file" in without_file.stderr
 
 
 def test_peak_over_the_limit_prints_the_report_and_ends_in_3() -> None:

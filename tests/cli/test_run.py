@@ -73,6 +73,9 @@ def test_a_file_that_cannot_be_read_is_an_error_before_the_command_starts(
     result = run("--config", "sft.yaml", "--", "echo", "started")
     assert (result.exit_code, capfd.readouterr().out) == (2, "")
     assert result.stderr.startswith("Error: sft.yaml: not the configuration of a training run")
+    Path("args.json").write_text('{"per_device_train_batch_size": NaN, "output_dir": "o"}')
+    result = run("--config", "args.json", "--", "echo", "started")
+    assert result.stderr.startswith("Error: args.json: per_device_train_batch_size is nan")
 
 
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ _LIGER = "axolotl.integrations.liger.LigerPlugin"
 _CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 # plug-ins without tensors of their own in a training step
 _HARMLESS_PLUGINS = ("SwanLabPlugin", "LMEvalPlugin")
-# what axolotl's `save` matches
 _LORA_KERNELS = "axolotl's fused LoRA kernels"
 _LORA_KERNEL_KEYS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+# what axolotl's `save` matches
 _SELECTIVE = {"attention": "+".join(FUSED_ATTENTION), "aten::mm": MM, "aten::addmm": ADDMM, "aten::bmm": BMM}
 
 

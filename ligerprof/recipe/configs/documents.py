@@ -102,4 +102,4 @@ def _parse_yaml(content: str, path: Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    return printable(" ".join(str(error).split()))[:100]
+    return printable(" ".join(str(error).replace(' in "<unicode string>"', "").split()))[:100]

@@ -233,11 +233,11 @@ def require_editable(files: Sequence[tuple[str, str]]) -> None:
     editable = [file for file, framework in files if can_edit(file, framework)]
     if editable and all(map(is_function, editable)):
         raise OutputError(
-            f"-o: {editable[0]} is a Python function, and ligerprof does not rewrite code."
-            " Leave -o out: the values to set in it are printed."
+            f"{editable[0]} is a Python function, and ligerprof does not rewrite code."
+            " Ask for no copy: the values to set in it are printed."
         )
     if not editable:
-        raise OutputError(f"-o writes a changed copy of a --config file of {EDITABLE}. Give one.")
+        raise OutputError(f"A changed copy needs a --config file of {EDITABLE}. Give one.")
 
 
 def edits_json(edits: Sequence[FileEdit]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-# all of these keys are at the top of a file
+# a file with all keys of one of the sets at its top level is the framework's
 _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
     "verl": (frozenset({"actor_rollout_ref"}),),
     "NeMo RL": (frozenset({"policy", "cluster"}),),
@@ -18,7 +18,7 @@ _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
 
 
 def foreign_framework(values: Mapping[str, Any]) -> str | None:
-    """The name of a framework that is not read, if a file is surely one of its; else None."""
+    """The name of the framework that is not read and whose keys a file has; None for any other file."""
     # each object of torchtune's files names its class so
     if any(isinstance(value, Mapping) and "_component_" in value for value in values.values()):
         return "torchtune"

@@ -1,5 +1,6 @@
 """Build the rows of a framework's table: for each key, how its value is read."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -93,13 +94,17 @@ def whole_number(value: Any, least: int = 0) -> int:
 
 
 def real_number(value: Any) -> float:
-    """A number from a number or text such as `2e-5`; raises BadValueError for anything else."""
+    """A number from a number or text such as `2e-5`; raises BadValueError for anything else, and from 2**53."""
     try:
         number = float("nan" if isinstance(value, bool) or not isinstance(value, (int, float, str)) else value)
-    except (ValueError, OverflowError):
-        number = float("nan")
-    if not abs(number) < 2**53:
+    except ValueError:
+        number = math.nan
+    except OverflowError:
+        number = math.inf
+    if math.isnan(number):
         raise BadValueError("not a number")
+    if abs(number) >= 2**53:
+        raise BadValueError("not a number below 2**53")
     return number
 
 

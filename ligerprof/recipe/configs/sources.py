@@ -45,8 +45,6 @@ ENVIRONMENT = "env"
 _BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MOST_FOLDERS = 8
-
-
 # the content of files, in place of what is on the disk
 Documents = Mapping[str, Mapping[str, Any]]
 
@@ -154,7 +152,7 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
     """The framework whose table knows most of a file's keys, and more of them as its own than any other.
 
     Raises:
-        RecipeError: no framework's, that of one that is not read, or two that fit equally well.
+        RecipeError: the file is of no known framework, of one that is not read, or of either of two.
     """
 
     def misfit(framework: Framework) -> tuple[int, int]:
@@ -162,8 +160,8 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
 
     if (foreign := foreign_framework(values)) is not None:
         raise RecipeError(
-            f"{source}: a configuration of {foreign}, which ligerprof does not read. Give its values as options, such"
-            " as --model, --batch, --seq and --precision."
+            f"{source}: a configuration of {foreign}, whose files ligerprof does not read. Give its values as options,"
+            " such as --model, --batch, --seq and --precision."
         )
     known = [framework for framework in FRAMEWORKS if framework.signature & values.keys()]
     best = sorted(known, key=misfit)

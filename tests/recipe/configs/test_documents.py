@@ -124,5 +124,5 @@ def test_files_of_frameworks_that_are_not_read_are_refused_by_name(
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values), encoding="utf-8")
-    with pytest.raises(RecipeError, match=f"a configuration of {framework}, which ligerprof does not read"):
+    with pytest.raises(RecipeError, match=f"a configuration of {framework}, whose files ligerprof does not read"):
         read_sources([str(path)])
