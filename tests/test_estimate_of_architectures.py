@@ -75,6 +75,25 @@ def test_an_estimate_of_packed_weights_of_a_plain_mlp(family: str, options: dict
     assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=CLOSE_TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"lora": 8, "precision": "fp32"}, {"engine": "fsdp2", "gpus": 2, "precision": "mixed"}],
+    ids=["frozen", "sharded"],
+)
+def test_an_estimate_of_an_activation_function_with_weights(options: dict[str, Any]) -> None:
+    """The backward of xIELU decides the peak of a wide layer where its two weights are frozen."""
+    config = {
+        "model_type": "apertus",
+        "hidden_size": 128,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 500,
+    }
+    spec = spec_from_config(config, name="wide-xielu")
+    check(TrainingRecipe(model=spec, batch=3, seq=500, checkpointing=False, alloc_conf=EXPANDABLE, **options))
+
+
 def _spec_with_shared_keys() -> ModelSpec:
     """Ten layers, so that some repeat; the last four reuse keys and values of two kinds."""
     config = {

@@ -111,12 +111,12 @@ def _xielu(context: Context, value: Value) -> Value:
             width=value.width,
             inputs=(value,),
             saves=(value,),
-            # half of the gradient, for equal elements, and which ones these are
-            backward_scratch_bytes=value.size_bytes + value.elements,
+            # half of the gradient, for equal elements, which ones these are, and which ones are larger
+            backward_scratch_bytes=value.size_bytes + 2 * value.elements,
         )
     )
     wide = renamed(context, lowest, context.cast_for("expm1", lowest))
-    bent = renamed(context, wide, unary(context, wide, saves_output=True))
+    bent = renamed(context, wide, _exp_minus_one(context, wide))
     distance = tape.run(
         Operation(
             elements=bent.elements,
@@ -139,6 +139,19 @@ def _xielu(context: Context, value: Value) -> Value:
     )
     tape.release(is_positive, first, second, positive, negative)
     return output
+
+
+def _exp_minus_one(context: Context, value: Value) -> Value:
+    """`expm1`, whose gradient is multiplied by the output plus one."""
+    return context.tape.run(
+        Operation(
+            elements=value.elements,
+            width=value.width,
+            inputs=(value,),
+            saves_output=True,
+            backward_scratch_bytes=value.size_bytes,
+        )
+    )
 
 
 def _softplus(context: Context, weight: Weight) -> Value:

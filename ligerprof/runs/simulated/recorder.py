@@ -67,9 +67,12 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _PLAIN.issuperset(types):
             # a DTensor calls operators on its local tensors, which come here again
             return NotImplemented
-        if func in _OF_NEW_VALUES and type(args[0]) is Tensor and args[0].is_meta:
+        if args and type(args[0]) is Tensor and args[0].is_meta:
             # torch.tensor(...) on meta, which FakeTensorMode does not take
-            return torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device="meta")
+            value = torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype, device="meta")
+            if func in _OF_NEW_VALUES:
+                return value
+            args = (value, *args[1:])
         return func(*args, **(kwargs or {})) if self._paused else self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
