@@ -94,6 +94,34 @@ def test_an_estimate_of_an_activation_function_with_weights(options: dict[str, A
     check(TrainingRecipe(model=spec, batch=3, seq=500, checkpointing=False, alloc_conf=EXPANDABLE, **options))
 
 
+def test_an_estimate_of_a_state_space_whose_constants_fsdp2_leaves_in_fp32() -> None:
+    config = {
+        "model_type": "falcon_h1",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 1000,
+        "mamba_d_ssm": 512,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+        "mamba_chunk_size": 128,
+    }
+    recipe = TrainingRecipe(
+        model=spec_from_config(config, name="sharded-mixer"),
+        batch=3,
+        seq=500,
+        precision="mixed",
+        engine="fsdp2",
+        gpus=3,
+        alloc_conf=EXPANDABLE,
+    )
+    simulated_bytes = simulate_step(recipe, record=False).peak_bytes
+    assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=CLOSE_TOLERANCE)
+
+
 def _spec_with_shared_keys() -> ModelSpec:
     """Ten layers, so that some repeat; the last four reuse keys and values of two kinds."""
     config = {

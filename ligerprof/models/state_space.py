@@ -7,7 +7,7 @@ from ligerprof.models.config_keys import LayerChoice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSpace:
-    """Where a layer has a state space model. Module names are relative to `name`.
+    """Where a layer has a Mamba-2 mixer. Module names are relative to `name`.
 
     Attributes:
         joint: the projection of gate, values, both kinds of states and time steps.

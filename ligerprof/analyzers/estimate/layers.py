@@ -75,7 +75,7 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
 
 
 def _run_hybrid(context: Context, value: Value, normed: Value, layer: str, output_role: Role) -> Value:
-    """A layer whose state space model and attention read the same norm: variables hold both outputs to the end."""
+    """A layer whose Mamba-2 mixer and attention read the same norm: variables hold both outputs to the end."""
     tape, row = context.tape, context.spec.architecture
     mixed = mix_states(context, normed, layer, project)
     mixed = renamed(context, mixed, scale(context, mixed))

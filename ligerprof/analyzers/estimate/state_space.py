@@ -18,7 +18,7 @@ from ligerprof.analyzers.estimate.operations import (
 from ligerprof.analyzers.estimate.state_scan import scan_states
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.models.state_space import StateSpaceSizes
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 
 
 def mix_states(context: Context, value: Value, layer: str, project: Project) -> Value:
@@ -57,8 +57,8 @@ def mix_states(context: Context, value: Value, layer: str, project: Project) -> 
 
 
 def _times_constants(context: Context, value: Value) -> Value:
-    """Times a constant per column in the dtype of the weights, which may be wider."""
-    width = max(value.width, context.stream_bytes)
+    """Times a constant per column in the dtype of the model, which may be wider: FSDP2 does not cast buffers."""
+    width = max(value.width, DTYPE_BYTES[context.recipe.weight_dtype])
     return context.tape.run(
         Operation(
             elements=value.elements,

@@ -1,4 +1,4 @@
-"""Decoders whose layers have a state space model."""
+"""Decoders whose layers have a Mamba-2 mixer, beside attention or instead of it."""
 
 from dataclasses import replace
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +97,8 @@ def fill_shards(model: Any, recipe: TrainingRecipe, device: torch.device) -> Non
     """
     offloads = recipe.offload is not Offload.NONE
     model.to_empty(device="cpu" if offloads else device)
-    with _local_parameters(model), torch.no_grad():
+    mesh = next(parameter.device_mesh for parameter in model.parameters() if hasattr(parameter, "device_mesh"))
+    with _local_parameters(model), _copying_parts(mesh), torch.no_grad():
         _initialize(model)
     if recipe.spec.weights_path is not None and not is_simulated():
         _load(model, recipe)
@@ -121,6 +123,21 @@ def _local_parameters(model: nn.Module) -> Iterator[None]:
     finally:
         for parameters, name, parameter in kept:
             parameters[name] = parameter
+
+
+@contextmanager
+def _copying_parts(mesh: DeviceMesh) -> Iterator[None]:
+    """Let transformers copy this rank's part where it initializes a shard by a whole value, such as Mamba-2's rates."""
+    from transformers import initialization
+
+    copy: Any = initialization.copy_
+
+    def copy_part(tensor: Tensor, other: Tensor) -> Tensor:
+        copied: Tensor = copy(tensor, other if tensor.shape == other.shape else _part(mesh, other))
+        return copied
+
+    with mock.patch.object(initialization, "copy_", copy_part):
+        yield
 
 
 def _local(parameter: Any) -> Tensor:
@@ -155,7 +172,10 @@ def _load(model: Any, recipe: TrainingRecipe) -> None:
 
 
 def _copy_part(parameter: Any, whole: Tensor) -> None:
-    mesh = parameter.device_mesh
+    parameter.to_local().copy_(_part(parameter.device_mesh, whole))
+
+
+def _part(mesh: DeviceMesh, whole: Tensor) -> Tensor:
+    """The rows of a tensor that this rank holds; none if there are fewer rows than ranks."""
     parts, place = whole.chunk(mesh.size(mesh.ndim - 1)), mesh.get_local_rank(_SHARD)
-    if place < len(parts):
-        parameter.to_local().copy_(parts[place])
+    return parts[place] if place < len(parts) else whole[:0]
