@@ -11,8 +11,8 @@ how many of its keys are unknown, and what becomes of it:
 - `not read`: no configuration of a training run, or it needs a package or a GPU to be read.
 
 The share of recipes is that of `recipe` among `recipe` and `refused`. A file without a model is read with a small one;
-one whose model is not in the catalog with a model of the same architecture, if there is one. torchtitan's
-configurations are functions of its modules: they are read where torchtitan can be imported.
+one whose model is not in the catalog with a model of the same architecture: one of the catalog, or a small one, if
+ligerprof has a row for the architecture. torchtitan's configurations are functions of its modules: they are read where torchtitan can be imported.
 """
 
 import argparse
@@ -22,11 +22,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import LigerprofError, UnknownModelError
 from ligerprof.models import CONFIGS
+from ligerprof.models.architectures import has_row
 from ligerprof.recipe.configs.load import load_recipe
 from ligerprof.recipe.configs.sources import read_sources
 
@@ -40,6 +43,15 @@ PLACES = {
     "pytorch+torchtitan": ("torchtitan/**/*.toml",),
 }
 SUBSTITUTE = "llama3.2-1b"
+# a model of an architecture that has no model in the catalog; other sizes are the architecture's defaults
+SMALL = {
+    "vocab_size": 4096,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+}
 # the `model_type` of models that files name and the catalog lacks, by the start of their names
 MODEL_TYPES = {
     "01-ai/Yi-34B": "llama",
@@ -217,7 +229,17 @@ def model_of(model_type: str) -> str | None:
     """A model of that architecture, the usual one for Llamas; None if ligerprof lacks the architecture."""
     if model_type == CONFIGS[SUBSTITUTE]["model_type"]:
         return SUBSTITUTE
-    return next((name for name, config in CONFIGS.items() if config["model_type"] == model_type), None)
+    named = next((name for name, config in CONFIGS.items() if config["model_type"] == model_type), None)
+    return small_model(model_type) if named is None and has_row(model_type) else named
+
+
+@cache
+def small_model(model_type: str) -> str:
+    """A folder with the config of a small model."""
+    folder = Path(tempfile.mkdtemp()) / f"small-{model_type}"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **SMALL}), encoding="utf-8")
+    return str(folder)
 
 
 def is_combination(reason: str) -> bool:
