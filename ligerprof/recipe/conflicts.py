@@ -220,7 +220,7 @@ def _loss_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     unknown = options.spec.scales_logits or options.spec.has_head_bias
     yield (
         options.loss is not Loss.HF and unknown,
-        f"{chosen} knows no scale of logits and no bias of the head, as {options.spec.name} has. Choose hf.",
+        f"{chosen} does not support scaled logits or a bias of the head, and {options.spec.name} has one. Choose hf.",
     )
     titan = options.loss is Loss.TITAN_CHUNKED
     yield (

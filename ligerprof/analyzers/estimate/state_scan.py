@@ -29,7 +29,8 @@ class _Elements:
         pairs: one number per pair of tokens in a chunk, and head.
         kept: the state of all heads at the end of each chunk.
         first: the state of all heads before the first chunk.
-        chunk_pairs: one number per pair of chunks and head, the state before the first one included.
+        chunk_ends: one number per chunk and head, and one per head before the first chunk.
+        chunk_pairs: one number per pair of these and head.
         mask, chunk_mask: one number per pair of tokens in a chunk, or of chunks.
     """
 
@@ -39,6 +40,7 @@ class _Elements:
     pairs: int
     kept: int
     first: int
+    chunk_ends: int
     chunk_pairs: int
     mask: int
     chunk_mask: int
@@ -56,6 +58,7 @@ def _elements(context: Context, sizes: StateSpaceSizes) -> _Elements:
         pairs=steps * sizes.chunk,
         kept=first * chunks,
         first=first,
+        chunk_ends=heads * (chunks + 1),
         chunk_pairs=heads * (chunks + 1) ** 2,
         mask=sizes.chunk**2,
         chunk_mask=(chunks + 1) ** 2,
@@ -265,7 +268,7 @@ def _chunk_decays(context: Context, total: Value, counts: _Elements) -> Value:
         last,
         context.tape.run(
             Operation(
-                elements=max(counts.chunk_pairs // max(round(counts.chunk_mask**0.5), 1), 1),
+                elements=counts.chunk_ends,
                 width=FP32_BYTES,
                 inputs=(last,),
             )
