@@ -283,8 +283,8 @@ def _assumed_of_mixers(recipe: TrainingRecipe) -> Iterator[str]:
         yield "the gated delta rule is transformers' own code, without the package fla, whose kernels keep less"
     if recipe.spec.state_space is not None:
         yield (
-            "Mamba-2 mixers run transformers' own code of version 5.23, without the packages mamba_ssm and causal_conv1d,"
-            " whose kernels keep less; version 5.17 keeps several times as much"
+            "Mamba-2 mixers run transformers' own code of version 5.23, without the packages mamba_ssm and"
+            " causal_conv1d, whose kernels keep less; version 5.17 keeps several times as much"
         )
 
 
