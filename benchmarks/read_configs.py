@@ -12,7 +12,8 @@ how many of its keys are unknown, and what becomes of it:
 
 The share of recipes is that of `recipe` among `recipe` and `refused`. A file without a model is read with a small one;
 one whose model is not in the catalog with a model of the same architecture: one of the catalog, or a small one, if
-ligerprof has a row for the architecture. torchtitan's configurations are functions of its modules: they are read where torchtitan can be imported.
+ligerprof has a row for the architecture. torchtitan's configurations are functions of its modules: they are read where
+torchtitan can be imported.
 """
 
 import argparse
