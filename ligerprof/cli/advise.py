@@ -11,8 +11,8 @@ from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, show
-from ligerprof.cli.own_files import in_own_files, sharding_of
 from ligerprof.cli.progress import stages
+from ligerprof.cli.searched_files import recipe_and_files, sharding_of
 from ligerprof.errors import DoesNotFitError, LigerprofError, MissingDependencyError, UnsupportedError
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.configs.edits import FileEdit, edits_json
@@ -57,7 +57,7 @@ def command(
     report = config_report()
     files = () if report is None else report.files
     check_copies(copies, files, force=force)
-    recipe, own = in_own_files(recipe)
+    recipe, own = recipe_and_files(recipe)
     with stages() as progress:
         advice = advise(
             recipe,

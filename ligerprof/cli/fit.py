@@ -10,8 +10,8 @@ from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import say, show
-from ligerprof.cli.own_files import in_own_files, ladder_of
 from ligerprof.cli.progress import stages
+from ligerprof.cli.searched_files import ladder_of, recipe_and_files
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
 from ligerprof.recipe.training import TrainingRecipe
@@ -47,7 +47,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
     if figure is not None:
         check_format(figure.suffix)
         require_absent([figure], force=force)
-    recipe, own = in_own_files(recipe)
+    recipe, own = recipe_and_files(recipe)
     with stages() as progress:
         found = fit(
             recipe,

@@ -2,37 +2,30 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.recipe.configs.edits import EDITABLE, FileEdit, can_edit, edit_files
 from ligerprof.recipe.configs.load import load_recipe
-from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.configs.plans import OwnFiles
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnFiles:
-    """Configuration files, each with its framework, and the recipe that they describe together."""
+def edits_for(suggestion: Suggestion, own: OwnFiles) -> tuple[FileEdit, ...]:
+    """The files that the suggestion changes; none if they lack keys for it."""
+    change = next((row.recipe for row in ROWS if row.name == suggestion.name), None)
+    try:
+        changed = None if change is None else change(own.recipe)
+        edits = () if changed is None else edit_files(own.files, own.recipe, changed)
+    except LigerprofError:
+        # the program differs from what the files say
+        return ()
+    return tuple(edit for edit in edits if edit.changes and not edit.missing)
 
-    files: tuple[tuple[str, str], ...]
-    recipe: TrainingRecipe
 
-    def edits_for(self, suggestion: Suggestion) -> tuple[FileEdit, ...]:
-        """The files that the suggestion changes; none if they lack keys for it."""
-        change = next((row.recipe for row in ROWS if row.name == suggestion.name), None)
-        try:
-            changed = None if change is None else change(self.recipe)
-            edits = () if changed is None else edit_files(self.files, self.recipe, changed)
-        except LigerprofError:
-            # the program differs from what the files say
-            return ()
-        return tuple(edit for edit in edits if edit.changes and not edit.missing)
-
-    def lines_for(self, suggestion: Suggestion) -> tuple[str, ...]:
-        """The lines to change; none if the files have no keys for the suggestion."""
-        return tuple(line for edit in self.edits_for(suggestion) for line in (f"In {edit.file}:", *edit.lines))
+def lines_for(suggestion: Suggestion, own: OwnFiles) -> tuple[str, ...]:
+    """The lines to change; none if the files have no keys for the suggestion."""
+    return tuple(line for edit in edits_for(suggestion, own) for line in (f"In {edit.file}:", *edit.lines))
 
 
 def read_own_files(sources: Sequence[str]) -> OwnFiles:
@@ -45,12 +38,12 @@ def read_own_files(sources: Sequence[str]) -> OwnFiles:
     recipe, report = load_recipe(sources, {})
     if not any(can_edit(*each) for each in report.files):
         raise RecipeError(f"--config: changed lines can be shown for files of {EDITABLE}. Give one of these.")
-    return OwnFiles(files=report.files, recipe=recipe)
+    return OwnFiles(sources=sources, given={}, files=report.files, recipe=recipe)
 
 
 def in_own_files(suggestions: Sequence[Suggestion], own: OwnFiles) -> tuple[Suggestion, ...]:
     """Suggestions with the lines to change in the files; those that these have no keys for stay as they are."""
-    lines = {suggestion.name: own.lines_for(suggestion) for suggestion in suggestions}
+    lines = {suggestion.name: lines_for(suggestion, own) for suggestion in suggestions}
     return tuple(
         dataclasses.replace(suggestion, how=lines[suggestion.name] or suggestion.how) for suggestion in suggestions
     )
@@ -58,5 +51,5 @@ def in_own_files(suggestions: Sequence[Suggestion], own: OwnFiles) -> tuple[Sugg
 
 def first_edits(suggestions: Sequence[Suggestion], own: OwnFiles) -> tuple[Suggestion, tuple[FileEdit, ...]] | None:
     """The first suggestion that the files have keys for, with the changed files; None without one."""
-    found = ((suggestion, own.edits_for(suggestion)) for suggestion in suggestions)
+    found = ((suggestion, edits_for(suggestion, own)) for suggestion in suggestions)
     return next(((suggestion, edits) for suggestion, edits in found if edits), None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ligerprof.analyzers.suggestions.own_file import first_edits, in_own_files, read_own_files
+from ligerprof.analyzers.suggestions.own_file import first_edits, in_own_files, lines_for, read_own_files
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
 from ligerprof.analyzers.suggestions.table import ROWS
@@ -63,7 +63,7 @@ def test_a_suggestion_that_the_file_already_has_stays_as_it_is(tmp_path: Path) -
     found = {suggestion.name: suggestion.how for suggestion in in_own_files(SUGGESTIONS, own)}
     assert found["8-bit-optimizer"] == ("as it was",)
     assert first_edits((), own) is None
-    assert own.lines_for(dataclasses.replace(SUGGESTIONS[0], name="another")) == ()
+    assert lines_for(dataclasses.replace(SUGGESTIONS[0], name="another"), own) == ()
 
 
 def test_files_without_keys_are_refused(tmp_path: Path) -> None:

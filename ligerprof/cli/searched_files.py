@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.search.changes import Change, Sharding
 
 
-def in_own_files(recipe: TrainingRecipe) -> tuple[TrainingRecipe, OwnFiles]:
+def recipe_and_files(recipe: TrainingRecipe) -> tuple[TrainingRecipe, OwnFiles]:
     """The running command's recipe and its --config files; the kernels are those that the files switch on."""
     report, (sources, given) = config_report(), config_sources()
     files, chosen = () if report is None else report.files, was_given("provider")
