@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ligerprof.torch_memory.allocator.caching import MIN_OWN_SEGMENT_BYTES, SEGMENT_ROUND_BYTES
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
@@ -56,6 +57,8 @@ def _library() -> ctypes.CDLL | None:
     library.state_delete.restype = None
     pointer = ctypes.c_void_p
     library.state_run.argtypes = (pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64, ctypes.c_int)
+    library.state_held_sizes.argtypes = (pointer, pointer, ctypes.c_int64, pointer)
+    library.state_held_sizes.restype = None
     library.state_key.argtypes = (pointer, pointer, ctypes.c_int64)
     library.state_run.restype = library.state_key.restype = ctypes.c_int64
     return library
@@ -118,8 +121,11 @@ class CompiledState(RunAllocator):
             raise MemoryError
         self._fields = _Fields.from_address(self._state)
         self._numbers = np.empty(1024, np.int64)
-        # of runs that leave the present large pool as it is, the most units above those before the run
-        self._rises: dict[Hashable, int] = {}
+        # of runs that leave the present large pool as it is, the most units above those before the run, and the sizes
+        # of the held blocks that the run freed
+        self._rises: dict[Hashable, tuple[int, bytes]] = {}
+        # of each name, the places of held blocks that its runs free
+        self._places: dict[Hashable, npt.NDArray[np.int32]] = {}
 
     def __del__(self) -> None:
         if getattr(self, "_state", None) is not None:
@@ -138,13 +144,14 @@ class CompiledState(RunAllocator):
         fields = self._fields
         operations, sizes = np.ascontiguousarray(operations, np.int32), np.ascontiguousarray(sizes, np.int64)
         before, changes = fields.allocated, fields.changes
-        rise = self._rises.get(name)
-        only_small = rise is not None and self._small_pool_has_room(sizes)
+        rise, known_freed = self._rises.get(name, (0, None))
+        freed = b"" if name is None else self._freed(operations, name)
+        only_small = freed == known_freed and self._small_pool_has_room(sizes)
         fields.highest, fields.highest_reserved = before, self.highest_reserved
         refused: int = self._library.state_run(
             self._state, operations.ctypes.data, len(operations), sizes.ctypes.data, len(sizes), only_small
         )
-        highest = before + rise if rise is not None and only_small else fields.highest
+        highest = before + rise if only_small else fields.highest
         self.highest, self.highest_reserved = max(self.highest, highest), fields.highest_reserved
         self.allocated, self.reserved = fields.allocated, fields.reserved
         if refused == _NO_MEMORY:
@@ -154,7 +161,18 @@ class CompiledState(RunAllocator):
         if fields.changes != changes:
             self._rises.clear()
         elif name is not None:
-            self._rises[name] = highest - before
+            self._rises[name] = highest - before, freed
+
+    def _freed(self, operations: Operations, name: Hashable) -> bytes:
+        """The sizes of the held blocks that a run frees, in order."""
+        places = self._places.get(name)
+        if places is None:
+            places = self._places[name] = -operations[operations < 0] - 1
+        if not len(places):
+            return b""
+        sizes = np.empty(len(places), np.int64)
+        self._library.state_held_sizes(self._state, places.ctypes.data, len(places), sizes.ctypes.data)
+        return sizes.tobytes()
 
     def _small_pool_has_room(self, sizes: Sizes) -> bool:
         """Whether the small pool can grow for each of its requests, and no segment needs to be given back."""

@@ -400,6 +400,13 @@ int64_t state_run(State *state, const int32_t *operations, int64_t count, const 
     return DONE;
 }
 
+/* Write the sizes of blocks that are held. */
+void state_held_sizes(const State *state, const int32_t *places, int64_t count, int64_t *sizes)
+{
+    for (int64_t index = 0; index < count; index++)
+        sizes[index] = state->blocks[state->held[places[index]]].size;
+}
+
 /* Write what decides about coming events, if there is room; returns how many numbers that takes. */
 int64_t state_key(const State *state, int64_t *numbers, int64_t room)
 {

@@ -131,6 +131,20 @@ def test_a_named_run_decides_so_each_time(number: int, text: str | None, limit_b
             assert together.execute([-number for number in range(2, len(together.blocks) + 1)], [])
 
 
+def test_a_named_run_that_frees_a_larger_block_than_before_has_another_peak() -> None:
+    together = Together(None, None)
+    replaced = [-1, 0, 1, 0], [3 * MIB, 100]
+    for operations, requests, name in (
+        ([0], [100], None),
+        (*replaced, "named"),
+        (*replaced, "named"),
+        ([-1, 0], [900_000], None),
+        (*replaced, "named"),
+    ):
+        together.execute(operations, requests, name)
+        together.check()
+
+
 @pytest.mark.parametrize("number", range(12))
 def test_a_limit_gives_back_segments_and_then_refuses(number: int) -> None:
     random = Random(number)
