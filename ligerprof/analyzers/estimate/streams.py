@@ -100,8 +100,8 @@ def _divide_rows(context: Context, value: Value, divisors: Value) -> Value:
             width=width,
             inputs=(value, divisors),
             saves=(value, divisors),
-            # the quotients, and their product with the gradient, before it is summed over the row
-            backward_scratch_bytes=2 * value.elements * width,
+            # `-grad * ((self / other) / other)` of the divisors holds each result, before it is summed over the row
+            backward_scratch_bytes=4 * value.elements * width,
         )
     )
 
