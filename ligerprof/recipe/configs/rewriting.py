@@ -83,15 +83,23 @@ def with_values(values: Mapping[str, Any], edited: Mapping[str, Any]) -> dict[st
 def _replace(lines: list[str], where: range, indent: str, key: str, value: str) -> None:
     """Replace the lines of a key, or add one after the last line of its section."""
     quote = "[\"']?"
-    pattern = re.compile(rf"{indent}{quote}{re.escape(key)}{quote}\s*:(?P<value>[^#]*?)(?P<comment>\s+#.*)?$")
+    pattern = re.compile(rf"{indent}{quote}{re.escape(key)}{quote}\s*:")
     for start in where:
         if (found := pattern.match(lines[start])) is not None:
-            lines[start : _end_of_value(lines, start, len(indent))] = [
-                f"{indent}{key}: {value}{found['comment'] or ''}"
-            ]
+            comment = _comment(lines[start][found.end() :], r"\s#")
+            lines[start : _end_of_value(lines, start, len(indent))] = [f"{indent}{key}: {value}{comment}"]
             return
     last = next((number for number in reversed(where) if not indent or lines[number].strip()), where.stop - 1)
     lines.insert(last + 1, f"{indent}{key}: {value}")
+
+
+def _comment(rest: str, opening: str) -> str:
+    """The comment after a value with the spaces before it, which `opening` matches; nothing without one.
+
+    A `#` in a quoted value counts as one, and the end of the value then becomes a comment.
+    """
+    found = re.search(opening, rest)
+    return "" if found is None else rest[len(rest[: found.start()].rstrip()) :]
 
 
 def _end_of_value(lines: Sequence[str], start: int, indent: int) -> int:
@@ -145,11 +153,11 @@ def _replace_in_toml(lines: list[str], section: str, key: str, value: str) -> No
         lines.extend(["", f"[{section}]", f"{key} = {value}"])
         return
     stop = next((number for number in range(start + 1, len(lines)) if lines[number].lstrip()[:1] == "["), len(lines))
-    pattern = re.compile(rf"(?P<indent>\s*){re.escape(key)}\s*=\s*[^#]*?(?P<comment>\s*#.*)?$")
+    pattern = re.compile(rf"(?P<indent>\s*){re.escape(key)}\s*=")
     last = start
     for number in range(start + 1, stop):
         if (found := pattern.match(lines[number])) is not None:
-            lines[number] = f"{found['indent']}{key} = {value}{found['comment'] or ''}"
+            lines[number] = f"{found['indent']}{key} = {value}{_comment(lines[number][found.end() :], '#')}"
             return
         last = number if lines[number].strip() else last
     lines.insert(last + 1, f"{key} = {value}")

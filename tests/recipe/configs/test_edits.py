@@ -390,9 +390,10 @@ def test_a_function_is_not_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("---\noutput_dir: o\nper_device_train_batch_size: 8\n...\n", "per_device_train_batch_size: 2\n"),
         ("x: &size 8\noutput_dir: o\nper_device_train_batch_size: *size", "per_device_train_batch_size: 2\n"),
         ("{output_dir: o, per_device_train_batch_size: 8}\n", '"per_device_train_batch_size": 2'),
+        (f"output_dir: o\nper_device_train_batch_size:{' ' * 2**17}8\n", "per_device_train_batch_size: 2\n"),
         ('output_dir: "a # b"\nper_device_train_batch_size: "8" # "c"\n', 'per_device_train_batch_size: 2 # "c"\n'),
     ],
-    ids=["crlf", "quoted", "document", "alias", "flow", "comments"],
+    ids=["crlf", "quoted", "document", "alias", "flow", "spaces", "comments"],
 )
 def test_yaml_however_it_is_written(text: str, changed: str, tmp_path: Path) -> None:
     file = tmp_path / "args.yaml"
