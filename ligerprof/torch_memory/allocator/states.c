@@ -40,8 +40,8 @@ typedef struct {
     int64_t index;
 } Place;
 
-/* compiled.py declares the same fields up to `min_own`. `changes` counts what makes the large pool another one than
- * before: segments that come and go, and runs that leave other blocks behind than they found. */
+/* compiled.py declares the same fields up to `min_own`. `changes` counts changes of the large pool that last: segments
+ * that are made or given back, held blocks that a run frees, and blocks that it leaves. */
 typedef struct {
     int64_t allocated, reserved, highest, highest_reserved, changes;
     int64_t limit, expandable, next_address, gap;
