@@ -94,6 +94,12 @@ def test_an_estimate_of_an_activation_function_with_weights(options: dict[str, A
     check(TrainingRecipe(model=spec, batch=3, seq=500, checkpointing=False, alloc_conf=EXPANDABLE, **options))
 
 
+def test_an_estimate_of_a_tied_head_with_a_bias() -> None:
+    config = {**draw_spec(Random("head"), "phimoe").config, "tie_word_embeddings": True, "lm_head_bias": True}
+    spec = spec_from_config(config, name="tied-head")
+    check(TrainingRecipe(model=spec, seq=256, checkpointing=False, alloc_conf=EXPANDABLE))
+
+
 def test_an_estimate_of_a_state_space_whose_constants_fsdp2_leaves_in_fp32() -> None:
     config = {
         "model_type": "falcon_h1",

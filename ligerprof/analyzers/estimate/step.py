@@ -141,7 +141,9 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
 def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[Phase, int]:
     """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
-    biased = (weights[f"{name.removesuffix('.bias')}.weight"] for name in weights if name.endswith(".bias"))
+    # a tied head has a bias of its own, and the embedding's weight
+    tied = weights[f"{recipe.spec.architecture.embedding}.weight"]
+    biased = (weights.get(f"{name.removesuffix('.bias')}.weight", tied) for name in weights if name.endswith(".bias"))
     # bitsandbytes' product of int8 weights adds the bias without cuBLAS
     adds_bias = any(
         len(weight.shape) == 2 and not (weight.packed_sizes and recipe.packed_bits == 8) for weight in biased
