@@ -51,7 +51,7 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
     head_dim = 2 * draw(st.integers(1, 9))
     sizes = {
         "hidden_size": heads * head_dim,
-        "intermediate_size": draw(st.integers(1, 90)),
+        "intermediate_size": draw(st.integers(2, 90)),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": draw(st.sampled_from([count for count in range(1, heads + 1) if heads % count == 0])),
@@ -76,7 +76,10 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
             "vocab_size_per_layer_input": draw(st.integers(2, 300)),
         }
     # every family is asked for biases; not every one has them
-    biases = {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+    biases = {
+        key: draw(st.booleans())
+        for key in ("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "attention_out_bias")
+    }
     if model_type == "internlm3":
         # it refuses other biases
         biases["mlp_bias"] = biases["attention_bias"]

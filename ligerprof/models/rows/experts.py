@@ -248,6 +248,7 @@ ROWS = (
             *TWO_NORMS,
         ),
         not_estimated=(AUXILIARY,),
+        head_bias="use_bias",
         attention=Attention(
             rotary=Rotary(interleaved=True, expands_tables=True, fp32_tables=True, upcasts="factors"),
             dropout=Dropout(key="no_dropout"),
