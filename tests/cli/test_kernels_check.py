@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from itertools import cycle
 from typing import Any
 from unittest.mock import patch
 
@@ -189,8 +190,11 @@ def changes_its_input(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0
     return y
 
 
+_NOISE = cycle((1.0, 1.000001, 1.000002))
+
+
 def noisy(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    return rms(x, weight, eps, offset) * (1 + 1e-6 * torch.rand(()).to(x))
+    return rms(x, weight, eps, offset) * next(_NOISE)
 
 
 class _OverGradient(torch.autograd.Function):
