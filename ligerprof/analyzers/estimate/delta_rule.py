@@ -4,11 +4,18 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, renamed, saved_factors, scale, scale_rows, unary
+from ligerprof.analyzers.estimate.operations import (
+    add,
+    batch_product,
+    in_order,
+    renamed,
+    scale,
+    scale_rows,
+    unary,
+)
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.models.delta import CHUNK_TOKENS, DeltaSizes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.selective import BMM
 
 # chunks that run one by one at each end of the loop
 _CHUNKS_AT_ENDS = 2
@@ -147,33 +154,14 @@ def _pair_decays(context: Context, total: Value, sizes: _Sizes) -> Value:
     return renamed(context, masked, unary(context, masked, saves_output=True))
 
 
-def _in_order(context: Context, value: Value, *, copies: bool) -> Value:
-    """`reshape` to one batch of matrices: a copy if heads lie between tokens."""
-    if not copies:
-        return context.tape.name(value)
-    return context.tape.run(Operation(elements=value.elements, width=value.width, passes=(value,)))
-
-
 def _product(context: Context, left: Value, right: Value, elements: int) -> Value:
     """A batch of matrix products, which autocast runs in 16 bits."""
-    one, other = context.autocast(left), context.autocast(right)
-    output = context.tape.run(
-        Operation(
-            elements=elements,
-            width=one.width,
-            inputs=(one, other),
-            saves=saved_factors(one, other),
-            gradient_is_view=True,
-            operator=BMM,
-        )
-    )
-    context.tape.release(one, other)
-    return output
+    return batch_product(context, context.autocast(left), context.autocast(right), elements)
 
 
 def _times_pairs(context: Context, left: Value, right: Value, pairs: Value, *, copies: bool) -> Value:
     """Products of each pair of tokens in a chunk, times the decay between them."""
-    one, other = (_in_order(context, item, copies=copies) for item in (left, right))
+    one, other = (in_order(context, item, copies=copies) for item in (left, right))
     product = _product(context, one, other, pairs.elements)
     context.tape.release(one, other)
     output = context.tape.run(
@@ -268,7 +256,7 @@ def _run_chunk(
     added = _difference(context, made, predicted)
     tape.release(made, correction, predicted, *held[:1])
     asked = tape.slice(read.query, sizes.keys // sizes.chunks)
-    asked = renamed(context, asked, _in_order(context, asked, copies=read.copies))
+    asked = renamed(context, asked, in_order(context, asked, copies=read.copies))
     between = _product(context, asked, state, values)
     tape.release(asked, *held[1:])
     weights = tape.slice(read.attention, sizes.pairs // sizes.chunks)
@@ -279,7 +267,7 @@ def _run_chunk(
     tape.release(total)
     kept = _decayed_state(context, state, read.decay)
     part = tape.slice(read.key, sizes.keys // sizes.chunks)
-    part = renamed(context, part, _in_order(context, part, copies=read.copies))
+    part = renamed(context, part, in_order(context, part, copies=read.copies))
     update = _product(context, part, added, sizes.state)
     tape.release(part)
     state = renamed(context, state, add(context, kept, update))

@@ -8,7 +8,7 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
 from ligerprof.torch_memory.scratch import highest_bytes
-from ligerprof.torch_memory.selective import ADDMM, MM, FactorShape
+from ligerprof.torch_memory.selective import ADDMM, BMM, MM, FactorShape
 
 
 def linear(
@@ -187,6 +187,29 @@ def _read_wide(context: Context, value: Value, width: int) -> Value:
 def saved_factors(left: Value, right: Value) -> tuple[Value, ...]:
     """What a product saves: each factor whose counterpart needs a gradient (torch's derivatives.yaml)."""
     return tuple(kept for kept, other in ((left, right), (right, left)) if other.needs_gradient)
+
+
+def in_order(context: Context, value: Value, *, copies: bool) -> Value:
+    """`reshape` to one batch of matrices: a copy if heads lie between tokens."""
+    if not copies:
+        return context.tape.name(value)
+    return context.tape.run(Operation(elements=value.elements, width=value.width, passes=(value,)))
+
+
+def batch_product(context: Context, left: Value, right: Value, elements: int) -> Value:
+    """A batch of matrix products, which takes over both factors."""
+    output = context.tape.run(
+        Operation(
+            elements=elements,
+            width=left.width,
+            inputs=(left, right),
+            saves=saved_factors(left, right),
+            gradient_is_view=True,
+            operator=BMM,
+        )
+    )
+    context.tape.release(left, right)
+    return output
 
 
 def unary(context: Context, value: Value, *, saves_output: bool = False, role: Role = Role.ACTIVATIONS) -> Value:

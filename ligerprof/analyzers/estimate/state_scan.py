@@ -6,6 +6,8 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
+    batch_product,
+    in_order,
     multiply_wide,
     renamed,
     saved_factors,
@@ -15,7 +17,6 @@ from ligerprof.analyzers.estimate.operations import (
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.selective import BMM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +132,7 @@ def scan_states(
     )
     outside = scale_rows(context, read, since)
     result = add(context, inside, outside)
-    result = renamed(context, result, _in_order(context, result, copies=sizes.heads > 1))
+    result = renamed(context, result, in_order(context, result, copies=sizes.heads > 1))
     result = renamed(context, result, add(context, result, passed))
     if counts.steps != context.tokens * sizes.heads:
         result = renamed(context, result, tape.slice(result, context.tokens * sizes.inner))
@@ -283,13 +284,6 @@ def _exp_of_difference(context: Context, total: Value) -> Value:
     return renamed(context, difference, unary(context, difference, saves_output=True))
 
 
-def _in_order(context: Context, value: Value, *, copies: bool) -> Value:
-    """`contiguous` or `reshape`: a copy if heads lie between tokens."""
-    if not copies:
-        return context.tape.name(value)
-    return context.tape.run(Operation(elements=value.elements, width=value.width, passes=(value,)))
-
-
 def _contracted(
     context: Context,
     left: Value,
@@ -306,20 +300,10 @@ def _contracted(
         gradient_copy: whether the gradient of the product is.
     """
     tape = context.tape
-    one, other = (_in_order(context, item, copies=copy) for item, copy in zip((left, right), copies, strict=True))
+    one, other = (in_order(context, item, copies=copy) for item, copy in zip((left, right), copies, strict=True))
     first, second = context.autocast(one), context.autocast(other)
     tape.release(one, other)
-    product = tape.run(
-        Operation(
-            elements=elements,
-            width=first.width,
-            inputs=(first, second),
-            saves=saved_factors(first, second),
-            gradient_is_view=True,
-            operator=BMM,
-        )
-    )
-    tape.release(first, second)
+    product = batch_product(context, first, second, elements)
     if not gradient_copy:
         return product
     return renamed(
