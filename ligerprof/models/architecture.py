@@ -275,7 +275,7 @@ class Architecture:
         only_one: config keys that do so with any value but 1.
         delta: the gated delta net that some layers have instead of attention, or None.
         short_conv: the gated convolution that some layers have instead of attention, or None.
-        state_space: the Mamba-2 mixer that layers have instead of attention or beside it, or None.
+        state_space: the Mamba-2 mixer that layers have instead of attention or in parallel with it, or None.
         streams: the parts of a decoder with several residual streams, or None.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.

@@ -12,7 +12,7 @@ class StateSpace:
     Attributes:
         joint: the projection of gate, values, both kinds of states and time steps.
         norm: the norm of the gated output; None: the output is gated only.
-        layers: the layers that have one instead of attention; None: all layers have one beside attention.
+        layers: the layers that have one instead of attention; None: all layers have both, in parallel.
         adapts_out: whether peft adapts its last projection (`_check_lora_target_modules_mamba` refuses some).
         scales_parts: whether numbers multiply its input and each part of the projection.
     """

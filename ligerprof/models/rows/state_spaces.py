@@ -1,4 +1,4 @@
-"""Decoders whose layers have a Mamba-2 mixer, beside attention or instead of it."""
+"""Decoders whose layers have a Mamba-2 mixer, in parallel with attention or instead of it."""
 
 from dataclasses import replace
 

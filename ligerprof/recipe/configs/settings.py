@@ -76,7 +76,7 @@ class Packing(ExplainedWord):
     PLAIN = "plain", "each row is filled with tokens, and documents see each other"
 
 
-# stands for the router of a mixture of experts
+# names the router of a mixture of experts
 ROUTER = "router"
 
 

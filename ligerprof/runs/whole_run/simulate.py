@@ -52,7 +52,7 @@ def _others_of_first_step(
 ) -> list[tuple[Program, int]] | None:
     """The first step's micro-batches after the second one; None if they are not those of later steps.
 
-    They free the same blocks as in later steps under other numbers, because there are no optimizer states yet.
+    They free the same blocks as in later steps, but numbered differently, because optimizer states do not exist yet.
     """
     located = [programs.program(shape, 1) for shape in shapes[1:]]
     like = located[0][0]
