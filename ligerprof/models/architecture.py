@@ -290,7 +290,6 @@ class Architecture:
             saves it with the layer's input.
         head_bias: whether the head has a bias, or the config key that decides.
         masks_documents: whether the mask keeps documents of a packed row apart; the decoder may not give it positions.
-        output_class: class of the causal model's result, in transformers.modeling_outputs.
         peft_targets: the layers that peft adapts if none are named; empty if peft knows none.
     """
 
@@ -327,7 +326,6 @@ class Architecture:
     tied_by_default: bool = False
     mask_by_position: bool = False
     masks_documents: bool = True
-    output_class: str = "CausalLMOutputWithPast"
     peft_targets: tuple[str, ...] = ("q_proj", "v_proj")
 
     def setting(self, config: Mapping[str, Any], key: str, default: Any = None) -> Any:

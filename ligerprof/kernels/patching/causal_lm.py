@@ -2,10 +2,9 @@
 
 import dataclasses
 import functools
-import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,13 @@ LossRunner = Callable[[nn.Module, Tensor, LossRequest], Tensor]
 
 
 def fused_loss_forward(
-    original: Forward, row: Architecture, run_loss: LossRunner, options: LossOptions, *, text_only: bool = True
+    original: Forward,
+    model_class: type[Any],
+    row: Architecture,
+    run_loss: LossRunner,
+    options: LossOptions,
+    *,
+    text_only: bool = True,
 ) -> Forward:
     """A forward that returns the loss without logits if it receives labels in training.
 
@@ -41,13 +46,14 @@ def fused_loss_forward(
 
     Args:
         original: the unbound forward of the model's class.
+        model_class: whose output the forward returns.
         run_loss: computes the loss from the last hidden states.
         options: options of the loss; ignore_index, shift, softcap and logit_scale are replaced.
         text_only: whether the model has no vision tower, whose inputs the decoder does not take.
     """
     # without Signature.bind, because torch.compile traces this
     positional = tuple(inspect.signature(original).parameters)[1:]
-    make_output = _output_maker(row, None if text_only else original.__module__)
+    make_output = _output_maker(model_class)
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -127,21 +133,31 @@ def _kept_positions(hidden: Tensor, keep: int | Tensor | None) -> Tensor:
     return hidden[keep] if keep.ndim == 2 else hidden[:, keep, :]
 
 
-def _output_maker(row: Architecture, modeling: str | None) -> Callable[[Any, Tensor], Any]:
+def _output_maker(model_class: type[Any]) -> Callable[[Any, Tensor], Any]:
     """A function that turns the decoder's outputs and the loss into the causal model's output, without logits.
 
-    Args:
-        modeling: the module of a model with a vision tower, which may have a class for its outputs.
+    Raises:
+        KernelInputError: the return type of the class's forward names no output of transformers.
     """
-    from transformers import modeling_outputs
-
-    output_class = getattr(modeling_outputs, row.output_class)
-    for name, value in vars(importlib.import_module(modeling)).items() if modeling is not None else ():
-        if name.endswith("CausalLMOutputWithPast") and value.__module__ == modeling:
-            output_class = value
+    output_class = _output_class(model_class)
     names = [field.name for field in dataclasses.fields(output_class) if field.name not in ("loss", "logits")]
 
     def make(outputs: Any, loss: Tensor) -> Any:
         return output_class(loss=loss, **{name: getattr(outputs, name, None) for name in names})
 
     return make
+
+
+def _output_class(model_class: type[Any]) -> type[Any]:
+    from transformers.utils.generic import ModelOutput
+
+    # a user's subclass may leave out the type
+    for base in model_class.__mro__:
+        returned = getattr(vars(base).get("forward"), "__annotations__", {}).get("return")
+        for candidate in get_args(returned) or (returned,):
+            if isinstance(candidate, type) and issubclass(candidate, ModelOutput):
+                return candidate
+    raise KernelInputError(
+        f"flce and ce: the return type of {model_class.__name__}.forward is not an output of transformers. Annotate it,"
+        " or leave them out."
+    )

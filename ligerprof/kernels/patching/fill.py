@@ -31,10 +31,11 @@ def fill_rms(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     """Replace every RMSNorm, with the addition before it if the layer has one and the provider a fused variant."""
     add_kernel = patcher.variant(slot.with_residual_add)
     forward = decoder.rms_forward(patcher.row, kernel, add_kernel)
-    for module in patcher.modules("RMSNorm"):
-        if "weight" not in module._parameters:
-            continue
+    norms = patcher.modules("RMSNorm")
+    weighted = [module for module in norms if "weight" in module._parameters]
+    for module in weighted:
         patcher.swap(module, slot.name, lambda _original: forward)
+    _note_left(patcher, slot, "norms have no weight", len(norms) - len(weighted), len(norms))
     if add_kernel is not None and patcher.row.layer_norms.adds_before_norm:
         for module in patcher.modules("DecoderLayer"):
             patcher.swap(module, slot.name, lambda original: decoder.layer_forward(original, patcher.row))
@@ -49,7 +50,9 @@ def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     row, linear_kernel = patcher.row.mlp, patcher.variant(slot.with_next_linear)
     forward, mlps = decoder.gated_forward(row, kernel), patcher.modules("MLP")
     if row.sparsity_attribute is not None:
-        mlps = [module for module in mlps if not getattr(module, row.sparsity_attribute)]
+        dense = [module for module in mlps if not getattr(module, row.sparsity_attribute)]
+        _note_left(patcher, slot, "MLPs have a sparse activation", len(mlps) - len(dense), len(mlps))
+        mlps = dense
     for module in mlps:
         activation = None if row.activation is None else type(getattr(module, row.activation)).__name__
         # None: the code calls the function that the slot is for
@@ -111,14 +114,19 @@ def _head(patcher: Patcher, slot: Slot) -> nn.Module:
 
 
 def _fuse_loss(patcher: Patcher, slot: Slot, run_loss: Any) -> None:
-    options = patcher.request.options
+    request, model_class = patcher.request, type(patcher.model)
     patcher.swap(
         patcher.model,
         slot.name,
         lambda original: fused_loss_forward(
-            original, patcher.row, run_loss, options, text_only=patcher.request.text_only
+            original, model_class, patcher.row, run_loss, request.options, text_only=request.text_only
         ),
     )
+
+
+def _note_left(patcher: Patcher, slot: Slot, problem: str, left: int, total: int) -> None:
+    if left:
+        patcher.patch.on_notes(lambda: f"{slot.name}: {left} of {total} {problem} and run without the kernel")
 
 
 def _kept_products(slot: str, down: str, references: "list[weakref.ref[Any]]") -> str | None:

@@ -50,8 +50,8 @@ class FusedHead:
         if not all(map(_computes_loss, layers)):
             if not any(map(_computes_loss, layers)):
                 raise KernelInputError(
-                    f"flce: the model's head became a {type(head).__name__} after the kernels were put in."
-                    " Resize or wrap it first, or leave flce out."
+                    f"flce: the model's head became a {_type_name(head)} after the kernels were put in."
+                    " Resize or wrap it first, or use ce."
                 )
             # peft has wrapped the head since
             self.fuse(head)
@@ -70,9 +70,13 @@ class FusedHead:
             self._swapper.swap(layer, _SLOT, lora_forward)
         else:
             raise KernelInputError(
-                f"flce: the model's head is a {type(layer).__module__}.{type(layer).__qualname__}; the fused loss takes"
+                f"flce: the model's head is a {_type_name(layer)}; the fused loss takes"
                 " plain linear layers, LoRA on them, and modules_to_save. Use ce."
             )
+
+
+def _type_name(layer: Any) -> str:
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
 
 
 def refuse_adapters(head: Any, provider: str) -> None:

@@ -47,9 +47,14 @@ class Patch:
         self._undo.append(action)
 
     def undo(self) -> None:
-        """Restore the model; a second call does nothing."""
+        """Restore the model; a second call does nothing.
+
+        Raises:
+            KernelInputError: a module was changed since. Once that change is undone, a further call continues.
+        """
         while self._undo:
-            self._undo.pop()()
+            self._undo[-1]()
+            self._undo.pop()
 
     def __enter__(self) -> "Patch":
         return self
@@ -80,8 +85,9 @@ class Swapper:
         key = (before, slot)
         if key not in self._subclasses:
             # the same name, because checkpoints and wrapping policies select by class name
-            body = {"forward": make_forward(before.forward), "__module__": before.__module__}
-            self._subclasses[key] = type(before.__name__, (before,), {**body, "__qualname__": before.__qualname__})
+            body = {"forward": make_forward(before.forward), "has_kernels": True}
+            names = {"__module__": before.__module__, "__qualname__": before.__qualname__}
+            self._subclasses[key] = type(before.__name__, (before,), {**body, **names})
         module.__class__ = self._subclasses[key]
         self._patch.on_undo(functools.partial(_restore_class, weakref.ref(module), self._subclasses[key], before))
 
@@ -98,6 +104,8 @@ def _without(current: type[nn.Module], ours: type[nn.Module], before: type[nn.Mo
     if current is ours:
         return before
     sharded = any(base.__module__.startswith("torch.distributed.fsdp") for base in current.__bases__)
+    if ours in current.__mro__ and "has_kernels" in vars(current):
+        raise KernelInputError(f"a {before.__name__} has the kernels of a later patch. Undo the later patch first.")
     if not sharded or ours not in current.__bases__:
         raise KernelInputError(
             f"a {before.__name__} was changed to {current.__name__} after the kernels were put in."

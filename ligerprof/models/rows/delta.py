@@ -7,7 +7,7 @@ from ligerprof.models.config_keys import SparseLayers
 from ligerprof.models.delta import DeltaNet
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixtures import Experts, SharedExpert
-from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, MOE_OUTPUT, ROUTER, only_sparse, shared_expert
+from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, ROUTER, only_sparse, shared_expert
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, TWO_NORMS, gated_tensors, head_norms
 
 _QUERY_AND_GATE = Linear(
@@ -91,7 +91,6 @@ _NEXT = Architecture(
     ),
     layer_norms=LayerNorms(own_forward=True),
     auxiliary_loss=AUXILIARY,
-    output_class=MOE_OUTPUT,
 )
 _QUERY_KEY_VALUE: tuple[Width, ...] = ("delta key", "delta key", "delta value")
 _PARTS = (

@@ -46,7 +46,6 @@ def only_sparse(*tensors: Linear | RawWeight) -> tuple[Linear | RawWeight, ...]:
     return tuple(replace(item, sparse=True) for item in tensors)
 
 
-MOE_OUTPUT = "MoeCausalLMOutputWithPast"
 # the balancing loss of the routers
 AUXILIARY = "output_router_logits"
 _WIDE_NORMS = (
@@ -89,7 +88,6 @@ _GRANITE = Architecture(
     scales_embedding="decoder",
     logit_divisor="logits_scaling",
     auxiliary_loss=AUXILIARY,
-    output_class=MOE_OUTPUT,
 )
 GRANITE_SHARED = replace(
     _GRANITE,
@@ -132,7 +130,6 @@ ROWS = (
         attention=Attention(window=SlidingWindow()),
         mlp=Mlp(experts=Experts(count="num_local_experts", casts_logits=True, normalizes=True, narrows_scores=False)),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="qwen3_moe",
@@ -158,7 +155,6 @@ ROWS = (
         ),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", adapted_by_name=True, layers=_QWEN_LAYERS)),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="qwen2_moe",
@@ -185,7 +181,6 @@ ROWS = (
         attention=Attention(window=replace(QWEN_WINDOW, makes_both=True)),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", shared=SharedExpert(), layers=_QWEN_LAYERS)),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="glm4_moe",
@@ -214,7 +209,6 @@ ROWS = (
             qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor", joins_last=True)
         ),
         mlp=Mlp(experts=SIGMOID_EXPERTS),
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="ernie4_5_moe",
@@ -272,7 +266,6 @@ ROWS = (
             )
         ),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="hunyuan_v1_moe",
@@ -300,7 +293,6 @@ ROWS = (
                 adapted_by_name=True,
             )
         ),
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="gpt_oss",
@@ -341,7 +333,6 @@ ROWS = (
             ),
         ),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
     _GRANITE,
     GRANITE_SHARED,
@@ -356,7 +347,6 @@ ROWS = (
         attention=Attention(qk_norms=("q_norm", "k_norm")),
         mlp=Mlp(experts=Experts()),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="flex_olmo",
@@ -378,6 +368,5 @@ ROWS = (
         mlp=Mlp(experts=Experts()),
         layer_norms=AFTER_SUBLAYERS,
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
 )

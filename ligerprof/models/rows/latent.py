@@ -10,7 +10,6 @@ from ligerprof.models.rows.experts import (
     AUXILIARY,
     DOWN,
     GATES,
-    MOE_OUTPUT,
     ROUTER,
     SIGMOID_EXPERTS,
     only_sparse,
@@ -56,7 +55,6 @@ _V3 = Architecture(
     not_estimated=(AUXILIARY,),
     attention=Attention(grouped=False, latent=True, rotary=Rotary(pairs_when="rope_interleave")),
     mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 3)))),
-    output_class=MOE_OUTPUT,
 )
 
 ROWS = (
@@ -86,7 +84,6 @@ ROWS = (
         not_estimated=(),
         mlp=Mlp(),
         tied_by_default=True,
-        output_class="CausalLMOutputWithPast",
     ),
     Architecture(
         model_type="deepseek_v2",
@@ -119,6 +116,5 @@ ROWS = (
                 layers=SparseLayers(first=("first_k_dense_replace", 0)),
             )
         ),
-        output_class=MOE_OUTPUT,
     ),
 )

@@ -15,7 +15,7 @@ from ligerprof.models.architecture import (
 from ligerprof.models.config_keys import Dropout, SlidingWindow
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixtures import Experts, Scoring
-from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, MOE_OUTPUT, ROUTER
+from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, ROUTER
 from ligerprof.models.rows.parts import (
     CONFIGURED_ATTENTION,
     PLAIN_GATED,
@@ -90,7 +90,6 @@ ROWS = (
         embedding_dropout=Dropout(key="embd_pdrop", default=0.1),
         tied_by_default=True,
         mask_by_position=True,
-        output_class="CausalLMOutputWithCrossAttentions",
     ),
     Architecture(
         model_type="arcee",
@@ -228,7 +227,6 @@ ROWS = (
         attention=Attention(window=SlidingWindow()),
         mlp=Mlp(experts=Experts(count="num_local_experts", router="router", scoring=Scoring.DRAWN)),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="gpt_neox",

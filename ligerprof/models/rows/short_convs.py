@@ -7,7 +7,7 @@ from ligerprof.models.config_keys import AdjustedWidth, Dropout, SparseLayers
 from ligerprof.models.delta import ShortConv
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixtures import Experts, Scoring
-from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, MOE_OUTPUT, ROUTER
+from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, ROUTER
 from ligerprof.models.rows.parts import attention_tensors, head_norms, norm_tensors
 
 _MIXERS: tuple[Linear | NormWeight | RawWeight, ...] = (
@@ -80,6 +80,5 @@ ROWS = (
             ),
         ),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
 )

@@ -10,7 +10,6 @@ from ligerprof.models.rows.experts import (
     AUXILIARY,
     DOWN,
     GATES,
-    MOE_OUTPUT,
     ROUTER,
     SIGMOID_EXPERTS,
     only_sparse,
@@ -43,7 +42,6 @@ ROWS = (
             window=SlidingWindow(default=4096, layers=LayerChoice(from_layer=("max_window_layers", 62))),
         ),
         mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 0)))),
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="solar_open",
@@ -54,7 +52,6 @@ ROWS = (
         tensors=(*attention_tensors(qkv_bias="attention_bias"), *_EXPERTS, *TWO_NORMS),
         not_estimated=(AUXILIARY,),
         mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=None), width="moe_intermediate_size"),
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="exaone_moe",
@@ -91,7 +88,6 @@ ROWS = (
                 layers=SparseLayers(first=("first_k_dense_replace", 1), kinds="mlp_layer_types"),
             )
         ),
-        output_class=MOE_OUTPUT,
     ),
     Architecture(
         model_type="minimax_m2",
@@ -121,6 +117,5 @@ ROWS = (
             )
         ),
         auxiliary_loss=AUXILIARY,
-        output_class=MOE_OUTPUT,
     ),
 )

@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.kernels import Patch, apply, find_kernel
 from ligerprof.kernels.device import simulated_device
 from ligerprof.kernels.registry import require_available
 from ligerprof.models import ARCHITECTURES
-from tests.kernels.models import FAMILIES, VOCAB, batch, fingerprint, tiny_config, tiny_model, train_once
+from tests.kernels.models import (
+    FAMILIES,
+    VOCAB,
+    batch,
+    every_tiny_model,
+    fingerprint,
+    tiny_config,
+    tiny_model,
+    train_once,
+)
 from tests.kernels.oracle import relative_error
 
 # fp32 through two layers and back: the kernels add in another order
@@ -75,6 +85,31 @@ def test_kernels_can_be_put_in_one_after_the_other(device: torch.device) -> None
     first.undo()
     first.undo()
     assert fingerprint(model) == before
+
+
+def test_patches_of_the_same_modules_are_undone_from_the_last_one() -> None:
+    model = tiny_model("llama")
+    before, expected = fingerprint(model), train_once(model)
+    first, second = apply(model, "all", provider="torch"), apply(model, "all", provider="torch")
+    for _ in range(2):
+        with pytest.raises(KernelInputError, match="Undo the later patch first"):
+            first.undo()
+    assert_same_step(expected, train_once(model))
+    second.undo()
+    first.undo()
+    assert fingerprint(model) == before
+
+
+def test_a_subclass_without_types_returns_the_output_of_its_base() -> None:
+    from transformers import LlamaForCausalLM
+
+    class Own(LlamaForCausalLM):  # type: ignore[misc]
+        def forward(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            return super().forward(*args, **kwargs)
+
+    model = Own(tiny_model("llama").config)
+    with apply(model, "flce", provider="torch"):
+        assert type(model(**batch(model))) is CausalLMOutputWithPast
 
 
 @pytest.mark.parametrize(("family", "reentrant"), [("llama", True), ("qwen3", False)], ids=str)
@@ -297,11 +332,19 @@ def test_a_layer_adds_and_normalizes_in_one_call(family: str, monkeypatch: pytes
     assert calls.count("add_rms_norm") == layers
 
 
+def test_layers_that_a_kernel_leaves_out_are_reported() -> None:
+    with apply(every_tiny_model("gemma3n_text"), "all", provider="torch") as patch:
+        assert patch.notes() == (
+            "rms: 4 of 50 norms have no weight and run without the kernel",
+            "geglu: 1 of 5 MLPs have a sparse activation and run without the kernel",
+        )
+
+
 def test_a_head_wrapped_later_is_noticed(device: torch.device) -> None:
     model = tiny_model("mistral", device=device)
     with apply(model, "flce"):
         model.set_output_embeddings(nn.Linear(48, VOCAB, bias=False, device=device))
-        with pytest.raises(KernelInputError, match="became a Linear after"):
+        with pytest.raises(KernelInputError, match=r"became a torch\.nn\.modules\.linear\.Linear after"):
             train_once(model)
 
 

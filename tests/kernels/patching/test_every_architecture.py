@@ -8,7 +8,7 @@ import torch
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.patching.apply import apply
 from ligerprof.models import ARCHITECTURES
-from tests.kernels.models import every_tiny_model, fingerprint, train_once
+from tests.kernels.models import batch, every_tiny_model, fingerprint, train_once
 from tests.kernels.oracle import relative_error
 
 STEPS = 20
@@ -37,12 +37,14 @@ def test_twenty_steps_have_the_losses_of_the_model_without_kernels(family: str) 
     with torch.no_grad():
         start = [parameter.clone() for parameter in model.parameters()]
     expected, before = losses(model), fingerprint(model)
+    kind = type(model(**batch(model)))
     with torch.no_grad():
         for parameter, value in zip(model.parameters(), start, strict=True):
             parameter.copy_(value)
     with apply(model, "all", provider="torch") as patch:
         assert "flce" in patch.kernels
         assert losses(model) == pytest.approx(expected, rel=LOSS_BOUND)
+        assert type(model(**batch(model))) is kind
     assert fingerprint(model) == before
     assert expected[-1] < expected[0]
 
