@@ -279,6 +279,11 @@ def wrong_calls() -> dict[str, tuple[Callable[[], Any], str]]:
 
         return linear_label_logits(*arguments)
 
+    def geglu(*arguments: Any, **named: Any) -> Tensor:
+        from ligerprof.kernels.gated.triton import geglu
+
+        return geglu(*arguments, **named)
+
     return {
         "bias too long": (lambda: flce(x, head, labels, bias=torch.ones(21)), r"bias of shape \(21,\)"),
         "bias too short": (lambda: flce(x, head, labels, bias=torch.ones(19)), r"bias of shape \(19,\)"),
@@ -299,6 +304,7 @@ def wrong_calls() -> dict[str, tuple[Callable[[], Any], str]]:
         "meta head": (lambda: flce(meta, head.to("meta"), labels), "device meta"),
         "two devices": (lambda: layer(x, head[0].to("meta"), head[0]), "on cpu and on meta"),
         "bias of the next layer": (lambda: swiglu_linear(x, x, head, bias=torch.ones(8)), "does not match a weight"),
+        "another GELU": (lambda: geglu(x, x, approximate="erf"), "Known: tanh, none"),
         "heads of an odd size": (lambda: rope(q, q, angle, angle), "an even size"),
         "label of no word": (lambda: label_logits(x, head, labels + 18), "label 20 is out of bounds"),
     }

@@ -1,6 +1,7 @@
 """SwiGLU and GeGLU against their references in fp64."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,11 +19,15 @@ from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, 
 Gated = Callable[[Tensor, Tensor], Tensor]
 
 
-@pytest.fixture(params=["swiglu", "geglu"])
+@pytest.fixture(params=["swiglu", "geglu", "exact-geglu"])
 def pair(request: pytest.FixtureRequest) -> tuple[Gated, Gated]:
     from ligerprof.kernels.gated.triton import geglu, swiglu
 
-    both: dict[str, Any] = {"swiglu": (swiglu, reference.swiglu), "geglu": (geglu, reference.geglu)}
+    both: dict[str, Any] = {
+        "swiglu": (swiglu, reference.swiglu),
+        "geglu": (geglu, reference.geglu),
+        "exact-geglu": tuple(partial(function, approximate="none") for function in (geglu, reference.geglu)),
+    }
     return both[request.param]  # type: ignore[no-any-return]
 
 
@@ -63,11 +68,12 @@ def test_inputs_that_differ_are_refused(pair: tuple[Gated, Gated], device: torch
 Linear = Callable[..., Tensor]
 
 
-@pytest.fixture(params=["swiglu", "geglu"])
+@pytest.fixture(params=["swiglu", "geglu", "exact-geglu"])
 def linear_pair(request: pytest.FixtureRequest) -> tuple[Linear, Linear]:
     """The kernel with the linear layer behind it, and its reference."""
-    spec = find_kernel(f"{request.param}_linear")
-    return load_entry(spec.entry), load_entry(spec.reference)
+    exact, _, name = request.param.rpartition("-")
+    spec, named = find_kernel(f"{name}_linear"), {"approximate": "none"} if exact else {}
+    return partial(load_entry(spec.entry), **named), partial(load_entry(spec.reference), **named)
 
 
 def gates_and_layer(dtype: torch.dtype, device: torch.device) -> list[Tensor]:

@@ -248,3 +248,26 @@ def test_other_forms(name: str, in_place: bool, device: torch.device) -> None:
         ROUNDING[torch.float32],
         grads,
     )
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_one_tensor_of_heads(name: str, device: torch.device) -> None:
+    from ligerprof.kernels.rope.triton import rotate
+
+    x_shape, _, angle_shape, named = FORMS[name]
+    cos, sin = (torch.randn(angle_shape, device=device) for _ in range(2))
+
+    def in_its_memory(x: Tensor) -> Tensor:
+        before = x * 1.0
+        turned = rotate(before, cos, sin, in_place=True, **named)
+        assert turned.data_ptr() == before.data_ptr()
+        return turned
+
+    for rotation in (lambda x: rotate(x, cos, sin, **named), in_its_memory):
+        assert_matches_fp64(
+            rotation,
+            lambda x: reference(x, x, cos.cpu().double(), sin.cpu().double(), **named)[0],
+            leaves(torch.randn(x_shape, device=device)),
+            ROUNDING[torch.float32],
+            [torch.randn(x_shape, device=device)],
+        )

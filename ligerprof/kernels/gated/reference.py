@@ -9,9 +9,11 @@ def swiglu(gate: Tensor, up: Tensor, *, gate_multiplier: float = 1.0, multiplier
     return _scaled(functional.silu(_scaled(gate, gate_multiplier)) * up, multiplier)
 
 
-def geglu(gate: Tensor, up: Tensor, *, gate_multiplier: float = 1.0, multiplier: float = 1.0) -> Tensor:
-    """Compute gelu(gate_multiplier * gate) * up * multiplier, with GELU's tanh approximation."""
-    return _scaled(functional.gelu(_scaled(gate, gate_multiplier), approximate="tanh") * up, multiplier)
+def geglu(
+    gate: Tensor, up: Tensor, *, approximate: str = "tanh", gate_multiplier: float = 1.0, multiplier: float = 1.0
+) -> Tensor:
+    """Compute gelu(gate_multiplier * gate) * up * multiplier, with GELU's tanh approximation unless it is `none`."""
+    return _scaled(functional.gelu(_scaled(gate, gate_multiplier), approximate=approximate) * up, multiplier)
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
@@ -23,6 +25,8 @@ def swiglu_linear(gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None 
     return functional.linear(swiglu(gate, up), weight, bias)
 
 
-def geglu_linear(gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def geglu_linear(
+    gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = None, *, approximate: str = "tanh"
+) -> Tensor:
     """Apply a linear layer to geglu(gate, up)."""
-    return functional.linear(geglu(gate, up), weight, bias)
+    return functional.linear(geglu(gate, up, approximate=approximate), weight, bias)

@@ -39,6 +39,10 @@ def _activate(gate, ACTIVATION: tl.constexpr):
     if ACTIVATION == "swiglu":
         sigmoid = tl.sigmoid(gate)
         slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    elif ACTIVATION == "geglu_exact":
+        # the normal distribution of the gate, and its density
+        sigmoid = 0.5 + 0.5 * tl.erf(0.7071067811865476 * gate)
+        slope = sigmoid + gate * (0.3989422804014327 * tl.exp(-0.5 * gate * gate))
     else:
         # 0.5 (1 + tanh(u)) = sigmoid(2u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
         root, cubic = 0.7978845608028654, 0.044715
@@ -272,7 +276,7 @@ def gated_linear(
         gate, up: [..., I].
         weight: [H, I].
         bias: [H], or None.
-        activation: `swiglu` or `geglu`.
+        activation: `swiglu`, `geglu` (the tanh approximation) or `geglu_exact`.
         overwrite: allow backward to write gradients over gate and up. Backward does not if the graph is retained.
 
     Raises:
@@ -325,13 +329,18 @@ def swiglu(gate: Tensor, up: Tensor, *, gate_multiplier: float = 1.0, multiplier
     return _gated(gate, up, "swiglu", gate_multiplier, multiplier)
 
 
-def geglu(gate: Tensor, up: Tensor, *, gate_multiplier: float = 1.0, multiplier: float = 1.0) -> Tensor:
-    """Compute gelu(gate_multiplier * gate) * up * multiplier with GELU's tanh approximation, as `swiglu`.
+def geglu(
+    gate: Tensor, up: Tensor, *, approximate: str = "tanh", gate_multiplier: float = 1.0, multiplier: float = 1.0
+) -> Tensor:
+    """Compute gelu(gate_multiplier * gate) * up * multiplier, as `swiglu`.
+
+    Args:
+        approximate: `tanh`: GELU's tanh approximation; `none`: the exact function. These are torch's names.
 
     Raises:
-        KernelInputError: gate and up differ in shape or dtype.
+        KernelInputError: gate and up differ in shape or dtype, or the approximation is unknown.
     """
-    return _gated(gate, up, "geglu", gate_multiplier, multiplier)
+    return _gated(gate, up, _gelu(approximate), gate_multiplier, multiplier)
 
 
 def swiglu_linear(
@@ -342,7 +351,27 @@ def swiglu_linear(
 
 
 def geglu_linear(
-    gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = None, *, overwrite: bool = False
+    gate: Tensor,
+    up: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    approximate: str = "tanh",
+    overwrite: bool = False,
 ) -> Tensor:
-    """Apply a linear layer to geglu(gate, up), which backward recomputes; see `gated_linear`."""
-    return gated_linear(gate, up, weight, bias, "geglu", overwrite=overwrite)
+    """Apply a linear layer to geglu(gate, up), which backward recomputes; see `gated_linear` and `geglu`."""
+    return gated_linear(gate, up, weight, bias, _gelu(approximate), overwrite=overwrite)
+
+
+def _gelu(approximate: str) -> str:
+    """The activation that torch calls GELU with this approximation.
+
+    Raises:
+        KernelInputError: the approximation is unknown.
+    """
+    if approximate not in _GELUS:
+        raise KernelInputError(f"geglu: unknown approximation {approximate!r}. Known: {', '.join(_GELUS)}.")
+    return _GELUS[approximate]
+
+
+_GELUS = {"tanh": "geglu", "none": "geglu_exact"}

@@ -196,6 +196,11 @@ def _shapes_match(q: Tensor, k: Tensor, *angles: Tensor) -> bool:
     return keys_match and fits and all(angle.shape in ((1, tokens, width), (batch, tokens, width)) for angle in angles)
 
 
+def _heads_follow_tokens(angles: Tensor, unsqueeze_dim: int) -> bool:
+    """Whether the axis of heads, which angles [.., T, R] lack, comes after that of tokens."""
+    return unsqueeze_dim in ((1, -2) if angles.ndim == 2 else (2, -2))
+
+
 class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -249,15 +254,11 @@ def apply_rope(
         )
     if q.ndim == 3 and cos.ndim == 2:
         # one sequence: the same with an axis for it
-        heads_last = 2 if unsqueeze_dim in (1, -2) else 1
-        q, k = apply_rope(
-            q[None], k[None], cos[None], sin[None], heads_last, interleaved=interleaved, in_place=in_place
-        )
+        dim = 2 if _heads_follow_tokens(cos, unsqueeze_dim) else 1
+        q, k = apply_rope(q[None], k[None], cos[None], sin[None], dim, interleaved=interleaved, in_place=in_place)
         return q[0], k[0]
     if cos.ndim == 2:
-        # [T, R]: unsqueezed, the axis of heads comes before or after that of tokens
-        heads_last = unsqueeze_dim in (1, -2)
-        unsqueeze_dim, cos, sin = 2 if heads_last else 1, cos[None], sin[None]
+        unsqueeze_dim, cos, sin = 2 if _heads_follow_tokens(cos, unsqueeze_dim) else 1, cos[None], sin[None]
     may_overwrite = in_place and not torch.compiler.is_compiling() and q is not k
     in_place = may_overwrite and _can_be_overwritten(q) and _can_be_overwritten(k)
     if unsqueeze_dim in (2, -2):
@@ -276,3 +277,23 @@ def apply_rope_in_place(
 ) -> tuple[Tensor, Tensor]:
     """`apply_rope` that may overwrite queries and keys, as an attention layer calls it."""
     return apply_rope(q, k, cos, sin, unsqueeze_dim, interleaved=interleaved, in_place=True)
+
+
+def rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    unsqueeze_dim: int = 1,
+    *,
+    interleaved: bool = False,
+    in_place: bool = False,
+) -> Tensor:
+    """Rotate one tensor of heads, as `apply_rope` rotates queries.
+
+    Raises:
+        KernelInputError: see `apply_rope`.
+    """
+    heads = x.ndim - 2 if _heads_follow_tokens(cos, unsqueeze_dim) else x.ndim - 3
+    # keys without heads, in memory of their own: x may be overwritten
+    keys = x.new_empty([0 if axis == heads else size for axis, size in enumerate(x.shape)])
+    return apply_rope(x, keys, cos, sin, unsqueeze_dim, interleaved=interleaved, in_place=in_place)[0]
