@@ -27,6 +27,11 @@ def printable(text: str, *, keep: str = "") -> str:
     )
 
 
+def error_line(error: BaseException, most: int | None = None) -> str:
+    """An exception's type and message in one line, of at most this many characters."""
+    return printable(" ".join(f"{type(error).__name__}: {error}".split()))[:most]
+
+
 def whole_number(text: str) -> int | None:
     """The number that a text of decimal digits means; None for any other text and beyond 18 digits."""
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None

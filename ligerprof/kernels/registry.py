@@ -1,10 +1,11 @@
 """The kernel registry: built-in kernels, plus plug-ins discovered through entry points."""
 
+import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,18 @@ from ligerprof.kernels.providers.cce.spec import SPECS as CCE_SPECS
 from ligerprof.kernels.providers.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
 from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
-from ligerprof.kernels.spec import KernelSpec
-from ligerprof.text import printable, short_repr
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.models import ModelSpec
+from ligerprof.text import error_line, printable, short_repr
 from ligerprof.words import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "ligerprof.kernels"
+
+# what `--liger` and `--provider` can name
+_PROVIDER = re.compile(r"[^\s:+,]+")
 
 BUILT_IN: tuple[KernelSpec, ...] = (
     *(*ROPE_SPECS, *NORM_SPECS, *GATED_SPECS, *CE_SPECS, *FLCE_SPECS),
@@ -75,8 +80,9 @@ def build_registry(plugins: "Iterable[EntryPoint]") -> KernelRegistry:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plug-in may fail in any way, and the other kernels must still load
-            reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))
-            broken.append(BrokenPlugin(entry_point=printable(f"{plugin.name} = {plugin.value}"), reason=reason))
+            broken.append(
+                BrokenPlugin(entry_point=printable(f"{plugin.name} = {plugin.value}"), reason=error_line(error))
+            )
     ordered = sorted(kernels, key=lambda kernel: KERNEL_NAMES.index(kernel.slot))
     return KernelRegistry(kernels=tuple(ordered), broken=tuple(broken))
 
@@ -121,19 +127,24 @@ def _kernel_of(kernels: Iterable[KernelSpec], name: str, provider: str) -> Kerne
     return next((kernel for kernel in kernels if (kernel.name, kernel.provider) == (name, provider)), None)
 
 
-def find_kernel_set(providers: Mapping[str, str]) -> dict[str, KernelSpec]:
-    """The kernels of some slots, and their providers' fused variants of them, by name.
+def find_kernel_set(providers: Mapping[str, str], model: ModelSpec) -> dict[str, KernelSpec]:
+    """The kernels of some slots, and their providers' fused variants of them that apply to the model, by name.
 
     Args:
         providers: the provider of each slot.
 
     Raises:
-        KernelUnavailableError: a provider has no kernel for its slot.
+        KernelUnavailableError: a provider has no kernel for its slot, or it does not apply to the model.
     """
     found = {name: find_kernel(name, provider) for name, provider in providers.items()}
+    for name, kernel in found.items():
+        if (reason := kernel.applies(model)) is not None:
+            raise KernelUnavailableError(
+                f"kernel {name} of {kernel.provider}: {reason}. Leave {name} out, or choose another provider."
+            )
     variants = {(variant, provider) for name, provider in providers.items() for variant in SLOTS[name].fused_variants}
     fused = (kernel for kernel in load_registry().kernels if (kernel.name, kernel.provider) in variants)
-    return found | {kernel.name: kernel for kernel in fused}
+    return found | {kernel.name: kernel for kernel in fused if kernel.applies(model) is None}
 
 
 def require_available(spec: KernelSpec, device_kind: str) -> None:
@@ -152,6 +163,54 @@ def _load_plugin(plugin: "EntryPoint") -> tuple[KernelSpec, ...]:
     for kernel in kernels:
         if not isinstance(kernel, KernelSpec):
             raise TypeError(f"{plugin.value} provides {type(kernel).__name__}, not KernelSpec")
-        if kernel.slot not in KERNEL_NAMES:
-            raise ValueError(f"kernel {kernel.name!r} fills the slot {kernel.slot!r}; known: {', '.join(KERNEL_NAMES)}")
-    return kernels
+        _check_names(kernel)
+    return tuple(map(_guarded, kernels))
+
+
+def _check_names(kernel: KernelSpec) -> None:
+    """Raise if a kernel could not be selected or loaded by its names."""
+    if kernel.slot not in KERNEL_NAMES:
+        raise ValueError(f"kernel {kernel.name!r} fills the slot {kernel.slot!r}; known: {', '.join(KERNEL_NAMES)}")
+    names = (kernel.slot, *SLOTS[kernel.slot].fused_variants)
+    if kernel.name not in names:
+        raise ValueError(f"a kernel of the slot {kernel.slot} is named {kernel.name!r}; known: {', '.join(names)}")
+    if not _PROVIDER.fullmatch(kernel.provider):
+        raise ValueError(f"provider {kernel.provider!r} must be a word without ':', '+' and ','")
+    for entry in (kernel.entry, kernel.reference):
+        if not all(entry.partition(":")):
+            raise ValueError(f"kernel {kernel.name!r} has the entry {entry!r}; write it as module:function")
+
+
+def _guarded(kernel: KernelSpec) -> KernelSpec:
+    """A plug-in's kernel whose functions fail in one line: a predicate as its reason, the memory as an error."""
+
+    def memory(shape: KernelShape) -> KernelMemory:
+        assert kernel.memory is not None
+        try:
+            stated: Any = kernel.memory(shape)
+        except Exception as error:
+            raise KernelUnavailableError(
+                f"kernel {kernel.name} of {kernel.provider}: its memory raises {error_line(error)}"
+            ) from error
+        if not isinstance(stated, KernelMemory):
+            raise KernelUnavailableError(
+                f"kernel {kernel.name} of {kernel.provider}: its memory is {type(stated).__name__}, not KernelMemory"
+            )
+        return stated
+
+    return replace(
+        kernel,
+        memory=None if kernel.memory is None else memory,
+        applies=_reason_of(kernel.applies),
+        unavailable_reason=_reason_of(kernel.unavailable_reason),
+    )
+
+
+def _reason_of(predicate: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    def reason(subject: Any) -> str | None:
+        try:
+            return predicate(subject)
+        except (Exception, SystemExit) as error:
+            return error_line(error)
+
+    return reason

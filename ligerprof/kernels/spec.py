@@ -2,12 +2,14 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.device import triton_unavailable_reason
 from ligerprof.kernels.selection import applies
 from ligerprof.models import ModelSpec
+from ligerprof.text import error_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +87,10 @@ class KernelMemory:
         forward_gradient_bytes: gradients computed in forward (the fused losses).
         backward_gradient_bytes: new memory for the gradients that backward returns.
         backward_temporary_bytes: peak of what backward allocates and frees.
+
+    Raises:
+        TypeError: a number of bytes is not an integer, or `kept_inputs` is not a tuple.
+        ValueError: a number of bytes is negative.
     """
 
     kept_inputs: tuple[str, ...] = ()
@@ -95,6 +101,16 @@ class KernelMemory:
     forward_gradient_bytes: int = 0
     backward_gradient_bytes: int = 0
     backward_temporary_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kept_inputs, tuple):
+            raise TypeError(f"kept_inputs is {self.kept_inputs!r}. It must be a tuple of names.")
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name.endswith("_bytes") and not isinstance(value, int):
+                raise TypeError(f"{item.name} is {value!r}. It must be an integer.")
+            if item.name.endswith("_bytes") and value < 0:
+                raise ValueError(f"{item.name} is {value}. It must not be negative.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +176,14 @@ def plain_torch(kernel: KernelSpec, title: str) -> KernelSpec:
 
 
 def load_entry(entry: str) -> Callable[..., Any]:
-    """Import the function that `module:function` names."""
+    """Import the function that `module:function` names.
+
+    Raises:
+        KernelUnavailableError: it cannot be imported.
+    """
     module, _, name = entry.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except Exception as error:  # the module may be a plug-in's, and fail in any way
+        raise KernelUnavailableError(f"{entry} cannot be imported: {error_line(error)}") from error
     return function

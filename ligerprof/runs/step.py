@@ -184,7 +184,7 @@ def require_runnable(recipe: TrainingRecipe, *, command: str) -> None:
     simulated = choose_backend(recipe) is Backend.SIMULATED
     require_supported(recipe, command=command, simulated=simulated)
     require_packages(recipe, command=command, simulated=simulated)
-    for spec in find_kernel_set(recipe.providers).values():
+    for spec in find_kernel_set(recipe.providers, recipe.spec).values():
         require_available(spec, "simulated" if simulated else "cuda")
     if recipe.device is Device.CUDA:
         import torch

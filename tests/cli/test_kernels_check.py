@@ -56,13 +56,15 @@ def broken(example: KernelSpec, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     """Give the example another function, or another spec."""
 
     def replace(function: Kernel | None = None, **changes: Any) -> None:
+        module: Any = types.ModuleType("broken_plugin")
+        monkeypatch.setitem(sys.modules, "broken_plugin", module)
         if function is not None:
-            module = types.ModuleType("broken_plugin")
-            module.kernel = function  # type: ignore[attr-defined]
-            monkeypatch.setitem(sys.modules, "broken_plugin", module)
+            module.kernel = function
             changes["entry"] = "broken_plugin:kernel"
-        spec = dataclasses.replace(example, **changes)
-        monkeypatch.setattr(registry, "load_registry", lambda: registry.KernelRegistry(kernels=(spec,)))
+        module.SPECS = dataclasses.replace(example, **changes)
+        plugin = EntryPoint(name="example", value="broken_plugin:SPECS", group="ligerprof.kernels")
+        found = registry.build_registry([plugin])
+        monkeypatch.setattr(registry, "load_registry", lambda: found)
 
     return replace
 
@@ -378,6 +380,16 @@ def test_predicates_that_fail_or_refuse(broken: Callable[..., None]) -> None:
         result = check("swiglu:example")
         assert result.exit_code == 1
         assert f"kernel swiglu of example: {says}" in result.stderr
+
+
+@pytest.mark.parametrize("entry", ["no_such_module:kernel", "broken_plugin:missing"])
+@pytest.mark.parametrize("role", ["entry", "reference"])
+def test_a_function_that_cannot_be_imported_is_one_line(broken: Callable[..., None], entry: str, role: str) -> None:
+    broken(**{role: entry})
+    result = check("swiglu:example")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {entry} cannot be imported: ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_an_unknown_kernel_is_one_line() -> None:

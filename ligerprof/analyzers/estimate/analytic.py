@@ -52,7 +52,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     _require_estimable(recipe)
     headroom = headroom_note(recipe)
     recipe = settle_flce_budget(recipe)
-    kernels = find_kernel_set(recipe.providers)
+    kernels = find_kernel_set(recipe.providers, recipe.spec)
     steps = {step: step_peaks(recipe, kernels, step) for step in step_kinds(recipe)}
     steady = steps[Step.STEADY]
     evaluation, saving = evaluation_peak(recipe, kernels), saving_peak(recipe)
@@ -129,7 +129,11 @@ def kernel_calls(recipe: TrainingRecipe) -> tuple[tuple[KernelSpec, KernelShape]
 
         return replace(kernel, memory=memory)
 
-    step_peaks(recipe, {name: noted(kernel) for name, kernel in find_kernel_set(recipe.providers).items()}, Step.STEADY)
+    step_peaks(
+        recipe,
+        {name: noted(kernel) for name, kernel in find_kernel_set(recipe.providers, recipe.spec).items()},
+        Step.STEADY,
+    )
     return tuple(calls)
 
 

@@ -57,7 +57,7 @@ def keeps_products(recipe: TrainingRecipe) -> bool:
     """Whether adapters prevent a kernel from recomputing the product of a gated activation."""
     down = recipe.spec.architecture.mlp.down
     adapted = (recipe.lora is not None or recipe.qlora is not None) and down in recipe.adapted_layers
-    return adapted and _linear_kernel(recipe.spec) in find_kernel_set(recipe.providers)
+    return adapted and _linear_kernel(recipe.spec) in find_kernel_set(recipe.providers, recipe.spec)
 
 
 def _linear_kernel(spec: ModelSpec) -> str | None:

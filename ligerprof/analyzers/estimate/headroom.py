@@ -48,7 +48,7 @@ def find_headroom(recipe: TrainingRecipe) -> Headroom:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}, which --flce-budget auto needs. Give bytes."
         )
-    kernels = find_kernel_set(recipe.providers)
+    kernels = find_kernel_set(recipe.providers, recipe.spec)
     lean_peak_bytes = _peak_bytes(recipe, kernels, FlceBudget.LEAN)
     fitting: FlceBudget | int = FlceBudget.LEAN
     low, high = 0, -(-recipe.tokens // _TILE_TOKENS)

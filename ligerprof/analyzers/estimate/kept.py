@@ -49,7 +49,7 @@ def kept_bytes(recipe: TrainingRecipe) -> KeptBytes:
     placement = place(recipe, weights.values(), first=False)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     hooks = _AtLoss(meter)
-    MicroBatch(recipe, weights, find_kernel_set(recipe.providers), meter, placement, hooks).forward()
+    MicroBatch(recipe, weights, find_kernel_set(recipe.providers, recipe.spec), meter, placement, hooks).forward()
     layers: list[Held] = []
     casts: list[int] = []
     held = meter.held_places

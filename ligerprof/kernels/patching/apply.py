@@ -92,10 +92,11 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
         raise KernelUnavailableError(
             f"models of type {config.model_type!r}{inner} cannot be patched; docs/models.md lists those that can."
         )
-    providers = select_providers(kernels, provider, spec_from_config(text.to_dict(), name=config.model_type))
+    spec_of_text = spec_from_config(text.to_dict(), name=config.model_type)
+    providers = select_providers(kernels, provider, spec_of_text)
     if text is not config and LIGER in providers.values():
         raise KernelUnavailableError(f"{LIGER} is not supported in models with a vision tower. Use another provider.")
-    specs = find_kernel_set(providers)
+    specs = find_kernel_set(providers, spec_of_text)
     for spec in specs.values():
         require_available(spec, device_kind)
     measured = flce_budget == "auto" and "flce" in specs

@@ -29,7 +29,7 @@ from ligerprof.recipe.configs.rows import (
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import EVALUATION
 from ligerprof.recipe.configs.titan_checkpointing import CLASS
-from ligerprof.text import printable
+from ligerprof.text import error_line, printable
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
 
 NAME = "torchtitan"
@@ -331,7 +331,7 @@ def values_of_function(source: str) -> dict[str, Any]:
         raise MissingDependencyError(f"--config {source}: {reason}. Run it where torchtitan is installed.") from None
     # anything can go wrong in a user's module
     except Exception as error:
-        reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:160]
+        reason = error_line(error, 160)
         raise RecipeError(f"--config {source}: the function cannot be called ({reason}). Fix the module.") from None
     if not dataclasses.is_dataclass(result) or isinstance(result, type):
         raise RecipeError(f"--config {source}: returns {type(result).__name__}, not a configuration of torchtitan.")

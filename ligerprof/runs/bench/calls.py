@@ -10,6 +10,7 @@ from ligerprof.runs.bench.providers import Provided
 from ligerprof.runs.bench.records import Direction
 from ligerprof.runs.bench.shapes import BenchShape
 from ligerprof.runs.bench.timing import Candidate
+from ligerprof.text import error_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,4 +104,4 @@ class BoundCall:
 
 def describe_failure(error: Exception) -> str:
     """An exception in one line of at most 300 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return error_line(error, 300)

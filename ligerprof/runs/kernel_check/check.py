@@ -33,7 +33,7 @@ from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
 from ligerprof.runs.kernel_check.simulated import SIMULATED_GPU, simulated_gpu
 from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda
-from ligerprof.text import printable
+from ligerprof.text import error_line, printable
 
 Kernel = Callable[..., Any]
 
@@ -52,10 +52,14 @@ def check_kernel(spec: KernelSpec) -> KernelCheck:
     """Check a kernel on a GPU, or in Triton's interpreter if there is none.
 
     Raises:
-        KernelUnavailableError: nothing of it can be checked here.
+        KernelUnavailableError: it cannot be imported, or nothing of it can be checked here.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     operation = CHECKED[spec.name]
+    if any(spec.unavailable_reason(kind) is None for kind in (device.type, "simulated")):
+        # an import that fails is one error, not one per row
+        load_entry(spec.entry)
+        load_entry(spec.reference)
     # what a plug-in prints does not belong to the command's output
     with redirect_stdout(sys.stderr):
         rows = tuple(_rows(spec, operation, device))
@@ -74,7 +78,7 @@ class _Launches:
 
 def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Iterator[Row]:
     launches = _Launches()
-    unavailable = _reason(spec, device.type)
+    unavailable = spec.unavailable_reason(device.type)
     for case in filter(lambda case: case.is_of(operation), CASES):
         reason = unavailable or case.skip_reason(operation)
         if reason is not None:
@@ -93,16 +97,6 @@ def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Itera
     yield from _bytes_rows(spec, operation)
 
 
-def _reason(spec: KernelSpec, device_kind: str) -> str | None:
-    """Why the kernel cannot run, or None; a predicate that fails shows in the rows of its kernel."""
-    try:
-        return spec.unavailable_reason(device_kind)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return _one_line(error)
-
-
 def _guarded(check: str, case: str, run: Callable[[], Row]) -> Row:
     try:
         return run()
@@ -112,13 +106,9 @@ def _guarded(check: str, case: str, run: Callable[[], Row]) -> Row:
         if check == "arguments":
             # an option that a kernel refuses is not computed wrongly
             return _skipped(check, case, f"refused: {error}")
-        return Row(check=check, case=case, result=Result.FAIL, note=_one_line(error))
+        return Row(check=check, case=case, result=Result.FAIL, note=error_line(error, _MOST_LETTERS))
     except BaseException as error:  # a kernel may fail in any way, and the other rows still run
-        return Row(check=check, case=case, result=Result.FAIL, note=_one_line(error))
-
-
-def _one_line(error: BaseException) -> str:
-    return printable(" ".join(f"{type(error).__name__}: {error}".split()))[:_MOST_LETTERS]
+        return Row(check=check, case=case, result=Result.FAIL, note=error_line(error, _MOST_LETTERS))
 
 
 def _skipped(check: str, case: str, reason: str) -> Row:
@@ -275,7 +265,7 @@ def _error(value: Tensor, truth: Tensor) -> float:
 
 def _bytes_rows(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
     case = _LARGE_TITLE
-    reason = _reason(spec, "simulated") or (None if spec.memory else "plain torch declares no bytes")
+    reason = spec.unavailable_reason("simulated") or (None if spec.memory else "plain torch declares no bytes")
     if reason is not None:
         yield _skipped("bytes", case, reason)
         return
