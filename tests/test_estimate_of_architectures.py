@@ -15,7 +15,7 @@ from ligerprof.analyzers.estimate.kept import kept_bytes
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import DRAWN_FAMILIES, draw_recipe, draw_spec
 from tests.test_estimate_against_simulation import EXPANDABLE, check
@@ -183,6 +183,53 @@ def test_an_estimate_of_experts_that_scores_in_fp32_weigh(checkpointing: bool) -
     )
     simulated_bytes = simulate_step(recipe, record=False).peak_bytes
     assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=CLOSE_TOLERANCE)
+
+
+_SMALL = {
+    "hidden_size": 512,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 1000,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "moe_layer_interval": 1,
+}
+_ADAPTED = {"lora": 8, "lora_targets": "q_proj", "batch": 8}
+# what each case depends on, in a model whose other tensors are small
+_CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gradients of chosen experts' sums": ("ernie4_5_moe", {}, _ADAPTED),
+    "sums that autocast widens": ("olmoe", {}, {**_ADAPTED, "precision": "bf16-amp"}),
+    "sums over all experts that autocast widens": ("llama4_text", {}, {"precision": "amp"}),
+    "attention's output held by the layer": ("llama4_text", {}, _ADAPTED),
+    "attention's input and output held by the layer": (
+        "stablelm",
+        {"use_parallel_residual": False, "intermediate_size": 1024},
+        {"lora": 8, "batch": 8},
+    ),
+    "two experts whatever the config": ("phimoe", {"num_experts_per_tok": 4}, {}),
+    "noise in the router": ("phimoe", {"input_jitter_noise": 0.01}, {**_ADAPTED, "eval_batch": 8}),
+    "noise before the router": ("mixtral", {"router_jitter_noise": 0.01}, {**_ADAPTED, "eval_batch": 8}),
+    "kept products of many chunks": (
+        "qwen3_5_text",
+        {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64},
+        {"selective": "torchtitan", "batch": 4, "seq": 512},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_an_estimate_of_what_few_architectures_do(case: str) -> None:
+    family, config, options = _CASES[case]
+    spec = spec_from_config({**draw_spec(Random("a"), family).config, **_SMALL, **config}, name=family)
+    recipe = TrainingRecipe(model=spec, **{"precision": "bf16", "batch": 2, **options}, alloc_conf=EXPANDABLE)
+    simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
+    for phase in simulated.phases.keys() & {Phase.BACKWARD, Phase.EVALUATION}:
+        assert estimated.phases[phase] == pytest.approx(simulated.phases[phase], rel=CLOSE_TOLERANCE), phase
 
 
 def test_the_term_of_checkpoints_counts_all_streams() -> None:

@@ -230,7 +230,8 @@ class LayerNorms:
     """The norms of a decoder layer, applied to a sublayer's input, to its output before the addition, or to both.
 
     Attributes:
-        held_in_mlp: whether the layer's code holds the normed input of the MLP until the last addition.
+        held: what variables of the layer's code hold until the last addition, if the MLP reads the sum: the input and
+            the output of attention, and the input of the MLP.
         scales_sublayers: the attribute of a layer that multiplies each sublayer's output before the addition.
         parallel: how the layer adds up if its MLP reads the layer's input: `stream` (stream + attention, + MLP), `mlp`
             (MLP + attention, + stream) or `attention`. None: the MLP reads the sum of input and attention.
@@ -242,7 +243,7 @@ class LayerNorms:
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
-    held_in_mlp: bool = False
+    held: tuple[Literal["attention input", "attention output", "mlp input"], ...] = ()
     scales_sublayers: str | None = None
     parallel: Literal["stream", "mlp", "attention"] | None = None
     parallel_when: str | None = None

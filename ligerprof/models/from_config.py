@@ -132,7 +132,10 @@ def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, in
         return 0, 0, 0, 0
     if experts.shared is not None and experts.shared.in_layer and config.get(experts.count) == 0:
         return 0, 0, 0, _shared_size(experts.shared, config, name)
-    count, chosen = (_size(_with_equal_entries(config, key), name, key) for key in (experts.count, experts.chosen))
+    count, chosen = (
+        key if isinstance(key, int) else _size(_with_equal_entries(config, key), name, key)
+        for key in (experts.count, experts.chosen)
+    )
     if chosen > count:
         raise UnknownModelError(f"{name}: {chosen} experts per token are more than {count} experts. Fix the config.")
     return count, chosen, _size(config, name, experts.width), _shared_size(experts.shared, config, name)

@@ -55,13 +55,15 @@ class Experts:
 
     Attributes:
         count: the config key of the number of experts.
-        chosen: the config key of the number of experts per token.
+        chosen: the config key of the number of experts per token, or the number that the code draws whatever the key.
         width: the config key of an expert's intermediate size.
         router: the module that has the router's weight.
         widens_router: whether the router casts its input to fp32.
         widens_chosen: whether the logits of the chosen experts are softened in fp32.
         casts_logits: whether the router casts its logits to fp32 before the softmax.
         normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
+        noise: the config key of the amplitude of random factors that training multiplies the input by, in place.
+        noise_in_router: whether the router multiplies its view of the input once more.
         narrows_scores: whether the scores are cast to the dtype of the logits.
         multiplies_all: whether every expert multiplies all tokens, which the sigmoid of the highest logits scales, so
             that the weights are factors of a batched product, stored as (in, out).
@@ -74,7 +76,7 @@ class Experts:
     """
 
     count: str = "num_experts"
-    chosen: str = "num_experts_per_tok"
+    chosen: str | int = "num_experts_per_tok"
     width: str = "intermediate_size"
     name: str = "experts"
     router: str = "gate"
@@ -83,6 +85,8 @@ class Experts:
     widens_chosen: bool = True
     casts_logits: bool = False
     normalizes: bool | str = "norm_topk_prob"
+    noise: str | None = None
+    noise_in_router: bool = False
     narrows_scores: bool = True
     multiplies_all: bool = False
     clamped: bool = False

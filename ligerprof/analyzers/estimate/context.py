@@ -105,6 +105,11 @@ class Context:
         widens = self.half_bytes is not None and operator in autocast.FP32
         return self.cast(value, FP32_BYTES if widens else value.width)
 
+    def result_width(self, operator: str, value: Value) -> int:
+        """Bytes per element of what `operator` returns: autocast requests fp32 of some, without a cast of the input."""
+        widens = self.half_bytes is not None and operator in autocast.FP32_RESULT
+        return FP32_BYTES if widens else value.width
+
     def autocast(self, value: Value) -> Value:
         """The tensor that autocast passes to a matrix product."""
         width = self.half_bytes or value.width

@@ -16,6 +16,7 @@ from ligerprof.analyzers.estimate.operations import (
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.models.delta import CHUNK_TOKENS, DeltaSizes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.selective import BMM
 
 # chunks that run one by one at each end of the loop
 _CHUNKS_AT_ENDS = 2
@@ -218,7 +219,7 @@ class _Scanned:
 
 
 def _scan(context: Context, sizes: _Sizes, read: _Scanned, state: Value, output: Value) -> tuple[Value, Value]:
-    """The loop over chunks; of many, those in the middle are one operation that keeps as much as all of them."""
+    """The loop over chunks; of many, those in the middle are operations that keep as much as all of them."""
     meter = context.tape.meter
     held: tuple[Value, ...] = ()
     ends = min(sizes.chunks, 2 * _CHUNKS_AT_ENDS)
@@ -235,14 +236,20 @@ def _scan(context: Context, sizes: _Sizes, read: _Scanned, state: Value, output:
 
 def _skip_chunks(context: Context, state: Value, decay: Value, kept_bytes: int) -> Value:
     """Chunks that keep so much altogether, the state before them included."""
+    tape = context.tape
+    if tape.keeps_outputs_of(BMM):
+        # a first pass keeps their products, which the recomputation has taken and replaced when it is through
+        products = tape.run(Operation(elements=kept_bytes, width=1, inputs=(state,), always_kept=True))
+        kept_bytes += products.block.size_bytes if products.block is not None else 0
+        tape.release(products)
     skipped = Operation(
         elements=state.elements,
         width=state.width,
         inputs=(state,),
         saves=(state, decay),
-        extra_saved_bytes=max(kept_bytes - state.size_bytes, 0),
+        extra_saved_bytes=max(kept_bytes - state.size_bytes, 0) if tape.saving else 0,
     )
-    return renamed(context, state, context.tape.run(skipped))
+    return renamed(context, state, tape.run(skipped))
 
 
 def _run_chunk(

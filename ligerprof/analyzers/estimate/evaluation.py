@@ -50,6 +50,9 @@ def evaluation_peak(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -
 def _without_dropout(spec: ModelSpec) -> ModelSpec:
     """The model in evaluation mode."""
     off = {dropout.key: 0.0 for dropout in _dropouts(spec) if spec.dropout_rate(dropout)}
+    experts = spec.architecture.mlp.experts
+    if experts is not None and experts.noise is not None:
+        off[experts.noise] = 0.0
     return spec_from_config({**spec.config, **off}, name=spec.name) if off else spec
 
 

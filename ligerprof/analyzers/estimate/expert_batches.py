@@ -39,20 +39,11 @@ def run_all_experts(context: Context, value: Value, name: str, row: Experts) -> 
 
 
 def add_routed(context: Context, output: Value, routed: Value, variables: tuple[Value, ...]) -> Value:
-    """`output.add_(routed.sum(0))`: in place; autocast sums in fp32."""
+    """`output.add_(routed.sum(0))`: in place; autocast requests a sum in fp32."""
     tape = context.tape
-    wide = context.cast_for("sum.dim_IntList", routed)
-    is_cast = wide.width != routed.width
-    # the gradient is expanded; without a cast, it is copied to be viewed as rows
-    total = tape.run(
-        Operation(
-            elements=output.elements,
-            width=wide.width,
-            inputs=() if is_cast else (routed,),
-            passes=(wide,) if is_cast else (),
-        )
-    )
-    tape.release(wide)
+    # the gradient is expanded, then copied to be cast or to be viewed as rows
+    width = context.result_width("sum.dim_IntList", routed)
+    total = tape.run(Operation(elements=output.elements, width=width, inputs=(routed,)))
     same = total.width == output.width
     added = Operation(
         elements=output.elements,

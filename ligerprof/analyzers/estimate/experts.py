@@ -30,10 +30,29 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 def run_experts(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, tuple[Value, ...]]:
     """The experts' outputs of each token, weighted by the router and added up, and the variables of the MLP."""
-    logits, scores, choices = _route(context, value, f"{name}.{row.router}", row)
+    read = _with_noise(context, value, row)
+    logits, scores, choices = _route(context, read, f"{name}.{row.router}", row)
     run = experts_in_turn if context.recipe.runs_experts_in_turn else _grouped
-    experts = run(context, value, scores, f"{name}.{row.name}", clamped=row.clamped)
-    return experts, (logits, scores, choices)
+    experts = run(context, read, scores, f"{name}.{row.name}", clamped=row.clamped)
+    return experts, (logits, scores, choices, read)
+
+
+def _with_noise(context: Context, value: Value, row: Experts) -> Value:
+    """`value *= noise` in place; in the router, it is a view, and the gradient is copied twice (CopySlices)."""
+    read = context.tape.name(value)
+    if row.noise is None or not context.spec.setting(row.noise):
+        return read
+    for copies in (0, 2) if row.noise_in_router else (0,):
+        noisy = Operation(
+            elements=value.elements,
+            width=value.width,
+            inputs=(read,),
+            view_of=read,
+            extra_saved_bytes=value.size_bytes,
+            backward_scratch_bytes=copies * value.size_bytes,
+        )
+        read = renamed(context, read, context.tape.run(noisy))
+    return read
 
 
 def _route(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, Value, Value]:
@@ -198,10 +217,12 @@ def _draw(context: Context, logits: Value) -> tuple[Value, Value, Value]:
 
 def _soften_in_place_of(context: Context, masked: Value) -> Value:
     """The softmax of the masked logits, which replaces them; autocast computes it in fp32."""
-    read = context.cast_for("softmax.int", masked)
-    soft = context.tape.run(Operation(elements=read.elements, width=read.width, inputs=(read,), saves_output=True))
-    context.tape.release(read, masked)
-    return soft
+    if context.result_width("softmax.int", masked) == FP32_BYTES:
+        return renamed(context, masked, _soften(context, masked, casts=False))
+    soft = context.tape.run(
+        Operation(elements=masked.elements, width=masked.width, inputs=(masked,), saves_output=True)
+    )
+    return renamed(context, masked, soft)
 
 
 _SCORES: Mapping[Scoring, Callable[[Context, Value], tuple[Value, Value, Value]]] = {
@@ -293,11 +314,24 @@ def _grouped(context: Context, value: Value, scores: Value, name: str, *, clampe
         Operation(elements=weighted.elements, width=weighted.width, inputs=(weighted,), saves=(inverse,))
     )
     weighted = renamed(context, weighted, restored)
-    # the gradient of a sum is expanded
-    total = tape.run(Operation(elements=context.tokens * hidden, width=weighted.width, passes=(weighted,)))
+    total = _sum_choices(context, weighted)
     result = context.cast(total, value.width)
     tape.release(total, weighted, inverse, output, sorted_scores, selected, *order, *more_biases)
     return result
+
+
+def _sum_choices(context: Context, weighted: Value) -> Value:
+    """`weighted.view(tokens, chosen, hidden).sum(dim=1)`: the expanded gradient is copied, to be cast or to be rows."""
+    width = context.result_width("sum.dim_IntList", weighted)
+    is_view = width == weighted.width and context.spec.chosen_experts == 1
+    return context.tape.run(
+        Operation(
+            elements=weighted.elements // context.spec.chosen_experts,
+            width=width,
+            inputs=() if is_view else (weighted,),
+            passes=(weighted,) if is_view else (),
+        )
+    )
 
 
 def _grouped_linear(

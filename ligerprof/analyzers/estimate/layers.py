@@ -55,20 +55,20 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
         if probabilities is not None:
             tape.release(probabilities)
         return output
+    held = [tape.name(normed)] if "attention input" in norms.held else []
     tape.release(normed)
     added = _renormed(context, added, name, norms.after_attention)
     if row.residual_dropout is not None and row.residual_dropout.after_attention is not None:
         added = _dropped(context, added, residual_drop)
+    held += [tape.name(added)] if "attention output" in norms.held else []
     middle, normed = _add_and_norm(context, value, added, name)
+    held += [tape.name(normed)] if "mlp input" in norms.held else []
     fed = _mlp(context, normed, f"{name}.{row.mlp.name}")
-    if not norms.held_in_mlp:
-        tape.release(normed)
+    tape.release(normed)
     fed = _dropped(context, _renormed(context, fed, name, norms.after_mlp), residual_drop)
     scaled = _scaled(context, fed)
     output = add(context, middle, scaled, role=output_role)
-    if norms.held_in_mlp:
-        tape.release(normed)
-    tape.release(scaled, fed, middle)
+    tape.release(*held, scaled, fed, middle)
     if probabilities is not None:
         tape.release(probabilities)
     return output

@@ -32,7 +32,7 @@ class OutputCache:
 
     def keeps(self, operation: Operation) -> bool:
         """Whether the output of the next operation is kept."""
-        return self.selection.keeps(operation.operator, operation.factor)
+        return operation.always_kept or self.selection.keeps(operation.operator, operation.factor)
 
     def put(self, meter: Meter, output: Allocation, extra: Allocation | None) -> None:
         """Keep an output and the other results, in addition to their holders."""

@@ -26,9 +26,6 @@ class Node:
 class Tape:
     """Run operations forward on a meter, then backward in reverse order, as autograd's engine does.
 
-    Attributes:
-        on_weight_gradient: called with each weight whose gradient is complete.
-
     Args:
         meter: counts the bytes.
         saving: False for the first pass of a checkpointed region, which saves nothing for backward.
@@ -39,6 +36,7 @@ class Tape:
         offloading: moves what is saved to main memory, or None.
 
     Attributes:
+        on_weight_gradient: called with each weight whose gradient is complete.
         on_gpu: whether the operations that run now keep what they save on the GPU in spite of `offloading`.
     """
 
@@ -87,6 +85,10 @@ class Tape:
             self._nodes.append(node)
             self._offload(node)
         return output
+
+    def keeps_outputs_of(self, operator: str) -> bool:
+        """Whether selective checkpointing keeps outputs of an operator."""
+        return self._cache is not None and operator in self._cache.policy.every
 
     def release_pins(self) -> None:
         """The graph is freed, and with it what its Functions keep as attributes."""

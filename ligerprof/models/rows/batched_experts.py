@@ -81,6 +81,6 @@ ROWS = (
                 layers=SparseLayers(every=("interleave_moe_layer_step", 1), listed="moe_layers"),
             ),
         ),
-        layer_norms=LayerNorms(own_forward=True),
+        layer_norms=LayerNorms(held=("attention output",), own_forward=True),
     ),
 )

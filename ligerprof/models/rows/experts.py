@@ -126,9 +126,17 @@ ROWS = (
         defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
         aliases={"num_experts": "num_local_experts"},
         tensors=(*attention_tensors(), ROUTER, GATES, DOWN, *TWO_NORMS),
-        not_estimated=(AUXILIARY, "router_jitter_noise"),
+        not_estimated=(AUXILIARY,),
         attention=Attention(window=SlidingWindow()),
-        mlp=Mlp(experts=Experts(count="num_local_experts", casts_logits=True, normalizes=True, narrows_scores=False)),
+        mlp=Mlp(
+            experts=Experts(
+                count="num_local_experts",
+                casts_logits=True,
+                normalizes=True,
+                noise="router_jitter_noise",
+                narrows_scores=False,
+            )
+        ),
         auxiliary_loss=AUXILIARY,
     ),
     Architecture(

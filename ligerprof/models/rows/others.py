@@ -86,7 +86,7 @@ ROWS = (
             function=("activation_function", "gelu_new"),
             dropout=Dropout(key="resid_pdrop", default=0.1),
         ),
-        layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2", held_in_mlp=True),
+        layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2", held=("attention output", "mlp input")),
         embedding_dropout=Dropout(key="embd_pdrop", default=0.1),
         tied_by_default=True,
         mask_by_position=True,
@@ -169,7 +169,9 @@ ROWS = (
         ),
         not_estimated=("qk_layernorm",),
         norm=_LAYER_NORM,
-        layer_norms=LayerNorms(parallel="stream", parallel_when="use_parallel_residual"),
+        layer_norms=LayerNorms(
+            parallel="stream", parallel_when="use_parallel_residual", held=("attention input", "attention output")
+        ),
         attention=Attention(splits_hidden=True, rotary=_PARTIAL),
         residual_dropout=ResidualDropout(
             after_attention=None, after_mlp="dropout", dropout=Dropout(key="hidden_dropout")
@@ -221,11 +223,20 @@ ROWS = (
             DOWN,
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY, "input_jitter_noise"),
+        not_estimated=(AUXILIARY,),
         head_bias="lm_head_bias",
         norm=_LAYER_NORM,
         attention=Attention(window=SlidingWindow()),
-        mlp=Mlp(experts=Experts(count="num_local_experts", router="router", scoring=Scoring.DRAWN)),
+        mlp=Mlp(
+            experts=Experts(
+                count="num_local_experts",
+                chosen=2,
+                router="router",
+                scoring=Scoring.DRAWN,
+                noise="input_jitter_noise",
+                noise_in_router=True,
+            )
+        ),
         auxiliary_loss=AUXILIARY,
     ),
     Architecture(

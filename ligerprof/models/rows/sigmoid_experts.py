@@ -109,11 +109,15 @@ ROWS = (
             DOWN,
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY, "router_jitter_noise"),
+        not_estimated=(AUXILIARY,),
         attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(share="partial_rotary_factor", joins_last=True)),
         mlp=Mlp(
             experts=Experts(
-                count="num_local_experts", scoring=Scoring.WIDE_SIGMOID, normalizes=True, narrows_scores=False
+                count="num_local_experts",
+                scoring=Scoring.WIDE_SIGMOID,
+                normalizes=True,
+                noise="router_jitter_noise",
+                narrows_scores=False,
             )
         ),
         auxiliary_loss=AUXILIARY,

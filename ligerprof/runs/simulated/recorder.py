@@ -25,6 +25,9 @@ _OF_NEW_VALUES = (_ON_HOST, aten.detach.default)
 _ITEM = aten._local_scalar_dense.default
 _EQUAL = aten.equal.default
 _NONZERO = aten.nonzero.default
+# what backward functions run on zeros that they have just made: in place, but for subclasses of tensors, such as fake
+# ones, by these operators (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike)
+_INTO_ZEROS = frozenset({aten.index_put.default, aten.index_add.default, aten.scatter.src, aten.scatter_add.default})
 # autograd in C++ asks for it more often than it calls operators
 _DEVICE = torch.ops.prim.device.default
 
@@ -88,10 +91,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _EQUAL:
             # kernels test whether the gradient of the loss is 1; it is
             return True
-        if func is aten.add.Tensor and (buffer := _accumulation_buffer(args)) is not None and self._has_block(buffer):
-            result = call.run_untracked()
-            self._hand_over(buffer, result)
-            return result
+        overwritten = _overwritten(func, args)
+        if overwritten is not None and self._has_block(overwritten):
+            return self._run_in_place(call, overwritten)
         return call.run_untracked() if func is _ON_HOST or func.is_view else call.run()
 
     def locate(self, _tensor: Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
@@ -241,9 +243,12 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _has_block(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._held
 
-    def _hand_over(self, old: Tensor, new: Tensor) -> None:
-        block, _ = self._held.pop(old.untyped_storage()._cdata)
-        self._watch(new.untyped_storage(), block)
+    def _run_in_place(self, call: Call, overwritten: Tensor) -> Tensor:
+        """Run an operator that writes to one of its arguments on a GPU, and here to a new tensor: it gets the block."""
+        result: Tensor = call.run_untracked()
+        block, _ = self._held.pop(overwritten.untyped_storage()._cdata)
+        self._watch(result.untyped_storage(), block)
+        return result
 
 
 def _device_of(tensor: Tensor) -> torch.device:
@@ -257,6 +262,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from _tensors(item)
+
+
+def _overwritten(func: Any, args: Sequence[Any]) -> Tensor | None:
+    """The argument that autograd writes to on a GPU, where it calls an operator with a new result for fake tensors."""
+    if func is aten.add.Tensor:
+        return _accumulation_buffer(args)
+    return args[0] if func in _INTO_ZEROS and _called_by_engine() else None
 
 
 def _accumulation_buffer(args: Sequence[Any]) -> Tensor | None:
