@@ -26,7 +26,7 @@ class LossOptions:
             a number), and the last positions of each sequence are ignored. Needs labels of shape [sequences, tokens].
         ignore_index: the label of positions to leave out.
         reduction: `mean` over the labels that are not ignored, `sum`, or `none` (one loss per token).
-        label_smoothing: share of the target that is spread evenly over the vocabulary, in [0, 1).
+        label_smoothing: share of the target that is spread evenly over the vocabulary, in [0, 1].
         z_loss: weight of the squared log-sum-exp that is added to each token's loss.
         softcap: logits become `softcap * tanh(logits / softcap)`, or None.
         logit_scale: factor on the logits, applied before the softcap; one over a temperature.
@@ -60,8 +60,8 @@ class LossOptions:
     def __post_init__(self) -> None:
         if self.reduction not in REDUCTIONS:
             raise RecipeError(f"unknown reduction {self.reduction!r}. Known: {', '.join(REDUCTIONS)}.")
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise RecipeError(f"label smoothing is {self.label_smoothing}. It must be in [0, 1).")
+        if not 0.0 <= self.label_smoothing <= 1.0:
+            raise RecipeError(f"label smoothing is {self.label_smoothing}. It must be in [0, 1].")
         # also refuse what is not a number
         if self.softcap is not None and not self.softcap > 0:
             raise RecipeError(f"the softcap is {self.softcap}. It must be positive, or None.")

@@ -22,6 +22,7 @@ OPTIONS = {
     "shift-none": LossOptions(shift=True, reduction="none"),
     "ignore-7": LossOptions(ignore_index=7),
     "smoothing": LossOptions(label_smoothing=0.1),
+    "only-smoothing": LossOptions(label_smoothing=1.0),
     "z-loss": LossOptions(z_loss=1e-2),
     "z-loss-none": LossOptions(z_loss=1e-2, reduction="none"),
     "softcap": LossOptions(softcap=3.0),
@@ -207,7 +208,7 @@ def test_shapes_and_options_that_make_no_sense_are_refused(device: torch.device)
     with pytest.raises(KernelInputError, match="one weight per word"):
         kernel(logits, labels, class_weight=torch.ones(VOCAB - 1, device=device))
     infinite = float("inf")
-    wrong: list[dict[str, Any]] = [{"reduction": "max"}, {"label_smoothing": 1.0}, {"softcap": 0.0}]
+    wrong: list[dict[str, Any]] = [{"reduction": "max"}, {"label_smoothing": 1.1}, {"softcap": 0.0}]
     wrong += [{"logit_scale": 0.0}, {"logit_scale": infinite}, {"z_loss": -0.1}, {"z_loss": infinite}]
     for options in wrong:
         with pytest.raises(RecipeError):
