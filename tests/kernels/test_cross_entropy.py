@@ -141,6 +141,21 @@ def test_strided_logits(in_place: bool, device: torch.device) -> None:
     assert_matches_fp64(lambda *g: kernel(*g, options), lambda *g: reference(*g, options), inputs, tolerance)
 
 
+@pytest.mark.parametrize("vocab", [1, VOCAB])
+def test_a_scaled_loss_in_place_leaves_the_padding_of_the_vocabulary_alone(vocab: int, device: torch.device) -> None:
+    from ligerprof.kernels.cross_entropy.triton import cross_entropy
+
+    leaf = torch.randn(4, 6, vocab + 3, device=device, requires_grad=True)
+    padded, labels = leaf.clone(), torch.randint(0, vocab, (4, 6), device=device)
+    padding, factor = padded[..., vocab:].detach().clone(), torch.tensor(2.5, device=device)
+    loss = cross_entropy(padded[..., :vocab], labels, LossOptions(in_place=True))
+    for retain in (True, False):
+        (found,) = torch.autograd.grad(loss, leaf, factor, retain_graph=retain)
+        (expected,) = torch.autograd.grad(reference(leaf[..., :vocab], labels), leaf, factor)
+        assert relative_error(found, expected) < LOSS_ROUNDINGS[torch.float32]
+    assert torch.equal(padded[..., vocab:], padding)
+
+
 def test_the_reference_takes_the_inputs_that_the_kernel_takes(device: torch.device) -> None:
     logits = torch.randn(5, 3, 33, device=device).transpose(0, 1).requires_grad_()
     labels = torch.randint(0, 33, (5, 3), device=device, dtype=torch.int32).t()

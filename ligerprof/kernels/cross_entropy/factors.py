@@ -92,8 +92,22 @@ def _accuracy_kernel(
 
 
 @triton.jit
-def _scale_kernel(in_ptr, out_ptr, factor_ptr, late_ptr, elements, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr):
-    """Multiply by a factor in device memory. Returns at once if it is 1 and the result goes in place."""
+def _scale_kernel(
+    in_ptr,
+    out_ptr,
+    factor_ptr,
+    late_ptr,
+    elements,
+    columns,
+    row_stride,
+    IN_PLACE: tl.constexpr,
+    GAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Multiply by a factor in device memory. Returns at once if it is 1 and the result goes in place.
+
+    With GAPS, the input has rows of `columns` elements that are `row_stride` apart, and a result elsewhere has none.
+    """
     factor = tl.load(factor_ptr).to(tl.float32)
     if late_ptr is not None:
         factor *= tl.load(late_ptr)
@@ -103,7 +117,13 @@ def _scale_kernel(in_ptr, out_ptr, factor_ptr, late_ptr, elements, IN_PLACE: tl.
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, elements, step):
         offsets = start + tl.arange(0, BLOCK)
         mask = offsets < elements
-        value = tl.load(in_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        places = offsets
+        if GAPS:
+            row = offsets // columns
+            places = row * row_stride + (offsets - row * columns)
+        value = tl.load(in_ptr + places, mask=mask, other=0.0).to(tl.float32)
+        if IN_PLACE:
+            offsets = places
         tl.store(out_ptr + offsets, (value * factor).to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -172,8 +192,13 @@ def sum_scale(dtype: torch.dtype, tokens: int) -> float:
 
 
 def scale_by_device_factor(value: Tensor, factor: Tensor, late: Tensor | None, *, in_place: bool) -> Tensor:
-    """Compute `value * factor * late` in fp32, without a transfer of the factors to the host."""
+    """Compute `value * factor * late` in fp32, without a transfer of the factors to the host.
+
+    Args:
+        value: without gaps in memory, or a matrix of dense rows.
+    """
     out = value if in_place else torch.empty_like(value)
+    columns, row_stride = (value.shape[1], value.stride(0)) if value.ndim == 2 else (1, 1)
     programs = min(ceil_div(value.numel(), _SCALE_BLOCK), _SCALE_PROGRAMS_PER_SM * sm_count(value.device))
     with on_device(value):
         _scale_kernel[(max(programs, 1),)](
@@ -182,7 +207,10 @@ def scale_by_device_factor(value: Tensor, factor: Tensor, late: Tensor | None, *
             factor_ptr=factor,
             late_ptr=late,
             elements=value.numel(),
+            columns=columns,
+            row_stride=row_stride,
             IN_PLACE=in_place,
+            GAPS=value.ndim == 2 and value.shape[0] > 1 and row_stride > columns,
             BLOCK=_SCALE_BLOCK,
         )
     return out
