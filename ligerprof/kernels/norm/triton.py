@@ -224,9 +224,8 @@ def add_rms_norm(
     Raises:
         KernelInputError: shapes or dtypes do not match, or the casting is unknown.
     """
-    _check_parameters("rms", x, weight, bias)
+    _check_parameters("add_rms", x, weight, bias, residual=residual)
     _check_casting(casting)
-    _check_residual("add_rms", x, residual)
     return _Norm.apply(x, residual, weight, bias, eps, offset, "rms", casting, sum_dtype)  # type: ignore[no-any-return]
 
 
@@ -262,22 +261,12 @@ def add_layer_norm(
     Raises:
         KernelInputError: shapes or dtypes do not match.
     """
-    _check_parameters("layernorm", x, weight, bias)
-    _check_residual("add_layernorm", x, residual)
+    _check_parameters("add_layernorm", x, weight, bias, residual=residual)
     return _Norm.apply(x, residual, weight, bias, eps, None, "layernorm", "gemma", sum_dtype)  # type: ignore[no-any-return]
 
 
-def _check_residual(kernel: str, x: Tensor, residual: Tensor) -> None:
-    check_tensors(kernel, x, residual)
-    if x.shape != residual.shape or torch.promote_types(x.dtype, residual.dtype) not in (x.dtype, residual.dtype):
-        raise KernelInputError(
-            f"{kernel}: {tuple(x.shape)} {x.dtype} and a residual of {tuple(residual.shape)} {residual.dtype}"
-            " cannot be added in one of their dtypes."
-        )
-
-
-def _check_parameters(kernel: str, x: Tensor, *parameters: Tensor | None) -> None:
-    check_tensors(kernel, x, *parameters)
+def _check_parameters(kernel: str, x: Tensor, *parameters: Tensor | None, residual: Tensor | None = None) -> None:
+    check_tensors(kernel, x, residual, *parameters)
     given = [parameter for parameter in parameters if parameter is not None]
     for parameter in given:
         per_head = parameter.ndim == 2 and parameter.shape == x.shape[-2:]
@@ -287,6 +276,13 @@ def _check_parameters(kernel: str, x: Tensor, *parameters: Tensor | None) -> Non
             )
     if len({parameter.ndim for parameter in given}) > 1:
         raise KernelInputError(f"{kernel}: only one of weight and bias has a row per head. Expand the other one.")
+    if residual is None:
+        return
+    if x.shape != residual.shape or torch.promote_types(x.dtype, residual.dtype) not in (x.dtype, residual.dtype):
+        raise KernelInputError(
+            f"{kernel}: {tuple(x.shape)} {x.dtype} and a residual of {tuple(residual.shape)} {residual.dtype}"
+            " cannot be added in one of their dtypes."
+        )
 
 
 def _check_casting(casting: str) -> None:
