@@ -214,6 +214,22 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "two experts whatever the config": ("phimoe", {"num_experts_per_tok": 4}, {}),
     "noise in the router": ("phimoe", {"input_jitter_noise": 0.01}, {**_ADAPTED, "eval_batch": 8}),
     "noise before the router": ("mixtral", {"router_jitter_noise": 0.01}, {**_ADAPTED, "eval_batch": 8}),
+    "gates of a shared expert": (
+        "glm4_moe",
+        {"intermediate_size": 8192, "n_routed_experts": 4, "first_k_dense_replace": 0},
+        {"liger": "all", "checkpointing": False, "optimizer": "sgd"},
+    ),
+    "parameters in the order of their modules": (
+        "llama",
+        {"tie_word_embeddings": True, "vocab_size": 60_000},
+        {"lora": 8, "modules_to_save": "embed_tokens+lm_head", "optimizer": "adafactor-hf", "seq": 64},
+    ),
+    "a trained embedding that a number multiplies": (
+        "gemma2",
+        {},
+        {"lora": 8, "modules_to_save": "embed_tokens", "attention": "eager"},
+    ),
+    "a decoder that its model does not know": ("llama4_text", {}, {"loss": "torch-linear"}),
     "kept products of many chunks": (
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64},
@@ -228,8 +244,9 @@ def test_an_estimate_of_what_few_architectures_do(case: str) -> None:
     spec = spec_from_config({**draw_spec(Random("a"), family).config, **_SMALL, **config}, name=family)
     recipe = TrainingRecipe(model=spec, **{"precision": "bf16", "batch": 2, **options}, alloc_conf=EXPANDABLE)
     simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
-    for phase in simulated.phases.keys() & {Phase.BACKWARD, Phase.EVALUATION}:
-        assert estimated.phases[phase] == pytest.approx(simulated.phases[phase], rel=CLOSE_TOLERANCE), phase
+    assert estimated.peak_bytes == pytest.approx(simulated.peak_bytes, rel=CLOSE_TOLERANCE)
+    for phase in simulated.phases.keys() & {Phase.EVALUATION}:
+        assert estimated.phases[phase] == pytest.approx(simulated.phases[phase], rel=CLOSE_TOLERANCE)
 
 
 def test_the_term_of_checkpoints_counts_all_streams() -> None:

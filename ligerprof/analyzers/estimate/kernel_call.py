@@ -33,7 +33,8 @@ def kernel_memory(
         tokens=tokens,
         sequences=recipe.rows,
         hidden=width,
-        intermediate=spec.intermediate_size,
+        # of gates; those of a shared expert are not as wide as those of other layers
+        intermediate=value.elements // tokens,
         vocab=spec.vocab_size,
         heads=spec.heads,
         kv_heads=spec.kv_heads,

@@ -1,7 +1,7 @@
 """The weights of a model, and the tensors of a batch."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ligerprof.analyzers.estimate.lora import ORIGINAL, adapter_weights, is_quantized
 from ligerprof.analyzers.estimate.tensors import Weight
@@ -13,7 +13,7 @@ from ligerprof.torch_memory.low_bit import int8_sizes, nf4_sizes
 
 
 def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
-    """All parameters of the model, by their names in transformers."""
+    """All parameters of the model by their names in transformers, in the order of the model's modules."""
     width = DTYPE_BYTES[recipe.gathered_dtype]
     adapters = dict(adapter_weights(recipe))
 
@@ -45,7 +45,17 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     head = recipe.spec.architecture.head
     if recipe.spec.tied_embeddings and recipe.trains_in_full(head):
         _untie(weights, recipe.spec.parameters[0].name, f"{head}.weight")
-    return {**weights, **adapters}
+    return dict(_after_their_layers(weights, adapters))
+
+
+def _after_their_layers(weights: Mapping[str, Weight], adapters: Mapping[str, Weight]) -> Iterator[tuple[str, Weight]]:
+    """Weights, each followed by the adapters of its module."""
+    of_module: dict[str, list[tuple[str, Weight]]] = {}
+    for name, adapter in adapters.items():
+        of_module.setdefault(name.rpartition(".")[0], []).append((name, adapter))
+    for name, weight in weights.items():
+        yield name, weight
+        yield from of_module.pop(name.rpartition(".")[0], ())
 
 
 def _copy_and_train(weights: dict[str, Weight], name: str) -> None:

@@ -16,7 +16,8 @@ def install_loss(model: Any, recipe: TrainingRecipe) -> None:
         MissingDependencyError: the installed torch does not have the loss.
     """
     if recipe.loss is not Loss.HF:
-        _replace_forward(model, _forward_of(recipe))
+        decoder = recipe.spec.architecture.final_norm.rpartition(".")[0] if model.base_model is model else None
+        _replace_forward(model, _forward_of(recipe), decoder)
 
 
 def _forward_of(recipe: TrainingRecipe) -> Callable[..., Any]:
@@ -46,8 +47,14 @@ def _evaluated_tokens(recipe: TrainingRecipe) -> int:
     return 0 if recipe.evaluation is None else recipe.evaluation.labelled_tokens
 
 
-def _replace_forward(model: Any, forward: Callable[..., Any]) -> None:
-    """Replace the model's forward through a subclass, so that wrappers and other patches see an ordinary method."""
+def _replace_forward(model: Any, forward: Callable[..., Any], decoder: str | None) -> None:
+    """Replace the model's forward through a subclass, so that wrappers and other patches see an ordinary method.
+
+    Args:
+        decoder: the decoder's name if the model, as Llama 4's text model, does not know it.
+    """
     modern = type(model)
-    body = {"forward": forward, "__module__": modern.__module__, "__qualname__": modern.__qualname__}
+    body: dict[str, Any] = {"forward": forward, "__module__": modern.__module__, "__qualname__": modern.__qualname__}
+    if decoder is not None:
+        body["base_model"] = property(lambda self: self.get_submodule(decoder))
     model.__class__ = type(modern.__name__, (modern,), body)

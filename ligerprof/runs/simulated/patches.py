@@ -4,6 +4,7 @@
 |---|---|
 | nn.Module._apply | fake parameters have weak references, for which Module.to's swap of tensors fails |
 | FakeTensorMode.__deepcopy__ | copies of modules, such as peft's `modules_to_save`, belong to the same mode |
+| FakeTensor.__deepcopy__ | a copy cannot take over the value that a fake tensor made of a number keeps |
 | torch.utils._foreach_utils | clip_grad_norm_ asks it whether to use foreach operators, as it does on CUDA |
 | transformers.masking_utils | it mistakes fake tensors for tracing, and builds masks that an eager run does not build |
 | transformers' registry of experts | fake tensors do not say which experts a token chooses (experts.py) |
@@ -54,6 +55,7 @@ def simulated_process(
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(nn.Module, "_apply", _apply_out_of_place))
         stack.enter_context(mock.patch.object(FakeTensorMode, "__deepcopy__", _itself, create=True))
+        stack.enter_context(mock.patch.object(FakeTensor, "__deepcopy__", _copied_without_value, create=True))
         stack.enter_context(mock.patch.object(torch.amp.GradScaler, "_maybe_opt_step", _gradients_are_finite))
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_args", new=False))
         stack.enter_context(simulated_device(sm_count=gpu.sm_count))
@@ -124,6 +126,14 @@ def _apply_out_of_place(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse
 
 def _itself(mode: FakeTensorMode, _memo: Any) -> FakeTensorMode:
     return mode
+
+
+def _copied_without_value(tensor: FakeTensor, memo: Any) -> Any:
+    value, tensor.constant = tensor.constant, None
+    try:
+        return Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]
+    finally:
+        tensor.constant = value
 
 
 def _gradients_are_finite(_scaler: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:
