@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from click.testing import CliRunner, Result
 from torch import Tensor
 from torch.nn import functional
@@ -22,6 +24,7 @@ from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels import registry
 from ligerprof.kernels.cross_entropy.reference import cross_entropy
 from ligerprof.kernels.options import LossOptions
+from ligerprof.kernels.rope.reference import apply_rope
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.runs.kernel_check import check as check_module
 from ligerprof.runs.kernel_check import check_kernel
@@ -75,7 +78,7 @@ def test_our_kernel_passes() -> None:
     found = json.loads(result.stdout)
     assert (found["schema"], found["kind"], found["kernel"], found["passed"]) == (1, "kernel_check", "swiglu", True)
     assert {row["check"] for row in found["rows"]} == {
-        *("values", "gradients", "strides", "repeat", "compile", "bytes")
+        *("memory", "values", "gradients", "strides", "repeat", "compile", "bytes")
     }
     assert all(row["error"] <= row["bound"] for row in found["rows"] if row["result"] == "pass")
     compiled = [row for row in found["rows"] if row["check"] == "compile"]
@@ -177,6 +180,27 @@ def three_axes(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Te
     return rms(x, weight, eps, offset)
 
 
+def packed_rows(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    if x.stride(-1) == 1:
+        x = x.as_strided(x.shape, (x.shape[-2] * x.shape[-1], x.shape[-1], 1)[-x.dim() :]) if x.dim() < 4 else x
+    return rms(x, weight, eps, offset)
+
+
+def half_squares(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    overflows = x.half().square().sum(-1, keepdim=True).isinf()
+    return rms(x, weight, eps, offset).masked_fill(overflows, 0.0)
+
+
+def pairs_of_columns(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    y, even = rms(x, weight, eps, offset), x.shape[-1] // 2 * 2
+    return torch.cat((y[..., :even], torch.zeros_like(y[..., even:])), dim=-1)
+
+
+def unwritten_memory(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    y = rms(x, weight, eps, offset)
+    return y + 0.0 * torch.empty_like(y)
+
+
 def wide_output(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     return rms(x.float(), weight, eps, offset)
 
@@ -262,10 +286,13 @@ def own_count(logits: Tensor, labels: Tensor, options: LossOptions, _num_items: 
         (own_epsilon, {"epsilon and offset"}),
         (no_offset, {"epsilon and offset"}),
         (dense_weight, {"weights with gaps"}),
-        (one_block, {"fp32, wide rows"}),
+        (one_block, {"fp32, wide rows", "between NaN, wide rows"}),
         (few_rows, {"fp32, many rows"}),
+        (packed_rows, {"rows with gaps", "expanded"}),
+        (half_squares, {"fp16, large values"}),
+        (pairs_of_columns, {"fp32, odd sizes", "between NaN"}),
         (three_axes, {"fp32, one more axis"}),
-        (wide_output, {"bf16", "fp16", "bf16, fp32 weights"}),
+        (wide_output, {"bf16", "fp16", "fp16, large values", "bf16, fp32 weights"}),
         (one_dtype, {"bf16, fp32 weights"}),
         (noisy, {"three calls"}),
         (one_buffer, {"three calls"}),
@@ -294,6 +321,69 @@ def test_writing_over_memory_of_others_fails(kernel: Kernel, says: str) -> None:
     assert any(says in row.note for row in rows)
 
 
+@triton.jit
+def _copy_kernel(x_ptr, y_ptr, elements, READS: tl.constexpr, WRITES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < elements
+    value = tl.load(x_ptr + offsets, mask=inside | READS, other=0.0)
+    tl.store(y_ptr + offsets, value + 0.0 * tl.sum(value), mask=inside | WRITES)
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, reads: bool, writes: bool) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        _copy_kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), READS=reads, WRITES=writes, BLOCK=256)
+        return y
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "says"),
+    [
+        (False, False, None),
+        (True, False, "hidden has NaN: it reads beyond a tensor"),
+        (False, True, "ValueError: it writes outside of a tensor of the sizes [3, 3, 37] that it allocates"),
+    ],
+    ids=["right", "reads", "writes"],
+)
+def test_memory_beyond_a_tensor(reads: bool, writes: bool, says: str | None) -> None:
+    def copying(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+        return rms(_Copy.apply(x, reads, writes), weight, eps, offset)  # type: ignore[no-untyped-call]
+
+    rows = checked_rows("rms", copying)
+    if says is None:
+        assert [row for row in rows if row.result == "fail"] == []
+        return
+    assert (rows[0].check, rows[0].result) == ("memory", "fail")
+    assert says.removeprefix("hidden ") in rows[0].note
+    if writes:
+        # in the interpreter, they would overwrite memory of this process
+        assert {str(row.result) for row in rows[1:] if row.check != "bytes"} == {"skip"}
+
+
+def test_memory_that_was_not_written() -> None:
+    # what it holds in the other rows is chance
+    rows = [row for row in failing_rows("rms", unwritten_memory) if row.check == "memory"]
+    assert all("has NaN: it reads beyond a tensor, or memory that it did not write" in row.note for row in rows)
+    assert len(rows) == 2
+
+
+def test_writing_over_an_input_unseen_by_autograd() -> None:
+    def unseen(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        rotated = apply_rope(q, k, cos, sin, unsqueeze_dim)
+        k.data.copy_(rotated[1].detach())
+        return rotated
+
+    rows = [row for row in failing_rows("rope", unseen) if row.check == "memory"]
+    assert all("forward writes over keys without a new version" in row.note for row in rows)
+    assert len(rows) == 2
+
+
 def test_an_option_that_a_kernel_refuses_is_no_failure() -> None:
     def refuses(logits: Tensor, labels: Tensor, options: LossOptions, num_items: float | None = None) -> Tensor:
         if options.logit_scale != 1.0:
@@ -311,7 +401,9 @@ def checked_rows(name: str, kernel: Kernel) -> tuple[Row, ...]:
     module = types.ModuleType("planted_bugs")
     module.kernel = kernel  # type: ignore[attr-defined]
     spec = dataclasses.replace(registry.find_kernel(name, "torch"), entry="planted_bugs:kernel")
-    with patch.dict(sys.modules, planted_bugs=module), patch.object(check_module, "COMPILED", ()):
+    # patch.dict would also drop the modules that torch imports in the meantime
+    sys.modules["planted_bugs"] = module
+    with patch.object(check_module, "COMPILED", ()):
         return check_kernel(spec).rows
 
 
@@ -336,7 +428,7 @@ def test_bytes_that_were_not_declared_fail(broken: Callable[..., None], example:
     broken(memory=lambda shape: dataclasses.replace(memory(shape), forward_temporary_bytes=0))
     result = check("swiglu:example")
     assert result.exit_code == 1
-    assert "21 pass, 1 fail" in result.stdout
+    assert "25 pass, 1 fail" in result.stdout
     (row,) = (row for row in rows_of(check("swiglu:example", "--json")) if row["result"] == "fail")
     assert (row["tensor"], row["note"]) == ("forward_temporary", "67,108,864 allocated, 0 declared")
 

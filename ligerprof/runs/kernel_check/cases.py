@@ -17,7 +17,7 @@ EVEN = BenchShape(
     name="even", sequences=2, seq_len=4, hidden=64, intermediate=128, vocab=256, heads=4, kv_heads=2, head_dim=16
 )
 ODD = BenchShape(
-    name="odd", sequences=3, seq_len=3, hidden=40, intermediate=72, vocab=101, heads=3, kv_heads=1, head_dim=12
+    name="odd", sequences=3, seq_len=3, hidden=37, intermediate=71, vocab=101, heads=3, kv_heads=1, head_dim=12
 )
 # without data
 LARGE = shape_of_model("llama3.2-1b", name="large", sequences=4, seq_len=1024)
@@ -74,6 +74,7 @@ class Case:
         gradient_layout: makes the gradients that backward receives from ones with their values.
         repeats: whether the results of several calls are compared, instead of one call with the reference.
         dynamic: whether the kernel is compiled for sizes that change.
+        guarded: whether the kernel's inputs lie between NaN, and its new memory is NaN.
     """
 
     check: str
@@ -94,6 +95,7 @@ class Case:
     retains: bool = False
     gradient_layout: Layout = torch.clone
     dynamic: bool | None = None
+    guarded: bool = False
 
     def is_of(self, operation: Operation) -> bool:
         """Whether the operation has such a call."""
@@ -155,6 +157,11 @@ def _strided(value: Tensor) -> Tensor:
     return torch.stack((value, value), dim=-1)[..., 0]
 
 
+def _with_gaps(value: Tensor) -> Tensor:
+    """Rows with as many other elements after each, such as the first half of gates that one layer makes."""
+    return torch.cat((value, value), dim=-1)[..., : value.shape[-1]] if value.dim() > 0 else value
+
+
 def _repeated(value: Tensor) -> Tensor:
     """One number without a copy, as the gradient of a sum is."""
     return value.new_ones(()).expand(value.shape)
@@ -186,6 +193,19 @@ def _other_numbers(operation: Operation) -> Operation | None:
     return replace(
         operation, arguments=lambda given, options: (*operation.arguments(given, options)[:tensors], *numbers)
     )
+
+
+def _with_large_values(operation: Operation) -> Operation | None:
+    """A norm whose squares, or a loss whose exponentials, are beyond the largest number."""
+    factor = 300.0 if operation.name in _NORMS else 30.0
+    if operation.name not in _NORMS | {"ce"}:
+        return None
+
+    def make(shape: BenchShape, maker: Maker) -> Tensors:
+        given = operation.make(shape, maker)
+        return given | {name: given[name] * factor for name in _STATES & set(given)}
+
+    return replace(operation, make=make)
 
 
 def _tokens_first(operation: Operation) -> Operation | None:
@@ -247,10 +267,14 @@ def _with_options(title: str, **options: Any) -> Case:
 _TALL = replace(EVEN, sequences=3, seq_len=30, hidden=24, intermediate=40, vocab=48)
 _WIDE = replace(EVEN, sequences=1, seq_len=3, hidden=2600, intermediate=4300, vocab=9001, head_dim=160)
 CASES = (
+    # first, because a write outside of a tensor ends the process sooner or later
+    replace(_PLAIN, check="memory", title="between NaN", shape=ODD, guarded=True),
+    replace(_PLAIN, check="memory", title="between NaN, wide rows", shape=_WIDE, guarded=True),
     *(replace(_PLAIN, title=dtype, dtype=dtype) for dtype in DTYPES),
     replace(_PLAIN, title="fp32, odd sizes", shape=ODD),
     replace(_PLAIN, title="fp32, many rows", shape=_TALL),
     replace(_PLAIN, title="fp32, wide rows", shape=_WIDE),
+    replace(_PLAIN, title="fp16, large values", dtype="fp16", adapted=_with_large_values),
     replace(_PLAIN, title="bf16, fp32 weights", dtype="bf16", parameter_dtype="fp32", adapted=_of_rms),
     replace(_PLAIN, title="fp32, one more axis", layout=_with_axis, adapted=_without_labels),
     replace(_PLAIN, check="arguments", title="epsilon and offset", adapted=_other_numbers),
@@ -266,9 +290,11 @@ CASES = (
     replace(_PLAIN, check="gradients", title="one output of two", first_only=True),
     replace(_PLAIN, check="gradients", title="two backward passes", retains=True),
     replace(_PLAIN, check="gradients", title="every second element", gradient_layout=_strided),
+    replace(_PLAIN, check="gradients", title="rows with gaps", gradient_layout=_with_gaps),
     replace(_PLAIN, check="gradients", title="one number, expanded", gradient_layout=_repeated),
     replace(_PLAIN, check="strides", title="transposed", layout=_transposed),
     replace(_PLAIN, check="strides", title="every second element", layout=_strided),
+    replace(_PLAIN, check="strides", title="rows with gaps", layout=_with_gaps),
     replace(_PLAIN, check="strides", title="weights with gaps", parameter_layout=_strided),
     replace(_PLAIN, check="strides", title="expanded", expands=True),
     replace(_PLAIN, check="strides", title="no tokens", shape=replace(EVEN, seq_len=0)),

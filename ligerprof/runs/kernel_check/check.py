@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
@@ -29,6 +29,7 @@ from ligerprof.runs.kernel_check.cases import (
     PARAMETERS,
     Case,
 )
+from ligerprof.runs.kernel_check.guards import WRITES_OUTSIDE, Guards
 from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
 from ligerprof.runs.kernel_check.simulated import SIMULATED_GPU, simulated_gpu
@@ -44,6 +45,7 @@ BYTES_BOUND = 0.01
 _SMALL_BYTES = 4096
 _MOST_LETTERS = 160
 _LARGE_TITLE = "bf16, Llama 3.2 1B"
+_UNWRITTEN = "{} has NaN: it reads beyond a tensor, or memory that it did not write"
 # as a patched model computes its loss
 _AS_TRAINED = replace(IN_PLACE, shift=True)
 
@@ -86,7 +88,10 @@ def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Itera
         else:
             compare = _compare_repeated if case.repeats else _compare
             with _noticing(launches):
-                yield _guarded(case.check, case.title, partial(compare, spec, operation, case, device))
+                row = _guarded(case.check, case.title, partial(compare, spec, operation, case, device))
+            yield row
+            if WRITES_OUTSIDE in row.note and device.type == "cpu":
+                unavailable = f"it {WRITES_OUTSIDE} a tensor, which can end this process"
     if unavailable is None and launches.seen and device.type == "cpu":
         unavailable = "Triton's interpreter cannot be compiled; a GPU is required"
     for case in COMPILED:
@@ -149,7 +154,12 @@ def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.d
     truth = _results(operation, case, reference, wide, case.arranged(wide))
     with torch.no_grad():
         like = operation.call(reference, given, case.options)
-    found = _results(operation, case, kernel, leaves, given, like)
+    guards = Guards()
+    if case.guarded:
+        given = {name: guards.surround(name, value) for name, value in given.items()}
+    with guards if case.guarded else nullcontext():
+        found = _results(operation, case, kernel, leaves, given, like)
+    guards.raise_if_written()
     # a mean over no labels is not a number, or zero
     compared = {name: value for name, value in truth.items() if case.shape.tokens or value.isfinite().all()}
     errors = {name: _error(found[name], value) for name, value in compared.items()}
@@ -163,6 +173,7 @@ def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.d
         error=errors[worst],
         bound=bound,
         tensor=worst,
+        note=_UNWRITTEN.format(worst) if case.guarded and not passes and math.isinf(errors[worst]) else "",
     )
 
 
@@ -203,13 +214,19 @@ def _results(
         like: outputs of the same call, whose shapes and dtypes these must have.
 
     Raises:
-        ValueError: an output has another shape or dtype, or the kernel writes over tensors that are not its own.
+        ValueError: an output has another shape or dtype, or the kernel writes over tensors that are not its own, or
+            unseen by autograd.
     """
-    before = {name: value.detach().clone() for name, value in given.items() if name not in OVERWRITTEN}
+    before = {name: value.detach().clone() for name, value in given.items()}
+    versions = {name: value._version for name, value in given.items()}
     named = _outputs(operation, case, kernel, given)
-    changed = [name for name, value in before.items() if not torch.equal(value, given[name].detach())]
-    if changed:
-        raise ValueError(f"forward writes over its input {changed[0]}")
+    for name, value in before.items():
+        if torch.equal(value, given[name].detach()):
+            continue
+        if name not in OVERWRITTEN:
+            raise ValueError(f"forward writes over its input {name}")
+        if case.check == "memory" and given[name]._version == versions[name]:
+            raise ValueError(f"forward writes over {name} without a new version (ctx.mark_dirty), unseen by autograd")
     for (name, output), right in zip(named.items(), like or (), strict=False):
         if output.shape != right.shape:
             raise ValueError(f"{name} has the shape {tuple(output.shape)}, and the reference's {tuple(right.shape)}")

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # elements on each side, more than one block of a small kernel
 _MARGIN = 4096
+WRITES_OUTSIDE = "writes outside of"
 _UNINITIALIZED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 
@@ -23,7 +24,9 @@ class Guards(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._guarded: list[tuple[str, Tensor, int]] = []
 
     def surround(self, name: str, value: Tensor) -> Tensor:
-        """A copy of a tensor of floating-point numbers, with its gradient, in the middle of a larger one."""
+        """A copy of a tensor, with its gradient, in the middle of a larger one; integers come back as they are."""
+        if not _can_be_guarded(value):
+            return value
         margin = value.new_full((_MARGIN,), math.nan)
         buffer = torch.cat((margin, value.flatten(), margin))
         self._guarded.append((f"its input {name}", buffer.detach(), value.numel()))
@@ -34,7 +37,7 @@ class Guards(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, buffer, elements in self._guarded:
             before, after = buffer[:_MARGIN], buffer[_MARGIN + elements :]
             if not (before.isnan().all() and after.isnan().all()):
-                raise ValueError(f"it writes outside of {name}")
+                raise ValueError(f"it {WRITES_OUTSIDE} {name}")
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

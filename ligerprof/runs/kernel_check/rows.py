@@ -18,7 +18,7 @@ class Row:
     """One case of one check.
 
     Attributes:
-        check: values, arguments, gradients, strides, repeat, compile or bytes.
+        check: memory, values, arguments, gradients, strides, repeat, compile or bytes.
         case: what was called.
         error: the largest relative error, or None if nothing was compared.
         bound: the largest error that passes.

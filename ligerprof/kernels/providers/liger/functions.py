@@ -4,13 +4,21 @@ from typing import Any
 
 from torch import Tensor
 
-from ligerprof.errors import KernelUnavailableError
+from ligerprof.errors import KernelInputError, KernelUnavailableError
 from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
 
 
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys [B, H, T, D] in place."""
+    """Rotate queries and keys [B, H, T, D] in place.
+
+    Raises:
+        KernelInputError: other axes, for which liger-kernel would write outside of them.
+    """
+    if unsqueeze_dim != 1:
+        raise KernelInputError(
+            f"rope: liger-kernel takes [B, heads, T, D], not unsqueeze_dim={unsqueeze_dim}. Use another provider."
+        )
     from liger_kernel.ops.rope import LigerRopeFunction
 
     return LigerRopeFunction.apply(q, k, cos, sin, None, unsqueeze_dim)  # type: ignore[no-any-return]
