@@ -219,6 +219,18 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"intermediate_size": 8192, "n_routed_experts": 4, "first_k_dense_replace": 0},
         {"liger": "all", "checkpointing": False, "optimizer": "sgd"},
     ),
+    "layers whose mixtures have no experts": (
+        "granitemoehybrid",
+        {
+            "num_local_experts": 0,
+            "shared_intermediate_size": 2048,
+            "layer_types": ["mamba", "attention"],
+            "mamba_d_ssm": 1024,
+            "mamba_n_heads": 16,
+            "mamba_d_head": 64,
+        },
+        _ADAPTED,
+    ),
     "parameters in the order of their modules": (
         "llama",
         {"tie_word_embeddings": True, "vocab_size": 60_000},

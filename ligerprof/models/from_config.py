@@ -86,7 +86,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     for key in (*row.not_estimated, *row.only_one):
         if config.get(key) and not (key in row.only_one and config[key] == 1):
             return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
-    if row.mlp.experts is not None and not spec.experts:
+    if row.mlp.experts is not None and not spec.experts and not spec.shared_size:
         return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} without experts")
     if (implementation := _other_experts(row, config)) is not None:
         return replace(spec, no_estimate_reason=f"no analytic estimate for {implementation}")
@@ -130,7 +130,7 @@ def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, in
     experts = row.mlp.experts
     if experts is None:
         return 0, 0, 0, 0
-    if experts.shared is not None and experts.shared.in_layer and config.get(experts.count) == 0:
+    if experts.are_left_out(config):
         return 0, 0, 0, _shared_size(experts.shared, config, name)
     count, chosen = (
         key if isinstance(key, int) else _size(_with_equal_entries(config, key), name, key)

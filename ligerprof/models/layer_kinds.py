@@ -87,7 +87,7 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
 
 def _with_experts(row: Architecture, config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     experts = row.mlp.experts
-    if experts is None:
+    if experts is None or experts.are_left_out(config):
         return (False,) * layers
     kinds = None if experts.layers is None else experts.layers.kinds
     if kinds is not None and row.setting(config, kinds) is not None:

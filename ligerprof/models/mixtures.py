@@ -1,6 +1,8 @@
 """Describe a mixture of experts: router, experts, the expert that all tokens share, and the layers that have them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ligerprof.models.config_keys import SparseLayers
 from ligerprof.words import Word
@@ -72,6 +74,7 @@ class Experts:
         shared: an expert that every token goes through, or None.
         adapted_by_name: whether peft adapts the experts' parameters where an MLP's layers are named, and leaves the
             linear layers of these names alone.
+        optional: whether a config may have 0 experts.
         layers: the layers that have experts, while others have an MLP; None: all of them.
     """
 
@@ -92,4 +95,9 @@ class Experts:
     clamped: bool = False
     shared: SharedExpert | None = None
     adapted_by_name: bool = False
+    optional: bool = False
     layers: SparseLayers | None = None
+
+    def are_left_out(self, config: Mapping[str, Any]) -> bool:
+        """Whether the layers have the expert that all tokens share alone, as their MLP."""
+        return self.optional and config.get(self.count) == 0

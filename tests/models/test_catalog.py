@@ -46,7 +46,10 @@ SMALLEST_OF_EACH_GROUP = {row.group: row for row in sorted(CATALOG, key=lambda r
 
 def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     key = "n_layer" if "n_layer" in config else "num_hidden_layers"
-    return {**config, key: layers}
+    if "layer_types" not in config:
+        return {**config, key: layers}
+    kinds = config["layer_types"]
+    return {**config, key: layers, "layer_types": [*dict.fromkeys(kinds), *kinds][:layers]}
 
 
 def test_the_catalog_is_large_and_published() -> None:

@@ -264,7 +264,9 @@ def _mlp(context: Context, value: Value, name: str) -> Value:
     elif row.gate is None:
         output = _plain_mlp(context, value, name)
     else:
-        output = _gated_mlp(context, value, name, find_slot(row.gate).name)
+        shared = None if row.experts is None else row.experts.shared
+        module = f"{name.rpartition('.')[0]}.{shared.name}" if shared is not None and shared.in_layer else name
+        output = _gated_mlp(context, value, module, find_slot(row.gate).name)
     return _dropped(context, output, row.dropout)
 
 

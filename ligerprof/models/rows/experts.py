@@ -65,6 +65,10 @@ SIGMOID_EXPERTS = Experts(
     layers=SparseLayers(first=("first_k_dense_replace", 1)),
 )
 
+_GRANITE_EXPERTS = tuple(
+    RawWeight(name=f"block_sparse_moe.{name}", parameter=item.parameter, shape=item.shape)
+    for name, item in (("router", ROUTER), ("experts", GATES), ("experts", DOWN))
+)
 _GRANITE = Architecture(
     model_type="granitemoe",
     peft_targets=(),
@@ -74,10 +78,7 @@ _GRANITE = Architecture(
     tensors=(
         *CONFIGURED_ATTENTION,
         *TWO_NORMS,
-        *(
-            RawWeight(name=f"block_sparse_moe.{name}", parameter=item.parameter, shape=item.shape)
-            for name, item in (("router", ROUTER), ("experts", GATES), ("experts", DOWN))
-        ),
+        *_GRANITE_EXPERTS,
     ),
     not_estimated=(AUXILIARY,),
     mlp=Mlp(
@@ -89,6 +90,12 @@ _GRANITE = Architecture(
     logit_divisor="logits_scaling",
     auxiliary_loss=AUXILIARY,
 )
+GRANITE_SHARED_EXPERTS = Experts(
+    count="num_local_experts",
+    router="router",
+    scoring=Scoring.SOFTMAX_OF_CHOSEN,
+    shared=SharedExpert(width="shared_intermediate_size", name="shared_mlp", gate=None, runs_last=True, in_layer=True),
+)
 GRANITE_SHARED = replace(
     _GRANITE,
     model_type="granitemoeshared",
@@ -97,7 +104,7 @@ GRANITE_SHARED = replace(
     tensors=(
         *CONFIGURED_ATTENTION,
         *TWO_NORMS,
-        *_GRANITE.tensors[-3:],
+        *only_sparse(*_GRANITE_EXPERTS),
         Linear(name="shared_mlp.input_linear", inputs="hidden", outputs=("shared", "shared")),
         Linear(name="shared_mlp.output_linear", inputs="shared", outputs=("hidden",)),
     ),
@@ -106,14 +113,7 @@ GRANITE_SHARED = replace(
         inputs=("input_linear",),
         down="output_linear",
         activation="activation",
-        experts=Experts(
-            count="num_local_experts",
-            router="router",
-            scoring=Scoring.SOFTMAX_OF_CHOSEN,
-            shared=SharedExpert(
-                width="shared_intermediate_size", name="shared_mlp", gate=None, runs_last=True, in_layer=True
-            ),
-        ),
+        experts=GRANITE_SHARED_EXPERTS,
     ),
     layer_norms=LayerNorms(scales_sublayers="residual_multiplier", own_forward=True),
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp, Rotary
 from ligerprof.models.config_keys import LayerChoice
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
-from ligerprof.models.rows.experts import GRANITE_SHARED
+from ligerprof.models.rows.experts import GRANITE_SHARED, GRANITE_SHARED_EXPERTS
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, norm_tensors
 from ligerprof.models.state_space import StateSpace
 
@@ -108,6 +108,7 @@ ROWS = (
         tensors=(*GRANITE_SHARED.tensors[len(CONFIGURED_ATTENTION) :], *_INSTEAD),
         attention=Attention(rotary=Rotary(when=("position_embedding_type", "rope"))),
         state_space=StateSpace(layers=LayerChoice(chosen="linear_attention")),
+        mlp=replace(GRANITE_SHARED.mlp, experts=replace(GRANITE_SHARED_EXPERTS, optional=True)),
         masks_documents=False,
     ),
 )
