@@ -18,6 +18,14 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
+def row_stride(rows: Tensor | None) -> int:
+    """Elements from one row to the next; 0 without rows."""
+    if rows is None:
+        return 0
+    # Dynamo has no symbol for the stride of a gradient whose rows change in length
+    return rows.shape[1] if torch.compiler.is_compiling() and rows.is_contiguous() else rows.stride(0)
+
+
 def dense_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Uninitialized memory for a contiguous tensor shaped like `x`, in another dtype unless that is None."""
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)

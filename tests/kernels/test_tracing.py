@@ -24,6 +24,7 @@ LAUNCHES = {
     "rms:lengths": [1, 2, 1, 2],
     "rope:lengths": [1, 1, 1, 1],
     "swiglu:lengths": [1, 1, 1, 1],
+    "summed_swiglu:lengths": [1, 1, 1, 1],
     "swiglu_linear:lengths": [1, 1, 1, 1],
     "label_logits:lengths": [1, 1, 1, 1],
 }

@@ -89,6 +89,8 @@ ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.T
         lambda n: [_normal(2, 6, 3, n), _normal(2, 3, 3, n), *torch.randn(2, 1, 3, n)],
     ),
     "swiglu": (swiglu, lambda n: [_normal(3, n), _normal(3, n)]),
+    # whose incoming gradient is one element, expanded
+    "summed_swiglu": (lambda *gates: swiglu(*gates).sum(), lambda n: [_normal(3, n), _normal(3, n)]),
     "swiglu_linear": (swiglu_linear, lambda n: [_normal(3, n), _normal(3, n), _normal(40, n)]),
     "label_logits": (_label_logits, lambda n: [_normal(3, n), _normal(5, n)]),
 }

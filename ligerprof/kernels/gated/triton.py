@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
-from ligerprof.kernels.sizes import ceil_div
+from ligerprof.kernels.sizes import ceil_div, next_power_of_2
 from ligerprof.kernels.tensors import (
     as_rows,
     check_tensors,
@@ -25,6 +25,7 @@ from ligerprof.kernels.tensors import (
     first_order_only,
     graph_is_retained,
     overlaps_itself,
+    row_stride,
     rows_are_disjoint,
 )
 
@@ -125,6 +126,15 @@ def _gated_bwd_kernel(
         tl.store(y_ptr + row * dy_stride + column, (activated * up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
+def _block(columns: int) -> int:
+    """Columns per program.
+
+    Its arithmetic also makes torch.compile trace each width by itself. If the width were a symbol, Dynamo would take it
+    from a stride of the incoming gradient in backward, which is 0 for the gradient of a sum.
+    """
+    return min(_BLOCK, next_power_of_2(columns))
+
+
 # of the gate, and of the product; None is one
 _Multipliers = tuple[float | None, float | None]
 _NO_MULTIPLIERS: _Multipliers = (None, None)
@@ -134,21 +144,22 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Mul
     """Compute act(gate) * up, contiguous."""
     gate_NI, up_NI = as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
-    pieces = ceil_div(columns, _BLOCK)
+    block = _block(columns)
+    pieces = ceil_div(columns, block)
     y = dense_like(gate)
     with on_device(gate):
         _gated_fwd_kernel[(rows * pieces,)](
             gate_ptr=gate_NI,
             up_ptr=up_NI,
             y_ptr=y,
-            gate_stride=gate_NI.stride(0),
-            up_stride=up_NI.stride(0),
+            gate_stride=row_stride(gate_NI),
+            up_stride=row_stride(up_NI),
             columns=columns,
             pieces=pieces,
             gate_multiplier=multipliers[0],
             multiplier=multipliers[1],
             ACTIVATION=activation,
-            BLOCK=_BLOCK,
+            BLOCK=block,
             num_warps=_WARPS,
         )
     return y
@@ -172,7 +183,8 @@ def _differentiate_gates(
     """
     grad_NI, gate_NI, up_NI = as_rows(grad), as_rows(gate), as_rows(up)
     rows, columns = gate_NI.shape
-    pieces = ceil_div(columns, _BLOCK)
+    block = _block(columns)
+    pieces = ceil_div(columns, block)
     gate_grad_NI, up_grad_NI = gate_NI, up_NI
     if not overwrite:
         gate_grad_NI = torch.empty((rows, columns), dtype=gate.dtype, device=gate.device)
@@ -185,17 +197,17 @@ def _differentiate_gates(
             gate_grad_ptr=gate_grad_NI,
             up_grad_ptr=up_grad_NI,
             y_ptr=grad_NI if with_product else None,
-            dy_stride=grad_NI.stride(0),
-            gate_stride=gate_NI.stride(0),
-            up_stride=up_NI.stride(0),
-            gate_grad_stride=gate_grad_NI.stride(0),
-            up_grad_stride=up_grad_NI.stride(0),
+            dy_stride=row_stride(grad_NI),
+            gate_stride=row_stride(gate_NI),
+            up_stride=row_stride(up_NI),
+            gate_grad_stride=row_stride(gate_grad_NI),
+            up_grad_stride=row_stride(up_grad_NI),
             columns=columns,
             pieces=pieces,
             gate_multiplier=multipliers[0],
             multiplier=multipliers[1],
             ACTIVATION=activation,
-            BLOCK=_BLOCK,
+            BLOCK=block,
             num_warps=_WARPS,
         )
     return gate_grad_NI, up_grad_NI, grad_NI

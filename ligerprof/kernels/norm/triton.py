@@ -26,7 +26,7 @@ from ligerprof.kernels.norm.pieces import launch_backward_in_pieces, launch_forw
 from ligerprof.kernels.norm.plan import RowPlan, comes_in_pieces, is_long, plan_backward, plan_forward
 from ligerprof.kernels.norm.rounding import CASTINGS, Casting
 from ligerprof.kernels.norm.rows import _norm_bwd_kernel, _norm_fwd_kernel
-from ligerprof.kernels.tensors import as_rows, check_tensors, dense_like, first_order_only
+from ligerprof.kernels.tensors import as_rows, check_tensors, dense_like, first_order_only, row_stride
 
 
 def _row_sizes(heads: int | None, *read_ND: Tensor | None) -> dict[str, int]:
@@ -57,13 +57,6 @@ def _launch(kernel: Any, plan: RowPlan, device_of: Tensor, heads: int | None, **
             LONG=plan.is_long,
             num_warps=plan.warps,
         )
-
-
-def _row_stride(rows_ND: Tensor | None) -> int:
-    if rows_ND is None:
-        return 0
-    # Dynamo has no symbol for the stride of a gradient whose rows change in length
-    return rows_ND.shape[1] if torch.compiler.is_compiling() and rows_ND.is_contiguous() else rows_ND.stride(0)
 
 
 class _Norm(torch.autograd.Function):
@@ -104,8 +97,8 @@ class _Norm(torch.autograd.Function):
             "y_ptr": y,
             "mean_ptr": mean_N,
             "rstd_ptr": rstd_N,
-            "x_stride": _row_stride(x_ND),
-            "residual_stride": _row_stride(residual_ND),
+            "x_stride": row_stride(x_ND),
+            "residual_stride": row_stride(residual_ND),
             "columns": columns,
             "eps": eps,
             "offset": offset,
@@ -154,9 +147,9 @@ class _Norm(torch.autograd.Function):
             "narrow_dx_ptr": narrow_dx,
             "weight_partial_ptr": weight_partial_PD,
             "bias_partial_ptr": bias_partial_PD,
-            "dy_stride": _row_stride(dy_ND),
-            "sum_grad_stride": _row_stride(sum_grad_ND),
-            "x_stride": _row_stride(normalized_ND),
+            "dy_stride": row_stride(dy_ND),
+            "sum_grad_stride": row_stride(sum_grad_ND),
+            "x_stride": row_stride(normalized_ND),
             "rows": rows // (heads or 1),
             "columns": columns,
             "offset": ctx.offset,
