@@ -69,6 +69,11 @@ def sum_over_ranks(grad: Tensor, shard: VocabularyShard) -> None:
     distributed.all_reduce(grad, group=shard.group)
 
 
+def even_share(shard: VocabularyShard) -> int:
+    """The most words of a rank if the vocabulary is split evenly, which each rank knows of all others."""
+    return -(-shard.vocab // distributed.get_world_size(shard.group))
+
+
 def check_shard(kernel: str, shard: VocabularyShard, words: int) -> None:
     """Raise an error for words that are not the shard's, or not in the vocabulary.
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.blocks import gradient_of_words
-from ligerprof.kernels.cross_entropy.parallel import loss_and_gradient_of_shard
+from ligerprof.kernels.cross_entropy.parallel import even_share, loss_and_gradient_of_shard
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
 from ligerprof.kernels.cross_entropy.split_rows import loss_and_gradient_of_blocks
 from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
@@ -96,15 +96,21 @@ def run_chunks(op: Operands, grads: Gradients, arguments: LossArguments) -> None
     arguments = dataclasses.replace(arguments, bias_V=None if op.bias_in_product else op.bias_V)
     # statistics of a shard are exchanged chunk by chunk; the scratch has no gradients of adapters
     has_scratch = grads.weight_VD is not None and arguments.shard is None and op.thin_NR is None
+    # ranks exchange each chunk, so that those with other numbers of words must plan the same chunks
+    words = arguments.words if arguments.shard is None else even_share(arguments.shard)
     plan = plan_chunks(
         tokens=tokens,
         hidden=hidden,
-        vocab=arguments.words,
+        vocab=words,
         element_bytes=dtype.itemsize,
         budget=arguments.options.budget,
         gradient_bytes=grads.weight_VD.itemsize if has_scratch and grads.weight_VD is not None else 0,
         entropy=arguments.computes_entropy,
     )
+    if words != arguments.words:
+        row_elements = aligned(arguments.words)
+        workspace_bytes = plan.chunk_tokens * row_elements * dtype.itemsize
+        plan = dataclasses.replace(plan, row_elements=row_elements, workspace_bytes=workspace_bytes)
     workspace = torch.empty(plan.workspace_bytes // dtype.itemsize, dtype=dtype, device=op.hidden_ND.device)
     if plan.scratch_tokens:
         _Scratch(op, grads, arguments, plan, workspace).run()
