@@ -51,6 +51,12 @@ def is_unshared(tensor: Tensor) -> bool:
     return bool(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == own + 1)
 
 
+def is_part_of_a_leaf(x: Tensor) -> bool:
+    """Whether `x` is a leaf that requires a gradient, or a view of one, which torch does not let be changed in place."""
+    whole = x if x._base is None else x._base
+    return whole.is_leaf and whole.requires_grad
+
+
 def overlaps_itself(x: Tensor) -> bool:
     """Whether two elements of `x` may share memory, as in an expanded tensor."""
     if x.is_contiguous():

@@ -117,6 +117,19 @@ def test_gates_are_overwritten_by_their_gradients_where_the_caller_allows_it(
         assert value.data_ptr() == gradient.data_ptr()
 
 
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[:1]], ids=["leaf", "view"])
+def test_gates_that_are_leaves_are_never_overwritten(
+    view: Callable[[Tensor], Tensor], linear_pair: tuple[Linear, Linear], device: torch.device
+) -> None:
+    """Or a parameter and its gradient would be one memory."""
+    gate, up, weight, bias = gates_and_layer(torch.float32, device)
+    kept = gate.detach().clone()
+    linear_pair[0](view(gate), view(up), weight, bias, overwrite=True).sum().backward()
+    assert torch.equal(gate.detach(), kept)
+    assert gate.grad is not None
+    assert gate.grad.data_ptr() != gate.data_ptr()
+
+
 def test_a_retained_graph_gives_the_same_gradients_again(
     linear_pair: tuple[Linear, Linear], device: torch.device
 ) -> None:

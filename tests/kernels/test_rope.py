@@ -71,6 +71,27 @@ def test_more_heads_than_a_tile_and_strides_in_the_last_axis(device: torch.devic
     assert_matches_fp64(rope, reference, [q, k, *angles(1, device)], ROUNDING[torch.float32])
 
 
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)], ids=str)
+def test_queries_and_keys_of_two_dtypes(
+    dtypes: tuple[torch.dtype, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps its dtype; a launch on a GPU compiles for one dtype only, unlike the interpreter."""
+    from ligerprof.kernels.rope import triton
+
+    launched: list[tuple[torch.dtype, torch.dtype]] = []
+    launch = triton._rotate
+
+    def recorded(q: Tensor, k: Tensor, *given: Tensor, **named: bool) -> tuple[Tensor, Tensor]:
+        launched.append((q.dtype, k.dtype))
+        return launch(q, k, *given, **named)
+
+    monkeypatch.setattr(triton, "_rotate", recorded)
+    q, k = leaves(*(torch.randn(2, 3, TOKENS, DIM, device=device).to(dtype) for dtype in dtypes))
+    assert tuple(turned.dtype for turned in rope(q, k, *angles(1, device))) == dtypes
+    assert_matches_fp64(rope, reference, [q, k, *angles(1, device)], max(ROUNDING[dtype] for dtype in dtypes))
+    assert launched == [(torch.float32, torch.float32)] * 3
+
+
 def test_halves_of_the_angles_that_differ(device: torch.device) -> None:
     """Each half of a head has its own angles in the general form."""
     q, k = queries_and_keys(1, 2, 1, device, torch.float32)
@@ -131,6 +152,8 @@ def unfit_pairs(device: torch.device) -> dict[str, list[Tensor]]:
         "overlapping-rows": [new(TOKENS + DIM).as_strided((1, 1, TOKENS, DIM), (0, 0, 1, 1)), new(1, 3, TOKENS, DIM)],
         "strides-in-the-last-axis": [new(1, 3, TOKENS, DIM), new(1, 1, DIM, TOKENS).transpose(2, 3)],
         "leaves": leaves(new(1, 3, TOKENS, DIM), new(1, 1, TOKENS, DIM)),
+        "views-of-leaves": [x.transpose(1, 2) for x in leaves(new(1, TOKENS, 3, DIM), new(1, TOKENS, 1, DIM))],
+        "keys-of-another-dtype": [new(1, 3, TOKENS, DIM).half(), *leaves(new(1, 1, TOKENS, DIM))],
     }
 
 

@@ -24,6 +24,7 @@ from ligerprof.kernels.tensors import (
     dense_like,
     first_order_only,
     graph_is_retained,
+    is_part_of_a_leaf,
     overlaps_itself,
     row_stride,
     rows_are_disjoint,
@@ -289,7 +290,8 @@ def gated_linear(
         weight: [H, I].
         bias: [H], or None.
         activation: `swiglu`, `geglu` (the tanh approximation) or `geglu_exact`.
-        overwrite: allow backward to write gradients over gate and up. Backward does not if the graph is retained.
+        overwrite: allow backward to write gradients over gate and up. Backward does not if the graph is retained, or if
+            one of them is a leaf that wants a gradient or a view of one.
 
     Raises:
         KernelInputError: gate and up differ in shape or dtype, or the weight does not match them.
@@ -320,7 +322,9 @@ def _gated(gate: Tensor, up: Tensor, activation: str, gate_multiplier: float, mu
 
 
 def _can_be_overwritten(gate: Tensor, up: Tensor) -> bool:
-    """Whether gradients may be written over gate and up: every element has memory of its own."""
+    """Whether gradients may be written over gate and up: they are not leaves', and each element has its own memory."""
+    if is_part_of_a_leaf(gate) or is_part_of_a_leaf(up):
+        return False
     return not overlaps_itself(gate) and not overlaps_itself(up) and rows_are_disjoint(as_rows(gate), as_rows(up))
 
 

@@ -19,7 +19,13 @@ from torch import Tensor
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device
 from ligerprof.kernels.sizes import ceil_div, next_power_of_2
-from ligerprof.kernels.tensors import check_tensors, first_order_only, is_unshared, overlaps_itself
+from ligerprof.kernels.tensors import (
+    check_tensors,
+    first_order_only,
+    is_part_of_a_leaf,
+    is_unshared,
+    overlaps_itself,
+)
 
 # launch config: a program rotates a few heads of one token; consecutive programs take neighboring memory
 _TILE_PAIRS = 1024
@@ -182,8 +188,7 @@ def _unit_stride(value: Tensor) -> Tensor:
 
 def _can_be_overwritten(x: Tensor) -> bool:
     """Whether the kernel may write over x: no other tensor and no two of its elements share its memory."""
-    is_free = x.stride(-1) == 1 and not (x.is_leaf and x.requires_grad) and is_unshared(x)
-    return is_free and not overlaps_itself(x)
+    return x.stride(-1) == 1 and not is_part_of_a_leaf(x) and is_unshared(x) and not overlaps_itself(x)
 
 
 def _shapes_match(q: Tensor, k: Tensor, *angles: Tensor) -> bool:
@@ -240,7 +245,7 @@ def apply_rope(
         sin: like cos.
         interleaved: the rotated pairs are neighbors; otherwise they are the two halves of the first R elements.
         in_place: allow the results to overwrite q and k. They do not under torch.compile, if q or k is a leaf that
-            wants a gradient, or if other tensors or several elements share the memory. A backward pass that needs the
+            wants a gradient or a view of one, or if other tensors or several elements share the memory. A backward pass that needs the
             overwritten q or k raises torch's error.
 
     Raises:
@@ -252,6 +257,13 @@ def apply_rope(
             "rope: the angles require a gradient, which the kernel does not compute."
             " Detach them, or use the provider torch."
         )
+    if q.dtype != k.dtype:
+        # one launch has one dtype. In the wider one, nothing is rounded that the result does not round
+        wide = torch.promote_types(q.dtype, k.dtype)
+        wide_q, wide_k = apply_rope(
+            q.to(wide), k.to(wide), cos, sin, unsqueeze_dim, interleaved=interleaved, in_place=in_place
+        )
+        return wide_q.to(q.dtype), wide_k.to(k.dtype)
     if q.ndim == 3 and cos.ndim == 2:
         # one sequence: the same with an axis for it
         dim = 2 if _heads_follow_tokens(cos, unsqueeze_dim) else 1
