@@ -136,6 +136,19 @@ def test_a_sum_in_a_dtype_of_its_own(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("short_pieces")
+@pytest.mark.parametrize("casting", ["llama", "none"])
+@pytest.mark.parametrize("columns", [90, LONG])
+def test_castings_round_to_the_dtype_of_the_sum(columns: int, casting: str, device: torch.device) -> None:
+    """Of a sum in fp32, nothing but the result is rounded to 16 bits."""
+    x, residual, weight = normal(device, (6, columns), (6, columns), (columns,), dtype=torch.float16)
+
+    def norm_of(module: Any) -> Tensor:
+        return module.add_rms_norm(x, residual, weight, EPS, casting=casting, sum_dtype=torch.float32)[0]
+
+    assert relative_error(norm_of(kernels()), norm_of(reference)) < 1e-5
+
+
+@pytest.mark.usefixtures("short_pieces")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_that_no_program_can_hold(dtype: torch.dtype, device: torch.device) -> None:
     """Five rows for four programs of the interpreter: one of them adds to its sums."""

@@ -54,6 +54,8 @@ def _pieces_fwd_kernel(
     if residual_ptr is not None:
         residual_ptr += row64 * residual_stride
         sum_ptr += row64 * columns
+    # a casting rounds to the dtype of what is normalized
+    normalized_ptr = y_ptr if residual_ptr is None else sum_ptr
     lane = tl.arange(0, PIECE)
     total = tl.zeros([PIECE], dtype=tl.float32)
     for start in range(0, columns, PIECE):
@@ -69,7 +71,7 @@ def _pieces_fwd_kernel(
         if mean_ptr is None:
             x *= x
             if CASTING == "none":
-                x = round_to(x, y_ptr)
+                x = round_to(x, normalized_ptr)
         total += x
     # later passes may read the sum by other threads
     tl.debug_barrier()
@@ -91,17 +93,17 @@ def _pieces_fwd_kernel(
         variance = tl.maximum(tl.sum(squares) / columns - shift * shift, 0.0)
         tl.store(mean_ptr + row, mean)
     if CASTING == "none":
-        variance = round_to(variance, y_ptr)
+        variance = round_to(variance, normalized_ptr)
     rstd = tl.rsqrt(variance + tl.cast(eps, tl.float32))
     if CASTING == "none":
-        rstd = round_to(rstd, y_ptr)
+        rstd = round_to(rstd, normalized_ptr)
     tl.store(rstd_ptr + row, rstd)
     for start in range(0, columns, PIECE):
         column = start + lane
         mask = column < columns
         y = (_load_piece(x_ptr, residual_ptr, sum_ptr, column, mask) - mean) * rstd
         if CASTING != "gemma":
-            y = round_to(y, y_ptr)
+            y = round_to(y, normalized_ptr)
         if weight_ptr is not None:
             weight = tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
             if offset is not None:

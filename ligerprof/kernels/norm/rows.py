@@ -63,6 +63,8 @@ def _norm_fwd_kernel(
     LONG: tl.constexpr,
 ):
     """Compute y = norm(x + residual) * (weight + offset) + bias: one tile per program, or several if rows are long."""
+    # a casting rounds to the dtype of what is normalized
+    normalized_ptr = y_ptr if residual_ptr is None else sum_ptr
     program, programs = tl.program_id(0), tl.num_programs(0)
     if heads is not None:
         head = program % heads
@@ -100,7 +102,7 @@ def _norm_fwd_kernel(
         if mean_ptr is None:
             square = x * x
             if CASTING == "none":
-                square = round_to(square, y_ptr)
+                square = round_to(square, normalized_ptr)
             variance = tl.sum(square, axis=1) / columns
         else:
             mean = tl.sum(x, axis=1) / columns
@@ -111,16 +113,16 @@ def _norm_fwd_kernel(
             x -= shift[:, None]
             variance = tl.maximum(square - shift * shift, 0.0)
         if CASTING == "none":
-            variance = round_to(variance, y_ptr)
+            variance = round_to(variance, normalized_ptr)
         rstd = tl.rsqrt(variance + tl.cast(eps, tl.float32))
         if CASTING == "none":
-            rstd = round_to(rstd, y_ptr)
+            rstd = round_to(rstd, normalized_ptr)
         if mean_ptr is not None:
             tl.store(mean_ptr + row, mean, mask=in_rows)
         tl.store(rstd_ptr + row, rstd, mask=in_rows)
         y = x * rstd[:, None]
         if CASTING != "gemma":
-            y = round_to(y, y_ptr)
+            y = round_to(y, normalized_ptr)
         if weight_ptr is not None:
             y *= weight[None, :]
         if bias_ptr is not None:
