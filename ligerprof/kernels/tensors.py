@@ -18,12 +18,20 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def row_stride(rows: Tensor | None) -> int:
-    """Elements from one row to the next; 0 without rows."""
+def columns_of(x: Tensor) -> int:
+    """Elements of a row of `x`, as a number where Dynamo traces a symbol: launches are planned for one width.
+
+    Dynamo of torch 2.11 fails on symbols that became numbers while it traced, as the sizes of `as_rows(x)` would.
+    """
+    return int(x.shape[-1])
+
+
+def row_stride(rows: Tensor | None, columns: int) -> int:
+    """Elements from one row of so many columns to the next; 0 without rows."""
     if rows is None:
         return 0
     # Dynamo has no symbol for the stride of a gradient whose rows change in length
-    return rows.shape[1] if torch.compiler.is_compiling() and rows.is_contiguous() else rows.stride(0)
+    return columns if torch.compiler.is_compiling() and rows.is_contiguous() else rows.stride(0)
 
 
 def dense_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -19,14 +19,17 @@ LAUNCHES = {
     "llama:rms+rope+swiglu": [3 + 2, 6 + 2],
     "gemma:geglu": [1, 1],
     "gpt2:layernorm+flce": [3, 6],
-    # two graphs; the second one's backward cannot ask for the stride of a gradient. The losses are one operator each:
-    # see `test_loss_outputs.test_compiled_in_one_graph`
-    "rms:lengths": [1, 2, 1, 2],
-    "rope:lengths": [1, 1, 1, 1],
-    "swiglu:lengths": [1, 1, 1, 1],
-    "summed_swiglu:lengths": [1, 1, 1, 1],
-    "swiglu_linear:lengths": [1, 1, 1, 1],
-    "label_logits:lengths": [1, 1, 1, 1],
+    # a graph for each of four lengths of rows. The losses are one operator each: see
+    # `test_loss_outputs.test_compiled_in_one_graph`
+    "rms:lengths": [1, 2] * 4,
+    "rms-sequences:lengths": [1, 2] * 4,
+    "rms-heads:lengths": [1, 2] * 4,
+    "rope:lengths": [1, 1] * 4,
+    "swiglu:lengths": [1, 1] * 4,
+    "swiglu-sequences:lengths": [1, 1] * 4,
+    "summed_swiglu:lengths": [1, 1] * 4,
+    "swiglu_linear:lengths": [1, 1] * 4,
+    "label_logits:lengths": [1, 1] * 4,
 }
 
 

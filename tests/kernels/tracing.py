@@ -2,7 +2,8 @@
 
 `python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs, and how
 many of them write to the same tensor through two arguments (compiled code would write to two copies, and keep either).
-`KERNEL:lengths` is a kernel alone, of rows of two lengths. The compiled functions return zeros of the right shapes.
+`KERNEL:lengths` is a kernel alone, of rows of four lengths. The graphs run without their launches, whose results keep the
+values that they were allocated with; a row's stride and length in the arguments must be those of the tensors.
 """
 
 import json
@@ -13,8 +14,11 @@ from typing import Any
 
 import torch
 import triton
-from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _triton as torch_triton
+from torch.utils._pytree import tree_map_only
 from triton.backends.compiler import GPUTarget
 
 from ligerprof.kernels import apply
@@ -23,6 +27,7 @@ from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
 from ligerprof.kernels.norm.triton import rms_norm
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.rope.triton import apply_rope
+from ligerprof.kernels.tensors import as_rows
 from tests.kernels.models import batch, tiny_model
 
 # the first layer is traced, and the norm behind it
@@ -55,22 +60,30 @@ class Launches:
         for node in launches:
             written = [node.kwargs["kwargs"][name] for name in node.kwargs["tensors_to_clone"]]
             self.written_twice += len(written) != len(set(written))
-        (output,) = (node for node in module.graph.nodes if node.op == "output")
-        return lambda *_: [_zeros(value) for value in output.args[0]]
+        return make_boxed_func(_WithoutLaunches(module).run)
 
 
-def _zeros(value: Any) -> Any:
-    if not isinstance(value, torch.fx.Node):
-        return value
-    example = value.meta["val"]
-    if not isinstance(example, torch.Tensor):
-        return _size(example)
-    with torch.no_grad():
-        return torch.zeros([_size(size) for size in example.shape], dtype=example.dtype)
+class _WithoutLaunches(torch.fx.Interpreter):
+    """Runs a graph, so that its results have the shapes of this call and not those that were traced."""
 
-
-def _size(size: Any) -> int:
-    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
+    def run_node(self, node: torch.fx.Node) -> Any:
+        if getattr(node.target, "namespace", None) == "ligerprof":
+            # an operator with launches of its own: zeros
+            with FakeTensorMode() as mode:
+                given = tree_map_only(torch.Tensor, mode.from_tensor, self.fetch_args_kwargs_from_env(node))
+                results = node.target(*given[0], **given[1])  # type: ignore[operator]
+            return tree_map_only(torch.Tensor, lambda value: torch.zeros(value.shape, dtype=value.dtype), results)
+        if "triton_kernel_wrapper" not in str(node.target):
+            return super().run_node(node)
+        launch = self.fetch_args_kwargs_from_env(node)[1]
+        given = {**launch["kwargs"], **kernel_side_table.get_constant_args(launch["constant_args_idx"])}
+        for name, value in given.items():
+            rows = given.get(name.replace("_stride", "_ptr"))
+            if name.endswith("_stride") and rows is not None:
+                assert value == as_rows(rows).stride(0), (name, value, rows.shape, rows.stride())
+        if "x_ptr" in given:
+            assert given["columns"] == given["x_ptr"].shape[-1]
+        return {name: given[name].clone() for name in launch.get("tensors_to_clone", ())}
 
 
 def _normal(*sizes: int) -> torch.Tensor:
@@ -84,11 +97,15 @@ def _label_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 # kernels, and their inputs with rows of a length
 ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.Tensor]]]] = {
     "rms": (lambda x, w: rms_norm(x, w, 1e-6), lambda n: [_normal(3, n), _normal(n)]),
+    # each sequence with as many tokens as a token has columns; a weight for each head
+    "rms-sequences": (lambda x, w: rms_norm(x, w, 1e-6), lambda n: [_normal(2, n, n), _normal(n)]),
+    "rms-heads": (lambda x, w: rms_norm(x.transpose(1, 2), w, 1e-6), lambda n: [_normal(2, 3, n, n), _normal(3, n)]),
     "rope": (
         lambda *given: torch.stack([rotated.square().sum() for rotated in apply_rope(*given)]),
         lambda n: [_normal(2, 6, 3, n), _normal(2, 3, 3, n), *torch.randn(2, 1, 3, n)],
     ),
     "swiglu": (swiglu, lambda n: [_normal(3, n), _normal(3, n)]),
+    "swiglu-sequences": (swiglu, lambda n: [_normal(2, n, n), _normal(2, n, n)]),
     # whose incoming gradient is one element, expanded
     "summed_swiglu": (lambda *gates: swiglu(*gates).sum(), lambda n: [_normal(3, n), _normal(3, n)]),
     "swiglu_linear": (swiglu_linear, lambda n: [_normal(3, n), _normal(3, n), _normal(40, n)]),
@@ -99,8 +116,8 @@ ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.T
 def _trace_lengths(name: str, launches: Launches) -> None:
     function, inputs = ALONE[name]
     compiled = torch.compile(function, backend=launches, fullgraph=True)
-    # a second length becomes a symbol
-    for columns in (48, 96):
+    # the second length becomes a symbol, which the third one reuses
+    for columns in (48, 96, 160, 6):
         compiled(*inputs(columns)).sum().backward()
 
 

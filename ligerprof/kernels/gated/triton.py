@@ -21,6 +21,7 @@ from ligerprof.kernels.sizes import ceil_div, next_power_of_2
 from ligerprof.kernels.tensors import (
     as_rows,
     check_tensors,
+    columns_of,
     dense_like,
     first_order_only,
     graph_is_retained,
@@ -144,7 +145,7 @@ _NO_MULTIPLIERS: _Multipliers = (None, None)
 def _multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Multipliers = _NO_MULTIPLIERS) -> Tensor:
     """Compute act(gate) * up, contiguous."""
     gate_NI, up_NI = as_rows(gate), as_rows(up)
-    rows, columns = gate_NI.shape
+    rows, columns = gate_NI.size(0), columns_of(gate)
     block = _block(columns)
     pieces = ceil_div(columns, block)
     y = dense_like(gate)
@@ -153,8 +154,8 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Mul
             gate_ptr=gate_NI,
             up_ptr=up_NI,
             y_ptr=y,
-            gate_stride=row_stride(gate_NI),
-            up_stride=row_stride(up_NI),
+            gate_stride=row_stride(gate_NI, columns),
+            up_stride=row_stride(up_NI, columns),
             columns=columns,
             pieces=pieces,
             gate_multiplier=multipliers[0],
@@ -183,7 +184,7 @@ def _differentiate_gates(
         overwrite: write the gradients over gate and up.
     """
     grad_NI, gate_NI, up_NI = as_rows(grad), as_rows(gate), as_rows(up)
-    rows, columns = gate_NI.shape
+    rows, columns = gate_NI.size(0), columns_of(gate)
     block = _block(columns)
     pieces = ceil_div(columns, block)
     gate_grad_NI, up_grad_NI = gate_NI, up_NI
@@ -198,11 +199,11 @@ def _differentiate_gates(
             gate_grad_ptr=gate_grad_NI,
             up_grad_ptr=up_grad_NI,
             y_ptr=grad_NI if with_product else None,
-            dy_stride=row_stride(grad_NI),
-            gate_stride=row_stride(gate_NI),
-            up_stride=row_stride(up_NI),
-            gate_grad_stride=row_stride(gate_grad_NI),
-            up_grad_stride=row_stride(up_grad_NI),
+            dy_stride=row_stride(grad_NI, columns),
+            gate_stride=row_stride(gate_NI, columns),
+            up_stride=row_stride(up_NI, columns),
+            gate_grad_stride=row_stride(gate_grad_NI, columns),
+            up_grad_stride=row_stride(up_grad_NI, columns),
             columns=columns,
             pieces=pieces,
             gate_multiplier=multipliers[0],

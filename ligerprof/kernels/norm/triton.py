@@ -26,19 +26,18 @@ from ligerprof.kernels.norm.pieces import launch_backward_in_pieces, launch_forw
 from ligerprof.kernels.norm.plan import RowPlan, comes_in_pieces, is_long, plan_backward, plan_forward
 from ligerprof.kernels.norm.rounding import CASTINGS, Casting
 from ligerprof.kernels.norm.rows import _norm_bwd_kernel, _norm_fwd_kernel
-from ligerprof.kernels.tensors import as_rows, check_tensors, dense_like, first_order_only, row_stride
+from ligerprof.kernels.tensors import as_rows, check_tensors, columns_of, dense_like, first_order_only, row_stride
 
 
-def _row_sizes(heads: int | None, *read_ND: Tensor | None) -> dict[str, int]:
+def _row_sizes(columns: int, heads: int | None, *read_ND: Tensor | None) -> dict[str, int]:
     """Arguments of a plan, for a launch that reads these tensors row by row; the first one is not None.
 
     If each head has a weight, the plan is that of one head's programs.
     """
     tensors = [tensor for tensor in read_ND if tensor is not None]
-    rows, columns = tensors[0].shape
     groups = heads or 1
     return {
-        "rows": rows // groups,
+        "rows": tensors[0].size(0) // groups,
         "columns": columns,
         "sm_count": max(sm_count(tensors[0].device) // groups, 1),
         "shared_bytes": shared_bytes(tensors[0].device),
@@ -81,7 +80,7 @@ class _Norm(torch.autograd.Function):
         x_ND, residual_ND = as_rows(x), None if residual is None else as_rows(residual)
         weight_D = None if weight_D is None else weight_D.contiguous()
         bias_D = None if bias_D is None else bias_D.contiguous()
-        rows, columns = x_ND.shape
+        rows, columns = x_ND.size(0), columns_of(x)
         heads = _heads(weight_D, bias_D)
         dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
         total = None if residual is None else dense_like(x, sum_dtype or dtype)
@@ -97,8 +96,8 @@ class _Norm(torch.autograd.Function):
             "y_ptr": y,
             "mean_ptr": mean_N,
             "rstd_ptr": rstd_N,
-            "x_stride": row_stride(x_ND),
-            "residual_stride": row_stride(residual_ND),
+            "x_stride": row_stride(x_ND, columns),
+            "residual_stride": row_stride(residual_ND, columns),
             "columns": columns,
             "eps": eps,
             "offset": offset,
@@ -107,7 +106,7 @@ class _Norm(torch.autograd.Function):
         if comes_in_pieces(columns):
             launch_forward_in_pieces(rows, heads, arguments)
         else:
-            plan = plan_forward(**_row_sizes(heads, x_ND, residual_ND))
+            plan = plan_forward(**_row_sizes(columns, heads, x_ND, residual_ND))
             _launch(_norm_fwd_kernel, plan, x, heads, rows=rows // (heads or 1), **arguments)
         ctx.offset, ctx.casting = offset, casting
         ctx.dtypes = (x.dtype, None if residual is None else residual.dtype)
@@ -120,12 +119,12 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, sum_grad: Tensor | None = None) -> tuple[Tensor | None, ...]:
         normalized, weight_D, bias_D, mean_N, rstd_N = ctx.saved_tensors
         normalized_ND = as_rows(normalized)
-        rows, columns = normalized_ND.shape
+        rows, columns = normalized_ND.size(0), columns_of(normalized)
         heads = _heads(weight_D, bias_D)
         dy_ND, sum_grad_ND = as_rows(grad), None if sum_grad is None else as_rows(sum_grad)
         # see HOLD_WEIGHT
         weight_per_row = weight_D if mean_N is not None and is_long(columns) else None
-        plan = plan_backward(**_row_sizes(heads, dy_ND, normalized_ND, sum_grad_ND, weight_per_row))
+        plan = plan_backward(**_row_sizes(columns, heads, dy_ND, normalized_ND, sum_grad_ND, weight_per_row))
         # both addends have the same gradient; if their dtypes differ, the second one gets a copy
         dx_by_dtype = {
             dtype: dense_like(grad, dtype)
@@ -147,9 +146,9 @@ class _Norm(torch.autograd.Function):
             "narrow_dx_ptr": narrow_dx,
             "weight_partial_ptr": weight_partial_PD,
             "bias_partial_ptr": bias_partial_PD,
-            "dy_stride": row_stride(dy_ND),
-            "sum_grad_stride": row_stride(sum_grad_ND),
-            "x_stride": row_stride(normalized_ND),
+            "dy_stride": row_stride(dy_ND, columns),
+            "sum_grad_stride": row_stride(sum_grad_ND, columns),
+            "x_stride": row_stride(normalized_ND, columns),
             "rows": rows // (heads or 1),
             "columns": columns,
             "offset": ctx.offset,
@@ -211,7 +210,7 @@ def add_rms_norm(
     """The RMSNorm of x + residual, and that sum, both in the wider of the two dtypes.
 
     Args:
-        weight: see `rms_norm`, as for bias and casting.
+        weight: see `rms_norm`, as for bias and casting, which rounds to the sum's dtype.
         sum_dtype: another dtype of the sum; the norm is that of the sum in this dtype.
 
     Raises:
