@@ -60,7 +60,7 @@ def is_unshared(tensor: Tensor) -> bool:
 
 
 def is_part_of_a_leaf(x: Tensor) -> bool:
-    """Whether `x` is a leaf that requires a gradient, or a view of one, which torch does not let be changed in place."""
+    """Whether `x` is a leaf that requires a gradient, or a view of one: torch does not change these in place either."""
     whole = x if x._base is None else x._base
     return whole.is_leaf and whole.requires_grad
 

@@ -2,8 +2,8 @@
 
 `python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs, and how
 many of them write to the same tensor through two arguments (compiled code would write to two copies, and keep either).
-`KERNEL:lengths` is a kernel alone, of rows of four lengths. The graphs run without their launches, whose results keep the
-values that they were allocated with; a row's stride and length in the arguments must be those of the tensors.
+`KERNEL:lengths` is a kernel alone, of rows of four lengths. The graphs run without their launches, whose results keep
+the values that they were allocated with; a row's stride and length in the arguments must be those of the tensors.
 """
 
 import json

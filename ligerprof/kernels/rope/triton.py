@@ -245,8 +245,8 @@ def apply_rope(
         sin: like cos.
         interleaved: the rotated pairs are neighbors; otherwise they are the two halves of the first R elements.
         in_place: allow the results to overwrite q and k. They do not under torch.compile, if q or k is a leaf that
-            wants a gradient or a view of one, or if other tensors or several elements share the memory. A backward pass that needs the
-            overwritten q or k raises torch's error.
+            wants a gradient or a view of one, or if other tensors or several elements share the memory. A backward
+            pass that needs the overwritten q or k raises torch's error.
 
     Raises:
         KernelInputError: the shapes do not match, or the angles require a gradient, which this kernel does not compute.
