@@ -91,7 +91,8 @@ def problem(slot: str, shape: KernelShape, device: str) -> tuple[Callable[..., A
         added = data(*states, dtype=dtypes[shape.product_bytes])
         return lambda entry: lambda x, r, w: entry(x, r, w, EPS), [added, data(*states), weight(shape.hidden)]
     if slot == "rope":
-        heads = [data(shape.sequences, seq, count, shape.head_dim) for count in (shape.heads, shape.kv_heads)]
+        # made by linear layers: leaves and their views are never overwritten
+        heads = [data(shape.sequences, seq, count, shape.head_dim).clone() for count in (shape.heads, shape.kv_heads)]
         # both halves of a head rotate by the same angles
         half = data(1, seq, shape.head_dim // 2, grad=False).repeat(1, 1, 2)
         angles = [half.cos().to(parameter), half.sin().to(parameter)]
