@@ -42,12 +42,10 @@ def make_tensors(operation: Operation, shape: BenchShape, maker: Maker) -> CallT
 
 
 def wrap_tensors(operation: Operation, inputs: Tensors, gradients: Outputs) -> CallTensors:
-    """Copy the tensors, and set requires_grad on the inputs that need it."""
-    pristine = {name: inputs[name].clone() for name in operation.wants}
-    for name in operation.wants:
-        inputs[name].requires_grad_(True)  # noqa: FBT003 - torch's own signature
+    """Copy the tensors. The inputs that need a gradient are copies of leaves: kernels write over no leaf."""
+    pristine = {name: inputs[name].requires_grad_(True) for name in operation.wants}  # noqa: FBT003 - torch's signature
     return CallTensors(
-        inputs=inputs,
+        inputs={**inputs, **{name: value.clone() for name, value in pristine.items()}},
         gradients=gradients,
         pristine_inputs=pristine,
         pristine_gradients=tuple(gradient.clone() for gradient in gradients),
