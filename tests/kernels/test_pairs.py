@@ -1,5 +1,6 @@
 """Rows that are read in pairs of words, against the losses' references in fp64; they are only a few tiles wide."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ligerprof.kernels.cross_entropy.reference import cross_entropy_outputs as ce_reference
-from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
+from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.reference import fused_linear_cross_entropy as flce_reference
 from ligerprof.kernels.options import LossOptions
 from tests.kernels.oracle import LOSS_ROUNDINGS, assert_matches_fp64, leaves, run
@@ -29,19 +30,25 @@ OPTIONS = {
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Read rows of any width in pairs, in small tiles; the rows of each launch that does."""
-    from ligerprof.kernels.cross_entropy import rows
+    from ligerprof.kernels.cross_entropy import rows, split_rows
 
     is_paired, launches = rows.is_paired, []
 
-    def recorded(arguments: Any, logits: Tensor, grad: Tensor | None) -> bool:
-        paired = is_paired(arguments, logits, grad)
-        launches.extend([logits.shape[0]] * paired)
+    def recorded(arguments: Any, memories: Sequence[Tensor], elements: Sequence[int]) -> bool:
+        paired = is_paired(arguments, memories, elements)
+        launches.extend([memories[0].shape[0]] * paired)
         return paired
 
     for name, value in {"PAIRED_WORDS": 16, "PAIRS_DEPTH": DEPTH, "PAIRS_THREADS": THREADS}.items():
         monkeypatch.setattr(rows, name, value)
-    monkeypatch.setattr(rows, "is_paired", recorded)
+    for module in (rows, split_rows):
+        monkeypatch.setattr(module, "is_paired", recorded)
     return launches
+
+
+def plan_of(tokens: int, hidden: int, vocab: int, budget: int, gradient_bytes: int = 2) -> ChunkPlan:
+    sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab, "budget": budget}
+    return plan_chunks(**sizes, element_bytes=2, gradient_bytes=gradient_bytes)
 
 
 def problem(device: torch.device, ignore_index: int = -100) -> list[Tensor]:
@@ -100,16 +107,12 @@ def test_rows_differ_from_other_rows_by_the_order_of_sums(launches: list[int], d
     assert (grad == other_grad).double().mean() > 0.8
 
 
-def test_chunks_whose_logits_are_computed_twice(launches: list[int], device: torch.device) -> None:
-    """They leave statistics, from which another kernel writes the gradient again."""
-    tokens, hidden, vocab, budget = 66, 44, 512, 16 * 512 * 2
-    sizes = {"tokens": tokens, "hidden": hidden, "vocab": vocab}
-    plan = plan_chunks(**sizes, element_bytes=2, budget=budget, gradient_bytes=2)
-    assert plan.recomputed
+def assert_fused_matches_fp64(
+    tokens: int, hidden: int, vocab: int, options: LossOptions, ignored: slice, device: torch.device
+) -> None:
     states, weight = torch.randn(tokens, hidden, device=device), 0.3 * torch.randn(vocab, hidden, device=device)
     labels = torch.randint(0, vocab, (tokens,), device=device)
-    labels[1:-1:4] = -100
-    options = LossOptions(budget=budget)
+    labels[ignored] = -100
 
     def fused(*given: Tensor) -> Tensor:
         from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy
@@ -118,7 +121,30 @@ def test_chunks_whose_logits_are_computed_twice(launches: list[int], device: tor
 
     inputs = [*leaves(states.bfloat16(), weight.bfloat16()), labels]
     assert_matches_fp64(fused, lambda *g: flce_reference(*g, options), inputs, BF16)
+
+
+def test_chunks_whose_logits_are_computed_twice(launches: list[int], device: torch.device) -> None:
+    """They leave statistics, from which another kernel writes the gradient again."""
+    tokens, hidden, vocab, budget = 66, 44, 512, 16 * 512 * 2
+    plan = plan_of(tokens, hidden, vocab, budget)
+    assert plan.recomputed
+    assert_fused_matches_fp64(tokens, hidden, vocab, LossOptions(budget=budget), slice(1, -1, 4), device)
     assert sum(launches) == tokens - plan.scratch_tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks", "accumulate_fp32"),
+    [(32, (2064, 2064), False), (64, (1040, 2048), True), (64, (1040, 1040, 1008), False)],
+)
+def test_rows_in_blocks(
+    tokens: int, blocks: tuple[int, ...], accumulate_fp32: bool, launches: list[int], device: torch.device
+) -> None:
+    """Tiles lie in one block or in two."""
+    hidden, vocab, budget = tokens, sum(blocks), blocks[0] * tokens * 2 + 4000
+    assert plan_of(tokens, hidden, vocab, budget, 4 if accumulate_fp32 else 2).blocks == blocks
+    options = LossOptions(budget=budget, accumulate_fp32=accumulate_fp32, z_loss=1e-3)
+    assert_fused_matches_fp64(tokens, hidden, vocab, options, slice(5, None, 7), device)
+    assert launches == [tokens]
 
 
 @pytest.mark.parametrize(("stride", "start", "words"), [(72, 0, 64), (96, 4, 64), (96, 0, 40), (96, 16, 64)])

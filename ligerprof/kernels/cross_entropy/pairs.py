@@ -3,7 +3,13 @@
 Axes: T threads, P pairs that a thread loads at once.
 
 A shift and a mask unpack a pair of words in fewer instructions and registers than conversions from 16 bits. Logits have
-no options but a scale: others have longer formulas, for which the registers do not suffice. See `rows` for the kernel.
+no options but a scale: others have longer formulas, for which the registers do not suffice. See `rows` and `split_rows`
+for the kernels. Some arguments come as tuples:
+
+    memory     row_ptr, blocks: where a row's first words are, and None if all others follow
+    blocks     words of each block but the last, which has the rest; the number of blocks, and of words of the row; the
+               row's number in a block; elements per word in the memory of later blocks, and its distance from row_ptr's
+               memory in units of 16 elements
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -24,7 +30,10 @@ from ligerprof.kernels.cross_entropy.formulas import (
 
 # pairs that a thread loads at once
 _PAIRS = tl.constexpr(4)
-_PAIR_BYTES = tl.constexpr(4)
+WORDS_OF_THREAD = tl.constexpr(8)
+_WORD_BYTES = tl.constexpr(2)
+# the unit of distances between blocks' memories, in elements
+DISTANCE = tl.constexpr(16)
 # two words of -inf
 _NO_PAIR = tl.constexpr(-8323200)
 # tiles between the one that is computed and the one that is fetched into the L2 cache
@@ -50,9 +59,29 @@ def wait_for_turn(row, first_rows, words):
 
 
 @triton.jit
-def _fetch_tile(row_ptr, start, pairs, TILE: tl.constexpr):
-    """Ask the L2 cache for the tile from pair `start` on, by one thread."""
-    fetched_bytes = tl.minimum(pairs - start, TILE) * _PAIR_BYTES
+def _block_shift(blocks, number):
+    """The distance between the words of a block and where they would be if they followed those of block 0."""
+    size, count, words, row, word_elements, distance = blocks
+    width = tl.where(number == count - 1, words - number * size, size)
+    before = (number - 1) * tl.cast(size, tl.int64) * word_elements
+    shift = distance.to(tl.int64) * DISTANCE + before + row * tl.cast(width - size, tl.int64)
+    shift -= number * tl.cast(size, tl.int64)
+    return tl.where(number == 0, 0, shift)
+
+
+@triton.jit
+def word_pointer(memory, word):
+    """Where one word of a row is."""
+    row_ptr, blocks = memory
+    pointer = row_ptr + word
+    if blocks is not None:
+        pointer += _block_shift(blocks, tl.minimum(word // blocks[0], blocks[1] - 1))
+    return pointer
+
+
+@triton.jit
+def _fetch(pointer, fetched_bytes):
+    """Ask the L2 cache for bytes, by one thread."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred first;
@@ -64,11 +93,24 @@ def _fetch_tile(row_ptr, start, pairs, TILE: tl.constexpr):
         mov.u32 $0, 0;
         }""",
         "=r,l,r",
-        [(row_ptr + start).to(tl.int64), fetched_bytes],
+        [pointer.to(tl.int64), fetched_bytes],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def _fetch_tile(memory, start, words, TILE: tl.constexpr):
+    """Ask the L2 cache for the tile from word `start` on, which lies in two blocks at most."""
+    _, blocks = memory
+    left = tl.minimum(words - start, TILE)
+    in_block = left
+    if blocks is not None:
+        size = blocks[0]
+        in_block = tl.minimum(left, size - start % size)
+        _fetch(word_pointer(memory, start + in_block), (left - in_block) * _WORD_BYTES)
+    _fetch(word_pointer(memory, start), in_block * _WORD_BYTES)
 
 
 @triton.jit
@@ -81,12 +123,29 @@ def _places(WIDTH: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
 
 
 @triton.jit
-def load_tile(logits_ptr, start, words, DEPTH: tl.constexpr, THREADS: tl.constexpr, POLICY: tl.constexpr):
+def _tile_shift(blocks, start, lanes, depths, WORDS: tl.constexpr):
+    """`_block_shift` of the tile from word `start` on, in elements of WORDS words; it lies in two blocks at most."""
+    size, count = blocks[0], blocks[1]
+    # in the interpreter, which would divide a constant by a tensor, it is no tensor yet
+    start = tl.cast(start, tl.int32)
+    number = tl.minimum(start // size, count - 1)
+    near = _block_shift(blocks, number) // WORDS
+    far = _block_shift(blocks, tl.minimum(number + 1, count - 1)) // WORDS
+    border = ((number + 1) * size - start) // WORDS
+    # not where(near, far) of pointers: their alignment must remain known
+    return tl.where(lanes < border - depths, tl.multiple_of(near, 8), tl.multiple_of(far, 8))
+
+
+@triton.jit
+def load_tile(memory, start, words, DEPTH: tl.constexpr, THREADS: tl.constexpr, POLICY: tl.constexpr):
     """Pairs from the given one on, [T, DEPTH, P]; words of -inf beyond the row."""
+    row_ptr, blocks = memory
     lanes, depths = _places(_PAIRS, DEPTH, THREADS)
     inside = lanes < words // 2 - start - depths
-    row_ptr = logits_ptr.to(tl.pointer_type(tl.int32)) + start
-    return tl.load(row_ptr + lanes + depths, mask=inside, other=_NO_PAIR, eviction_policy=POLICY)
+    tile_ptr = row_ptr.to(tl.pointer_type(tl.int32)) + start
+    if blocks is not None:
+        tile_ptr += _tile_shift(blocks, 2 * start, lanes, depths, 2)
+    return tl.load(tile_ptr + lanes + depths, mask=inside, other=_NO_PAIR, eviction_policy=POLICY)
 
 
 @triton.jit
@@ -98,22 +157,22 @@ def _words_of(pairs, formula):
 
 
 @triton.jit
-def read_pairs(logits_ptr, words, formula, FETCHES: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
+def read_pairs(memory, words, formula, FETCHES: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
     """Each thread's highest logit, and sum of exponentials relative to it."""
     highest = tl.full([THREADS], LOWEST, tl.float32)
     total = tl.zeros([THREADS], tl.float32)
-    tile = load_tile(logits_ptr, 0, words, DEPTH, THREADS, "evict_last")
+    tile = load_tile(memory, 0, words, DEPTH, THREADS, "evict_last")
     TILE: tl.constexpr = tile.numel
     for start in range(0, words // 2, TILE):
         if FETCHES:
-            _fetch_tile(logits_ptr.to(tl.pointer_type(tl.int32)), start + _AHEAD * TILE, words // 2, TILE)
+            _fetch_tile(memory, 2 * (start + _AHEAD * TILE), words, 2 * TILE)
         first, second = _words_of(tile, formula)
         new_highest = tl.maximum(highest, tl.max(tl.max(tl.maximum(first, second), 2), 1))
         norm = (new_highest[:, None, None], 0.0)
         powers = tl.exp2(exponent(first, norm, tl.bfloat16)) + tl.exp2(exponent(second, norm, tl.bfloat16))
         total = total * relative_exp(highest, new_highest) + tl.sum(tl.sum(powers, 2), 1)
         highest = new_highest
-        tile = load_tile(logits_ptr, start + TILE, words, DEPTH, THREADS, "evict_last")
+        tile = load_tile(memory, start + TILE, words, DEPTH, THREADS, "evict_last")
     return highest, total
 
 
@@ -126,8 +185,8 @@ def finish_pairs(lanes):
 @triton.jit
 def store_pairs_gradient(
     tile,
-    logits_ptr,
-    grad_ptr,
+    memory,
+    grad_memory,
     words,
     formula,
     terms,
@@ -141,12 +200,16 @@ def store_pairs_gradient(
     """What `store_words_gradient` does, for a row whose first tile is loaded."""
     TILE: tl.constexpr = tile.numel
     of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
-    lanes, depths = _places(2 * _PAIRS, DEPTH, THREADS)
+    grad_ptr, blocks = grad_memory
+    lanes, depths = _places(WORDS_OF_THREAD, DEPTH, THREADS)
     for start in range(0, words // 2, TILE):
         first, second = _words_of(tile, formula)
         first = gradient(first, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)
         second = gradient(second, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)
-        grad = tl.reshape(tl.join(first, second).to(tl.bfloat16), (THREADS, DEPTH, 2 * _PAIRS))
+        grad = tl.reshape(tl.join(first, second).to(tl.bfloat16), (THREADS, DEPTH, WORDS_OF_THREAD))
         inside = lanes < words - 2 * start - depths
-        tl.store(grad_ptr + 2 * start + lanes + depths, grad, mask=inside, eviction_policy="evict_first")
-        tile = load_tile(logits_ptr, start + TILE, words, DEPTH, THREADS, "evict_first")
+        tile_ptr = grad_ptr + 2 * start
+        if blocks is not None:
+            tile_ptr += _tile_shift(blocks, 2 * start, lanes, depths, 1)
+        tl.store(tile_ptr + lanes + depths, grad, mask=inside, eviction_policy="evict_first")
+        tile = load_tile(memory, start + TILE, words, DEPTH, THREADS, "evict_first")

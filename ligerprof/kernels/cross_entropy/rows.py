@@ -9,7 +9,7 @@ whose words come in blocks.
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from ligerprof.kernels.cross_entropy.formulas import (
     term_weights,
 )
 from ligerprof.kernels.cross_entropy.pairs import (
+    WORDS_OF_THREAD,
     finish_pairs,
     load_tile,
     read_pairs,
@@ -205,8 +206,8 @@ def _cross_entropy_kernel(
     if PAIRED:
         # on its way while the row is read, and so is the second reading's first tile while threads wait for each other
         z_y = label_logit(logits_ptr, label, label, in_vocab, formula)
-        lanes = read_pairs(logits_ptr, words, formula, first_rows is not None, DEPTH, LANES)
-        first_tile = load_tile(logits_ptr, 0, words, DEPTH, LANES, "evict_first")
+        lanes = read_pairs((logits_ptr, None), words, formula, first_rows is not None, DEPTH, LANES)
+        first_tile = load_tile((logits_ptr, None), 0, words, DEPTH, LANES, "evict_first")
         highest, total = finish_pairs(lanes)
         z_sum, z_spread = 0.0, 0.0
     else:
@@ -235,8 +236,8 @@ def _cross_entropy_kernel(
         if PAIRED:
             store_pairs_gradient(
                 first_tile,
-                logits_ptr,
-                grad_ptr,
+                (logits_ptr, None),
+                (grad_ptr, None),
                 words,
                 formula,
                 terms,
@@ -268,9 +269,14 @@ def _cross_entropy_kernel(
             )
 
 
-def is_paired(arguments: LossArguments, logits_NV: Tensor, grad_NV: Tensor | None) -> bool:
-    """Whether the rows are read in pairs of words, on a Hopper GPU or later, or in the interpreter."""
-    options, words = arguments.options, logits_NV.shape[1]
+def is_paired(arguments: LossArguments, memories: Sequence[Tensor], elements: Sequence[int]) -> bool:
+    """Whether rows are read in pairs of words, on a Hopper GPU or later, or in the interpreter.
+
+    Args:
+        memories: where the logits are and where their gradient goes.
+        elements: numbers of words, and other distances in memory.
+    """
+    options, first = arguments.options, memories[0]
     has_long_formula = (
         options.softcap is not None
         or options.label_smoothing > 0
@@ -279,12 +285,22 @@ def is_paired(arguments: LossArguments, logits_NV: Tensor, grad_NV: Tensor | Non
         or arguments.computes_entropy
         or arguments.prediction_N is not None
     )
-    if words <= PAIRED_WORDS or has_long_formula or grad_NV is None or logits_NV.dtype != torch.bfloat16:
+    if arguments.words <= PAIRED_WORDS or has_long_formula or first.dtype != torch.bfloat16:
         return False
-    if is_simulated() or (logits_NV.is_cuda and not is_hopper(logits_NV.device)):
+    if is_simulated() or (first.is_cuda and not is_hopper(first.device)):
         return False
-    places = (words, logits_NV.stride(0), grad_NV.stride(0), logits_NV.data_ptr(), grad_NV.data_ptr())
+    places = (*elements, *(memory.data_ptr() for memory in memories))
     return all(place % _ALIGNMENT == 0 for place in places)
+
+
+def config_of_pairs(block_words: int) -> Arguments | None:
+    """The launch config of rows in blocks of one size; None if a tile could lie in more than two blocks."""
+    words_per_depth = PAIRS_THREADS * WORDS_OF_THREAD.value
+    fitting = block_words // words_per_depth
+    if fitting == 0:
+        return None
+    depth = min(PAIRS_DEPTH, 1 << fitting.bit_length() - 1)
+    return {"LANES": PAIRS_THREADS, "DEPTH": depth, "num_warps": _warps(PAIRS_THREADS, _THREADS_PER_WARP)}
 
 
 def _register_limit(logits: Tensor) -> Arguments:
@@ -292,7 +308,7 @@ def _register_limit(logits: Tensor) -> Arguments:
     return {"maxnreg": _REGISTERS} if logits.is_cuda and torch.version.cuda is not None else {}
 
 
-def _first_rows(logits_NV: Tensor) -> int | None:
+def first_rows(logits_NV: Tensor) -> int | None:
     """Rows that start together and wait for their turn; None in the interpreter, which has no caches and no timer."""
     if not logits_NV.is_cuda:
         return None
@@ -318,7 +334,9 @@ def loss_and_gradient(
         statistics_SN: receives the rows' statistics, with which `blocks.gradient_of_words` writes the gradient again.
     """
     rows, words = logits_NV.shape
-    paired = is_paired(arguments, logits_NV, grad_NV)
+    paired = grad_NV is not None and is_paired(
+        arguments, (logits_NV, grad_NV), (words, logits_NV.stride(0), grad_NV.stride(0))
+    )
     with on_device(logits_NV):
         _cross_entropy_kernel[(rows,)](
             logits_ptr=logits_NV,
@@ -330,7 +348,7 @@ def loss_and_gradient(
             first_row=first_row,
             words=words,
             width=words if width is None else width,
-            first_rows=_first_rows(logits_NV) if paired else None,
+            first_rows=first_rows(logits_NV) if paired else None,
             PAIRED=paired,
             **arguments.for_labels(),
             **arguments.for_results(),

@@ -5,7 +5,7 @@ Axes: C tokens (rows), B words of one block.
 As in `rows`, one program per row: it reads the row twice, the second time from the L2 cache. Block 0 is a tensor
 [C, B]. The logits of each later block lie in the memory of the head's gradient, in the rows of the words of the block
 before: see `chunks._Scratch`. Blocks of a row have one size, or each is larger than the one before by the same factor;
-the last one has the rest.
+the last one has the rest. Rows in blocks of one size may be read in pairs of words, as in `rows`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -30,7 +30,16 @@ from ligerprof.kernels.cross_entropy.formulas import (
     store_zeros,
     term_weights,
 )
-from ligerprof.kernels.cross_entropy.rows import tile_of_blocks
+from ligerprof.kernels.cross_entropy.pairs import (
+    DISTANCE,
+    finish_pairs,
+    load_tile,
+    read_pairs,
+    store_pairs_gradient,
+    wait_for_turn,
+    word_pointer,
+)
+from ligerprof.kernels.cross_entropy.rows import config_of_pairs, first_rows, is_paired, tile_of_blocks
 from ligerprof.kernels.device import on_device
 
 # rows of blocks start at multiples of this
@@ -62,7 +71,18 @@ def _next_place(place, words, grow_to, grow_from):
     return start + words, start, grown.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["first_row", "seq_len", "ignore_index", "blocks", "grow_to", "grow_from"])
+@triton.jit(
+    do_not_specialize=[
+        "first_row",
+        "seq_len",
+        "ignore_index",
+        "blocks",
+        "grow_to",
+        "grow_from",
+        "first_rows",
+        "distance",
+    ]
+)
 def _split_row_kernel(
     first_ptr,
     rest_ptr,
@@ -92,16 +112,20 @@ def _split_row_kernel(
     softcap,
     smoothing,
     z_weight,
+    first_rows,
+    distance,
     SHIFT: tl.constexpr,
     TOKEN_SCALING: tl.constexpr,
     ENTROPY: tl.constexpr,
+    PAIRED: tl.constexpr,
     PADDED: tl.constexpr,
     DEPTH: tl.constexpr,
     LANES: tl.constexpr,
 ):
     """One row: its results, and the gradient over its logits, the loss's times scale[token * scale_stride].
 
-    A head's gradient has `word_elements` elements of the logits' dtype for each word.
+    A head's gradient has `word_elements` elements of the logits' dtype for each word. For PAIRED rows, blocks have one
+    size, and `rest` begins `distance` times 16 elements after `first`.
     """
     row = tl.program_id(0)
     token = first_row + row
@@ -121,6 +145,8 @@ def _split_row_kernel(
             start, before, size = _next_place((start, before, size), block_words, grow_to, grow_from)
         return
 
+    if first_rows is not None:
+        wait_for_turn(row, first_rows, words)
     # a label outside the vocabulary makes its own row NaN and touches no other memory
     in_vocab = (label >= 0) & (label < words)
     scale = 1.0 if logit_scale is None else tl.cast(logit_scale, tl.float32)
@@ -132,21 +158,32 @@ def _split_row_kernel(
         w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
 
     formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
-    lane_highest, lane_total, lane_sum, lane_spread, lane_place = no_words(LANES)
-    label_ptr = first_ptr
-    for number in range(blocks):
-        block_ptr, block_words, width = _find_block(memory, row, number, (start, before, size))
+    if PAIRED:
+        row_blocks = (size, blocks, words, row, word_elements, distance)
+        row_memory = (first_ptr + row * tl.cast(size, tl.int64), row_blocks)
+        label_ptr = word_pointer(row_memory, tl.where(in_vocab, label, 0))
+        z_y = label_logit(label_ptr, label, 0, in_vocab, formula)
+        read = read_pairs(row_memory, words, formula, first_rows is not None, DEPTH, LANES)
+        first_tile = load_tile(row_memory, 0, words, DEPTH, LANES, "evict_first")
+        highest, total = finish_pairs(read)
+        z_sum, z_spread = 0.0, 0.0
+    else:
+        lane_highest, lane_total, lane_sum, lane_spread, lane_place = no_words(LANES)
+        label_ptr = first_ptr
+        for number in range(blocks):
+            block_ptr, block_words, width = _find_block(memory, row, number, (start, before, size))
+            lanes = (lane_highest, lane_total, lane_sum, lane_spread, lane_place)
+            span = (start, block_words, width)
+            lane_highest, lane_total, lane_sum, lane_spread, lane_place = add_words(
+                lanes, block_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES
+            )
+            if (label >= start) & (label < start + block_words):
+                label_ptr = block_ptr + (label - start)
+            start, before, size = _next_place((start, before, size), block_words, grow_to, grow_from)
         lanes = (lane_highest, lane_total, lane_sum, lane_spread, lane_place)
-        span = (start, block_words, width)
-        lane_highest, lane_total, lane_sum, lane_spread, lane_place = add_words(
-            lanes, block_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES
-        )
-        if (label >= start) & (label < start + block_words):
-            label_ptr = block_ptr + (label - start)
-        start, before, size = _next_place((start, before, size), block_words, grow_to, grow_from)
-    lanes = (lane_highest, lane_total, lane_sum, lane_spread, lane_place)
-    highest, total, z_sum, z_spread, place = finish_words(lanes, prediction_ptr, 0, ENTROPY)
-    z_y = tl.where(in_vocab, label_logit(label_ptr, label, 0, in_vocab, formula), float("nan"))
+        highest, total, z_sum, z_spread, place = finish_words(lanes, prediction_ptr, 0, ENTROPY)
+        z_y = label_logit(label_ptr, label, 0, in_vocab, formula)
+    z_y = tl.where(in_vocab, z_y, float("nan"))
     if prediction_ptr is not None:
         tl.store(prediction_ptr + token, place.to(tl.int64))
     norm = (highest, tl.log2(total))
@@ -161,16 +198,21 @@ def _split_row_kernel(
     if TOKEN_SCALING:
         scale *= label_probability(norm, z_y)
     others = (lse_grad_ptr, entropy_grad_ptr, token, chain, entropy)
-    start = tl.cast(0, tl.int32)
-    before = tl.cast(0, tl.int32)
-    size = tl.cast(first_words, tl.int32)
-    for number in range(blocks):
-        block_ptr, block_words, width = _find_block(memory, row, number, (start, before, size))
-        span = (start, block_words, width)
-        store_words_gradient(
-            block_ptr, block_ptr, span, formula, terms, z_weight, scale, norm, others, PADDED, DEPTH, LANES
+    if PAIRED:
+        store_pairs_gradient(
+            first_tile, row_memory, row_memory, words, formula, terms, z_weight, scale, norm, others, DEPTH, LANES
         )
-        start, before, size = _next_place((start, before, size), block_words, grow_to, grow_from)
+    else:
+        start = tl.cast(0, tl.int32)
+        before = tl.cast(0, tl.int32)
+        size = tl.cast(first_words, tl.int32)
+        for number in range(blocks):
+            block_ptr, block_words, width = _find_block(memory, row, number, (start, before, size))
+            span = (start, block_words, width)
+            store_words_gradient(
+                block_ptr, block_ptr, span, formula, terms, z_weight, scale, norm, others, PADDED, DEPTH, LANES
+            )
+            start, before, size = _next_place((start, before, size), block_words, grow_to, grow_from)
     store_label_gradient(label_ptr, formula, terms, z_weight, scale, norm, z_y, in_vocab, others)
 
 
@@ -196,9 +238,13 @@ def loss_and_gradient_of_blocks(
         first_row: token number of the first row.
     """
     is_long = arguments.computes_entropy or arguments.bias_V is not None or arguments.prediction_N is not None
-    options = arguments.options
-    is_padded = arguments.words % _ALIGNMENT.value != 0
+    options, words = arguments.options, arguments.words
+    is_padded = words % _ALIGNMENT.value != 0
     is_long |= is_padded or options.softcap is not None or options.label_smoothing > 0
+    config, distance = None, 0
+    if growth[0] == growth[1] and is_paired(arguments, (first_CB, rest), (sizes[0], words, word_elements)):
+        distance, odd_bytes = divmod(rest.data_ptr() - first_CB.data_ptr(), DISTANCE.value * first_CB.itemsize)
+        config = None if odd_bytes else config_of_pairs(sizes[0])
     with on_device(first_CB):
         _split_row_kernel[(first_CB.shape[0],)](
             first_ptr=first_CB,
@@ -209,9 +255,12 @@ def loss_and_gradient_of_blocks(
             grow_to=growth[0],
             grow_from=growth[1],
             blocks=len(sizes),
-            words=arguments.words,
+            words=words,
+            first_rows=first_rows(first_CB) if config else None,
+            distance=distance,
+            PAIRED=config is not None,
             PADDED=is_padded,
-            **tile_of_blocks(max(sizes), element_bytes=first_CB.itemsize, is_long=is_long),
+            **(config or tile_of_blocks(max(sizes), element_bytes=first_CB.itemsize, is_long=is_long)),
             **arguments.for_labels(),
             **arguments.for_results(),
             **arguments.for_gradient(),
