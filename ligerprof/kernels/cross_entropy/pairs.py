@@ -6,10 +6,11 @@ A shift and a mask unpack a pair of words in fewer instructions and registers th
 no options but a scale: others have longer formulas, for which the registers do not suffice. See `rows` and `split_rows`
 for the kernels. Some arguments come as tuples:
 
-    memory     row_ptr, blocks: where a row's first words are, and None if all others follow
-    blocks     words of each block but the last, which has the rest; the number of blocks, and of words of the row; the
-               row's number in a block; elements per word in the memory of later blocks, and its distance from row_ptr's
-               memory in units of 16 elements
+    memory    first_ptr, blocks: where a row begins, and None if all its words follow there
+    blocks    words per block, but the last one has the rest; number of blocks; words of the row; the row's number; of
+              the memory of later blocks, elements per word, and its distance from first_ptr, where row 0 begins
+    place     of a tile: its distance from first_ptr, the number of its block, words from its first one to the block's
+              end. Distances are in units of 16 elements, so that the compiler knows how addresses are aligned
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -32,12 +33,10 @@ from ligerprof.kernels.cross_entropy.formulas import (
 _PAIRS = tl.constexpr(4)
 WORDS_OF_THREAD = tl.constexpr(8)
 _WORD_BYTES = tl.constexpr(2)
-# the unit of distances between blocks' memories, in elements
-DISTANCE = tl.constexpr(16)
+# of distances, in elements
+UNIT = tl.constexpr(16)
 # two words of -inf
 _NO_PAIR = tl.constexpr(-8323200)
-# tiles between the one that is computed and the one that is fetched into the L2 cache
-_AHEAD = tl.constexpr(2)
 # programs that start together wait for up to three quarters of the time in which a row's bytes are read and written
 _WAITS = tl.constexpr(4)
 # a quarter of that time is a nanosecond for this many words, on an H200
@@ -59,29 +58,66 @@ def wait_for_turn(row, first_rows, words):
 
 
 @triton.jit
-def _block_shift(blocks, number):
-    """The distance between the words of a block and where they would be if they followed those of block 0."""
+def _place_of_block(blocks, number):
     size, count, words, row, word_elements, distance = blocks
-    width = tl.where(number == count - 1, words - number * size, size)
-    before = (number - 1) * tl.cast(size, tl.int64) * word_elements
-    shift = distance.to(tl.int64) * DISTANCE + before + row * tl.cast(width - size, tl.int64)
-    shift -= number * tl.cast(size, tl.int64)
-    return tl.where(number == 0, 0, shift)
+    left = tl.where(number == count - 1, words - number * size, size)
+    row = row.to(tl.int64)
+    later = distance + (number - 1) * word_elements.to(tl.int64) * (size // UNIT) + row * (left // UNIT)
+    return tl.where(number == 0, row * (size // UNIT), later), number, tl.where(number < count, left, 0)
+
+
+@triton.jit
+def _first_place(memory, words):
+    _, blocks = memory
+    distance = tl.cast(0, tl.int64)
+    number = tl.cast(0, tl.int32)
+    left = tl.cast(words, tl.int32)
+    if blocks is not None:
+        distance, number, left = _place_of_block(blocks, number)
+    return distance, number, left
+
+
+@triton.jit
+def _next_place(memory, place, TILE: tl.constexpr):
+    """The place of the tile after this one; no words are left there after the last one."""
+    _, blocks = memory
+    distance, number, left = place
+    distance += TILE // UNIT
+    left -= TILE
+    if blocks is not None:  # noqa: SIM102 - decided by the compiler
+        if left <= 0:
+            distance, number, left = _place_of_block(blocks, number + 1)
+    return distance, number, left
+
+
+@triton.jit
+def _tiles(memory, words, TILE: tl.constexpr):
+    """Tiles of a row: each lies in one block."""
+    _, blocks = memory
+    tiles = tl.cdiv(words, TILE)
+    if blocks is not None:
+        before = (blocks[1] - 1) * blocks[0]
+        tiles = before // blocks[0] * tl.cdiv(blocks[0], TILE) + tl.cdiv(words - before, TILE)
+    return tiles
 
 
 @triton.jit
 def word_pointer(memory, word):
     """Where one word of a row is."""
-    row_ptr, blocks = memory
-    pointer = row_ptr + word
+    first_ptr, blocks = memory
+    pointer = first_ptr + word
     if blocks is not None:
-        pointer += _block_shift(blocks, tl.minimum(word // blocks[0], blocks[1] - 1))
+        number = tl.minimum(word // blocks[0], blocks[1] - 1)
+        distance, _, _ = _place_of_block(blocks, number)
+        pointer += distance * UNIT - number * blocks[0]
     return pointer
 
 
 @triton.jit
-def _fetch(pointer, fetched_bytes):
-    """Ask the L2 cache for bytes, by one thread."""
+def _fetch_tile(memory, place, TILE: tl.constexpr):
+    """Ask the L2 cache for a tile, by one thread."""
+    first_ptr, _ = memory
+    distance, _, left = place
     tl.inline_asm_elementwise(
         """{
         .reg .pred first;
@@ -93,24 +129,11 @@ def _fetch(pointer, fetched_bytes):
         mov.u32 $0, 0;
         }""",
         "=r,l,r",
-        [pointer.to(tl.int64), fetched_bytes],
+        [(first_ptr + distance * UNIT).to(tl.int64), tl.minimum(left, TILE) * _WORD_BYTES],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
     )
-
-
-@triton.jit
-def _fetch_tile(memory, start, words, TILE: tl.constexpr):
-    """Ask the L2 cache for the tile from word `start` on, which lies in two blocks at most."""
-    _, blocks = memory
-    left = tl.minimum(words - start, TILE)
-    in_block = left
-    if blocks is not None:
-        size = blocks[0]
-        in_block = tl.minimum(left, size - start % size)
-        _fetch(word_pointer(memory, start + in_block), (left - in_block) * _WORD_BYTES)
-    _fetch(word_pointer(memory, start), in_block * _WORD_BYTES)
 
 
 @triton.jit
@@ -123,29 +146,19 @@ def _places(WIDTH: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
 
 
 @triton.jit
-def _tile_shift(blocks, start, lanes, depths, WORDS: tl.constexpr):
-    """`_block_shift` of the tile from word `start` on, in elements of WORDS words; it lies in two blocks at most."""
-    size, count = blocks[0], blocks[1]
-    # in the interpreter, which would divide a constant by a tensor, it is no tensor yet
-    start = tl.cast(start, tl.int32)
-    number = tl.minimum(start // size, count - 1)
-    near = _block_shift(blocks, number) // WORDS
-    far = _block_shift(blocks, tl.minimum(number + 1, count - 1)) // WORDS
-    border = ((number + 1) * size - start) // WORDS
-    # not where(near, far) of pointers: their alignment must remain known
-    return tl.where(lanes < border - depths, tl.multiple_of(near, 8), tl.multiple_of(far, 8))
+def _load_tile(memory, place, DEPTH: tl.constexpr, THREADS: tl.constexpr, POLICY: tl.constexpr):
+    """A tile's pairs [T, DEPTH, P]; words of -inf beyond the block's."""
+    first_ptr, _ = memory
+    distance, _, left = place
+    lanes, depths = _places(_PAIRS, DEPTH, THREADS)
+    tile_ptr = (first_ptr + distance * UNIT).to(tl.pointer_type(tl.int32))
+    return tl.load(tile_ptr + lanes + depths, mask=lanes < left // 2 - depths, other=_NO_PAIR, eviction_policy=POLICY)
 
 
 @triton.jit
-def load_tile(memory, start, words, DEPTH: tl.constexpr, THREADS: tl.constexpr, POLICY: tl.constexpr):
-    """Pairs from the given one on, [T, DEPTH, P]; words of -inf beyond the row."""
-    row_ptr, blocks = memory
-    lanes, depths = _places(_PAIRS, DEPTH, THREADS)
-    inside = lanes < words // 2 - start - depths
-    tile_ptr = row_ptr.to(tl.pointer_type(tl.int32)) + start
-    if blocks is not None:
-        tile_ptr += _tile_shift(blocks, 2 * start, lanes, depths, 2)
-    return tl.load(tile_ptr + lanes + depths, mask=inside, other=_NO_PAIR, eviction_policy=POLICY)
+def load_first_tile(memory, words, DEPTH: tl.constexpr, THREADS: tl.constexpr, POLICY: tl.constexpr):
+    """The row's first pairs, [T, DEPTH, P]."""
+    return _load_tile(memory, _first_place(memory, words), DEPTH, THREADS, POLICY)
 
 
 @triton.jit
@@ -161,18 +174,23 @@ def read_pairs(memory, words, formula, FETCHES: tl.constexpr, DEPTH: tl.constexp
     """Each thread's highest logit, and sum of exponentials relative to it."""
     highest = tl.full([THREADS], LOWEST, tl.float32)
     total = tl.zeros([THREADS], tl.float32)
-    tile = load_tile(memory, 0, words, DEPTH, THREADS, "evict_last")
-    TILE: tl.constexpr = tile.numel
-    for start in range(0, words // 2, TILE):
+    TILE: tl.constexpr = THREADS * DEPTH * WORDS_OF_THREAD
+    place = _first_place(memory, words)
+    tile = _load_tile(memory, place, DEPTH, THREADS, "evict_last")
+    place = _next_place(memory, place, TILE)
+    fetched = _next_place(memory, place, TILE)
+    for _ in range(_tiles(memory, words, TILE)):
         if FETCHES:
-            _fetch_tile(memory, 2 * (start + _AHEAD * TILE), words, 2 * TILE)
+            _fetch_tile(memory, fetched, TILE)
+            fetched = _next_place(memory, fetched, TILE)
         first, second = _words_of(tile, formula)
         new_highest = tl.maximum(highest, tl.max(tl.max(tl.maximum(first, second), 2), 1))
         norm = (new_highest[:, None, None], 0.0)
         powers = tl.exp2(exponent(first, norm, tl.bfloat16)) + tl.exp2(exponent(second, norm, tl.bfloat16))
         total = total * relative_exp(highest, new_highest) + tl.sum(tl.sum(powers, 2), 1)
         highest = new_highest
-        tile = load_tile(memory, start + TILE, words, DEPTH, THREADS, "evict_last")
+        tile = _load_tile(memory, place, DEPTH, THREADS, "evict_last")
+        place = _next_place(memory, place, TILE)
     return highest, total
 
 
@@ -198,18 +216,18 @@ def store_pairs_gradient(
     THREADS: tl.constexpr,
 ):
     """What `store_words_gradient` does, for a row whose first tile is loaded."""
-    TILE: tl.constexpr = tile.numel
+    TILE: tl.constexpr = THREADS * DEPTH * WORDS_OF_THREAD
     of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
-    grad_ptr, blocks = grad_memory
+    grad_ptr, _ = grad_memory
     lanes, depths = _places(WORDS_OF_THREAD, DEPTH, THREADS)
-    for start in range(0, words // 2, TILE):
+    place = _first_place(memory, words)
+    for _ in range(_tiles(memory, words, TILE)):
         first, second = _words_of(tile, formula)
         first = gradient(first, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)
         second = gradient(second, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)
         grad = tl.reshape(tl.join(first, second).to(tl.bfloat16), (THREADS, DEPTH, WORDS_OF_THREAD))
-        inside = lanes < words - 2 * start - depths
-        tile_ptr = grad_ptr + 2 * start
-        if blocks is not None:
-            tile_ptr += _tile_shift(blocks, 2 * start, lanes, depths, 1)
-        tl.store(tile_ptr + lanes + depths, grad, mask=inside, eviction_policy="evict_first")
-        tile = load_tile(memory, start + TILE, words, DEPTH, THREADS, "evict_first")
+        distance, _, left = place
+        tile_ptr = grad_ptr + distance * UNIT
+        tl.store(tile_ptr + lanes + depths, grad, mask=lanes < left - depths, eviction_policy="evict_first")
+        place = _next_place(memory, place, TILE)
+        tile = _load_tile(memory, place, DEPTH, THREADS, "evict_first")

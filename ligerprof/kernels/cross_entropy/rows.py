@@ -35,7 +35,7 @@ from ligerprof.kernels.cross_entropy.formulas import (
 from ligerprof.kernels.cross_entropy.pairs import (
     WORDS_OF_THREAD,
     finish_pairs,
-    load_tile,
+    load_first_tile,
     read_pairs,
     store_pairs_gradient,
     wait_for_turn,
@@ -207,7 +207,7 @@ def _cross_entropy_kernel(
         # on its way while the row is read, and so is the second reading's first tile while threads wait for each other
         z_y = label_logit(logits_ptr, label, label, in_vocab, formula)
         lanes = read_pairs((logits_ptr, None), words, formula, first_rows is not None, DEPTH, LANES)
-        first_tile = load_tile((logits_ptr, None), 0, words, DEPTH, LANES, "evict_first")
+        first_tile = load_first_tile((logits_ptr, None), words, DEPTH, LANES, "evict_first")
         highest, total = finish_pairs(lanes)
         z_sum, z_spread = 0.0, 0.0
     else:
@@ -293,13 +293,17 @@ def is_paired(arguments: LossArguments, memories: Sequence[Tensor], elements: Se
     return all(place % _ALIGNMENT == 0 for place in places)
 
 
-def config_of_pairs(block_words: int) -> Arguments | None:
-    """The launch config of rows in blocks of one size; None if a tile could lie in more than two blocks."""
-    words_per_depth = PAIRS_THREADS * WORDS_OF_THREAD.value
-    fitting = block_words // words_per_depth
-    if fitting == 0:
-        return None
-    depth = min(PAIRS_DEPTH, 1 << fitting.bit_length() - 1)
+def config_of_pairs(sizes: Sequence[int]) -> Arguments:
+    """The launch config of rows in blocks of these sizes, for tiles that lie in one block each.
+
+    Of the tiles with the fewest empty places, the largest is chosen.
+    """
+
+    def places(depth: int) -> int:
+        tile_words = int(PAIRS_THREADS * depth * WORDS_OF_THREAD.value)
+        return sum(ceil_div(size, tile_words) for size in sizes) * tile_words
+
+    depth = min((PAIRS_DEPTH >> halvings for halvings in range(PAIRS_DEPTH.bit_length())), key=places)
     return {"LANES": PAIRS_THREADS, "DEPTH": depth, "num_warps": _warps(PAIRS_THREADS, _THREADS_PER_WARP)}
 
 

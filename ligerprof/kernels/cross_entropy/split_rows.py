@@ -31,9 +31,9 @@ from ligerprof.kernels.cross_entropy.formulas import (
     term_weights,
 )
 from ligerprof.kernels.cross_entropy.pairs import (
-    DISTANCE,
+    UNIT,
     finish_pairs,
-    load_tile,
+    load_first_tile,
     read_pairs,
     store_pairs_gradient,
     wait_for_turn,
@@ -160,11 +160,11 @@ def _split_row_kernel(
     formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
     if PAIRED:
         row_blocks = (size, blocks, words, row, word_elements, distance)
-        row_memory = (first_ptr + row * tl.cast(size, tl.int64), row_blocks)
+        row_memory = (first_ptr, row_blocks)
         label_ptr = word_pointer(row_memory, tl.where(in_vocab, label, 0))
         z_y = label_logit(label_ptr, label, 0, in_vocab, formula)
         read = read_pairs(row_memory, words, formula, first_rows is not None, DEPTH, LANES)
-        first_tile = load_tile(row_memory, 0, words, DEPTH, LANES, "evict_first")
+        first_tile = load_first_tile(row_memory, words, DEPTH, LANES, "evict_first")
         highest, total = finish_pairs(read)
         z_sum, z_spread = 0.0, 0.0
     else:
@@ -243,8 +243,8 @@ def loss_and_gradient_of_blocks(
     is_long |= is_padded or options.softcap is not None or options.label_smoothing > 0
     config, distance = None, 0
     if growth[0] == growth[1] and is_paired(arguments, (first_CB, rest), (sizes[0], words, word_elements)):
-        distance, odd_bytes = divmod(rest.data_ptr() - first_CB.data_ptr(), DISTANCE.value * first_CB.itemsize)
-        config = None if odd_bytes else config_of_pairs(sizes[0])
+        distance, odd_bytes = divmod(rest.data_ptr() - first_CB.data_ptr(), UNIT.value * first_CB.itemsize)
+        config = None if odd_bytes else config_of_pairs(sizes)
     with on_device(first_CB):
         _split_row_kernel[(first_CB.shape[0],)](
             first_ptr=first_CB,
