@@ -23,7 +23,10 @@ from triton.compiler import ASTSource
 from triton.runtime.autotuner import Heuristics
 
 from ligerprof.kernels import KernelShape, find_kernel
+from ligerprof.kernels.cross_entropy import rows, split_rows
+from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.device import simulated_device
+from ligerprof.kernels.options import PLAIN_LOSS
 from ligerprof.kernels.spec import load_entry
 from tests.kernels.test_memory import ALL_KERNELS, LLAMA_1B, problem
 
@@ -42,15 +45,48 @@ NORM_CASES = {
     for size in (2, 4)
 }
 _NORMS = ("rms", "add_rms", "layernorm")
+# the case of rows that are read in pairs of words
+PAIRS = "pairs"
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
 _ALIGNED = [["tt.divisibility", 16]]
 
 
-def launches(slot: str, shape: KernelShape) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """The launches of a call and its backward: kernel, arguments, options."""
-    seen: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+# a launch's kernel, arguments and options
+Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def record_launches() -> list[Launch]:
+    """From now on, launches are only added to this list."""
+    seen: list[Launch] = []
     triton.runtime.jit.KernelInterface.__getitem__ = lambda kernel, _grid: lambda *a, **k: seen.append((kernel, a, k))
+    return seen
+
+
+def paired_launches(_slot: str, _shape: None) -> list[Launch]:
+    """Rows that are read in pairs of words: whole ones, and ones in two and three blocks of the scratch."""
+    vocab = 128256
+    rows.first_rows = split_rows.first_rows = lambda _: 132
+    logits = torch.empty(1, vocab, dtype=torch.bfloat16)
+    labels, loss, scale = torch.zeros(1, dtype=torch.int64), torch.empty(1), torch.empty(1)
+    sizes = {"seq_len": 1, "vocab": vocab, "words": vocab}
+    arguments = LossArguments(labels_N=labels, loss_N=loss, options=PLAIN_LOSS, scale=scale, **sizes)
+    seen = record_launches()
+    rows.loss_and_gradient(arguments, logits, logits)
+    head = torch.empty(vocab, dtype=torch.bfloat16)
+    for count in (2, 3):
+        first = -(-vocab // count // 16) * 16
+        blocks = (*[first] * (count - 1), vocab - (count - 1) * first)
+        split_rows.loss_and_gradient_of_blocks(
+            arguments, logits[:, :first], head, blocks, growth=(1, 1), word_elements=16, first_row=0
+        )
+    assert all(options["PAIRED"] for _, _, options in seen)
+    return seen
+
+
+def launches(slot: str, shape: KernelShape) -> Iterator[Launch]:
+    """The launches of a call and its backward."""
+    seen = record_launches()
     with FakeTensorMode(), simulated_device(sm_count=132):
         adapt, inputs = problem(slot, shape, "cpu")
         outputs = adapt(load_entry(find_kernel(slot).entry))(*inputs)
@@ -66,7 +102,7 @@ def compile_launch(kernel: Any, given: tuple[Any, ...], options: dict[str, Any],
         for name, choose in kernel.values.items():
             options[name] = choose({**dict(zip(kernel.arg_names, given, strict=False)), **options})
         kernel = kernel.fn
-    compiling = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
+    compiling = {name: options[name] for name in ("num_warps", "num_stages", "maxnreg") if name in options}
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], Any] = {}
@@ -103,8 +139,9 @@ def main(capability: int, cases: list[str]) -> None:
     done: set[str] = set()
     shapes = CASES | NORM_CASES
     for case in cases:
-        for slot in _NORMS if case in NORM_CASES else ALL_KERNELS:
-            for kernel, given, options in launches(slot, shapes[case]):
+        of_case = paired_launches if case == PAIRS else launches
+        for slot in ("flce",) if case == PAIRS else _NORMS if case in NORM_CASES else ALL_KERNELS:
+            for kernel, given, options in of_case(slot, shapes.get(case)):
                 compiled = compile_launch(kernel, given, options, capability)
                 if compiled.hash in done:
                     continue
@@ -113,6 +150,7 @@ def main(capability: int, cases: list[str]) -> None:
                 wide_loads = len(re.findall(r"ld\.global\S*\.v4", compiled.asm["ptx"]))
                 name = compiled.name
                 launch = {"slot": slot, "case": case, "kernel": name, "wide_loads": wide_loads}
+                launch["wide_stores"] = len(re.findall(r"st\.global\S*\.v4", compiled.asm["ptx"]))
                 launch["shared_bytes"] = compiled.metadata.shared
                 print(json.dumps(launch | registers(compiled)), flush=True)
 

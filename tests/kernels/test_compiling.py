@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.compiling import CASES, NORM_CASES
+from tests.kernels.compiling import CASES, NORM_CASES, PAIRS
 from tests.kernels.test_memory import ALL_KERNELS
 from tests.paths import REPOSITORY
 
@@ -36,12 +36,12 @@ def compiled_for_hopper(cases: tuple[str, ...], cache: Path) -> list[dict[str, A
 
 
 # rows of two lengths that stay in registers in both widths, and the longest in 16 bits
-QUICK = ("llama-1b", "gpt2-xl", "norm-8192-16", "norm-16384-16", "norm-8192-32")
+QUICK = ("llama-1b", "gpt2-xl", "norm-8192-16", "norm-16384-16", "norm-8192-32", PAIRS)
 
 
 @pytest.fixture(
     scope="module",
-    params=[QUICK, pytest.param((*CASES, *NORM_CASES), marks=pytest.mark.slow)],
+    params=[QUICK, pytest.param((*CASES, *NORM_CASES, PAIRS), marks=pytest.mark.slow)],
     ids=["quick", "all"],
 )
 def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -73,3 +73,14 @@ def test_norms_fit_shared_memory_and_spill_little(launches: list[dict[str, Any]]
         spilled = _SPILLED_BYTES.get((launch["slot"], launch["kernel"]), 0) if long else 0
         # 32-bit rows of this length are rare and may spill
         assert launch["stack_bytes"] <= spilled or launch["case"] in ("norm-12288-32", "norm-16384-32"), launch
+
+
+def test_rows_in_pairs_load_and_store_sixteen_bytes_at_once(launches: list[dict[str, Any]]) -> None:
+    launches = [launch for launch in launches if launch["case"] == PAIRS]
+    # whole rows, and tiles of two depths
+    assert [launch["kernel"] for launch in launches] == ["_cross_entropy_kernel", *["_split_row_kernel"] * 2]
+    for launch in launches:
+        # each reading loads its first tile and the following ones
+        assert launch["wide_loads"] >= 4
+        assert launch["wide_stores"] * 4 == launch["wide_loads"]
+        assert launch["registers"] is None or (launch["registers"] <= 64 and launch["stack_bytes"] == 0)
