@@ -178,3 +178,14 @@ def test_full_width(vocab: int) -> None:
     assert_matches_fp64(
         lambda *g: kernel(*g, LossOptions(), returns=()).loss, lambda *g: ce_reference(*g).loss, given, 3e-3
     )
+
+
+@pytest.mark.gpu
+def test_full_width_in_blocks() -> None:
+    """Some rows wait for their turn, and the blocks are not multiples of a tile."""
+    tokens = -(-(3 * torch.cuda.get_device_properties(0).multi_processor_count + 7) // 128) * 128
+    vocab, budget = 128256, 44000 * tokens * 2
+    assert len(plan_of(tokens, tokens, vocab, budget).blocks) == 3
+    assert_fused_matches_fp64(
+        tokens, tokens, vocab, LossOptions(budget=budget), slice(5, None, 7), torch.device("cuda")
+    )
