@@ -4,6 +4,7 @@ Each architecture has draws of its own: `draw_recipe(Random(f"{family} {number}"
 time.
 """
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -152,6 +153,13 @@ def test_layers_that_read_tensors_of_others_are_refused_where_these_would_be_oth
 ) -> None:
     with pytest.raises(UnsupportedError, match="not supported yet for shared-keys, whose layers read tensors of other"):
         estimate(TrainingRecipe(model=_spec_with_shared_keys(), gpu="h200", **options))
+
+
+def test_shards_are_initialized_by_the_decoder_that_they_belong_to() -> None:
+    """The causal model of gemma3n does not know the sizes that its decoder initializes buffers with."""
+    recipe = TrainingRecipe(model=_spec_with_shared_keys(), batch=1, seq=64, precision="bf16", gpu="h200")
+    peaks = [simulate_step(replace(recipe, engine="fsdp2", gpus=gpus), record=False).peak_bytes for gpus in (1, 4)]
+    assert peaks[1] < peaks[0]
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])

@@ -148,16 +148,26 @@ def _local(parameter: Any) -> Tensor:
 def _initialize(model: Any) -> None:
     """Initialize weights and buffers with the functions of transformers and peft."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for module in model.modules():
+    for module, owner in _with_owners(model, inner):
         padding = getattr(module, "padding_idx", None)
         if isinstance(module, nn.Embedding):
             # its row may be in another rank's shard
             module.padding_idx = None
-        inner._init_weights(module)
+        owner._init_weights(module)
         if isinstance(module, nn.Embedding):
             module.padding_idx = padding
         for adapter in getattr(module, "lora_A", {}):
             module.reset_lora_parameters(adapter, init_lora_weights=True)
+
+
+def _with_owners(module: nn.Module, owner: Any) -> Iterator[tuple[nn.Module, Any]]:
+    """Modules, each with the innermost model of transformers around it, which knows how to initialize it."""
+    from transformers import PreTrainedModel
+
+    owner = module if isinstance(module, PreTrainedModel) else owner
+    yield module, owner
+    for child in module.children():
+        yield from _with_owners(child, owner)
 
 
 def _load(model: Any, recipe: TrainingRecipe) -> None:
