@@ -250,6 +250,16 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"lora": 8, "modules_to_save": "embed_tokens", "attention": "eager"},
     ),
     "a decoder that its model does not know": ("llama4_text", {}, {"loss": "torch-linear"}),
+    "autocast's copies outside of the layers": (
+        "gemma3n_text",
+        {
+            "hidden_size": 1024,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 0,
+            "activation_sparsity_pattern": None,
+        },
+        {"precision": "amp", "grad_accum": 3, "seq": 128},
+    ),
     "kept products of many chunks": (
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64},

@@ -16,12 +16,7 @@ from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
 from ligerprof.analyzers.estimate.masks import last_reader, mask_elements, masks_made
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.model import (
-    embed,
-    embedding_is_leaf,
-    keeps_tables,
-    table_sizes,
-)
+from ligerprof.analyzers.estimate.model import embed, embedding_is_leaf, keeps_tables, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
 from ligerprof.analyzers.estimate.operation import Operation
@@ -135,6 +130,7 @@ class MicroBatch:
             self._meter.repeat(layer.repetition.times, layer.context.leave_autocast)
         self._meter.place = HEAD
         self._top.leave_autocast()
+        self._bottom.leave_autocast()
         if copied:
             self._bottom.tape.release(embedded)
 

@@ -160,14 +160,14 @@ def _initialize(model: Any) -> None:
             module.reset_lora_parameters(adapter, init_lora_weights=True)
 
 
-def _with_owners(module: nn.Module, owner: Any) -> Iterator[tuple[nn.Module, Any]]:
+def _with_owners(module: Any, owner: Any) -> Iterator[tuple[Any, Any]]:
     """Modules, each with the innermost model of transformers around it, which knows how to initialize it."""
     from transformers import PreTrainedModel
 
-    owner = module if isinstance(module, PreTrainedModel) else owner
-    yield module, owner
+    innermost = module if isinstance(module, PreTrainedModel) else owner
+    yield module, innermost
     for child in module.children():
-        yield from _with_owners(child, owner)
+        yield from _with_owners(child, innermost)
 
 
 def _load(model: Any, recipe: TrainingRecipe) -> None:
