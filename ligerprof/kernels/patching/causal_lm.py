@@ -93,10 +93,20 @@ def _refuse_auxiliary_loss(key: str, inputs: dict[str, Any], config: Any) -> Non
 
 
 def loss_after_head(kernel: Callable[..., Tensor]) -> LossRunner:
-    """Compute logits with the unchanged head, then the loss, whose gradient overwrites them."""
+    """Compute logits with the unchanged head, then the loss, whose gradient overwrites them.
+
+    The result raises a KernelInputError if the head returns the logits of some words only.
+    """
 
     def run(model: Any, hidden: Tensor, request: LossRequest) -> Tensor:
-        logits = model.get_output_embeddings()(hidden)
+        head = model.get_output_embeddings()
+        logits = head(hidden)
+        words = getattr(head, "out_features", logits.shape[-1])
+        if logits.shape[-1] != words or hasattr(logits, "to_local"):
+            raise KernelInputError(
+                f"ce: the head returned a part of the logits of {words} words, as under tensor parallelism. Let it"
+                " gather them (output_layouts=Replicate()), or pass a VocabularyShard in your own code."
+            )
         return kernel(logits, request.labels, request.options, request.num_items)
 
     return run

@@ -198,6 +198,17 @@ def test_liger_kernels_loss_would_ignore_adapters() -> None:
         apply(adapted("llama", torch.device("cpu")), "flce", provider="liger", device_kind="simulated")
 
 
+def test_a_head_that_returns_a_part_of_the_logits_is_refused() -> None:
+    model = tiny_model("mistral")
+    # as ColwiseParallel does with output_layouts=Shard(-1)
+    model.lm_head.register_forward_hook(lambda _module, _inputs, logits: logits[..., : VOCAB // 2])
+    with (
+        apply(model, "ce", provider="torch"),
+        pytest.raises(KernelInputError, match=f"a part of the logits of {VOCAB}"),
+    ):
+        train_once(model)
+
+
 def test_a_tensor_parallel_head_is_refused_in_one_line(single_rank: Any) -> None:
     from torch.distributed.tensor import Shard, distribute_tensor
 
