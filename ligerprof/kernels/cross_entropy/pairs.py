@@ -96,8 +96,8 @@ def _tiles(memory, words, TILE: tl.constexpr):
     _, blocks = memory
     tiles = tl.cdiv(words, TILE)
     if blocks is not None:
-        before = (blocks[1] - 1) * blocks[0]
-        tiles = before // blocks[0] * tl.cdiv(blocks[0], TILE) + tl.cdiv(words - before, TILE)
+        size, before_last = blocks[0], blocks[1] - 1
+        tiles = before_last * tl.cdiv(size, TILE) + tl.cdiv(words - before_last * size, TILE)
     return tiles
 
 
