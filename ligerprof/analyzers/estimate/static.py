@@ -49,13 +49,15 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
 
 
 def _after_their_layers(weights: Mapping[str, Weight], adapters: Mapping[str, Weight]) -> Iterator[tuple[str, Weight]]:
-    """Weights, each followed by the adapters of its module."""
+    """Weights, each followed by the adapters of its module; a tied head has no weight of its own and comes last."""
     of_module: dict[str, list[tuple[str, Weight]]] = {}
     for name, adapter in adapters.items():
         of_module.setdefault(name.rpartition(".")[0], []).append((name, adapter))
     for name, weight in weights.items():
         yield name, weight
         yield from of_module.pop(name.rpartition(".")[0], ())
+    for left in of_module.values():
+        yield from left
 
 
 def _copy_and_train(weights: dict[str, Weight], name: str) -> None:
