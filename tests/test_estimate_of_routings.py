@@ -53,6 +53,14 @@ def test_an_estimate_of_a_routing_is_what_the_simulation_takes(family: str) -> N
     check(drawn(family, 0))
 
 
+@pytest.mark.parametrize("family", ["exaone_moe", "flex_olmo"])
+def test_gradients_of_experts_add_up_before_they_join_others(family: str) -> None:
+    """That of a shared expert, and that of the residual stream, which these experts read."""
+    recipe = replace(drawn(family, 0), routing="uniform", precision="amp", checkpointing=False, batch=2, seq=384)
+    estimated, simulated = estimate(recipe).peak_bytes, simulate_step(recipe, record=False).peak_bytes
+    assert abs(estimated - simulated) < recipe.tokens * recipe.spec.hidden_size
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_more_routings(family: str) -> None:

@@ -32,8 +32,15 @@ def run_experts(context: Context, value: Value, name: str, row: Experts) -> tupl
     """The experts' outputs of each token, weighted by the router and added up, and the variables of the MLP."""
     read = _with_noise(context, value, row)
     logits, scores, choices = _route(context, read, f"{name}.{row.router}", row)
-    run = experts_in_turn if context.recipe.runs_experts_in_turn else _grouped
-    experts = run(context, read, scores, f"{name}.{row.name}", clamped=row.clamped)
+    run, of_experts = _grouped, context.tape.name(read)
+    if context.recipe.runs_experts_in_turn:
+        run = experts_in_turn
+        if row.shared is None or row.shared.runs_last:
+            # their gradients add up in a view of the tokens, before those of a shared expert or the residual join them
+            view = Operation(elements=read.elements, width=read.width, passes=(read,), view_of=read)
+            of_experts = renamed(context, of_experts, context.tape.run(view))
+    experts = run(context, of_experts, scores, f"{name}.{row.name}", clamped=row.clamped)
+    context.tape.release(of_experts)
     return experts, (logits, scores, choices, read)
 
 
