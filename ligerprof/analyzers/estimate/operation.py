@@ -35,7 +35,7 @@ class Operation:
         is_product: whether cuBLAS runs it.
         in_function: whether it is a Python autograd Function, which saves after computing its output.
         operator: the name by which selective checkpointing may keep the output; empty for other operators.
-        always_kept: whether selective checkpointing keeps the output, which stands for several that it keeps.
+        always_kept: whether selective checkpointing keeps the output: one block for several outputs that it keeps.
         factor: inputs and outputs of the weight of a product of matrices, by which checkpointing may leave it out.
     """
 

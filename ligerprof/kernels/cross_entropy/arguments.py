@@ -52,6 +52,18 @@ class LossArguments:
     computes_entropy: bool = False
     shard: VocabularyShard | None = None
 
+    @property
+    def has_long_formula(self) -> bool:
+        """Whether the words need more registers than those of a plain loss."""
+        options = self.options
+        return (
+            options.softcap is not None
+            or options.label_smoothing > 0
+            or self.bias_V is not None
+            or self.computes_entropy
+            or self.prediction_N is not None
+        )
+
     def for_labels(self) -> Arguments:
         """Arguments of every kernel."""
         options, weight_V = self.options, self.class_weight_V

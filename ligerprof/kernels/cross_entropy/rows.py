@@ -276,16 +276,8 @@ def is_paired(arguments: LossArguments, memories: Sequence[Tensor], elements: Se
         memories: where the logits are and where their gradient goes.
         elements: numbers of words, and other distances in memory.
     """
-    options, first = arguments.options, memories[0]
-    has_long_formula = (
-        options.softcap is not None
-        or options.label_smoothing > 0
-        or arguments.bias_V is not None
-        or arguments.class_weight_V is not None
-        or arguments.computes_entropy
-        or arguments.prediction_N is not None
-    )
-    if arguments.words <= PAIRED_WORDS or has_long_formula or first.dtype != torch.bfloat16:
+    first, is_plain = memories[0], not arguments.has_long_formula and arguments.class_weight_V is None
+    if arguments.words <= PAIRED_WORDS or not is_plain or first.dtype != torch.bfloat16:
         return False
     if is_simulated() or (first.is_cuda and not is_hopper(first.device)):
         return False

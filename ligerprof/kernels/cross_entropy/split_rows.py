@@ -237,10 +237,9 @@ def loss_and_gradient_of_blocks(
         word_elements: elements of `rest` that belong to one word of the head.
         first_row: token number of the first row.
     """
-    is_long = arguments.computes_entropy or arguments.bias_V is not None or arguments.prediction_N is not None
-    options, words = arguments.options, arguments.words
+    words = arguments.words
     is_padded = words % _ALIGNMENT.value != 0
-    is_long |= is_padded or options.softcap is not None or options.label_smoothing > 0
+    is_long = is_padded or arguments.has_long_formula
     config, distance = None, 0
     if growth[0] == growth[1] and is_paired(arguments, (first_CB, rest), (sizes[0], words, word_elements)):
         distance, odd_bytes = divmod(rest.data_ptr() - first_CB.data_ptr(), UNIT.value * first_CB.itemsize)
