@@ -1,5 +1,7 @@
 """Loss, log-sum-exp and gradient from one launch, against plain torch in fp64."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -58,6 +60,52 @@ def test_gradient_from_the_losses_gradients(in_place: bool, device: torch.device
         found = cross_entropy_gradient(logits, labels, grads, LossOptions(in_place=in_place), weight)
         assert (found is logits) == in_place
         assert relative_error(found, expected) < LOSS_ROUNDINGS[torch.float32]
+
+
+# rows of this width are read in pairs, if they are aligned
+WIDE = 65536 + 16
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dense": lambda logits: logits,
+    "gaps": lambda logits: functional.pad(logits, (0, 16))[..., : logits.shape[-1]],
+    "transposed": lambda logits: logits.transpose(0, 1).contiguous().transpose(0, 1),
+    "expanded": lambda logits: logits[:, :1].expand_as(logits),
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "vocab", "dtype"),
+    [*((layout, VOCAB, torch.float32) for layout in LAYOUTS), ("gaps", WIDE, torch.bfloat16)],
+)
+def test_both_calls_trace_into_one_graph(
+    layout: str, vocab: int, dtype: torch.dtype, in_place: bool, backend: str, device: torch.device
+) -> None:
+    """They overwrite what they overwrite without torch.compile, with the same values."""
+    from ligerprof.kernels.cross_entropy.direct import cross_entropy_and_gradient, cross_entropy_gradient
+
+    if backend == "inductor" and device.type == "cpu":
+        pytest.skip("inductor cannot compile for the interpreter")
+    options = LossOptions(in_place=in_place, reduction="none")
+
+    def both(given: list[Tensor], labels: Tensor, grads: Tensor) -> tuple[Tensor, ...]:
+        third = cross_entropy_gradient(given[1], labels, grads, options)
+        return *cross_entropy_and_gradient(given[0], labels, options), third
+
+    torch.compiler.reset()
+    logits, grads = torch.randn(2, 2, vocab, device=device).to(dtype), torch.randn(2, 2, device=device)
+    labels = torch.randint(0, vocab, (2, 2), device=device)
+    labels[0, 1] = -100
+    eager, traced = ([LAYOUTS[layout](logits.clone()) for _ in range(2)] for _ in range(2))
+    expected = both(eager, labels, grads)
+    versions = [given._version for given in traced]
+    found = torch.compile(both, backend=backend, fullgraph=True)(traced, labels, grads)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    overwrites = in_place and layout in ("dense", "gaps")
+    for given, place in ((0, 2), (1, 3)):
+        assert (expected[place] is eager[given]) == (found[place] is traced[given]) == overwrites
+        assert (traced[given]._version > versions[given]) == overwrites
+        assert overwrites or torch.equal(traced[given], LAYOUTS[layout](logits))
 
 
 def test_no_tokens_strides_and_wrong_shapes(device: torch.device) -> None:
