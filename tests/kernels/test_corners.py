@@ -288,7 +288,7 @@ def wrong_calls() -> dict[str, tuple[Callable[[], Any], str]]:
         "bias too long": (lambda: flce(x, head, labels, bias=torch.ones(21)), r"bias of shape \(21,\)"),
         "bias too short": (lambda: flce(x, head, labels, bias=torch.ones(19)), r"bias of shape \(19,\)"),
         "head without words": (lambda: flce(x, head[0], labels), "do not match"),
-        "stacked heads": (lambda: flce(x, head[None], labels), "do not match"),
+        "stacked heads": (lambda: flce(x, head[None], labels), r"Give a head \[V, D\]"),
         "probabilities": (lambda: ce(x, x.softmax(-1)), "probabilities as targets"),
         "labels with fractions": (lambda: flce(x, head, labels.float()), "probabilities as targets"),
         "masks as labels": (lambda: flce(x, head, labels > 0), "probabilities as targets"),

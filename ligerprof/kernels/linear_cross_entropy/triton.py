@@ -190,7 +190,8 @@ def check_head(kernel: str, hidden: Tensor, weight: Tensor, labels: Tensor, bias
     if weight.ndim != 2 or labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[1]:
         raise KernelInputError(
             f"{kernel}: hidden states {tuple(hidden.shape)}, a head of {tuple(weight.shape)} and labels"
-            f" {tuple(labels.shape)} do not match. Labels need the hidden states' leading shape."
+            f" {tuple(labels.shape)} do not match. Give a head [V, D] and one label"
+            " for each hidden state of D elements."
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise KernelInputError(
