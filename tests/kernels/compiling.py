@@ -41,7 +41,7 @@ NORM_CASES = {
     f"norm-{hidden}-{8 * size}": dataclasses.replace(
         LLAMA_1B, hidden=hidden, activation_bytes=size, parameter_bytes=size
     )
-    for hidden in (4096, 8192, 12288, 16384)
+    for hidden in (1, 4096, 8192, 12288, 16384)
     for size in (2, 4)
 }
 _NORMS = ("rms", "add_rms", "layernorm")

@@ -16,6 +16,8 @@ _MIN_WARPS, _MAX_WARPS = 4, 32
 _STAGES = 3
 # shared memory that the reductions need
 _RESERVED_BYTES = 2048
+# of the mean and the reciprocal deviation of a row, which are prefetched with it
+_STATISTICS_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ def plan_backward(*, rows: int, columns: int, sm_count: int, shared_bytes: int, 
     """
     block = next_power_of_2(columns)
     tile_rows = _tile_rows(block, _WALKED_ELEMENTS)
-    prefetched_bytes = (_STAGES - 1) * tile_rows * block * read_bytes
+    prefetched_bytes = (_STAGES - 1) * tile_rows * (block * read_bytes + _STATISTICS_BYTES)
     prefetches = prefetched_bytes <= shared_bytes - _RESERVED_BYTES
     return RowPlan(
         block=block,
