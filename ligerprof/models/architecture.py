@@ -330,8 +330,8 @@ class Architecture:
     peft_targets: tuple[str, ...] = ("q_proj", "v_proj")
 
     def setting(self, config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-        """The value of a config key: the config's, or what transformers assumes."""
-        for name in (key, *(alias for alias, meant in self.aliases.items() if meant == key)):
+        """The value of a config key: the config's, first by its other names, or what transformers assumes."""
+        for name in (*(alias for alias, meant in self.aliases.items() if meant == key), key):
             if name in config:
                 return config[name]
         return self.defaults.get(key, default)

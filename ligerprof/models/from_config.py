@@ -270,9 +270,9 @@ def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:
 
 
 def _with_defaults(row: Architecture, config: Config) -> Config:
-    """The config by the names that the row reads, with what transformers assumes."""
-    named = {row.aliases.get(key, key): value for key, value in config.items()}
-    return {**row.defaults, **named}
+    """The config by the names that the row reads, with what transformers assumes; of two names the alias decides."""
+    renamed = {row.aliases[key]: value for key, value in config.items() if key in row.aliases}
+    return {**row.defaults, **config, **renamed}
 
 
 def _softcap(config: Config, cap: Softcap | None) -> float | None:

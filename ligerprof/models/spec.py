@@ -192,9 +192,10 @@ class ModelSpec:
 
     @property
     def activation(self) -> str:
-        """The name of the MLP's activation function."""
-        key, default = self.architecture.mlp.function
-        return str(self.setting(key) or default)
+        """The name of the MLP's activation function: the config's, unless the MLP's code calls one by itself."""
+        mlp = self.architecture.mlp
+        key, default = mlp.function
+        return default if mlp.activation is None else str(self.setting(key) or default)
 
     @property
     def parallel(self) -> str | None:

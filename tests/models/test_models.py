@@ -139,6 +139,22 @@ def test_a_config_that_says_little_means_what_transformers_assumes() -> None:
     assert described_parameters(spec) == transformers_parameters(SMALL_LLAMA)
 
 
+@pytest.mark.parametrize("own_first", [True, False])
+def test_of_two_names_of_a_setting_the_one_that_transformers_takes_decides(own_first: bool) -> None:
+    from transformers import AutoConfig
+
+    both = {"moe_topk": 2, "num_experts_per_tok": 3}
+    config = {**SMALL_LLAMA, "model_type": "hunyuan_v1_moe", "num_experts": 4}
+    config |= both if own_first else dict(reversed(both.items()))
+    assert spec_from_config(config, name="two").chosen_experts == AutoConfig.for_model(**config).moe_topk == 3
+
+
+def test_a_function_that_the_code_of_an_mlp_calls_is_not_that_of_the_config() -> None:
+    config = {**SMALL_LLAMA, "hidden_act": "gelu"}
+    specs = [spec_from_config({**config, "model_type": kind}, name=kind) for kind in ("llama", "lfm2", "lfm2_moe")]
+    assert [spec.activation for spec in specs] == ["gelu", "silu", "silu"]
+
+
 def test_equal_configs_are_equal_specs_and_the_config_comes_back() -> None:
     shuffled = dict(reversed(SMALL_LLAMA.items()))
     assert spec_from_config(SMALL_LLAMA, name="a") == spec_from_config(shuffled, name="a")
