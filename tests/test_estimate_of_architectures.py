@@ -260,6 +260,17 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"precision": "amp", "grad_accum": 3, "seq": 128},
     ),
+    "a gate that autocast computes in fp32": (
+        "llama",
+        {"hidden_act": "relu2", "intermediate_size": 4096},
+        {**_ADAPTED, "precision": "bf16-amp", "checkpointing": False},
+    ),
+    "dropout after a frozen embedding": ("starcoder2", {"embedding_dropout": 0.1}, _ADAPTED),
+    "one key head next to joined queries": (
+        "phi",
+        {"num_key_value_heads": 1},
+        {"attention": "eager", "checkpointing": False, "seq": 512},
+    ),
     "kept products of many chunks": (
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64},

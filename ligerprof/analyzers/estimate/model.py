@@ -23,14 +23,12 @@ def embed(context: Context, role: Role) -> tuple[Value, Value, Allocation | None
     embedded = look_up(context, f"{row.embedding}.weight", role)
     if f"{row.embedding}.lora_A" in context.weights:
         embedded = add_adapter_to_embedding(context, embedded, row.embedding, role)
-    if row.embedding_dropout is not None:
-        rate = context.spec.dropout_rate(row.embedding_dropout)
-        embedded = renamed(context, embedded, dropout(context, embedded, rate))
-    leaf: Allocation | None = None
+    rate, leaf = context.spec.dropout_rate(row.embedding_dropout), None
     # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
-    if row.scales_embedding == "decoder" and embedding_is_leaf(context.recipe):
+    if embedding_is_leaf(context.recipe) and (rate or row.scales_embedding == "decoder"):
         embedded.needs_gradient = True
         leaf = context.tape.hand_over(context.tape.name(embedded))
+    embedded = renamed(context, embedded, dropout(context, embedded, rate))
     if row.scales_embedding is not None:
         embedded = renamed(context, embedded, scale(context, embedded, role=role))
     if embedding_is_leaf(context.recipe):

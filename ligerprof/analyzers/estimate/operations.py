@@ -151,7 +151,9 @@ def scale(context: Context, value: Value, *, role: Role = Role.ACTIVATIONS) -> V
 
 
 def multiply(context: Context, left: Value, right: Value) -> Value:
-    """`left * right` of two activations of one shape and dtype."""
+    """`left * right` of two activations of one shape; autocast may have computed one of them in fp32."""
+    if left.width != right.width:
+        return multiply_wide(context, *sorted((left, right), key=lambda factor: factor.width))
     saves = saved_factors(left, right)
     return context.tape.run(Operation(elements=left.elements, width=left.width, inputs=(left, right), saves=saves))
 

@@ -98,9 +98,9 @@ def _repeated_elements(context: Context, item: Value) -> int:
 
 def score_product(context: Context, query: Value, key: Value) -> Value:
     """Query times key as one batch of matrices."""
-    joined = _has_heads_apart(context)
+    joined, expanded = _has_heads_apart(context), context.spec.heads > context.spec.kv_heads == 1
     copied = context.tape.name(query) if joined else _heads_apart(context, query)
-    copied_key = context.tape.name(key) if joined else _repeated_apart(context, key)
+    copied_key = context.tape.name(key) if joined and not expanded else _repeated_apart(context, key)
     product = context.tape.run(
         Operation(
             elements=context.tokens * context.recipe.row_tokens * context.spec.heads,
