@@ -1,12 +1,14 @@
 """Trace patched models with torch.compile for a GPU that need not be present, backward included.
 
-`python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs, and how
-many of them write to the same tensor through two arguments (compiled code would write to two copies, and keep either).
+`python -m tests.kernels.tracing FAMILY:KERNELS ...` prints one JSON line each: Triton launches in the graphs, how many
+of them write to the same tensor through two arguments (compiled code would write to two copies, and keep either), and
+how many arguments that they write are views (compiled code copies them).
 `KERNEL:lengths` is a kernel alone, of rows of four lengths. The graphs run without their launches, whose results keep
 the values that they were allocated with; a row's stride and length in the arguments must be those of the tensors.
 """
 
 import json
+import operator
 import sys
 import warnings
 from collections.abc import Callable
@@ -50,6 +52,7 @@ class Launches:
     def __init__(self) -> None:
         self.counts: list[int] = []
         self.written_twice = 0
+        self.written_views = 0
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
         return aot_module_simplified(module, inputs, fw_compiler=self._compile, bw_compiler=self._compile)
@@ -60,7 +63,16 @@ class Launches:
         for node in launches:
             written = [node.kwargs["kwargs"][name] for name in node.kwargs["tensors_to_clone"]]
             self.written_twice += len(written) != len(set(written))
+            self.written_views += sum(_is_view(memory) for memory in written)
         return make_boxed_func(_WithoutLaunches(module).run)
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, torch.fx.Node) and str(source.target).split(".")[1] in _VIEWS
+
+
+_VIEWS = ("as_strided", "select", "slice", "unbind", "view")
 
 
 class _WithoutLaunches(torch.fx.Interpreter):
@@ -97,6 +109,11 @@ def _label_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 # kernels, and their inputs with rows of a length
 ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.Tensor]]]] = {
     "rms": (lambda x, w: rms_norm(x, w, 1e-6), lambda n: [_normal(3, n), _normal(n)]),
+    # with gaps between the rows
+    "rms-gaps": (
+        lambda x, w: rms_norm(x.repeat(1, 2)[:, : x.shape[1]], w, 1e-6),
+        lambda n: [_normal(3, n), _normal(n)],
+    ),
     # each sequence with as many tokens as a token has columns; a weight for each head
     "rms-sequences": (lambda x, w: rms_norm(x, w, 1e-6), lambda n: [_normal(2, n, n), _normal(n)]),
     "rms-heads": (lambda x, w: rms_norm(x.transpose(1, 2), w, 1e-6), lambda n: [_normal(2, 3, n, n), _normal(3, n)]),
@@ -135,7 +152,8 @@ def main(cases: list[str]) -> None:
             model = tiny_model(family, **ONE_LAYER.get(family, {"num_hidden_layers": 1}))
             with apply(model, kernels, device_kind="simulated"):
                 torch.compile(model, backend=launches, fullgraph=True)(**batch(model)).loss.backward()
-        print(json.dumps({"case": case, "launches": launches.counts, "twice": launches.written_twice}), flush=True)
+        written = {"twice": launches.written_twice, "views": launches.written_views}
+        print(json.dumps({"case": case, "launches": launches.counts, **written}), flush=True)
 
 
 if __name__ == "__main__":

@@ -71,34 +71,45 @@ class ParameterGradients:
             torch.empty_like(parameter_D) if parameter_D is not None and is_wanted else None
             for parameter_D, is_wanted in zip(parameters_D, wanted, strict=True)
         ]
-        self.partials_PD: list[Tensor | None] = [None] * len(self.totals_D)
-        self._written_D = [total_D for total_D in self.totals_D if total_D is not None]
-        if self._written_D:
-            first_D = self._written_D[0]
-            # one row for the programs of all heads, if each head has a weight
-            rows = programs * columns // first_D.numel()
-            sizes = (len(self._written_D), rows, first_D.numel())
-            self._partial_SPD = torch.empty(sizes, dtype=torch.float32, device=first_D.device)
-            slabs = iter(self._partial_SPD.unbind())
-            self.partials_PD = [None if total_D is None else next(slabs) for total_D in self.totals_D]
+        written_D = [total_D for total_D in self.totals_D if total_D is not None]
+        # torch.compile copies a view that a kernel writes, and torch 2.11 fails to do so if the number of heads varies:
+        # there, each parameter has memory of its own
+        groups = (
+            [[total_D] for total_D in written_D] if torch.compiler.is_compiling() else [written_D] if written_D else []
+        )
+        self._sums = [(_memory_for(group_D, programs * columns), group_D) for group_D in groups]
+        slabs = iter([slab for memory, group_D in self._sums for slab in _slabs(memory, group_D)])
+        self.partials_PD = [None if total_D is None else next(slabs) for total_D in self.totals_D]
 
     def add_up(self) -> None:
         """Write the sums over the programs into `totals_D`."""
-        if not self._written_D:
-            return
-        parameters, programs, columns = self._partial_SPD.shape
-        early = launches_early(self._partial_SPD.device)
-        with on_device(self._partial_SPD):
-            _column_sums_kernel[(ceil_div(columns, _BLOCK_COLUMNS), parameters)](
-                partial_ptr=self._partial_SPD,
-                first_ptr=self._written_D[0],
-                # None and not the first one again: torch.compile copies each argument that a kernel writes
-                second_ptr=self._written_D[1] if parameters > 1 else None,
-                rows=programs,
-                columns=columns,
-                EARLY=early,
-                ROWS=_BLOCK_ROWS,
-                COLUMNS=_BLOCK_COLUMNS,
-                num_warps=_WARPS,
-                **({"launch_pdl": True} if early else {}),
-            )
+        for memory, written_D in self._sums:
+            programs, columns = memory.shape[-2:]
+            early = launches_early(memory.device)
+            with on_device(memory):
+                _column_sums_kernel[(ceil_div(columns, _BLOCK_COLUMNS), len(written_D))](
+                    partial_ptr=memory,
+                    first_ptr=written_D[0],
+                    # None and not the first one again: torch.compile copies each argument that a kernel writes
+                    second_ptr=written_D[1] if len(written_D) > 1 else None,
+                    rows=programs,
+                    columns=columns,
+                    EARLY=early,
+                    ROWS=_BLOCK_ROWS,
+                    COLUMNS=_BLOCK_COLUMNS,
+                    num_warps=_WARPS,
+                    **({"launch_pdl": True} if early else {}),
+                )
+
+
+def _memory_for(totals_D: list[Tensor], elements: int) -> Tensor:
+    """Memory for so many partial sums of each parameter, in slabs if there are several parameters."""
+    first_D = totals_D[0]
+    # one row for the programs of all heads, if each head has a weight
+    sizes = [elements // first_D.numel(), first_D.numel()]
+    several = [len(totals_D)] if len(totals_D) > 1 else []
+    return torch.empty(several + sizes, dtype=torch.float32, device=first_D.device)
+
+
+def _slabs(memory: Tensor, totals_D: list[Tensor]) -> Sequence[Tensor]:
+    return memory.unbind() if len(totals_D) > 1 else [memory]

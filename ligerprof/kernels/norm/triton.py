@@ -109,6 +109,8 @@ class _Norm(torch.autograd.Function):
             plan = plan_forward(**_row_sizes(columns, heads, x_ND, residual_ND))
             _launch(_norm_fwd_kernel, plan, x, heads, rows=rows // (heads or 1), **arguments)
         ctx.offset, ctx.casting = offset, casting
+        # Dynamo has no symbol for the stride of a saved tensor whose rows change in length
+        ctx.traced_stride = arguments["x_stride"] if total is None else columns
         ctx.dtypes = (x.dtype, None if residual is None else residual.dtype)
         # the sum itself and not a view of it: a view keeps its graph alive, and the graph would keep the view alive
         ctx.save_for_backward(x_ND if total is None else total, weight_D, bias_D, mean_N, rstd_N)
@@ -148,7 +150,7 @@ class _Norm(torch.autograd.Function):
             "bias_partial_ptr": bias_partial_PD,
             "dy_stride": row_stride(dy_ND, columns),
             "sum_grad_stride": row_stride(sum_grad_ND, columns),
-            "x_stride": row_stride(normalized_ND, columns),
+            "x_stride": ctx.traced_stride if torch.compiler.is_compiling() else row_stride(normalized_ND, columns),
             "rows": rows // (heads or 1),
             "columns": columns,
             "offset": ctx.offset,
