@@ -103,7 +103,7 @@ def _normal(*sizes: int) -> torch.Tensor:
 
 
 def _label_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return linear_label_logits(hidden, weight, torch.tensor([1, 0, 4]), LossOptions(check_labels=False))
+    return linear_label_logits(hidden, weight, torch.tensor([[1, 0, 4], [2, 2, 3]]), LossOptions(check_labels=False))
 
 
 # kernels, and their inputs with rows of a length
@@ -126,7 +126,7 @@ ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.T
     # whose incoming gradient is one element, expanded
     "summed_swiglu": (lambda *gates: swiglu(*gates).sum(), lambda n: [_normal(3, n), _normal(3, n)]),
     "swiglu_linear": (swiglu_linear, lambda n: [_normal(3, n), _normal(3, n), _normal(40, n)]),
-    "label_logits": (_label_logits, lambda n: [_normal(3, n), _normal(5, n)]),
+    "label_logits": (_label_logits, lambda n: [_normal(2, 3, n), _normal(5, n)]),
 }
 
 

@@ -16,7 +16,7 @@ from ligerprof.kernels.cross_entropy.formulas import load_label, scaled_logits
 from ligerprof.kernels.device import on_device
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.sizes import next_power_of_2
-from ligerprof.kernels.tensors import as_rows, first_order_only
+from ligerprof.kernels.tensors import as_rows, columns_of, first_order_only, row_stride
 
 # launch config: one program per token
 _MAX_BLOCK = 2048
@@ -132,6 +132,7 @@ class LabelLogits(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels: Tensor, options: LossOptions
     ) -> Tensor:
+        columns = columns_of(hidden)
         hidden_ND, weight_VD = as_rows(hidden), as_rows(weight_VD)
         labels_N = labels.to(hidden.device, torch.int64).reshape(-1).contiguous()
         z_N = torch.empty(labels_N.shape, dtype=torch.float32, device=hidden.device)
@@ -141,7 +142,7 @@ class LabelLogits(torch.autograd.Function):
             _label_logits_kernel[(labels_N.numel(),)](
                 bias_ptr=None if bias_V is None else bias_V.contiguous(),
                 out_ptr=z_N,
-                **_shared(hidden_ND, weight_VD, labels_N, options, ctx.seq_len),
+                **_shared(hidden_ND, weight_VD, labels_N, options, ctx.seq_len, columns),
             )
         ctx.save_for_backward(hidden_ND, weight_VD, labels_N, z_N)
         return z_N.view(labels.shape)
@@ -163,7 +164,7 @@ class LabelLogits(torch.autograd.Function):
                 rows_ptr=rows_ND,
                 sums_ptr=sums_N1,
                 words_ptr=words_N,
-                **_shared(hidden_ND, weight_VD, labels_N, ctx.options, ctx.seq_len),
+                **_shared(hidden_ND, weight_VD, labels_N, ctx.options, ctx.seq_len, columns_of(hidden_ND)),
             )
         weight_grad_VD = None if rows_ND is None else _sums_by_word(rows_ND, words_N, weight_VD.shape[0])
         bias_grad_V = _sums_by_word(sums_N1, words_N, weight_VD.shape[0]).view(-1) if wants_bias else None
@@ -177,15 +178,14 @@ def _sums_by_word(rows_ND: Tensor, words_N: Tensor, vocab: int) -> Tensor:
 
 
 def _shared(
-    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, options: LossOptions, seq_len: int
+    hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, options: LossOptions, seq_len: int, columns: int
 ) -> dict[str, Any]:
-    columns = hidden_ND.shape[1]
     return {
         "hidden_ptr": hidden_ND,
         "weight_ptr": weight_VD,
         "labels_ptr": labels_N,
-        "hidden_stride": hidden_ND.stride(0),
-        "weight_stride": weight_VD.stride(0),
+        "hidden_stride": row_stride(hidden_ND, columns),
+        "weight_stride": row_stride(weight_VD, columns),
         "columns": columns,
         "vocab": weight_VD.shape[0],
         "seq_len": seq_len,
