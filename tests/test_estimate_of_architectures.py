@@ -271,6 +271,11 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_key_value_heads": 1},
         {"attention": "eager", "checkpointing": False, "seq": 512},
     ),
+    "a last state that nothing reads": (
+        "qwen3_5_text",
+        {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 128},
+        {"checkpointing": False, "batch": 8, "seq": 64},
+    ),
     "kept products of many chunks": (
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64},

@@ -112,6 +112,8 @@ def gated_delta_rule(
     result = context.cast(output, width)
     held = (strength, decay, value, written, read, total, pairs, system, attention, decayed, new_values, corrections)
     tape.release(*held, query, key, chunk_decay, state, output)
+    # the last state
+    tape.discard(state)
     return result
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
+from ligerprof.analyzers.estimate.graph import Node
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.offloading import Offloading
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.tape import Node, Tape
+from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value
 
 

@@ -16,6 +16,7 @@ from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.analyzers.estimate.zero import zero_placement
 from ligerprof.kernels.spec import KernelSpec
+from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.categories import Engine, GradSync, Optimizer, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
@@ -141,19 +142,22 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
 def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[Phase, int]:
     """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
+    biased = [name for name in weights if name.endswith(".bias") and _adds_with_cublas(recipe, weights, name)]
+    kept = {} if recipe.selective is None else find_policy(recipe.selective).every
+    layers = [index for name in biased if (index := layer_index(name)) is not None]
+    recomputes = any(map(recipe.checkpoints_layer, layers)) and kept.get(ADDMM) != 1
+    return {
+        Phase.FORWARD: thread_workspace_bytes(recipe.gpu_spec, adds_bias=bool(biased)),
+        Phase.BACKWARD: thread_workspace_bytes(recipe.gpu_spec, adds_bias=recomputes),
+    }
+
+
+def _adds_with_cublas(recipe: TrainingRecipe, weights: Mapping[str, Weight], bias: str) -> bool:
+    """Whether a bias is that of a linear layer; bitsandbytes' product of int8 weights adds its bias without cuBLAS."""
     # a tied head has a bias of its own, and the embedding's weight
     tied = weights[f"{recipe.spec.architecture.embedding}.weight"]
-    biased = (weights.get(f"{name.removesuffix('.bias')}.weight", tied) for name in weights if name.endswith(".bias"))
-    # bitsandbytes' product of int8 weights adds the bias without cuBLAS
-    adds_bias = any(
-        len(weight.shape) == 2 and not (weight.packed_sizes and recipe.packed_bits == 8) for weight in biased
-    )
-    gpu, kept = recipe.gpu_spec, {} if recipe.selective is None else find_policy(recipe.selective).every
-    recomputes = recipe.checkpointing and kept.get(ADDMM) != 1
-    return {
-        Phase.FORWARD: thread_workspace_bytes(gpu, adds_bias=adds_bias),
-        Phase.BACKWARD: thread_workspace_bytes(gpu, adds_bias=adds_bias and recomputes),
-    }
+    weight = weights.get(f"{bias.removesuffix('.bias')}.weight", tied)
+    return len(weight.shape) == 2 and not (weight.packed_sizes and recipe.packed_bits == 8)
 
 
 class _Highest:

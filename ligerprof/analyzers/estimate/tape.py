@@ -1,26 +1,14 @@
 """A tape of tensor operations, from which the memory of forward and backward is counted."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
+from ligerprof.analyzers.estimate.graph import Node, nodes_only_for
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
+from ligerprof.analyzers.estimate.offloading import Offloading
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value, Weight
 from ligerprof.roles import Role
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """An operation that backward runs."""
-
-    operation: Operation
-    outputs: tuple[Value, ...]
-    saved: list[Allocation] = field(default_factory=list)
-    packed: list[PackedTensor] = field(default_factory=list)
-    packed_early: list[tuple[Tensor, PackedTensor]] = field(default_factory=list)
-    early: list[tuple[Tensor, Allocation]] = field(default_factory=list)
 
 
 class Tape:
@@ -130,6 +118,12 @@ class Tape:
             if value.block is not None and value.block in self._variables:
                 self._variables.remove(value.block)
                 self.meter.drop(value.block)
+
+    def discard(self, value: Value) -> None:
+        """No operation will read this tensor: what leads to it alone is freed."""
+        for node in nodes_only_for(self._nodes, value):
+            self._nodes.remove(node)
+            self._forget(node.saved)
 
     def hand_over(self, value: Value) -> Allocation:
         """Pass the tensor's reference to the caller, which drops the block."""
