@@ -276,6 +276,11 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 128},
         {"checkpointing": False, "batch": 8, "seq": 64},
     ),
+    "norms of layers whose code stays": (
+        "lfm2",
+        {"layer_types": ["full_attention"] * 2},
+        {"liger": "rms", "reentrant": True, "loss": "torch-linear", "seq": 512, "optimizer": "sgd"},
+    ),
     "kept products of many chunks": (
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64},
