@@ -329,12 +329,13 @@ class Architecture:
     masks_documents: bool = True
     peft_targets: tuple[str, ...] = ("q_proj", "v_proj")
 
+    def named(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A config with the names that the row reads; of two names of one setting, transformers takes the alias."""
+        return {**config, **{self.aliases[key]: value for key, value in config.items() if key in self.aliases}}
+
     def setting(self, config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-        """The value of a config key: the config's, first by its other names, or what transformers assumes."""
-        for name in (*(alias for alias, meant in self.aliases.items() if meant == key), key):
-            if name in config:
-                return config[name]
-        return self.defaults.get(key, default)
+        """The value of a config key: the config's, or what transformers assumes."""
+        return self.named(config).get(key, self.defaults.get(key, default))
 
     def logit_factor(self, config: Mapping[str, Any]) -> float:
         """The number that multiplies the logits."""

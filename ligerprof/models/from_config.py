@@ -47,7 +47,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         return _text_model(config, name=name, weights_path=weights_path)
     row = find_architecture(model_type)
     config_json = canonical_json(config)
-    config = _with_equal_entries(_with_defaults(row, config), "intermediate_size")
+    config = _with_equal_entries({**row.defaults, **row.named(config)}, "intermediate_size")
     hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
     heads = _size(config, name, "num_attention_heads", "n_head")
     if heads > hidden:
@@ -267,12 +267,6 @@ def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
 
 def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:
     return split if row.attention.splits_hidden else _size(config, name, "head_dim", default=split)
-
-
-def _with_defaults(row: Architecture, config: Config) -> Config:
-    """The config by the names that the row reads, with what transformers assumes; of two names the alias decides."""
-    renamed = {row.aliases[key]: value for key, value in config.items() if key in row.aliases}
-    return {**row.defaults, **config, **renamed}
 
 
 def _softcap(config: Config, cap: Softcap | None) -> float | None:

@@ -139,14 +139,21 @@ def test_a_config_that_says_little_means_what_transformers_assumes() -> None:
     assert described_parameters(spec) == transformers_parameters(SMALL_LLAMA)
 
 
-@pytest.mark.parametrize("own_first", [True, False])
-def test_of_two_names_of_a_setting_the_one_that_transformers_takes_decides(own_first: bool) -> None:
+_COUNTS = [
+    (row.model_type, alias, key)
+    for row in ARCHITECTURES.values()
+    for alias, key in row.aliases.items()
+    if "experts" in alias
+]
+
+
+@pytest.mark.parametrize(("model_type", "alias", "key"), _COUNTS)
+def test_of_two_names_of_a_count_the_one_that_transformers_takes_decides(model_type: str, alias: str, key: str) -> None:
     from transformers import AutoConfig
 
-    both = {"moe_topk": 2, "num_experts_per_tok": 3}
-    config = {**SMALL_LLAMA, "model_type": "hunyuan_v1_moe", "num_experts": 4}
-    config |= both if own_first else dict(reversed(both.items()))
-    assert spec_from_config(config, name="two").chosen_experts == AutoConfig.for_model(**config).moe_topk == 3
+    for config in ({alias: 6}, {alias: 6, key: 4}, {key: 4, alias: 6}):
+        taken = getattr(AutoConfig.for_model(model_type, **config), key)
+        assert ARCHITECTURES[model_type].setting(config, key) == taken == config[alias]
 
 
 def test_a_function_that_the_code_of_an_mlp_calls_is_not_that_of_the_config() -> None:

@@ -55,7 +55,6 @@ _NEXT = Architecture(
         "shared_expert_intermediate_size": 512,
         "norm_topk_prob": True,
     },
-    aliases={"num_local_experts": "num_experts"},
     tensors=(
         *_RATES,
         _CONV,

@@ -74,7 +74,6 @@ _GRANITE = Architecture(
     peft_targets=(),
     class_prefix="GraniteMoe",
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
-    aliases={"num_experts": "num_local_experts"},
     tensors=(
         *CONFIGURED_ATTENTION,
         *TWO_NORMS,
@@ -176,7 +175,6 @@ ROWS = (
             "shared_expert_intermediate_size": 5632,
             "qkv_bias": True,
         },
-        aliases={"num_local_experts": "num_experts"},
         tensors=(
             *attention_tensors(qkv_bias="qkv_bias"),
             *gated_tensors(sparse=False),

@@ -100,7 +100,7 @@ ROWS = (
             "v_head_dim": 128,
             "topk_method": "greedy",
         },
-        aliases={"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"},
+        aliases={"num_experts": "n_routed_experts"},
         tensors=(
             *_ATTENTION,
             *gated_tensors(bias="mlp_bias", sparse=False),

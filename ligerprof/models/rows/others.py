@@ -215,7 +215,6 @@ ROWS = (
         peft_targets=(),
         class_prefix="Phimoe",
         defaults={"num_key_value_heads": 8, "num_local_experts": 16, "num_experts_per_tok": 2},
-        aliases={"num_experts": "num_local_experts"},
         tensors=(
             *CONFIGURED_ATTENTION,
             RawWeight(name="mlp.router", parameter="weight", shape=ROUTER.shape),

@@ -67,7 +67,7 @@ ROWS = (
             "moe_intermediate_size": 1792,
             "norm_topk_prob": True,
         },
-        aliases={"num_local_experts": "num_experts"},
+        aliases={},
         tensors=(*_MIXERS, *(replace(item, sparse=False) for item in _MLP), *_EXPERTS, *_NORMS),
         not_estimated=("conv_bias", AUXILIARY),
         mlp=replace(

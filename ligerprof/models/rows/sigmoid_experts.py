@@ -65,7 +65,6 @@ ROWS = (
             "moe_intermediate_size": 1024,
             "norm_topk_prob": True,
         },
-        aliases={"num_local_experts": "num_experts"},
         tensors=(*attention_tensors(), *head_norms(), *gated_tensors(sparse=False), *_EXPERTS, *TWO_NORMS),
         not_estimated=(AUXILIARY,),
         attention=Attention(
