@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
+from ligerprof.kernels.cross_entropy import tiles
 from ligerprof.kernels.cross_entropy.formulas import (
     LOWEST,
     exponent,
@@ -31,7 +32,7 @@ from ligerprof.kernels.cross_entropy.formulas import (
 
 # pairs that a thread loads at once
 _PAIRS = tl.constexpr(4)
-WORDS_OF_THREAD = tl.constexpr(8)
+_WORDS_OF_THREAD = tl.constexpr(tiles.WORDS_OF_THREAD)
 _WORD_BYTES = tl.constexpr(2)
 # of distances, in elements
 UNIT = tl.constexpr(16)
@@ -174,7 +175,7 @@ def read_pairs(memory, words, formula, FETCHES: tl.constexpr, DEPTH: tl.constexp
     """Each thread's highest logit, and sum of exponentials relative to it."""
     highest = tl.full([THREADS], LOWEST, tl.float32)
     total = tl.zeros([THREADS], tl.float32)
-    TILE: tl.constexpr = THREADS * DEPTH * WORDS_OF_THREAD
+    TILE: tl.constexpr = THREADS * DEPTH * _WORDS_OF_THREAD
     place = _first_place(memory, words)
     tile = _load_tile(memory, place, DEPTH, THREADS, "evict_last")
     place = _next_place(memory, place, TILE)
@@ -216,16 +217,16 @@ def store_pairs_gradient(
     THREADS: tl.constexpr,
 ):
     """What `store_words_gradient` does, for a row whose first tile is loaded."""
-    TILE: tl.constexpr = THREADS * DEPTH * WORDS_OF_THREAD
+    TILE: tl.constexpr = THREADS * DEPTH * _WORDS_OF_THREAD
     of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
     grad_ptr, _ = grad_memory
-    lanes, depths = _places(WORDS_OF_THREAD, DEPTH, THREADS)
+    lanes, depths = _places(_WORDS_OF_THREAD, DEPTH, THREADS)
     place = _first_place(memory, words)
     for _ in range(_tiles(memory, words, TILE)):
         first, second = _words_of(tile, formula)
         first = gradient(first, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)
         second = gradient(second, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)
-        grad = tl.reshape(tl.join(first, second).to(tl.bfloat16), (THREADS, DEPTH, WORDS_OF_THREAD))
+        grad = tl.reshape(tl.join(first, second).to(tl.bfloat16), (THREADS, DEPTH, _WORDS_OF_THREAD))
         distance, _, left = place
         tile_ptr = grad_ptr + distance * UNIT
         tl.store(tile_ptr + lanes + depths, grad, mask=lanes < left - depths, eviction_policy="evict_first")

@@ -33,13 +33,13 @@ from ligerprof.kernels.cross_entropy.formulas import (
     term_weights,
 )
 from ligerprof.kernels.cross_entropy.pairs import (
-    WORDS_OF_THREAD,
     finish_pairs,
     load_first_tile,
     read_pairs,
     store_pairs_gradient,
     wait_for_turn,
 )
+from ligerprof.kernels.cross_entropy.tiles import PAIRS_DEPTH, PAIRS_THREADS, WORDS_OF_THREAD
 from ligerprof.kernels.device import is_hopper, is_simulated, on_device, sm_count
 from ligerprof.kernels.sizes import ceil_div, next_power_of_2
 
@@ -59,8 +59,6 @@ _BYTES_PER_LANE = 16
 _FEWER_BYTES_PER_LANE = 8
 # rows of more words than this are read in pairs, if they can be; narrower rows are left to smaller programs
 PAIRED_WORDS = 65536
-# launch config of pairs
-PAIRS_DEPTH, PAIRS_THREADS = 4, 1024
 _THREADS_PER_WARP = 32
 # a launch of fewer rows per multiprocessor ends before it has made up for the wait
 _ROWS_WORTH_WAITING = 3
@@ -292,7 +290,7 @@ def config_of_pairs(sizes: Sequence[int]) -> Arguments:
     """
 
     def places(depth: int) -> int:
-        tile_words = int(PAIRS_THREADS * depth * WORDS_OF_THREAD.value)
+        tile_words = PAIRS_THREADS * depth * WORDS_OF_THREAD
         return sum(ceil_div(size, tile_words) for size in sizes) * tile_words
 
     depth = min((PAIRS_DEPTH >> halvings for halvings in range(PAIRS_DEPTH.bit_length())), key=places)

@@ -1,9 +1,12 @@
 """Decide how many tokens the fused loss processes at a time; the kernel and the estimate share this plan."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
+from ligerprof.kernels.linear_cross_entropy.blocks import ROW_ALIGNMENT_ELEMENTS, aligned, round_up, split_words
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.units import MIB, format_bytes
 
@@ -14,9 +17,6 @@ BALANCED_BYTES = 254 * MIB
 # tiles of cuBLAS products: part of the last tile is idle unless a chunk is a multiple
 _TILE_TOKENS = 128
 _SMALL_TILE_TOKENS = 16
-
-# Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
-_ROW_ALIGNMENT_ELEMENTS = 16
 
 # from this chunk size on, accumulating into the head's gradient costs less than computing the logits twice (measured
 # at 2048 and 4096 hidden elements)
@@ -74,9 +74,10 @@ class ChunkPlan:
 
     def recomputed_words(self, tokens: int) -> int:
         """Words per block, of logits of this many tokens that are computed again."""
-        return self.block_elements // tokens // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
+        return self.block_elements // tokens // ROW_ALIGNMENT_ELEMENTS * ROW_ALIGNMENT_ELEMENTS
 
 
+@cache
 def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
     *,
     tokens: int,
@@ -111,12 +112,27 @@ def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
         largest = _tokens_within(budget_bytes, row_bytes, tokens)
     # tokens whose logits for some words fit into those words' rows of the head's gradient
     row_tokens = hidden * gradient_bytes // element_bytes
-    all_statistics_bytes = tokens * statistics_bytes(entropy=entropy)
-    elements = (budget_bytes - all_statistics_bytes) // element_bytes
+    # of the last block, per token: in their rows the hidden states' gradient is summed in fp32
     sum_words = -(-FP32_BYTES // gradient_bytes) if gradient_bytes else 0
-    scratch_tokens, blocks = _plan_scratch(min(tokens, row_tokens), largest, row_tokens, vocab, elements, sum_words)
+    all_statistics_bytes = tokens * statistics_bytes(entropy=entropy)
+
+    def is_recomputed(scratch_tokens: int) -> bool:
+        return largest < min(tokens - scratch_tokens, _WORTHWHILE_TOKENS)
+
+    def blocks_of(scratch_tokens: int) -> tuple[int, ...]:
+        kept_bytes = all_statistics_bytes if is_recomputed(scratch_tokens) else 0
+        return split_words(
+            (budget_bytes - kept_bytes) // element_bytes // scratch_tokens,
+            tokens=scratch_tokens,
+            hidden=hidden,
+            row_tokens=row_tokens,
+            vocab=vocab,
+            last_words=scratch_tokens * sum_words,
+        )
+
+    scratch_tokens, blocks = _plan_scratch(min(tokens, row_tokens), largest, blocks_of)
     others = tokens - scratch_tokens
-    recomputed = scratch_tokens > 0 and largest < min(others, _WORTHWHILE_TOKENS)
+    recomputed = scratch_tokens > 0 and is_recomputed(scratch_tokens)
     if recomputed:
         largest = min(scratch_tokens, vocab * row_tokens // row_elements)
     chunk_tokens = _equal_chunks(others, largest)
@@ -136,62 +152,14 @@ def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
 
 
 def _plan_scratch(
-    most: int, largest_chunk: int, row_tokens: int, vocab: int, elements: int, sum_words: int
+    most: int, largest_chunk: int, blocks_of: Callable[[int], tuple[int, ...]]
 ) -> tuple[int, tuple[int, ...]]:
-    """As many tokens as the memory of the head's gradient holds, if that is more than a chunk, and their blocks.
-
-    Args:
-        row_tokens: tokens whose logits for a block fit into the block's rows of the head's gradient.
-        elements: logits of block 0 that the workspace holds.
-        sum_words: the hidden states' gradient is summed in fp32 in the rows of the last block, which must hold this
-            many words for each token.
-    """
+    """As many tokens as the memory of the head's gradient holds, if that is more than a chunk, and their blocks."""
     for tokens in range(_whole_tiles(most), largest_chunk, -_tile_tokens(most)):
-        first = elements // tokens // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
-        if first < 1:
-            continue
-        blocks = _even_blocks(first, tokens, row_tokens, vocab)
-        if blocks[-1] >= tokens * sum_words:
+        blocks = blocks_of(tokens)
+        if blocks:
             return tokens, blocks
     return 0, ()
-
-
-def _even_blocks(most_words: int, tokens: int, row_tokens: int, vocab: int) -> tuple[int, ...]:
-    """The fewest blocks of words: the first has at most `most_words`, and the last as many as possible.
-
-    They are equal, which suits products best, unless growing ones are fewer.
-    """
-    fewest = _blocks(most_words, tokens, row_tokens, vocab)
-    count = -(-vocab // most_words)
-    if count == len(fewest):
-        equal = aligned(-(-vocab // count))
-        return (*[equal] * (count - 1), vocab - (count - 1) * equal)
-    low, high = 0, most_words // _ROW_ALIGNMENT_ELEMENTS
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = _blocks(middle * _ROW_ALIGNMENT_ELEMENTS, tokens, row_tokens, vocab, at_most=len(fewest))
-        low, high = (low, middle) if tried else (middle, high)
-    return _blocks(high * _ROW_ALIGNMENT_ELEMENTS, tokens, row_tokens, vocab)
-
-
-def _blocks(words: int, tokens: int, row_tokens: int, vocab: int, at_most: int | None = None) -> tuple[int, ...]:
-    """Blocks of words; each has as many as let its logits fit into the rows of the block before.
-
-    Empty if they are more than `at_most`.
-    """
-    sizes, left = [], vocab
-    while left > words:
-        sizes.append(words)
-        left -= words
-        if at_most is not None and len(sizes) >= at_most:
-            return ()
-        words = words * row_tokens // tokens // _ROW_ALIGNMENT_ELEMENTS * _ROW_ALIGNMENT_ELEMENTS
-    return (*sizes, left)
-
-
-def aligned(elements: int) -> int:
-    """The stride of rows of this many elements."""
-    return _round_up(elements, _ROW_ALIGNMENT_ELEMENTS)
 
 
 def lean_chunk_tokens(*, tokens: int, hidden: int, vocab: int) -> int:
@@ -224,8 +192,8 @@ def _equal_chunks(tokens: int, largest: int) -> int:
         return tokens
     smallest = min(_tile_tokens(largest), _SMALL_TILE_TOKENS)
     share = -(-tokens // -(-tokens // (largest // smallest * smallest)))
-    size = _round_up(share, _tile_tokens(largest))
-    return size if size <= largest else _round_up(share, smallest)
+    size = round_up(share, _tile_tokens(largest))
+    return size if size <= largest else round_up(share, smallest)
 
 
 def _tile_tokens(tokens: int) -> int:
@@ -236,7 +204,3 @@ def _tile_tokens(tokens: int) -> int:
 def _whole_tiles(tokens: int) -> int:
     tile = _tile_tokens(tokens)
     return tokens // tile * tile
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
