@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ligerprof.kernels.cross_entropy import tiles
 from ligerprof.kernels.cross_entropy.arguments import Arguments, LossArguments
 from ligerprof.kernels.cross_entropy.formulas import (
     entropy_of,
@@ -39,7 +40,6 @@ from ligerprof.kernels.cross_entropy.pairs import (
     store_pairs_gradient,
     wait_for_turn,
 )
-from ligerprof.kernels.cross_entropy.tiles import PAIRS_DEPTH, PAIRS_THREADS, WORDS_OF_THREAD
 from ligerprof.kernels.device import is_hopper, is_simulated, on_device, sm_count
 from ligerprof.kernels.sizes import ceil_div, next_power_of_2
 
@@ -108,14 +108,14 @@ def tile_of_blocks(words: int, *, element_bytes: int, is_long: bool) -> dict[str
 
 def _lanes_of_row(args: Arguments) -> int:
     if args["PAIRED"]:
-        return PAIRS_THREADS
+        return tiles.PAIRS_THREADS
     words = next_power_of_2(max(args["words"], 1))
     lanes = words * args["logits_ptr"].element_size() // _ROW_BYTES_PER_LANE
     return int(min(max(lanes, _MIN_LANES), _MAX_LANES, words))
 
 
 def _depth_of_row(args: Arguments) -> int:
-    return PAIRS_DEPTH if args["PAIRED"] else _depth(args)
+    return tiles.PAIRS_DEPTH if args["PAIRED"] else _depth(args)
 
 
 def _warps_of_row(args: Arguments) -> int:
@@ -283,18 +283,12 @@ def is_paired(arguments: LossArguments, memories: Sequence[Tensor], elements: Se
     return all(place % _ALIGNMENT == 0 for place in places)
 
 
-def config_of_pairs(sizes: Sequence[int]) -> Arguments:
-    """The launch config of rows in blocks of these sizes, for tiles that lie in one block each.
-
-    Of the tiles with the fewest empty places, the largest is chosen.
-    """
-
-    def places(depth: int) -> int:
-        tile_words = PAIRS_THREADS * depth * WORDS_OF_THREAD
-        return sum(ceil_div(size, tile_words) for size in sizes) * tile_words
-
-    depth = min((PAIRS_DEPTH >> halvings for halvings in range(PAIRS_DEPTH.bit_length())), key=places)
-    return {"LANES": PAIRS_THREADS, "DEPTH": depth, "num_warps": _warps(PAIRS_THREADS, _THREADS_PER_WARP)}
+def config_of_pairs(sizes: Sequence[int]) -> Arguments | None:
+    """The launch config of rows in blocks of these sizes; None if rows that are not read in pairs are faster."""
+    time, depth = tiles.fastest_depth(sizes)
+    if time > tiles.OTHER_TIME:
+        return None
+    return {"LANES": tiles.PAIRS_THREADS, "DEPTH": depth, "num_warps": _warps(tiles.PAIRS_THREADS, _THREADS_PER_WARP)}
 
 
 def _register_limit(logits: Tensor) -> Arguments:

@@ -1,28 +1,32 @@
 """Split the vocabulary into the scratch's blocks, so that products and row kernel fill a GPU; torch is not imported."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
-from ligerprof.kernels.cross_entropy.tiles import PAIRS_TILE_WORDS
+from ligerprof.kernels.cross_entropy.tiles import OTHER_TIME, PAIRS_DEPTH, fastest_depth, tile_words
 
 # Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
 ROW_ALIGNMENT_ELEMENTS = 16
 
-# cuBLAS computes tiles of 128 x 256 elements of a bf16 product, one per multiprocessor at a time: on an H100 or H200 a
-# product takes whole waves of 132 tiles. Either side of a tile may lie along the vocabulary
-_MULTIPROCESSORS = 132
-_TILES = ((128, 256), (256, 128))
+# On an H100 or H200 with 132 multiprocessors, cuBLAS computes a bf16 product in waves of 66 pairs of tiles, each pair of
+# one of these shapes: the one with which it takes least time
+_PAIRS_PER_WAVE = 66
+_PAIRS = ((256, 256), (320, 256), (256, 320), (384, 192), (192, 384))
 _TILE_WORDS = 128
+# what takes as long as so many multiply-adds of a bf16 product on an H200 (benchmarks/NOTES.md): the row kernel, per
+# logit, and one more block, per element of the hidden states' gradient, to which it adds its product
+_ROW_PRODUCTS = 440
+_BLOCK_PRODUCTS = 1500
 
 
+@lru_cache(maxsize=256)
 def split_words(
     most_words: int, *, tokens: int, hidden: int, row_tokens: int, vocab: int, last_words: int
 ) -> tuple[int, ...]:
-    """Words of each block.
+    """Words of each block: the layout with which products and row kernel take least time.
 
-    Blocks are few, since each adds its product to the hidden states' gradient, and fill tiles of the row kernel. Of the
-    layouts that are equally good at that, the one with the fewest waves of the logits' and the head's gradient's
-    products is chosen, then the one with the smallest first block. Blocks have one size, but for the last one, unless
-    growing ones are fewer.
+    Products take whole waves of tiles, and the row kernel whole tiles of a block. Blocks have one size, but for the
+    last one, or grow.
 
     Args:
         most_words: words of the first block, at most; it has a multiple of 16.
@@ -34,39 +38,47 @@ def split_words(
         An empty tuple if the first or the last block is too small.
     """
 
-    def cost(blocks: tuple[int, ...]) -> tuple[int, int, int]:
-        # rows in growing blocks are not read in pairs
-        tiles = sum(-(-words // PAIRS_TILE_WORDS) for words in blocks) if len(set(blocks[:-1])) <= 1 else 0
-        logits, head = (sum(_waves(words, columns) for words in blocks) for columns in (tokens, hidden))
-        return len(blocks) + tiles, logits * hidden + head * tokens, blocks[0]
+    def time(blocks: tuple[int, ...]) -> tuple[float, int]:
+        logits, head = (sum(_tiles(words, columns) for words in blocks) for columns in (tokens, hidden))
+        is_even = len(set(blocks[:-1])) <= 1
+        rows = tokens * vocab * (min(fastest_depth(blocks)[0], OTHER_TIME) if is_even else OTHER_TIME)
+        sums = len(blocks) * tokens * hidden
+        return logits * hidden + head * tokens + _ROW_PRODUCTS * rows + _BLOCK_PRODUCTS * sums, blocks[0]
 
     most_words = most_words // ROW_ALIGNMENT_ELEMENTS * ROW_ALIGNMENT_ELEMENTS
     if most_words < 1:
         return ()
-    return min(_layouts(most_words, tokens, row_tokens, vocab, last_words), key=cost, default=())
+    layouts = (*_even(most_words, vocab), *_growing(most_words, tokens, row_tokens, vocab))
+    return min((blocks for blocks in layouts if blocks[-1] >= last_words), key=time, default=())
 
 
-def _waves(words: int, columns: int) -> int:
-    """Waves of a product of [words, columns] elements, with tiles either way."""
-    tiles = (-(-words // high) * -(-columns // wide) for high, wide in _TILES)
-    return sum(-(-count // _MULTIPROCESSORS) for count in tiles)
+def _tiles(words: int, columns: int) -> int:
+    """Elements of the waves of tiles of a product of [words, columns] elements."""
+
+    def elements(high: int, wide: int) -> int:
+        waves = -(-(-(-words // high) * -(-columns // wide)) // _PAIRS_PER_WAVE)
+        return waves * _PAIRS_PER_WAVE * high * wide
+
+    return min(elements(*pair) for pair in _PAIRS)
 
 
-def _layouts(most_words: int, tokens: int, row_tokens: int, vocab: int, last_words: int) -> Iterator[tuple[int, ...]]:
-    fewest = -(-vocab // most_words)
-    growing = len(_grow(most_words, tokens, row_tokens, vocab))
-    if growing < fewest:
-        for first in _sizes(_smallest_first(most_words, growing, tokens, row_tokens, vocab), most_words):
-            blocks = _grow(first, tokens, row_tokens, vocab)
-            if blocks[-1] >= last_words:
-                yield blocks
-        return
-    for count in range(fewest, max(fewest, -(-vocab // PAIRS_TILE_WORDS)) + 1):
-        for size in _sizes(aligned(-(-vocab // count)), most_words):
+def _even(most_words: int, vocab: int) -> Iterator[tuple[int, ...]]:
+    """Blocks of one size: as few as possible, or such that each fits into a tile of the row kernel."""
+    for most in {most_words, min(most_words, tile_words(PAIRS_DEPTH))}:
+        count = -(-vocab // most)
+        for size in _sizes(aligned(-(-vocab // count)), most):
             last = vocab - (count - 1) * size
-            if last < max(last_words, 1):
+            if last < 1:
                 break
             yield (*[size] * (count - 1), last)
+
+
+def _growing(most_words: int, tokens: int, row_tokens: int, vocab: int) -> Iterator[tuple[int, ...]]:
+    """Blocks that grow, if they are fewer than blocks of one size."""
+    count = len(_grow(most_words, tokens, row_tokens, vocab))
+    if count < -(-vocab // most_words):
+        for first in _sizes(_smallest_first(most_words, count, tokens, row_tokens, vocab), most_words):
+            yield _grow(first, tokens, row_tokens, vocab)
 
 
 def _sizes(smallest: int, largest: int) -> Iterator[int]:

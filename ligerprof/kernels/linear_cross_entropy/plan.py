@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
@@ -77,7 +76,6 @@ class ChunkPlan:
         return self.block_elements // tokens // ROW_ALIGNMENT_ELEMENTS * ROW_ALIGNMENT_ELEMENTS
 
 
-@cache
 def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
     *,
     tokens: int,
