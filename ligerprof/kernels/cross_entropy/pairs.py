@@ -139,27 +139,46 @@ def _fetch_tile(memory, place, TILE: tl.constexpr):
 
 @triton.jit
 def _places(WIDTH: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
-    """Places of a tile's elements, of which a thread has WIDTH next to each other: [T, 1, WIDTH] plus [1, DEPTH, 1]."""
-    lanes = tl.arange(0, THREADS)[:, None, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
+    """Places of a tile's elements, of which a thread has WIDTH next to each other: [1, T * WIDTH] plus [DEPTH, 1].
+
+    Both dimensions of a thread's place are one here, so that no thread shares words of its depths with others.
+    """
+    lanes = tl.arange(0, THREADS * WIDTH)[None, :]
     # added to a pointer one after the other, so that depths are constants in the addresses
-    depths = tl.arange(0, DEPTH)[None, :, None] * (THREADS * WIDTH)
+    depths = tl.arange(0, DEPTH)[:, None] * (THREADS * WIDTH)
     return lanes, depths
 
 
 @triton.jit
-def _load_tile(memory, place, DEPTH: tl.constexpr, THREADS: tl.constexpr, POLICY: tl.constexpr):
-    """A tile's pairs [T, DEPTH, P]; words of -inf beyond the block's."""
+def _load_tile(memory, place, DEPTH: tl.constexpr, THREADS: tl.constexpr):
+    """A tile's pairs [DEPTH, T, P]; words of -inf beyond the block's."""
     first_ptr, _ = memory
     distance, _, left = place
     lanes, depths = _places(_PAIRS, DEPTH, THREADS)
-    tile_ptr = (first_ptr + distance * UNIT).to(tl.pointer_type(tl.int32))
-    return tl.load(tile_ptr + lanes + depths, mask=lanes < left // 2 - depths, other=_NO_PAIR, eviction_policy=POLICY)
+    pairs_ptr = (first_ptr + distance * UNIT).to(tl.pointer_type(tl.int32)) + lanes + depths
+    # a masked load first sets its registers
+    if left >= THREADS * DEPTH * _WORDS_OF_THREAD:
+        pairs = tl.load(pairs_ptr, eviction_policy="evict_last")
+    else:
+        pairs = tl.load(pairs_ptr, mask=lanes < left // 2 - depths, other=_NO_PAIR, eviction_policy="evict_last")
+    return tl.reshape(pairs, (DEPTH, THREADS, _PAIRS))
 
 
 @triton.jit
-def load_first_tile(memory, words, DEPTH: tl.constexpr, THREADS: tl.constexpr, POLICY: tl.constexpr):
-    """The row's first pairs, [T, DEPTH, P]."""
-    return _load_tile(memory, _first_place(memory, words), DEPTH, THREADS, POLICY)
+def _load_tile_again(memory, place, DEPTH: tl.constexpr, THREADS: tl.constexpr):
+    """A tile's pairs [DEPTH, T, P]; what lies beyond the block's words is not defined."""
+    first_ptr, _ = memory
+    distance, _, left = place
+    lanes, depths = _places(_PAIRS, DEPTH, THREADS)
+    pairs_ptr = (first_ptr + distance * UNIT).to(tl.pointer_type(tl.int32)) + lanes + depths
+    pairs = tl.load(pairs_ptr, mask=lanes < left // 2 - depths, eviction_policy="evict_first")
+    return tl.reshape(pairs, (DEPTH, THREADS, _PAIRS))
+
+
+@triton.jit
+def load_first_tile(memory, words, DEPTH: tl.constexpr, THREADS: tl.constexpr):
+    """The first pairs of a row that was read once, [DEPTH, T, P]."""
+    return _load_tile_again(memory, _first_place(memory, words), DEPTH, THREADS)
 
 
 @triton.jit
@@ -171,27 +190,49 @@ def _words_of(pairs, formula):
 
 
 @triton.jit
+def _higher_words(pairs, others):
+    """The higher first words and the higher second words of pairs, in one instruction."""
+    return tl.inline_asm_elementwise(
+        "max.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, others], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def _highest_words(tile, formula, IS_GPU: tl.constexpr):
+    """Each thread's highest logit of a tile."""
+    _, _, logit_scale, _, _ = formula
+    if IS_GPU and logit_scale is None:
+        first, second = _words_of(tl.reduce(tl.reduce(tile, 2, _higher_words), 0, _higher_words), formula)
+        highest = tl.maximum(first, second)
+    else:
+        first, second = _words_of(tile, formula)
+        highest = tl.max(tl.max(tl.maximum(first, second), 2), 0)
+    return highest
+
+
+@triton.jit
 def read_pairs(memory, words, formula, FETCHES: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
     """Each thread's highest logit, and sum of exponentials relative to it."""
     highest = tl.full([THREADS], LOWEST, tl.float32)
     total = tl.zeros([THREADS], tl.float32)
     TILE: tl.constexpr = THREADS * DEPTH * _WORDS_OF_THREAD
     place = _first_place(memory, words)
-    tile = _load_tile(memory, place, DEPTH, THREADS, "evict_last")
+    tile = _load_tile(memory, place, DEPTH, THREADS)
     place = _next_place(memory, place, TILE)
-    fetched = _next_place(memory, place, TILE)
+    if FETCHES:
+        _fetch_tile(memory, place, TILE)
     for _ in range(_tiles(memory, words, TILE)):
+        after = _next_place(memory, place, TILE)
         if FETCHES:
-            _fetch_tile(memory, fetched, TILE)
-            fetched = _next_place(memory, fetched, TILE)
+            _fetch_tile(memory, after, TILE)
         first, second = _words_of(tile, formula)
-        new_highest = tl.maximum(highest, tl.max(tl.max(tl.maximum(first, second), 2), 1))
-        norm = (new_highest[:, None, None], 0.0)
+        new_highest = tl.maximum(highest, _highest_words(tile, formula, FETCHES))
+        norm = (new_highest[None, :, None], 0.0)
         powers = tl.exp2(exponent(first, norm, tl.bfloat16)) + tl.exp2(exponent(second, norm, tl.bfloat16))
-        total = total * relative_exp(highest, new_highest) + tl.sum(tl.sum(powers, 2), 1)
+        total = total * relative_exp(highest, new_highest) + tl.sum(tl.sum(powers, 2), 0)
         highest = new_highest
-        tile = _load_tile(memory, place, DEPTH, THREADS, "evict_last")
-        place = _next_place(memory, place, TILE)
+        tile = _load_tile(memory, place, DEPTH, THREADS)
+        place = after
     return highest, total
 
 
@@ -226,9 +267,9 @@ def store_pairs_gradient(
         first, second = _words_of(tile, formula)
         first = gradient(first, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)
         second = gradient(second, norm, of_softmax, None, None, 0.0, None, tl.bfloat16)
-        grad = tl.reshape(tl.join(first, second).to(tl.bfloat16), (THREADS, DEPTH, _WORDS_OF_THREAD))
+        grad = tl.reshape(tl.join(first, second).to(tl.bfloat16), (DEPTH, THREADS * _WORDS_OF_THREAD))
         distance, _, left = place
         tile_ptr = grad_ptr + distance * UNIT
         tl.store(tile_ptr + lanes + depths, grad, mask=lanes < left - depths, eviction_policy="evict_first")
         place = _next_place(memory, place, TILE)
-        tile = _load_tile(memory, place, DEPTH, THREADS, "evict_first")
+        tile = _load_tile_again(memory, place, DEPTH, THREADS)

@@ -205,7 +205,7 @@ def _cross_entropy_kernel(
         # on its way while the row is read, and so is the second reading's first tile while threads wait for each other
         z_y = label_logit(logits_ptr, label, label, in_vocab, formula)
         lanes = read_pairs((logits_ptr, None), words, formula, first_rows is not None, DEPTH, LANES)
-        first_tile = load_first_tile((logits_ptr, None), words, DEPTH, LANES, "evict_first")
+        first_tile = load_first_tile((logits_ptr, None), words, DEPTH, LANES)
         highest, total = finish_pairs(lanes)
         z_sum, z_spread = 0.0, 0.0
     else:

@@ -164,7 +164,7 @@ def _split_row_kernel(
         label_ptr = word_pointer(row_memory, tl.where(in_vocab, label, 0))
         z_y = label_logit(label_ptr, label, 0, in_vocab, formula)
         read = read_pairs(row_memory, words, formula, first_rows is not None, DEPTH, LANES)
-        first_tile = load_first_tile(row_memory, words, DEPTH, LANES, "evict_first")
+        first_tile = load_first_tile(row_memory, words, DEPTH, LANES)
         highest, total = finish_pairs(read)
         z_sum, z_spread = 0.0, 0.0
     else:
