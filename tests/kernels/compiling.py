@@ -1,7 +1,8 @@
 """Compile every launch of every kernel for a GPU that need not be present.
 
 `python -m tests.kernels.compiling CAPABILITY CASE...` prints one JSON line per launch: kernel, case, number of
-16-byte loads, shared memory, and registers and spilled bytes per thread (null if Triton has no cuobjdump).
+16-byte loads and stores and of exponentials, shared memory, and registers and spilled bytes per thread (null if Triton
+has no cuobjdump).
 """
 
 import dataclasses
@@ -151,6 +152,7 @@ def main(capability: int, cases: list[str]) -> None:
                 name = compiled.name
                 launch = {"slot": slot, "case": case, "kernel": name, "wide_loads": wide_loads}
                 launch["wide_stores"] = len(re.findall(r"st\.global\S*\.v4", compiled.asm["ptx"]))
+                launch["exponentials"] = compiled.asm["ptx"].count("ex2.approx")
                 launch["shared_bytes"] = compiled.metadata.shared
                 print(json.dumps(launch | registers(compiled)), flush=True)
 

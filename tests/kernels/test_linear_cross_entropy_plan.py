@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
+from ligerprof.kernels.cross_entropy.tiles import OTHER_TIME, fastest_depth
+from ligerprof.kernels.linear_cross_entropy.blocks import split_words
 from ligerprof.kernels.linear_cross_entropy.plan import (
     BALANCED_BYTES,
     aligned,
@@ -157,3 +159,78 @@ def test_scratch_of_known_shapes(
         tokens=tokens, hidden=hidden, vocab=128256, element_bytes=2, budget=budget, gradient_bytes=gradient_bytes
     )
     assert (plan.scratch_tokens, plan.chunks, plan.chunk_tokens, plan.recomputed) == expected
+
+
+def waves_of_tiles(words: int, columns: int) -> int:
+    """Elements of whole waves of a product's tiles on 132 multiprocessors, two tiles at a time, of the best shape."""
+    shapes = ((256, 256), (320, 256), (256, 320), (384, 192), (192, 384))
+    return min(-(-(-(-words // high) * -(-columns // wide)) // 66) * 66 * high * wide for high, wide in shapes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "most_words", "blocks", "share"),
+    [
+        # the share of waves that is idle, next to that of equal blocks
+        (2048, 128256, 65024, (64896, 63360), 0.21),
+        (2048, 151936, 65024, (63360, 63360, 25216), 1.0),
+        (3584, 152064, 37152, (*[31616] * 4, 25600), 0.06),
+        # one block more, so that each fits into one tile of the row kernel
+        (3584, 256000, 37152, (*[32512] * 7, 28416), 0.17),
+        (3072, 128256, 43344, (*[32256] * 3, 31488), 0.45),
+    ],
+)
+def test_blocks_fill_waves_of_tiles(
+    tokens: int, vocab: int, most_words: int, blocks: tuple[int, ...], share: float
+) -> None:
+    sizes = {"tokens": tokens, "hidden": tokens, "row_tokens": tokens, "vocab": vocab, "last_words": 2 * tokens}
+    assert split_words(most_words, **sizes) == blocks
+    equal = [aligned(-(-vocab // len(blocks)))] * (len(blocks) - 1)
+    idle, of_equal = (
+        sum(waves_of_tiles(words, tokens) for words in layout) / (tokens * vocab) - 1
+        for layout in (blocks, (*equal, vocab - sum(equal)))
+    )
+    assert idle / of_equal == pytest.approx(share, abs=0.02)
+
+
+@given(
+    tokens=st.integers(1, 8192),
+    growth=st.integers(1, 4),
+    vocab=st.integers(1, 300_000),
+    most_words=st.integers(1, 100_000),
+    last_words=st.integers(0, 20_000),
+)
+def test_blocks_cover_the_vocabulary_where_there_is_room(
+    tokens: int, growth: int, vocab: int, most_words: int, last_words: int
+) -> None:
+    row_tokens = growth * tokens
+    sizes = {"tokens": tokens, "hidden": row_tokens, "row_tokens": row_tokens, "vocab": vocab}
+    blocks = split_words(most_words, **sizes, last_words=last_words)
+    if not blocks:
+        # equal blocks leave the most words for the last one
+        usable = most_words // 16 * 16
+        assert usable == 0 or vocab - (-(-vocab // usable) - 1) * aligned(-(-vocab // -(-vocab // usable))) < last_words
+        return
+    assert sum(blocks) == vocab
+    assert blocks[0] <= most_words
+    assert blocks[-1] >= max(last_words, 1)
+    assert all(words % 16 == 0 for words in blocks[:-1])
+    # each lies in the rows of the one before
+    assert all(tokens * aligned(after) <= row_tokens * before for before, after in pairwise(blocks))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "depth"),
+    [
+        ((64896, 63360), 4),
+        ((50656, 50656, 50624), 4),
+        ((42752,) * 3, 2),
+        ((16384,) * 8, 2),
+        ((8192,) * 15, 1),
+        # so many places of tiles stay empty that other kernels are faster
+        ((12288,) * 10, None),
+        ((4016,) * 31, None),
+    ],
+)
+def test_rows_in_blocks_are_read_in_the_fastest_tiles(sizes: tuple[int, ...], depth: int | None) -> None:
+    time, found = fastest_depth(sizes)
+    assert (found if time <= OTHER_TIME else None) == depth

@@ -8,8 +8,9 @@ from ligerprof.kernels.cross_entropy.tiles import OTHER_TIME, PAIRS_DEPTH, faste
 # Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
 ROW_ALIGNMENT_ELEMENTS = 16
 
-# On an H100 or H200 with 132 multiprocessors, cuBLAS computes a bf16 product in waves of 66 pairs of tiles, each pair of
-# one of these shapes: the one with which it takes least time
+# on the 132 multiprocessors of an H100 or H200, cuBLAS computes a bf16 product in waves of 66 pairs of tiles. A pair has
+# one of these shapes, with which times per element are the same within 1 % (benchmarks/NOTES.md); as it does not tell
+# which one it takes, the one with the fewest elements is assumed
 _PAIRS_PER_WAVE = 66
 _PAIRS = ((256, 256), (320, 256), (256, 320), (384, 192), (192, 384))
 _TILE_WORDS = 128
