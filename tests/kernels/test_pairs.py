@@ -40,8 +40,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         launches.extend([memories[0].shape[0]] * paired)
         return paired
 
-    monkeypatch.setattr(rows, "PAIRED_WORDS", 16)
-    for name, value in {"PAIRS_DEPTH": DEPTH, "PAIRS_THREADS": THREADS, "OTHER_TIME": float("inf")}.items():
+    tiny = {"PAIRED_WORDS": 16, "PAIRS_DEPTH": DEPTH, "PAIRS_THREADS": THREADS, "OTHER_TIME": float("inf")}
+    for name, value in tiny.items():
         monkeypatch.setattr(tiles, name, value)
     for module in (rows, split_rows):
         monkeypatch.setattr(module, "is_paired", recorded)

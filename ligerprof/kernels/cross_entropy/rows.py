@@ -57,8 +57,6 @@ _MIN_WARPS = 4
 # loaded per lane at a time: fewer where long formulas or many addresses take the registers
 _BYTES_PER_LANE = 16
 _FEWER_BYTES_PER_LANE = 8
-# rows of more words than this are read in pairs, if they can be; narrower rows are left to smaller programs
-PAIRED_WORDS = 65536
 _THREADS_PER_WARP = 32
 # a launch of fewer rows per multiprocessor ends before it has made up for the wait
 _ROWS_WORTH_WAITING = 3
@@ -275,7 +273,7 @@ def is_paired(arguments: LossArguments, memories: Sequence[Tensor], elements: Se
         elements: numbers of words, and other distances in memory.
     """
     first, is_plain = memories[0], not arguments.has_long_formula and arguments.class_weight_V is None
-    if arguments.words <= PAIRED_WORDS or not is_plain or first.dtype != torch.bfloat16:
+    if arguments.words <= tiles.PAIRED_WORDS or not is_plain or first.dtype != torch.bfloat16:
         return False
     if is_simulated() or (first.is_cuda and not is_hopper(first.device)):
         return False

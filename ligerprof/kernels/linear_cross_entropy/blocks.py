@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ligerprof.kernels.cross_entropy.tiles import OTHER_TIME, PAIRS_DEPTH, fastest_depth, tile_words
+from ligerprof.kernels.cross_entropy.tiles import OTHER_TIME, PAIRED_WORDS, PAIRS_DEPTH, fastest_depth, tile_words
 
 # Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
 ROW_ALIGNMENT_ELEMENTS = 16
 
-# on the 132 multiprocessors of an H100 or H200, cuBLAS computes a bf16 product in waves of 66 pairs of tiles. A pair has
-# one of these shapes, with which times per element are the same within 1 % (benchmarks/NOTES.md); as it does not tell
-# which one it takes, the one with the fewest elements is assumed
+# on the 132 multiprocessors of an H100 or H200, cuBLAS computes a bf16 product in waves of 66 pairs of tiles. A pair
+# has one of these shapes, with which times per element are the same within 1 % (benchmarks/NOTES.md). Nothing tells
+# which one cuBLAS takes; the one with the fewest elements is assumed
 _PAIRS_PER_WAVE = 66
 _PAIRS = ((256, 256), (320, 256), (256, 320), (384, 192), (192, 384))
 _TILE_WORDS = 128
@@ -64,10 +64,14 @@ def _tiles(words: int, columns: int) -> int:
 
 
 def _even(most_words: int, vocab: int) -> Iterator[tuple[int, ...]]:
-    """Blocks of one size: as few as possible, or such that each fits into a tile of the row kernel."""
+    """Blocks of one size: as few as possible, or such that each fits into a tile of the row kernel.
+
+    Rows that are not read in pairs have blocks as narrow as can be: wide ones leave half a tile idle.
+    """
     for most in {most_words, min(most_words, tile_words(PAIRS_DEPTH))}:
         count = -(-vocab // most)
-        for size in _sizes(aligned(-(-vocab // count)), most):
+        equal = aligned(-(-vocab // count))
+        for size in _sizes(equal, most if vocab > PAIRED_WORDS else equal):
             last = vocab - (count - 1) * size
             if last < 1:
                 break
