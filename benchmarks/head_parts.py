@@ -23,7 +23,8 @@ from head_grid import BOUND, FLOOR, SHAPES, bench_shape, bound, plan_of
 from torch import Tensor
 
 from ligerprof.kernels.linear_cross_entropy import chunks
-from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, ChunkPlan, aligned
+from ligerprof.kernels.linear_cross_entropy.blocks import aligned
+from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, ChunkPlan
 from ligerprof.runs.bench.calls import BoundCall, make_tensors
 from ligerprof.runs.bench.machine import CudaClock, CudaMachine
 from ligerprof.runs.bench.operations import OPERATIONS, Maker

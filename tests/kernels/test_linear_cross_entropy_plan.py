@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
 from ligerprof.kernels.cross_entropy.tiles import OTHER_TIME, fastest_depth
-from ligerprof.kernels.linear_cross_entropy.blocks import split_words
+from ligerprof.kernels.linear_cross_entropy.blocks import aligned, split_words
 from ligerprof.kernels.linear_cross_entropy.plan import (
     BALANCED_BYTES,
-    aligned,
     lean_chunk_tokens,
     plan_chunks,
 )

@@ -19,7 +19,8 @@ from ligerprof.kernels.cross_entropy.parallel import even_share, loss_and_gradie
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
 from ligerprof.kernels.cross_entropy.split_rows import loss_and_gradient_of_blocks
 from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
-from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, aligned, plan_chunks
+from ligerprof.kernels.linear_cross_entropy.blocks import aligned
+from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
 
 # a block of the vocabulary, and a chunk's logits [C, B] for it
 _Block = tuple[slice, Tensor]
