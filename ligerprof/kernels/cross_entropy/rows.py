@@ -51,7 +51,6 @@ _MIN_LANES = 1024
 _ROW_BYTES_PER_LANE = 32
 _REGISTERS = 64
 _SHORT_LANES = 1024
-_SHORT_WORDS = 16384
 _LANES_PER_WARP = 256
 _MIN_WARPS = 4
 # loaded per lane at a time: fewer where long formulas or many addresses take the registers
@@ -98,7 +97,7 @@ def tile_of_blocks(words: int, *, element_bytes: int, is_long: bool) -> dict[str
     """The launch config of aligned rows in blocks of up to this many words."""
     # a tile of few elements per thread keeps too little of one row in flight, and the end of each block leaves half a
     # tile idle: rows of short blocks are read by many small programs
-    is_short = words <= _SHORT_WORDS
+    is_short = words <= tiles.SHORT_WORDS
     lanes = min(_SHORT_LANES if is_short else _MAX_LANES, next_power_of_2(max(words, 1)))
     depth = _elements_per_lane(words, lanes, element_bytes, narrow=is_long or is_short)
     return {"LANES": lanes, "DEPTH": depth, "num_warps": _warps(lanes)}

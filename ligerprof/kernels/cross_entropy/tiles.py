@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 # rows of more words than this are read in pairs, if they can be; narrower rows are left to smaller programs
 PAIRED_WORDS = 65536
+# rows in blocks of no more words than this, if they are not read in pairs, are read by many small programs
+SHORT_WORDS = 16384
 PAIRS_THREADS = 1024
 # words that a thread has next to each other, and how often it has so many, at most
 WORDS_OF_THREAD = 8

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ligerprof.kernels.cross_entropy.tiles import OTHER_TIME, PAIRED_WORDS, PAIRS_DEPTH, fastest_depth, tile_words
+from ligerprof.kernels.cross_entropy.tiles import (
+    OTHER_TIME,
+    PAIRED_WORDS,
+    PAIRS_DEPTH,
+    SHORT_WORDS,
+    fastest_depth,
+    tile_words,
+)
 
 # Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
 ROW_ALIGNMENT_ELEMENTS = 16
@@ -66,12 +73,13 @@ def _tiles(words: int, columns: int) -> int:
 def _even(most_words: int, vocab: int) -> Iterator[tuple[int, ...]]:
     """Blocks of one size: as few as possible, or such that each fits into a tile of the row kernel.
 
-    Rows that are not read in pairs have blocks as narrow as can be: wide ones leave half a tile idle.
+    Where rows are not read in pairs, blocks are not made wider than the small programs read: wide ones take twice the
+    time, with half a tile idle.
     """
     for most in {most_words, min(most_words, tile_words(PAIRS_DEPTH))}:
         count = -(-vocab // most)
         equal = aligned(-(-vocab // count))
-        for size in _sizes(equal, most if vocab > PAIRED_WORDS else equal):
+        for size in _sizes(equal, most if vocab > PAIRED_WORDS else min(most, SHORT_WORDS)):
             last = vocab - (count - 1) * size
             if last < 1:
                 break
