@@ -141,7 +141,8 @@ def _fetch_tile(memory, place, TILE: tl.constexpr):
 def _places(WIDTH: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
     """Places of a tile's elements, of which a thread has WIDTH next to each other: [1, T * WIDTH] plus [DEPTH, 1].
 
-    Both dimensions of a thread's place are one here, so that no thread shares words of its depths with others.
+    Threads and their elements form one dimension. With two, Triton spreads the depths over several threads, which then
+    exchange their sums for each tile.
     """
     lanes = tl.arange(0, THREADS * WIDTH)[None, :]
     # added to a pointer one after the other, so that depths are constants in the addresses

@@ -21,8 +21,8 @@ ROW_ALIGNMENT_ELEMENTS = 16
 _PAIRS_PER_WAVE = 66
 _PAIRS = ((256, 256), (320, 256), (256, 320), (384, 192), (192, 384))
 _TILE_WORDS = 128
-# what takes as long as so many multiply-adds of a bf16 product on an H200 (benchmarks/NOTES.md): the row kernel, per
-# logit, and one more block, per element of the hidden states' gradient, to which it adds its product
+# times on an H200, in multiply-adds of a bf16 product that take as long (benchmarks/NOTES.md): the row kernel's per
+# logit, and that of adding a block's product to the hidden states' gradient, per element of that gradient
 _ROW_PRODUCTS = 440
 _BLOCK_PRODUCTS = 1500
 
@@ -76,7 +76,7 @@ def _even(most_words: int, vocab: int) -> Iterator[tuple[int, ...]]:
     Where rows are not read in pairs, blocks are not made wider than the small programs read: wide ones take twice the
     time, with half a tile idle.
     """
-    for most in {most_words, min(most_words, tile_words(PAIRS_DEPTH))}:
+    for most in dict.fromkeys((most_words, min(most_words, tile_words(PAIRS_DEPTH)))):
         count = -(-vocab // most)
         equal = aligned(-(-vocab // count))
         for size in _sizes(equal, most if vocab > PAIRED_WORDS else min(most, SHORT_WORDS)):
