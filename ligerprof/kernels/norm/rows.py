@@ -210,6 +210,9 @@ def _norm_bwd_kernel(
                 weighted = dy * (weight if HOLD_WEIGHT else _widen_again(narrow_weight))[None, :]
         else:
             dy = dy.to(tl.float32)
+        if BLOCK == 1 and mean_ptr is not None:
+            # both are one product: fused into a multiply-add, their difference would be the product's rounding error
+            weighted, level = 0.0, 0.0
         dx = rstd * (weighted - normed * along - level)
         if sum_grad_ptr is not None:
             dx += tl.load(sum_grad_ptr + row64 * sum_grad_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
