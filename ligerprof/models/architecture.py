@@ -85,6 +85,7 @@ class Rotary:
         upcasts: whether query and key are cast to fp32 first, or each of its two factors of cos and sin is.
         expands_tables: whether each layer makes its own tables from halves of the decoder's.
         joins_last: whether both rotated parts are there before the first one is concatenated with its rest.
+        holds_parts: whether the attention's variables hold the rotated parts and the rests until it returns.
         when: the config key that turns the rotation on, and the value that does; None: it is always on.
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
@@ -104,6 +105,7 @@ class Rotary:
     upcasts: Literal["first", "factors"] | None = None
     expands_tables: bool = False
     joins_last: bool = False
+    holds_parts: bool = False
     when: tuple[str, str] | None = None
     layers: LayerChoice | None = None
     only_with_window: Literal["never", "unless off"] | None = None

@@ -183,8 +183,9 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
         query, key = _norm_heads(context, query, key, name)
     turned_query, turned_key = query, key
     if context.rotates:
-        turned_query, turned_key = rotate_both(context, query, key)
+        turned_query, turned_key, *parts = rotate_both(context, query, key)
         tape.release(query, key)
+        joined += parts
     if row.scales_query:
         turned_query = renamed(context, turned_query, scale(context, turned_query))
     if row.norms_rotated:

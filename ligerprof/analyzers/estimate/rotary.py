@@ -13,8 +13,12 @@ from ligerprof.models.architecture import Feature, Rotary
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
-def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
-    """apply_rotary_pos_emb, or the kernel in its place: each of the two has its share of the kernel's memory."""
+def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, ...]:
+    """apply_rotary_pos_emb, or the kernel in its place: each of the two has its share of the kernel's memory.
+
+    Returns:
+        The rotated query and key, and what the attention's variables hold besides.
+    """
     slot = find_slot(Feature.ROTARY).name
     if not context.is_fused(slot):
         return _rotate_by_reference(context, query, key) if slot in context.kernels else _rotate(context, query, key)
@@ -105,7 +109,7 @@ def _table_bytes(context: Context) -> int:
     return FP32_BYTES if has_fp32_tables(context.recipe) else context.stream_bytes
 
 
-def _rotate(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
+def _rotate(context: Context, query: Value, key: Value) -> tuple[Value, ...]:
     """apply_rotary_pos_emb as the architecture writes it."""
     row = context.spec.architecture.attention.rotary
     assert row is not None
@@ -125,7 +129,7 @@ def _rotate(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
             turned = cast
         tape.release(*read)
     tape.release(*tables.expanded)
-    return turned[0], turned[1]
+    return tuple(turned)
 
 
 def _make_tables(context: Context, row: Rotary) -> _Tables:
@@ -137,12 +141,15 @@ def _make_tables(context: Context, row: Rotary) -> _Tables:
 
 
 def _rotate_parts(context: Context, row: Rotary, query: Value, key: Value, tables: _Tables) -> list[Value]:
-    """Rotate a part of each head, and concatenate it with the rest."""
+    """Rotate a part of each head, and concatenate it with the rest; then the parts that variables hold."""
     parts = [_cut_rotated(context, item) for item in (query, key)]
     if not row.joins_last:
         return [_join_rotated(context, _turn(context, part, tables), part, rest) for part, rest in parts]
     turned = [_turn(context, part, tables) for part, _ in parts]
-    return [_join_rotated(context, item, *part) for item, part in zip(turned, parts, strict=True)]
+    held = (*turned, *(rest for _, rest in parts)) if row.holds_parts else ()
+    for item in held:
+        context.tape.name(item)
+    return [*(_join_rotated(context, item, *part) for item, part in zip(turned, parts, strict=True)), *held]
 
 
 def _cut_rotated(context: Context, value: Value) -> tuple[Value, Value]:

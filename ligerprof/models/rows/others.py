@@ -172,7 +172,7 @@ ROWS = (
         layer_norms=LayerNorms(
             parallel="stream", parallel_when="use_parallel_residual", held=("attention input", "attention output")
         ),
-        attention=Attention(splits_hidden=True, rotary=_PARTIAL),
+        attention=Attention(splits_hidden=True, rotary=replace(_PARTIAL, holds_parts=True)),
         residual_dropout=ResidualDropout(
             after_attention=None, after_mlp="dropout", dropout=Dropout(key="hidden_dropout")
         ),
@@ -200,7 +200,7 @@ ROWS = (
         final_norm="model.final_layernorm",
         head_bias=True,
         norm=_LAYER_NORM,
-        attention=Attention(out="dense", rotary=_PARTIAL),
+        attention=Attention(out="dense", rotary=replace(_PARTIAL, holds_parts=True)),
         mlp=Mlp(
             gate=None, inputs=("fc1",), down="fc2", activation="activation_fn", function=("hidden_act", "gelu_new")
         ),

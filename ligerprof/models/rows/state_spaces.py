@@ -104,6 +104,7 @@ ROWS = (
         GRANITE_SHARED,
         model_type="granitemoehybrid",
         class_prefix="GraniteMoeHybrid",
+        aliases={"layers_block_type": "layer_types"},
         defaults={**_SIZES, **GRANITE_SHARED.defaults, "shared_intermediate_size": 1024},
         tensors=(*GRANITE_SHARED.tensors[len(CONFIGURED_ATTENTION) :], *_INSTEAD),
         attention=Attention(rotary=Rotary(when=("position_embedding_type", "rope"))),
