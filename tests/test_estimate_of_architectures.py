@@ -282,6 +282,11 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"liger": "rms", "reentrant": True, "loss": "torch-linear", "seq": 512, "optimizer": "sgd"},
     ),
     "parts of heads that attention holds": ("stablelm", {}, {**_ADAPTED, "eval_batch": 8}),
+    "a head that is cast before autocast reads it": (
+        "nemotron",
+        {"vocab_size": 20_000},
+        {"loss": "chunked-nll", "precision": "amp", "seq": 64},
+    ),
     "kept products of many chunks": (
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64},

@@ -111,7 +111,7 @@ def _nll_of_chunk(context: Context, weight: Weight, hidden: Value, tape: Tape) -
     # `weight.to(hidden.dtype).t()`, which is not a leaf: autocast does not keep its copy
     for width in (hidden.width, context.half_bytes or hidden.width):
         narrower = _cast_weight(tape, read_weight, width)
-        if isinstance(read_weight, Value):
+        if isinstance(read_weight, Value) and narrower is not read_weight:
             tape.release(read_weight)
         read_weight = narrower
     read = own.autocast(hidden)
