@@ -281,7 +281,11 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"layer_types": ["full_attention"] * 2},
         {"liger": "rms", "reentrant": True, "loss": "torch-linear", "seq": 512, "optimizer": "sgd"},
     ),
-    "parts of heads that attention holds": ("stablelm", {}, {**_ADAPTED, "eval_batch": 8}),
+    "parts of heads that attention holds": (
+        "stablelm",
+        {"vocab_size": 100, "intermediate_size": 64},
+        {"eval_batch": 16, "seq": 512, "optimizer": "sgd"},
+    ),
     "a head that is cast before autocast reads it": (
         "nemotron",
         {"vocab_size": 20_000},
