@@ -291,6 +291,11 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"vocab_size": 20_000},
         {"loss": "chunked-nll", "precision": "amp", "seq": 64},
     ),
+    "kept products by limited coefficients": (
+        "gemma3n_text",
+        {"layer_types": ["full_attention"] * 2, "num_kv_shared_layers": 0, "activation_sparsity_pattern": None},
+        {"selective": "torchtitan", "optimizer": "sgd"},
+    ),
     "kept products of many chunks": (
         "qwen3_5_text",
         {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_value_head_dim": 64},

@@ -15,6 +15,7 @@ from ligerprof.analyzers.estimate.operations import (
     linear,
     multiply,
     multiply_wide,
+    product_operator,
     renamed,
     saved_factors,
     scale,
@@ -169,6 +170,8 @@ def _correction(context: Context, modalities: Value, name: str) -> Value:
                 saves=saved_factors(read, factor),
                 gradient_is_view=True,
                 is_product=True,
+                operator=product_operator(None),
+                factor=(sizes.count, sizes.count),
             )
         )
         tape.release(read, factor, clamped)
