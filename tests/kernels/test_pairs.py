@@ -143,7 +143,7 @@ def test_chunks_whose_logits_are_computed_twice(launches: list[int], device: tor
 def test_rows_in_blocks(
     tokens: int, blocks: tuple[int, ...], accumulate_fp32: bool, launches: list[int], device: torch.device
 ) -> None:
-    """Tiles lie in one block or in two."""
+    """Each tile lies in one block, whose last tile is partly empty."""
     hidden, vocab, budget = tokens, sum(blocks), blocks[0] * tokens * 2 + 4000
     assert plan_of(tokens, hidden, vocab, budget, 4 if accumulate_fp32 else 2).blocks == blocks
     options = LossOptions(budget=budget, accumulate_fp32=accumulate_fp32, z_loss=1e-3)

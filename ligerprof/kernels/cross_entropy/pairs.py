@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-from ligerprof.kernels.cross_entropy import tiles
 from ligerprof.kernels.cross_entropy.formulas import (
     LOWEST,
     exponent,
@@ -29,10 +28,11 @@ from ligerprof.kernels.cross_entropy.formulas import (
     scaled_logits,
     softmax_factor,
 )
+from ligerprof.kernels.cross_entropy.tiles import WORDS_OF_THREAD
 
 # pairs that a thread loads at once
 _PAIRS = tl.constexpr(4)
-_WORDS_OF_THREAD = tl.constexpr(tiles.WORDS_OF_THREAD)
+_WORDS_OF_THREAD = tl.constexpr(WORDS_OF_THREAD)
 _WORD_BYTES = tl.constexpr(2)
 # of distances, in elements
 UNIT = tl.constexpr(16)
@@ -151,13 +151,20 @@ def _places(WIDTH: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
 
 
 @triton.jit
+def _pairs_of_tile(memory, place, DEPTH: tl.constexpr, THREADS: tl.constexpr):
+    """Pointers to a tile's pairs [DEPTH, T * P], and their places as two parts of a sum."""
+    first_ptr, _ = memory
+    distance, _, _ = place
+    lanes, depths = _places(_PAIRS, DEPTH, THREADS)
+    return (first_ptr + distance * UNIT).to(tl.pointer_type(tl.int32)) + lanes + depths, lanes, depths
+
+
+@triton.jit
 def _load_tile(memory, place, DEPTH: tl.constexpr, THREADS: tl.constexpr):
     """A tile's pairs [DEPTH, T, P]; words of -inf beyond the block's."""
-    first_ptr, _ = memory
-    distance, _, left = place
-    lanes, depths = _places(_PAIRS, DEPTH, THREADS)
-    pairs_ptr = (first_ptr + distance * UNIT).to(tl.pointer_type(tl.int32)) + lanes + depths
-    # a masked load first sets its registers
+    pairs_ptr, lanes, depths = _pairs_of_tile(memory, place, DEPTH, THREADS)
+    _, _, left = place
+    # a masked load first sets its registers. A mask computed before the branch would take some throughout the loop
     if left >= THREADS * DEPTH * _WORDS_OF_THREAD:
         pairs = tl.load(pairs_ptr, eviction_policy="evict_last")
     else:
@@ -168,10 +175,8 @@ def _load_tile(memory, place, DEPTH: tl.constexpr, THREADS: tl.constexpr):
 @triton.jit
 def _load_tile_again(memory, place, DEPTH: tl.constexpr, THREADS: tl.constexpr):
     """A tile's pairs [DEPTH, T, P]; what lies beyond the block's words is not defined."""
-    first_ptr, _ = memory
-    distance, _, left = place
-    lanes, depths = _places(_PAIRS, DEPTH, THREADS)
-    pairs_ptr = (first_ptr + distance * UNIT).to(tl.pointer_type(tl.int32)) + lanes + depths
+    pairs_ptr, lanes, depths = _pairs_of_tile(memory, place, DEPTH, THREADS)
+    _, _, left = place
     pairs = tl.load(pairs_ptr, mask=lanes < left // 2 - depths, eviction_policy="evict_first")
     return tl.reshape(pairs, (DEPTH, THREADS, _PAIRS))
 
@@ -199,35 +204,37 @@ def _higher_words(pairs, others):
 
 
 @triton.jit
-def _highest_words(tile, formula, IS_GPU: tl.constexpr):
-    """Each thread's highest logit of a tile."""
+def _highest_words(tile, first, second, formula, ON_GPU: tl.constexpr):
+    """Each thread's highest logit of a tile, whose pairs have these two words."""
     _, _, logit_scale, _, _ = formula
-    if IS_GPU and logit_scale is None:
-        first, second = _words_of(tl.reduce(tl.reduce(tile, 2, _higher_words), 0, _higher_words), formula)
-        highest = tl.maximum(first, second)
+    if ON_GPU and logit_scale is None:
+        highest, other = _words_of(tl.reduce(tl.reduce(tile, 2, _higher_words), 0, _higher_words), formula)
+        highest = tl.maximum(highest, other)
     else:
-        first, second = _words_of(tile, formula)
         highest = tl.max(tl.max(tl.maximum(first, second), 2), 0)
     return highest
 
 
 @triton.jit
-def read_pairs(memory, words, formula, FETCHES: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
-    """Each thread's highest logit, and sum of exponentials relative to it."""
+def read_pairs(memory, words, formula, ON_GPU: tl.constexpr, DEPTH: tl.constexpr, THREADS: tl.constexpr):
+    """Each thread's highest logit, and sum of exponentials relative to it.
+
+    ON_GPU, instead of in the interpreter, tiles are fetched ahead and pairs compared by instructions of the GPU.
+    """
     highest = tl.full([THREADS], LOWEST, tl.float32)
     total = tl.zeros([THREADS], tl.float32)
     TILE: tl.constexpr = THREADS * DEPTH * _WORDS_OF_THREAD
     place = _first_place(memory, words)
     tile = _load_tile(memory, place, DEPTH, THREADS)
     place = _next_place(memory, place, TILE)
-    if FETCHES:
+    if ON_GPU:
         _fetch_tile(memory, place, TILE)
     for _ in range(_tiles(memory, words, TILE)):
         after = _next_place(memory, place, TILE)
-        if FETCHES:
+        if ON_GPU:
             _fetch_tile(memory, after, TILE)
         first, second = _words_of(tile, formula)
-        new_highest = tl.maximum(highest, _highest_words(tile, formula, FETCHES))
+        new_highest = tl.maximum(highest, _highest_words(tile, first, second, formula, ON_GPU))
         norm = (new_highest[None, :, None], 0.0)
         powers = tl.exp2(exponent(first, norm, tl.bfloat16)) + tl.exp2(exponent(second, norm, tl.bfloat16))
         total = total * relative_exp(highest, new_highest) + tl.sum(tl.sum(powers, 2), 0)
@@ -247,7 +254,7 @@ def finish_pairs(lanes):
 def store_pairs_gradient(
     tile,
     memory,
-    grad_memory,
+    grad_ptr,
     words,
     formula,
     terms,
@@ -258,10 +265,9 @@ def store_pairs_gradient(
     DEPTH: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """What `store_words_gradient` does, for a row whose first tile is loaded."""
+    """What `store_words_gradient` does, for a row whose first tile is loaded; blocks lie as those of the logits."""
     TILE: tl.constexpr = THREADS * DEPTH * _WORDS_OF_THREAD
     of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
-    grad_ptr, _ = grad_memory
     lanes, depths = _places(_WORDS_OF_THREAD, DEPTH, THREADS)
     place = _first_place(memory, words)
     for _ in range(_tiles(memory, words, TILE)):

@@ -11,6 +11,7 @@ from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.blocks import count_words, finish_rows, gradient_of_words
 from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
 from ligerprof.kernels.options import VocabularyShard
+from ligerprof.kernels.sizes import ceil_div
 
 
 def loss_and_gradient_of_shard(
@@ -71,7 +72,7 @@ def sum_over_ranks(grad: Tensor, shard: VocabularyShard) -> None:
 
 def even_share(shard: VocabularyShard) -> int:
     """The most words of a rank if the vocabulary is split evenly, which each rank knows of all others."""
-    return -(-shard.vocab // distributed.get_world_size(shard.group))
+    return ceil_div(shard.vocab, distributed.get_world_size(shard.group))
 
 
 def check_shard(kernel: str, shard: VocabularyShard, words: int) -> None:

@@ -232,7 +232,7 @@ def _cross_entropy_kernel(
             store_pairs_gradient(
                 first_tile,
                 (logits_ptr, None),
-                (grad_ptr, None),
+                grad_ptr,
                 words,
                 formula,
                 terms,

@@ -200,7 +200,7 @@ def _split_row_kernel(
     others = (lse_grad_ptr, entropy_grad_ptr, token, chain, entropy)
     if PAIRED:
         store_pairs_gradient(
-            first_tile, row_memory, row_memory, words, formula, terms, z_weight, scale, norm, others, DEPTH, LANES
+            first_tile, row_memory, first_ptr, words, formula, terms, z_weight, scale, norm, others, DEPTH, LANES
         )
     else:
         start = tl.cast(0, tl.int32)

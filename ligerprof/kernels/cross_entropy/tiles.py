@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from ligerprof.kernels.sizes import round_up
+
 # rows of more words than this are read in pairs, if they can be; narrower rows are left to smaller programs
 PAIRED_WORDS = 65536
 # rows in blocks of no more words than this, if they are not read in pairs, are read by many small programs
 SHORT_WORDS = 16384
 PAIRS_THREADS = 1024
-# words that a thread has next to each other, and how often it has so many, at most
+# consecutive words per thread, and the most groups of so many that a thread has of a tile
 WORDS_OF_THREAD = 8
 PAIRS_DEPTH = 4
 
@@ -31,8 +33,7 @@ def fastest_depth(sizes: Sequence[int]) -> tuple[float, int]:
     """
 
     def time(depth: int) -> float:
-        tile = tile_words(depth)
-        places = sum(-(-size // tile) for size in sizes) * tile
+        places = sum(round_up(size, tile_words(depth)) for size in sizes)
         return _TIME_OF_DEPTH[depth] * (1 + _SHARE_OF_PLACES * (places / sum(sizes) - 1))
 
     return min((time(PAIRS_DEPTH >> halvings), PAIRS_DEPTH >> halvings) for halvings in range(PAIRS_DEPTH.bit_length()))

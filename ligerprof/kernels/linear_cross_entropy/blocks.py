@@ -11,6 +11,7 @@ from ligerprof.kernels.cross_entropy.tiles import (
     fastest_depth,
     tile_words,
 )
+from ligerprof.kernels.sizes import ceil_div, round_up
 
 # Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
 ROW_ALIGNMENT_ELEMENTS = 16
@@ -37,7 +38,7 @@ def split_words(
     last one, or grow.
 
     Args:
-        most_words: words of the first block, at most; it has a multiple of 16.
+        most_words: words of the first block, at most; rounded down to a multiple of 16.
         tokens: rows of each block.
         row_tokens: tokens whose logits for a block fit into the block's rows of the head's gradient.
         last_words: words of the last block, at least.
@@ -64,8 +65,8 @@ def _tiles(words: int, columns: int) -> int:
     """Elements of the waves of tiles of a product of [words, columns] elements."""
 
     def elements(high: int, wide: int) -> int:
-        waves = -(-(-(-words // high) * -(-columns // wide)) // _PAIRS_PER_WAVE)
-        return waves * _PAIRS_PER_WAVE * high * wide
+        pairs = ceil_div(words, high) * ceil_div(columns, wide)
+        return round_up(pairs, _PAIRS_PER_WAVE) * high * wide
 
     return min(elements(*pair) for pair in _PAIRS)
 
@@ -77,8 +78,8 @@ def _even(most_words: int, vocab: int) -> Iterator[tuple[int, ...]]:
     time, with half a tile idle.
     """
     for most in dict.fromkeys((most_words, min(most_words, tile_words(PAIRS_DEPTH)))):
-        count = -(-vocab // most)
-        equal = aligned(-(-vocab // count))
+        count = ceil_div(vocab, most)
+        equal = aligned(ceil_div(vocab, count))
         for size in _sizes(equal, most if vocab > PAIRED_WORDS else min(most, SHORT_WORDS)):
             last = vocab - (count - 1) * size
             if last < 1:
@@ -89,7 +90,7 @@ def _even(most_words: int, vocab: int) -> Iterator[tuple[int, ...]]:
 def _growing(most_words: int, tokens: int, row_tokens: int, vocab: int) -> Iterator[tuple[int, ...]]:
     """Blocks that grow, if they are fewer than blocks of one size."""
     count = len(_grow(most_words, tokens, row_tokens, vocab))
-    if count < -(-vocab // most_words):
+    if count < ceil_div(vocab, most_words):
         for first in _sizes(_smallest_first(most_words, count, tokens, row_tokens, vocab), most_words):
             yield _grow(first, tokens, row_tokens, vocab)
 
@@ -128,8 +129,3 @@ def _grow(words: int, tokens: int, row_tokens: int, vocab: int, at_most: int | N
 def aligned(elements: int) -> int:
     """The stride of rows of this many elements."""
     return round_up(elements, ROW_ALIGNMENT_ELEMENTS)
-
-
-def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple that is no smaller."""
-    return -(-value // multiple) * multiple

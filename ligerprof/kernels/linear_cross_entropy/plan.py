@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
-from ligerprof.kernels.linear_cross_entropy.blocks import ROW_ALIGNMENT_ELEMENTS, aligned, round_up, split_words
+from ligerprof.kernels.linear_cross_entropy.blocks import ROW_ALIGNMENT_ELEMENTS, aligned, split_words
+from ligerprof.kernels.sizes import ceil_div, round_up
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.units import MIB, format_bytes
 
@@ -111,7 +112,7 @@ def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
     # tokens whose logits for some words fit into those words' rows of the head's gradient
     row_tokens = hidden * gradient_bytes // element_bytes
     # of the last block, per token: in their rows the hidden states' gradient is summed in fp32
-    sum_words = -(-FP32_BYTES // gradient_bytes) if gradient_bytes else 0
+    sum_words = ceil_div(FP32_BYTES, gradient_bytes) if gradient_bytes else 0
     all_statistics_bytes = tokens * statistics_bytes(entropy=entropy)
 
     def is_recomputed(scratch_tokens: int) -> bool:
@@ -142,7 +143,7 @@ def plan_chunks(  # noqa: PLR0913 - sizes and what is wanted, all by name
         scratch_tokens=scratch_tokens,
         blocks=blocks,
         chunk_tokens=chunk_tokens,
-        chunks=-(-others // chunk_tokens) if others else 0,
+        chunks=ceil_div(others, chunk_tokens) if others else 0,
         recomputed=recomputed,
         row_elements=row_elements,
         workspace_bytes=max(chunk_bytes, scratch_bytes),
@@ -162,8 +163,8 @@ def _plan_scratch(
 
 def lean_chunk_tokens(*, tokens: int, hidden: int, vocab: int) -> int:
     """Tokens of liger-kernel 0.8.5's chunk: the power of two that makes logits about as large as hidden states."""
-    growth = -(-vocab // hidden)
-    share = -(-tokens // growth)
+    growth = ceil_div(vocab, hidden)
+    share = ceil_div(tokens, growth)
     return min(1 << (share - 1).bit_length(), tokens)
 
 
@@ -189,7 +190,7 @@ def _equal_chunks(tokens: int, largest: int) -> int:
     if largest >= tokens:
         return tokens
     smallest = min(_tile_tokens(largest), _SMALL_TILE_TOKENS)
-    share = -(-tokens // -(-tokens // (largest // smallest * smallest)))
+    share = ceil_div(tokens, ceil_div(tokens, largest // smallest * smallest))
     size = round_up(share, _tile_tokens(largest))
     return size if size <= largest else round_up(share, smallest)
 

@@ -74,9 +74,9 @@ class ParameterGradients:
         written_D = [total_D for total_D in self.totals_D if total_D is not None]
         # torch.compile copies a view that a kernel writes, and torch 2.11 fails to do so if the number of heads varies:
         # there, each parameter has memory of its own
-        groups = (
-            [[total_D] for total_D in written_D] if torch.compiler.is_compiling() else [written_D] if written_D else []
-        )
+        groups = [[total_D] for total_D in written_D]
+        if written_D and not torch.compiler.is_compiling():
+            groups = [written_D]
         self._sums = [(_memory_for(group_D, programs * columns), group_D) for group_D in groups]
         slabs = iter([slab for memory, group_D in self._sums for slab in _slabs(memory, group_D)])
         self.partials_PD = [None if total_D is None else next(slabs) for total_D in self.totals_D]
