@@ -162,6 +162,7 @@ class FeatureExtractor:
             self._program.cached[blocks],
             self._program.regions.selected[blocks],
             self._program.regions.inputs[blocks],
+            self._program.regions.outside[blocks],
             self._program.feeds_pass[blocks],
             self._program.follows_pass[blocks],
             self._program.older_weights[blocks],
@@ -195,6 +196,7 @@ class FeatureExtractor:
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
         yield Feature.SELECTED, bool(self._program.regions.selected[block])
         yield Feature.REGION_INPUT, bool(self._program.regions.inputs[block])
+        yield Feature.OUTSIDE_REGIONS, bool(self._program.regions.outside[block])
         yield Feature.IN_CACHE, bool(self._program.cached[block])
         yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
         yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])

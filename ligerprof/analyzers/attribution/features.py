@@ -36,6 +36,7 @@ class Feature(Enum):
     CHECKPOINTING = auto()
     SELECTED = auto()
     REGION_INPUT = auto()
+    OUTSIDE_REGIONS = auto()
     IN_LAYER = auto()
     AFTER_LAYERS = auto()
     IN_EMBEDDING = auto()

@@ -265,12 +265,17 @@ RULES: tuple[Rule, ...] = (
     # inputs of layers that checkpointing keeps; a selective policy also keeps results of operators
     Rule(Role.ACTIVATIONS, _FORWARD, has=(Feature.SELECTED,)),
     Rule(Role.CHECKPOINTS, _FORWARD, has=(Feature.REGION_INPUT,), lacks=(Feature.SMALL,)),
-    Rule(Role.CHECKPOINTS, _FORWARD, has=(Feature.CHECKPOINTING, Feature.IN_EMBEDDING), lacks=(Feature.SMALL,)),
+    Rule(
+        Role.CHECKPOINTS,
+        _FORWARD,
+        has=(Feature.CHECKPOINTING, Feature.IN_EMBEDDING),
+        lacks=(Feature.OUTSIDE_REGIONS, Feature.SMALL),
+    ),
     Rule(
         Role.CHECKPOINTS,
         _FORWARD,
         has=(Feature.CHECKPOINTING, Feature.IN_LAYER, Feature.OUTLIVES_LAYER),
-        lacks=(Feature.AFTER_LAYERS, Feature.SMALL),
+        lacks=(Feature.AFTER_LAYERS, Feature.OUTSIDE_REGIONS, Feature.SMALL),
     ),
     # everything else in both passes
     Rule(Role.ACTIVATIONS, _PASSES),
