@@ -79,7 +79,7 @@ class FeatureExtractor:
         self._copies = WeightCopies(
             replayed, call_sites, phases, self._codes, lasting=program.feeds_pass, weights=self._weights.live_sizes
         )
-        self._reductions = Reductions(replayed, call_sites, phases, self._codes)
+        self._reductions = Reductions(replayed, call_sites, phases, self._codes, moment=moment)
         self._partitions = Partitions(replayed, call_sites)
         self._gradients = Gradients(replayed, call_sites, phases, codes=self._codes, spans=self._spans)
         self._precedents = Precedents(
@@ -312,7 +312,7 @@ class FeatureExtractor:
         The order of blocks from before the recording is unknown: of these, a phase's only one counts.
         """
         first: dict[tuple[int, bool], int] = {}
-        backward = phase_code(Phase.BACKWARD)
+        build, backward = phase_code(Phase.BUILD), phase_code(Phase.BACKWARD)
         sizes, size_of = self._call_sites.sizes
         is_sized = is_among(sizes, _WORKSPACE_SIZES)[size_of]
         by_wrapper = self._call_sites.matching_inner(FSDP)
@@ -329,6 +329,9 @@ class FeatureExtractor:
             in_product = stack.in_linear or phase == backward
             if in_product or self._allocated_by[block] < self._phases.last_between_steps:
                 first.setdefault((phase, bool(stack.calls)), block)
+        if any(phase != build and called for phase, called in first):
+            # the build runs no product, or not the first one; a weight can be as large
+            first.pop((build, True), None)
         return frozenset(first.values())
 
     @cached_property
