@@ -87,8 +87,8 @@ class Reductions:
         """Whether DDP's buckets are the only memory of the gradients (`gradient_as_bucket_view=True`).
 
         When the optimizer starts, gradients exist: if no other block can hold them, the buckets do. Where the recording
-        ends before that, backward has dropped most blocks of the sizes of weights, instead of keeping them. Micro-batches
-        without synchronization make gradients of their own, and the buckets hold none until the last one replaces them.
+        ends before that, backward has dropped most blocks of the sizes of weights, instead of keeping them. Without
+        synchronization, micro-batches make gradients of their own; the buckets hold none until the last micro-batch.
         """
         buckets = np.flatnonzero(self._call_sites.matching_inner(DDP_BUCKET))
         if not len(buckets):

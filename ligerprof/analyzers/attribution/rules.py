@@ -17,7 +17,9 @@ _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FOR
 # the plain torch of our own fused loss computes what the model's loss does
 _FUSED_LOSS = (
     r"\A(?![\s\S]*/linear_cross_entropy/reference\.py:)[\s\S]*?(?:fused_linear_cross_entropy"
-    r"|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/|/functional\.py:linear_cross_entropy$|" + TILED_LOSS + ")"
+    r"|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/|/functional\.py:linear_cross_entropy$|"
+    + TILED_LOSS
+    + ")"
 )
 # a chunk of TRL's chunked_nll, and of ours: the head's product, and what the loss makes of it
 _NLL_CHUNK = r"\A\S*(?:sft_trainer|chunked_nll)\.py:_chunk$"
@@ -60,7 +62,9 @@ RULES: tuple[Rule, ...] = (
     # libraries: named in C++ frames, or a known size that is allocated once and never freed
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
     # its C++ frames name it where there are any
-    Rule(Role.LIBRARY_WORKSPACE, (*_BUILD, *_PASSES), native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)),
+    Rule(
+        Role.LIBRARY_WORKSPACE, (*_BUILD, *_PASSES), native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)
+    ),
     Rule(Role.OTHER, stack=_MEASURES),
     Rule(Role.PARAMETERS, has=(Feature.OLDER_WEIGHT,)),
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),

@@ -13,6 +13,7 @@ from ligerprof.analyzers.suggestions.edits import (
     without_kept_outputs,
     without_old_outputs,
 )
+from ligerprof.analyzers.suggestions.forward_only import without_graphs
 from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logits
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.row import TRAINERS, YAML, Row, for_each, has, knows_model, owns_loop, without
@@ -156,6 +157,23 @@ PASS_ROWS: tuple[Row, ...] = (
             Framework.TORCH: (
                 "total += loss.item()  # not loss, which keeps its graph",
                 "collected.append(logits.detach().cpu())  # not logits",
+            ),
+        },
+    ),
+    Row(
+        name="no-grad",
+        change="forward passes without autograd where no backward pass follows, as in an evaluation",
+        cost=Cost.FREE,
+        cost_reason="the same outputs",
+        without=(Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES),
+        applies=lambda case: not case.program.is_compiled,
+        edit=without_graphs,
+        basis=Basis.AT_LEAST,
+        how={
+            Framework.TORCH: (
+                "model.eval()",
+                "with torch.no_grad():  # around the evaluation",
+                "    outputs = model(...)",
             ),
         },
     ),
