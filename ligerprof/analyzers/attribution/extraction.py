@@ -57,18 +57,14 @@ class FeatureExtractor:
     def __init__(
         self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, program: Program, moment: int
     ) -> None:
-        self._replayed = replayed
-        self._call_sites = call_sites
-        self._phases = phases
-        self._program = program
-        self._layers = program.layers
+        self._replayed, self._call_sites, self._phases = replayed, call_sites, phases
+        self._program, self._layers = program, program.layers
         self._peak_bytes = int(replayed.allocated_bytes[moment])
         self._sizes = replayed.requested_bytes
         self._allocated_by = replayed.allocated_by
         self._spans = phases.spans_of(replayed.allocated_by)
         self._codes = phases.codes_of(replayed.allocated_by)
-        for block in range(len(replayed.older_blocks)):
-            self._codes[block] = phase_code(self._older_phase(block))
+        self._codes[: len(replayed.older_blocks)] = [*map(self._older_phase, range(len(replayed.older_blocks)))]
         # code without Python calls that is not backward: events of one phase may follow those of another
         unknown = [
             site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
@@ -98,15 +94,15 @@ class FeatureExtractor:
         self._site_features: dict[int, frozenset[Feature]] = {}
         self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
 
-    def _older_phase(self, block: int) -> Phase | None:
-        """The phase of a block older than the recording; None for weights if the recording starts with a build.
+    def _older_phase(self, block: int) -> int:
+        """The phase code of a block older than the recording; unknown for weights if the recording starts with a build.
 
         Those weights are of a program that ran before and kept its model, such as one that ran out of memory.
         """
         phase = self._call_sites.of(block).stack.phase
         recorded = len(self._replayed.older_blocks)
         starts_with_build = recorded < len(self._codes) and self._codes[recorded] == phase_code(Phase.BUILD)
-        return None if phase is Phase.BUILD and starts_with_build else phase
+        return phase_code(None if phase is Phase.BUILD and starts_with_build else phase)
 
     def features(self, block: int) -> BlockFeatures:
         """The features of one block."""
@@ -166,6 +162,7 @@ class FeatureExtractor:
             self._program.feeds_pass[blocks],
             self._program.follows_pass[blocks],
             self._program.older_weights[blocks],
+            self._program.older_models[blocks],
             self._copies.equal[blocks],
             self._copies.doubled[blocks],
             self._copies.flat[blocks],
@@ -201,6 +198,7 @@ class FeatureExtractor:
         yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
         yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
         yield Feature.OLDER_WEIGHT, bool(self._program.older_weights[block])
+        yield Feature.OLDER_MODEL, bool(self._program.older_models[block])
         yield Feature.STAMPED_WITHOUT_CALLS, bool(self._without_calls[block])
         yield Feature.COPIES_WEIGHTS, bool(self._copies.equal[block])
         doubled = bool(self._copies.doubled[block])
@@ -244,7 +242,6 @@ class FeatureExtractor:
         yield Feature.DIES_IN_CALL, 0 <= freed < int(self._call_sites.next_call[block])
 
     def _of_size(self, size: int) -> frozenset[Feature]:
-        """Features that all blocks of a size share."""
         return frozenset(feature for feature, holds in self._size(size) if holds)
 
     def _size(self, size: int) -> Iterator[tuple[Feature, bool]]:

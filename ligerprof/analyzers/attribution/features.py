@@ -60,6 +60,7 @@ class Feature(Enum):
     FEEDS_PASS = auto()
     FOLLOWS_PASS = auto()
     OLDER_WEIGHT = auto()
+    OLDER_MODEL = auto()
     COPIES_WEIGHTS = auto()
     MASTER_OF_WEIGHTS = auto()
     LIKE_WEIGHTS = auto()

@@ -66,6 +66,7 @@ RULES: tuple[Rule, ...] = (
         Role.LIBRARY_WORKSPACE, (*_BUILD, *_PASSES), native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)
     ),
     Rule(Role.OTHER, stack=_MEASURES),
+    Rule(Role.OTHER, has=(Feature.OLDER_MODEL,)),
     Rule(Role.PARAMETERS, has=(Feature.OLDER_WEIGHT,)),
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # a smaller share of the peak is not worth a change
 _LEAST_SHARE = 0.02
-# whatever else changes, what a program keeps in every step grows on, and graphs without a backward pass are useless
-_MISTAKES = ("kept-outputs", "no-grad")
+# memory that nothing uses; what a program keeps in every step also grows on
+_MISTAKES = ("kept-outputs", "no-grad", "earlier-models")
 # a smaller difference of the new peak is not worth a sentence
 _VISIBLE_SHARE = 0.01
 _ON_STATES = "The second step also holds optimizer states in its forward and backward passes: {}, which does not fit"

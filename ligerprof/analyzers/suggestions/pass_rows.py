@@ -17,7 +17,7 @@ from ligerprof.analyzers.suggestions.forward_only import without_graphs
 from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logits
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.row import TRAINERS, YAML, Row, for_each, has, knows_model, owns_loop, without
-from ligerprof.analyzers.suggestions.state_edits import with_saved_tensors_on_host
+from ligerprof.analyzers.suggestions.state_edits import with_saved_tensors_on_host, without_earlier_models
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
 from ligerprof.recipe.categories import Optimizer
@@ -157,6 +157,22 @@ PASS_ROWS: tuple[Row, ...] = (
             Framework.TORCH: (
                 "total += loss.item()  # not loss, which keeps its graph",
                 "collected.append(logits.detach().cpu())  # not logits",
+            ),
+        },
+    ),
+    Row(
+        name="earlier-models",
+        change="free the models that the process built earlier, with their gradients and optimizers",
+        cost=Cost.FREE,
+        cost_reason="nothing that runs uses them",
+        without=(Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OTHER),
+        applies=lambda case: case.trains_model,
+        edit=without_earlier_models,
+        how={
+            Framework.TORCH: (
+                "del model, optimizer  # of the earlier training, and what else holds them",
+                "gc.collect()",
+                "# or each training in a process of its own",
             ),
         },
     ),
