@@ -15,6 +15,7 @@ from ligerprof.analyzers.suggestions.edits import (
 )
 from ligerprof.analyzers.suggestions.forward_only import without_graphs
 from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logits
+from ligerprof.analyzers.suggestions.log_probabilities import takes_log_probabilities, with_linear_log_probs
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.row import TRAINERS, YAML, Row, for_each, has, knows_model, owns_loop, without
 from ligerprof.analyzers.suggestions.state_edits import with_saved_tensors_on_host, without_earlier_models
@@ -42,6 +43,13 @@ def _can_fuse_loss(case: Case) -> bool:
     if _uses_liger(case) and not program.model_types & LIGER_MODEL_TYPES:
         return False
     return has(*LOSS_ROLES)(case)
+
+
+def _can_fuse_log_probabilities(case: Case) -> bool:
+    program = case.program
+    if not case.trains_model or program.has_fused_loss or program.has_cross_entropy or program.is_compiled:
+        return False
+    return has(*LOSS_ROLES)(case) and takes_log_probabilities(case)
 
 
 def _can_offload_activations(case: Case) -> bool:
@@ -97,6 +105,25 @@ PASS_ROWS: tuple[Row, ...] = (
         },
         skips=lambda case: () if knows_model(case) else (Framework.MODEL,),
         recipe=_add_flce,
+    ),
+    Row(
+        name="label-logits",
+        change="log-probabilities of the labels from hidden states, without the logits of all tokens",
+        cost=Cost.CHEAP,
+        cost_reason="the same log-probabilities; backward computes the logits of a few tokens again",
+        without=LOSS_ROLES,
+        applies=_can_fuse_log_probabilities,
+        edit=with_linear_log_probs,
+        basis=Basis.ESTIMATED,
+        how={
+            Framework.TORCH: (
+                "from ligerprof.kernels.linear_cross_entropy import scores",
+                "# in place of the head, log_softmax and gather; hidden: of the last norm",
+                "found = scores.linear_log_probs(hidden, head.weight, labels)",
+                "logps = found.log_probs  # labels of -100 give 0; entropy=True: entropies",
+                "# scores.linear_label_logits: the labels' logits alone",
+            ),
+        },
     ),
     Row(
         name="fused-optimizer",
