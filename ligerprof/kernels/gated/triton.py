@@ -285,7 +285,7 @@ class _ComputeAndKeep(_Keep):
     """Both at once, for torch.compile: its partitioner decides what to recompute.
 
     `_Compute` has an input that forward does not read, and a gradient that backward passes on unchanged. No other
-    function here has these, and this pair stopped under torch.compile on torch 2.11.
+    function here has these, and the pair stopped under torch.compile on torch 2.11, which compiles this one.
     """
 
     @staticmethod
