@@ -27,7 +27,8 @@ class LossOptions:
         ignore_index: the label of positions to leave out.
         reduction: `mean` over the labels that are not ignored, `sum`, or `none` (one loss per token).
         label_smoothing: share of the target that is spread evenly over the vocabulary, in [0, 1].
-        z_loss: weight of the squared log-sum-exp that is added to each token's loss.
+        z_loss: weight of the squared log-sum-exp that is added to each token's loss. Class weights do not apply to it,
+            and a mean divides it by the number of labels.
         softcap: logits become `softcap * tanh(logits / softcap)`, or None.
         logit_scale: factor on the logits, applied before the softcap; one over a temperature.
         token_scaling: multiply each token's loss by the probability of its label, as a constant.

@@ -91,6 +91,28 @@ def test_class_weights(name: str, device: torch.device) -> None:
     )
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_class_weights_do_not_apply_to_the_z_loss(reduction: str, device: torch.device) -> None:
+    """liger-kernel's formula: a mean divides the z-loss by the number of labels, the loss by the sum of weights."""
+
+    def formula(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        words, targets = logits.flatten(0, 1), labels.flatten()
+        losses = torch.nn.functional.cross_entropy(words, targets, weights.to(words), reduction=reduction)
+        squares = 0.3 * words.logsumexp(-1).square() * (targets != -100)
+        if reduction == "none":
+            return (losses + squares).view(labels.shape)
+        return losses + squares.sum() / ((targets != -100).sum() if reduction == "mean" else 1)
+
+    options = LossOptions(z_loss=0.3, reduction=reduction)
+    inputs = [*logits_and_labels(device), torch.arange(VOCAB, device=device) / 100]
+    grads = [torch.rand(3, 5, device=device)] if reduction == "none" else None
+    for function in (kernel, reference):
+        call = partial(function, options=options)
+        assert_matches_fp64(
+            lambda x, y, w, call=call: call(x, y, class_weight=w), formula, inputs, LOSS_ROUNDINGS[torch.float32], grads
+        )
+
+
 @pytest.mark.parametrize("items", [6, 2.5, torch.tensor(4), torch.tensor([2.5])], ids=str)
 def test_divisor_given_instead_of_counted(items: Any, device: torch.device) -> None:
     inputs = logits_and_labels(device)

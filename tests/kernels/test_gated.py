@@ -165,6 +165,22 @@ def test_recomputation_runs_neither_product_nor_linear_layer(
     assert counter.get_total_flops() == 2 * (2 * 10 * 24 * 136)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("strided", [False, True])
+def test_compiled_with_the_linear_layer(
+    linear_pair: tuple[Linear, Linear], strided: bool, device: torch.device
+) -> None:
+    """Sequences and outputs of other lengths make Dynamo trace symbols."""
+    compiled = torch.compile(linear_pair[0], fullgraph=True)
+    for tokens, outputs in ((512, 256), (500, 64), (512, 256)):
+        shape = (2, tokens, 2 * 128)
+        gates = (
+            torch.randn(shape, device=device).chunk(2, -1) if strided else torch.randn(2, 2, tokens, 128, device=device)
+        )
+        layer = torch.randn(outputs, 128, device=device) / 12, torch.randn(outputs, device=device)
+        assert_matches_fp64(compiled, linear_pair[1], leaves(*gates, *layer), 2 * ROUNDING[torch.float32])
+
+
 def test_a_linear_layer_that_does_not_go_with_the_gates_is_refused(
     linear_pair: tuple[Linear, Linear], device: torch.device
 ) -> None:

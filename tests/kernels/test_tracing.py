@@ -30,6 +30,7 @@ LAUNCHES = {
     "swiglu-sequences:lengths": [1, 1] * 4,
     "summed_swiglu:lengths": [1, 1] * 4,
     "swiglu_linear:lengths": [1, 1] * 4,
+    "swiglu_linear-bias:lengths": [1, 1] * 4,
     "label_logits:lengths": [1, 1] * 4,
 }
 

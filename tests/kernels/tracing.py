@@ -126,6 +126,7 @@ ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.T
     # whose incoming gradient is one element, expanded
     "summed_swiglu": (lambda *gates: swiglu(*gates).sum(), lambda n: [_normal(3, n), _normal(3, n)]),
     "swiglu_linear": (swiglu_linear, lambda n: [_normal(3, n), _normal(3, n), _normal(40, n)]),
+    "swiglu_linear-bias": (swiglu_linear, lambda n: [_normal(2, n, n), _normal(2, n, n), _normal(40, n), _normal(40)]),
     "label_logits": (_label_logits, lambda n: [_normal(2, 3, n), _normal(5, n)]),
 }
 

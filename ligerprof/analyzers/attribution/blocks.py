@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.attribution.earlier_models import EarlierModels
 from ligerprof.analyzers.attribution.extraction import FeatureExtractor
 from ligerprof.analyzers.attribution.keepers import Keepers
 from ligerprof.analyzers.attribution.layers import NO_LAYER, with_layers_of_weights
@@ -119,6 +120,11 @@ class Attribution:
     def layers(self) -> Int64s:
         """The layer of each block that forward or backward allocated, -1 if unknown."""
         return self._program.layers
+
+    @property
+    def earlier_models(self) -> EarlierModels:
+        """Blocks of models that the process built before the one that it trains."""
+        return self._program.earlier_models
 
     @cached_property
     def _program(self) -> Program:

@@ -57,18 +57,14 @@ class FeatureExtractor:
     def __init__(
         self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, program: Program, moment: int
     ) -> None:
-        self._replayed = replayed
-        self._call_sites = call_sites
-        self._phases = phases
-        self._program = program
-        self._layers = program.layers
+        self._replayed, self._call_sites, self._phases = replayed, call_sites, phases
+        self._program, self._layers = program, program.layers
         self._peak_bytes = int(replayed.allocated_bytes[moment])
         self._sizes = replayed.requested_bytes
         self._allocated_by = replayed.allocated_by
         self._spans = phases.spans_of(replayed.allocated_by)
         self._codes = phases.codes_of(replayed.allocated_by)
-        for block in range(len(replayed.older_blocks)):
-            self._codes[block] = phase_code(self._older_phase(block))
+        self._codes[: len(replayed.older_blocks)] = [*map(self._older_phase, range(len(replayed.older_blocks)))]
         # code without Python calls that is not backward: events of one phase may follow those of another
         unknown = [
             site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
@@ -79,7 +75,7 @@ class FeatureExtractor:
         self._copies = WeightCopies(
             replayed, call_sites, phases, self._codes, lasting=program.feeds_pass, weights=self._weights.live_sizes
         )
-        self._reductions = Reductions(replayed, call_sites, phases, self._codes)
+        self._reductions = Reductions(replayed, call_sites, phases, self._codes, moment=moment)
         self._partitions = Partitions(replayed, call_sites)
         self._gradients = Gradients(replayed, call_sites, phases, codes=self._codes, spans=self._spans)
         self._precedents = Precedents(
@@ -98,15 +94,15 @@ class FeatureExtractor:
         self._site_features: dict[int, frozenset[Feature]] = {}
         self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
 
-    def _older_phase(self, block: int) -> Phase | None:
-        """The phase of a block older than the recording; None for weights if the recording starts with a build.
+    def _older_phase(self, block: int) -> int:
+        """The phase code of a block older than the recording; unknown for weights if the recording starts with a build.
 
         Those weights are of a program that ran before and kept its model, such as one that ran out of memory.
         """
         phase = self._call_sites.of(block).stack.phase
         recorded = len(self._replayed.older_blocks)
         starts_with_build = recorded < len(self._codes) and self._codes[recorded] == phase_code(Phase.BUILD)
-        return None if phase is Phase.BUILD and starts_with_build else phase
+        return phase_code(None if phase is Phase.BUILD and starts_with_build else phase)
 
     def features(self, block: int) -> BlockFeatures:
         """The features of one block."""
@@ -162,9 +158,11 @@ class FeatureExtractor:
             self._program.cached[blocks],
             self._program.regions.selected[blocks],
             self._program.regions.inputs[blocks],
+            self._program.regions.outside[blocks],
             self._program.feeds_pass[blocks],
             self._program.follows_pass[blocks],
             self._program.older_weights[blocks],
+            self._program.older_models[blocks],
             self._copies.equal[blocks],
             self._copies.doubled[blocks],
             self._copies.flat[blocks],
@@ -195,10 +193,12 @@ class FeatureExtractor:
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
         yield Feature.SELECTED, bool(self._program.regions.selected[block])
         yield Feature.REGION_INPUT, bool(self._program.regions.inputs[block])
+        yield Feature.OUTSIDE_REGIONS, bool(self._program.regions.outside[block])
         yield Feature.IN_CACHE, bool(self._program.cached[block])
         yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
         yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
         yield Feature.OLDER_WEIGHT, bool(self._program.older_weights[block])
+        yield Feature.OLDER_MODEL, bool(self._program.older_models[block])
         yield Feature.STAMPED_WITHOUT_CALLS, bool(self._without_calls[block])
         yield Feature.COPIES_WEIGHTS, bool(self._copies.equal[block])
         doubled = bool(self._copies.doubled[block])
@@ -242,7 +242,6 @@ class FeatureExtractor:
         yield Feature.DIES_IN_CALL, 0 <= freed < int(self._call_sites.next_call[block])
 
     def _of_size(self, size: int) -> frozenset[Feature]:
-        """Features that all blocks of a size share."""
         return frozenset(feature for feature, holds in self._size(size) if holds)
 
     def _size(self, size: int) -> Iterator[tuple[Feature, bool]]:
@@ -310,7 +309,7 @@ class FeatureExtractor:
         The order of blocks from before the recording is unknown: of these, a phase's only one counts.
         """
         first: dict[tuple[int, bool], int] = {}
-        backward = phase_code(Phase.BACKWARD)
+        build, backward = phase_code(Phase.BUILD), phase_code(Phase.BACKWARD)
         sizes, size_of = self._call_sites.sizes
         is_sized = is_among(sizes, _WORKSPACE_SIZES)[size_of]
         by_wrapper = self._call_sites.matching_inner(FSDP)
@@ -327,6 +326,9 @@ class FeatureExtractor:
             in_product = stack.in_linear or phase == backward
             if in_product or self._allocated_by[block] < self._phases.last_between_steps:
                 first.setdefault((phase, bool(stack.calls)), block)
+        if any(phase != build and called for phase, called in first):
+            # the build runs no product, or not the first one; a weight can be as large
+            first.pop((build, True), None)
         return frozenset(first.values())
 
     @cached_property

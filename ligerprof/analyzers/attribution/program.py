@@ -2,6 +2,7 @@
 
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.checkpointing import Regions
+from ligerprof.analyzers.attribution.earlier_models import EarlierModels
 from ligerprof.analyzers.attribution.generation import GENERATE, find_cached
 from ligerprof.analyzers.attribution.layers import layers_in_passes
 from ligerprof.analyzers.attribution.older_weights import find_older_weights
@@ -18,6 +19,8 @@ class Program:
         layers: decoder layer of each block if forward or backward shows it, else -1.
         regions: the checkpointed regions.
         vocabulary: the loss over a vocabulary.
+        earlier_models: blocks of models that the process built before the one that it trains.
+        older_models: whether each block belongs to one of them and is older than the recording.
         older_weights: whether each block is a weight from before the recording.
         score_sizes: sizes of what a linear layer at the model's end returns, in 16 and 32 bit.
         cached: whether each block holds keys and values between the passes of a generation.
@@ -28,6 +31,8 @@ class Program:
     def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
         self.layers = layers_in_passes(replayed, call_sites, phases)
         self.regions = Regions(replayed, call_sites, phases, self.layers)
+        self.earlier_models = EarlierModels(replayed, call_sites, phases)
+        self.older_models: Mask = self.earlier_models.blocks & (replayed.allocated_by < 0)
         self.older_weights: Mask = find_older_weights(replayed, call_sites, phases)
         self.cached: Mask = find_cached(replayed, call_sites, phases)
         generates = bool(self.cached.any() or call_sites.matching(GENERATE).any())

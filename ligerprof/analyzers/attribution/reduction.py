@@ -50,9 +50,13 @@ class Reductions:
 
     Args:
         codes: `phase_code` of each block.
+        moment: at which `buckets_hold_gradients` holds.
     """
 
-    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s) -> None:
+    def __init__(
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s, *, moment: int
+    ) -> None:
+        self._moment = moment
         self._replayed = replayed
         self._call_sites = call_sites
         self._phases = phases
@@ -83,22 +87,29 @@ class Reductions:
         """Whether DDP's buckets are the only memory of the gradients (`gradient_as_bucket_view=True`).
 
         When the optimizer starts, gradients exist: if no other block can hold them, the buckets do. Where the recording
-        ends before that, backward has dropped most blocks of the sizes of weights, instead of keeping them.
+        ends before that, backward has dropped most blocks of the sizes of weights, instead of keeping them. Without
+        synchronization, micro-batches make gradients of their own; the buckets hold none until the last micro-batch.
         """
         buckets = np.flatnonzero(self._call_sites.matching_inner(DDP_BUCKET))
         if not len(buckets):
             return False
         sizes, freed = self._replayed.requested_bytes, self._replayed.freed_by
         of_weights = np.flatnonzero(self._by_autograd & is_among(sizes, sizes[self._built]))
+        if self._holds_own(of_weights, buckets, self._moment):
+            return False
         step = self._first_step_after_backward
         if step is None:
             kept = freed[of_weights] < 0
             if np.count_nonzero(~kept) < _LEAST_DROPPED:
                 return False
             return int(sizes[of_weights[kept]].sum()) * _DROPPED_RATIO < int(sizes[of_weights[~kept]].sum())
-        live = self._replayed.live_at(step)
-        own = of_weights[is_among(of_weights, live)]
-        return int(sizes[own].sum()) * 2 < int(sizes[live[is_among(live, buckets)]].sum())
+        return not self._holds_own(of_weights, buckets, step)
+
+    def _holds_own(self, gradients: Int64s, buckets: Int64s, moment: int) -> bool:
+        """Whether the gradients that are live at a moment are half as many bytes as the live buckets."""
+        sizes, live = self._replayed.requested_bytes, self._replayed.live_at(moment)
+        own, held = (int(sizes[blocks[is_among(blocks, live)]].sum()) for blocks in (gradients, buckets))
+        return 2 * own >= held
 
     @cached_property
     def _first_step_after_backward(self) -> int | None:

@@ -14,9 +14,12 @@ from ligerprof.roles import Phase, Role
 
 _BUILD, _FORWARD, _BACKWARD = (Phase.BUILD,), (Phase.FORWARD,), (Phase.BACKWARD,)
 _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FORWARD, Phase.BACKWARD)
+# the plain torch of our own fused loss computes what the model's loss does
 _FUSED_LOSS = (
-    r"fused_linear_cross_entropy|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/"
-    r"|/functional\.py:linear_cross_entropy$|" + TILED_LOSS
+    r"\A(?![\s\S]*/linear_cross_entropy/reference\.py:)[\s\S]*?(?:fused_linear_cross_entropy"
+    r"|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/|/functional\.py:linear_cross_entropy$|"
+    + TILED_LOSS
+    + ")"
 )
 # a chunk of TRL's chunked_nll, and of ours: the head's product, and what the loss makes of it
 _NLL_CHUNK = r"\A\S*(?:sft_trainer|chunked_nll)\.py:_chunk$"
@@ -59,8 +62,11 @@ RULES: tuple[Rule, ...] = (
     # libraries: named in C++ frames, or a known size that is allocated once and never freed
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
     # its C++ frames name it where there are any
-    Rule(Role.LIBRARY_WORKSPACE, _PASSES, native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)),
+    Rule(
+        Role.LIBRARY_WORKSPACE, (*_BUILD, *_PASSES), native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)
+    ),
     Rule(Role.OTHER, stack=_MEASURES),
+    Rule(Role.OTHER, has=(Feature.OLDER_MODEL,)),
     Rule(Role.PARAMETERS, has=(Feature.OLDER_WEIGHT,)),
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,
@@ -154,7 +160,7 @@ RULES: tuple[Rule, ...] = (
     # the same, by a kernel that includes a linear layer
     Rule(
         Role.WEIGHT_CASTS,
-        stack=r"\A\S*ligerprof/kernels/gated/triton\.py:gated_linear$",
+        stack=r"\A\S*ligerprof/kernels/(?:gated/triton\.py:gated_linear|linear_cross_entropy/reference\.py:\w+)$",
         has=(Feature.HALF_WEIGHT_SIZED,),
     ),
     # the loss in forward
@@ -265,12 +271,17 @@ RULES: tuple[Rule, ...] = (
     # inputs of layers that checkpointing keeps; a selective policy also keeps results of operators
     Rule(Role.ACTIVATIONS, _FORWARD, has=(Feature.SELECTED,)),
     Rule(Role.CHECKPOINTS, _FORWARD, has=(Feature.REGION_INPUT,), lacks=(Feature.SMALL,)),
-    Rule(Role.CHECKPOINTS, _FORWARD, has=(Feature.CHECKPOINTING, Feature.IN_EMBEDDING), lacks=(Feature.SMALL,)),
+    Rule(
+        Role.CHECKPOINTS,
+        _FORWARD,
+        has=(Feature.CHECKPOINTING, Feature.IN_EMBEDDING),
+        lacks=(Feature.OUTSIDE_REGIONS, Feature.SMALL),
+    ),
     Rule(
         Role.CHECKPOINTS,
         _FORWARD,
         has=(Feature.CHECKPOINTING, Feature.IN_LAYER, Feature.OUTLIVES_LAYER),
-        lacks=(Feature.AFTER_LAYERS, Feature.SMALL),
+        lacks=(Feature.AFTER_LAYERS, Feature.OUTSIDE_REGIONS, Feature.SMALL),
     ),
     # everything else in both passes
     Rule(Role.ACTIVATIONS, _PASSES),

@@ -14,12 +14,13 @@ from ligerprof.units import format_bytes
 
 # reasons for less of the allocated bytes are left out
 _LEAST_SHARE = 0.01
+_OF_EARLIER_MODELS = "belong to models that the process built earlier, which nothing runs any more"
 _BEFORE = "allocated before the recording began"
 _WITHOUT_STACKS = f"{_BEFORE}, so that it has no stacks of them"
 
 
 def unattributed_notes(attribution: Attribution, owners: Owners, allocated_bytes: int) -> list[str]:
-    """Why blocks of some owners are unattributed, the reason with the most bytes first."""
+    """Why blocks of some owners are unattributed, the reason with the most bytes first; and earlier models' bytes."""
     unnamed = owners.chosen(np.flatnonzero(owners.role_codes == ROLE_CODES[Role.UNATTRIBUTED]).astype(np.int64))
     is_older = unnamed.blocks < len(attribution.replayed.older_blocks)
     in_step = unnamed.phase_codes == phase_code(Phase.OPTIMIZER)
@@ -29,11 +30,10 @@ def unattributed_notes(attribution: Attribution, owners: Owners, allocated_bytes
     for place, size in zip(first.tolist(), np.bincount(kind_of, unnamed.requested_bytes).tolist(), strict=True):
         sizes[_reason(attribution, unnamed, place)] += int(size)
     known = {_WITHOUT_STACKS: _known_part(attribution, unnamed.chosen(np.flatnonzero(is_older).astype(np.int64)))}
-    return [
-        f"{format_bytes(size)} are unattributed: {reason}{known.get(reason, '')}"
-        for reason, size in sizes.most_common()
-        if size > _LEAST_SHARE * allocated_bytes
-    ]
+    notes = {f"are unattributed: {reason}{known.get(reason, '')}": size for reason, size in sizes.most_common()}
+    of_earlier = attribution.earlier_models.blocks[owners.blocks]
+    notes[_OF_EARLIER_MODELS] = int(owners.requested_bytes[of_earlier].sum())
+    return [f"{format_bytes(size)} {note}" for note, size in notes.items() if size > _LEAST_SHARE * allocated_bytes]
 
 
 def _reason(attribution: Attribution, owners: Owners, place: int) -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # a smaller share of the peak is not worth a change
 _LEAST_SHARE = 0.02
+# memory that nothing uses; what a program keeps in every step also grows on
+_MISTAKES = ("kept-outputs", "no-grad", "earlier-models")
 # a smaller difference of the new peak is not worth a sentence
 _VISIBLE_SHARE = 0.01
 _ON_STATES = "The second step also holds optimizer states in its forward and backward passes: {}, which does not fit"
@@ -38,8 +40,7 @@ def find_suggestions(case: Case, recipe: "TrainingRecipe | None" = None) -> tupl
     before_bytes, _ = case.edit().highest(case.window, case.request)
     found = [one for row in ROWS for one in _evaluate(row, case, recipe, before_bytes)]
     order = list(Cost).index
-    # whatever else changes, what a program keeps in every step grows on
-    return tuple(sorted(found, key=lambda one: (order(one.cost), one.name != "kept-outputs", -(one.saves_bytes or 0))))
+    return tuple(sorted(found, key=lambda one: (order(one.cost), one.name not in _MISTAKES, -(one.saves_bytes or 0))))
 
 
 def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:

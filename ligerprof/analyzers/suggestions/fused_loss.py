@@ -63,7 +63,7 @@ def without_logits(case: Case, provider: str) -> Edit | None:
     starts_of_backward = [start for start, _ in backwards]
     known: dict[int, LossShape | None] = {}
     tensors = []
-    for head, end in _heads(case):
+    for head, end in heads_of_passes(case):
         size_bytes = int(case.sizes([head])[0])
         if size_bytes not in known:
             known[size_bytes] = find_loss_shape(case, head)
@@ -88,13 +88,13 @@ def without_logits(case: Case, provider: str) -> Edit | None:
 
 def loss_shapes(case: Case) -> Iterator[LossShape]:
     """The sizes of each forward phase's linear cross-entropy, as far as they are known."""
-    for head, _ in _heads(case):
+    for head, _ in heads_of_passes(case):
         shape = find_loss_shape(case, head)
         if shape is not None:
             yield shape
 
 
-def _heads(case: Case) -> Iterator[tuple[int, int]]:
+def heads_of_passes(case: Case) -> Iterator[tuple[int, int]]:
     """The logits of each forward phase, and the end of that phase."""
     spans = case.spans_of_phase(Phase.FORWARD)
     if not len(case.in_training(Role.LOGITS, Role.CE_TEMPORARIES)):
@@ -192,7 +192,7 @@ def _kernel_tensors(
     gradients = _of_size(case, shape.head_bytes, backward)
     gradient = _event_of_first(case, gradients)
     hidden_gradient = _event_of_first(case, _of_size(case, shape.hidden_bytes, backward))
-    memory = _kernel_memory(shape, provider, weight_requires_grad=backward is None or gradient is not None)
+    memory = kernel_memory(shape, provider, weight_requires_grad=backward is None or gradient is not None)
     head_bytes = shape.head_bytes if backward is None or gradient is not None else 0
     rest_bytes = memory.forward_gradient_bytes - head_bytes
     end = case.replayed.last_moment + 1
@@ -209,8 +209,10 @@ def _kernel_tensors(
 
 # all steps have one shape
 @lru_cache(maxsize=100)
-def _kernel_memory(shape: LossShape, provider: str, *, weight_requires_grad: bool) -> KernelMemory:
-    """What the provider's kernel allocates."""
+def kernel_memory(
+    shape: LossShape, provider: str, *, weight_requires_grad: bool, returns: tuple[str, ...] = ()
+) -> KernelMemory:
+    """What the provider's kernel allocates; `returns` are further results of it."""
     kernel = find_kernel("flce", provider)
     assert kernel.memory is not None
     return kernel.memory(
@@ -227,6 +229,7 @@ def _kernel_memory(shape: LossShape, provider: str, *, weight_requires_grad: boo
             parameter_bytes=shape.parameter_bytes,
             compute_bytes=shape.product_bytes,
             weight_requires_grad=weight_requires_grad,
+            loss_returns=returns,
         )
     )
 

@@ -13,10 +13,12 @@ from ligerprof.analyzers.suggestions.edits import (
     without_kept_outputs,
     without_old_outputs,
 )
+from ligerprof.analyzers.suggestions.forward_only import without_graphs
 from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logits
+from ligerprof.analyzers.suggestions.log_probabilities import takes_log_probabilities, with_linear_log_probs
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.row import TRAINERS, YAML, Row, for_each, has, knows_model, owns_loop, without
-from ligerprof.analyzers.suggestions.state_edits import with_saved_tensors_on_host
+from ligerprof.analyzers.suggestions.state_edits import with_saved_tensors_on_host, without_earlier_models
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
 from ligerprof.recipe.categories import Optimizer
@@ -41,6 +43,13 @@ def _can_fuse_loss(case: Case) -> bool:
     if _uses_liger(case) and not program.model_types & LIGER_MODEL_TYPES:
         return False
     return has(*LOSS_ROLES)(case)
+
+
+def _can_fuse_log_probabilities(case: Case) -> bool:
+    program = case.program
+    if not case.trains_model or program.has_fused_loss or program.has_cross_entropy or program.is_compiled:
+        return False
+    return has(*LOSS_ROLES)(case) and takes_log_probabilities(case)
 
 
 def _can_offload_activations(case: Case) -> bool:
@@ -96,6 +105,25 @@ PASS_ROWS: tuple[Row, ...] = (
         },
         skips=lambda case: () if knows_model(case) else (Framework.MODEL,),
         recipe=_add_flce,
+    ),
+    Row(
+        name="label-logits",
+        change="log-probabilities of the labels from hidden states, without the logits of all tokens",
+        cost=Cost.CHEAP,
+        cost_reason="the same log-probabilities; backward computes the logits of a few tokens again",
+        without=LOSS_ROLES,
+        applies=_can_fuse_log_probabilities,
+        edit=with_linear_log_probs,
+        basis=Basis.ESTIMATED,
+        how={
+            Framework.TORCH: (
+                "from ligerprof.kernels.linear_cross_entropy import scores",
+                "# in place of the head, log_softmax and gather; hidden: of the last norm",
+                "found = scores.linear_log_probs(hidden, head.weight, labels)",
+                "logps = found.log_probs  # labels of -100 give 0; entropy=True: entropies",
+                "# scores.linear_label_logits: the labels' logits alone",
+            ),
+        },
     ),
     Row(
         name="fused-optimizer",
@@ -156,6 +184,39 @@ PASS_ROWS: tuple[Row, ...] = (
             Framework.TORCH: (
                 "total += loss.item()  # not loss, which keeps its graph",
                 "collected.append(logits.detach().cpu())  # not logits",
+            ),
+        },
+    ),
+    Row(
+        name="earlier-models",
+        change="free the models that the process built earlier, with their gradients and optimizers",
+        cost=Cost.FREE,
+        cost_reason="nothing that runs uses them",
+        without=(Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OTHER),
+        applies=lambda case: case.trains_model,
+        edit=without_earlier_models,
+        how={
+            Framework.TORCH: (
+                "del model, optimizer  # of the earlier training, and what else holds them",
+                "gc.collect()",
+                "# or each training in a process of its own",
+            ),
+        },
+    ),
+    Row(
+        name="no-grad",
+        change="forward passes without autograd where no backward pass follows, as in an evaluation",
+        cost=Cost.FREE,
+        cost_reason="the same outputs",
+        without=(Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES),
+        applies=lambda case: not case.program.is_compiled,
+        edit=without_graphs,
+        basis=Basis.AT_LEAST,
+        how={
+            Framework.TORCH: (
+                "model.eval()",
+                "with torch.no_grad():  # around the evaluation",
+                "    outputs = model(...)",
             ),
         },
     ),

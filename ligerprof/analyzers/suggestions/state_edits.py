@@ -198,6 +198,16 @@ def _rounded(sizes: Int64s) -> Int64s:
     return rounded
 
 
+def without_earlier_models(case: Case) -> Edit | None:
+    """Free earlier models, and the states of their optimizers, when the build of the last one begins."""
+    found = case.attribution.earlier_models
+    blocks = np.flatnonzero(found.blocks).astype(np.int64)
+    blocks = blocks[~is_among(blocks, case.book.blocks(Role.LIBRARY_WORKSPACE, Role.COMMUNICATION))]
+    edit = case.edit()
+    edit.end(blocks, np.full(len(blocks), found.since + 1))
+    return edit if len(blocks) else None
+
+
 def with_saved_tensors_on_host(case: Case) -> Edit | None:
     """End what backward needs when the layer that saved it has run, and hold it again while backward uses it.
 

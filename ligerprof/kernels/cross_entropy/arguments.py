@@ -25,7 +25,7 @@ class LossArguments:
         vocab: words of the whole vocabulary.
         words: words whose logits these are: fewer than `vocab` if that is split over ranks.
         scale: factor on the gradient of the loss, with one element or one per token; None is a factor of one.
-        class_weight_sum: one element; None unless labels are smoothed.
+        class_weight_sums: in fp32, the sum of the class weights and the factor on a token's z-loss; None if unused.
         prediction_N: receives the most likely word of each token, -1 if its label is ignored.
         lse_N, entropy_N, z_loss_N: receive these results in fp32.
         lse_grad_N, entropy_grad_N: gradients of these results, which are added to that of the loss.
@@ -42,7 +42,7 @@ class LossArguments:
     scale: Tensor | None = None
     bias_V: Tensor | None = None
     class_weight_V: Tensor | None = None
-    class_weight_sum: Tensor | None = None
+    class_weight_sums: Tensor | None = None
     prediction_N: Tensor | None = None
     lse_N: Tensor | None = None
     entropy_N: Tensor | None = None
@@ -74,7 +74,7 @@ class LossArguments:
             "labels_ptr": self.labels_N,
             "bias_ptr": self.bias_V,
             "class_weight_ptr": weight_V,
-            "class_weight_sum_ptr": self.class_weight_sum,
+            "class_weight_sums_ptr": self.class_weight_sums,
             "seq_len": self.seq_len,
             "ignore_index": options.ignore_index,
             "logit_scale": None if options.logit_scale == 1.0 else options.logit_scale,

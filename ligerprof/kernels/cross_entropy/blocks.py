@@ -54,7 +54,7 @@ def _block_statistics_kernel(
     z_loss_ptr,
     bias_ptr,
     class_weight_ptr,
-    class_weight_sum_ptr,
+    class_weight_sums_ptr,
     logits_stride,
     statistics_stride,
     first_row,
@@ -136,12 +136,12 @@ def _block_statistics_kernel(
         w_y = 1.0
         if class_weight_ptr is not None:
             w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
-        terms = term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr)
+        terms = term_weights(w_y, vocab, smoothing, z_weight, class_weight_ptr, class_weight_sums_ptr)
         norm = (new_highest, tl.log2(new_total))
         entropy = 0.0
         if ENTROPY:
             entropy = entropy_of(norm, new_total, z_spread)
-        store_results(results, token, norm, z_y, z_sum, entropy, terms, z_weight, TOKEN_SCALING)
+        store_results(results, token, norm, z_y, z_sum, entropy, terms, TOKEN_SCALING)
 
 
 @triton.heuristics(tile(_BLOCK_LANES))
@@ -155,7 +155,7 @@ def _block_gradient_kernel(
     entropy_grad_ptr,
     bias_ptr,
     class_weight_ptr,
-    class_weight_sum_ptr,
+    class_weight_sums_ptr,
     logits_stride,
     statistics_stride,
     scale_stride,
@@ -211,14 +211,13 @@ def _block_gradient_kernel(
         w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
     span = (first_word, words, width)
     formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
-    terms = term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr)
+    terms = term_weights(w_y, vocab, smoothing, z_weight, class_weight_ptr, class_weight_sums_ptr)
     store_gradient(
         logits_ptr,
         logits_ptr,
         span,
         formula,
         terms,
-        z_weight,
         scale,
         norm,
         z_y,

@@ -8,7 +8,8 @@ overwritten. Some arguments come as tuples:
     norm       highest, log2_total: the highest logit, and log2 of the sum of exponentials relative to it
     span       first_word, words, width: which words of the vocabulary the row holds
     formula    bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing
-    terms      weights in the token's loss: w_y of the label's class, own of the label's logit, all_words, each_word
+    terms      weights in the token's loss: w_y of the label's class, own of the label's logit, all_words, each_word,
+               of_square of the z-loss
     others     gradients of further results: lse_grad_ptr, entropy_grad_ptr; with them the token that they are of, the
                factor between stored logits and those of the loss, and the entropy
 """
@@ -79,16 +80,18 @@ def exponent(z, norm, stored: tl.constexpr):
 
 
 @triton.jit
-def term_weights(w_y, vocab, smoothing, class_weight_ptr, class_weight_sum_ptr):
+def term_weights(w_y, vocab, smoothing, z_weight, class_weight_ptr, class_weight_sums_ptr):
     """`terms` of the module docstring."""
-    own, all_words, each_word = w_y, 0.0, 0.0
+    own, all_words, each_word, of_square = w_y, 0.0, 0.0, tl.cast(z_weight, tl.float32)
+    if class_weight_sums_ptr is not None:
+        of_square *= tl.load(class_weight_sums_ptr + 1)
     if smoothing is not None:
         all_words = tl.cast(smoothing, tl.float32)
         own *= 1.0 - all_words
         each_word = all_words / vocab
         if class_weight_ptr is not None:
-            all_words = each_word * tl.load(class_weight_sum_ptr).to(tl.float32)
-    return w_y, own, all_words, each_word
+            all_words = each_word * tl.load(class_weight_sums_ptr)
+    return w_y, own, all_words, each_word, of_square
 
 
 @triton.jit
@@ -106,14 +109,14 @@ def entropy_of(norm, total, z_spread):
 
 
 @triton.jit
-def store_results(pointers, token, norm, z_y, z_sum, entropy, terms, z_weight, TOKEN_SCALING: tl.constexpr):
+def store_results(pointers, token, norm, z_y, z_sum, entropy, terms, TOKEN_SCALING: tl.constexpr):
     """Write a token's loss, and the other results that are wanted."""
     loss_ptr, lse_ptr, entropy_ptr, z_loss_ptr = pointers
-    w_y, own, all_words, each_word = terms
+    _, own, all_words, each_word, of_square = terms
     highest, log2_total = norm
     lse = highest + log2_total * _LN_2
     loss = own * (log2_total * _LN_2 - (z_y - highest)) + all_words * lse - each_word * z_sum
-    z_loss = w_y * tl.cast(z_weight, tl.float32) * lse * lse
+    z_loss = of_square * lse * lse
     loss += z_loss
     if TOKEN_SCALING:
         probability = label_probability(norm, z_y)
@@ -290,13 +293,13 @@ def gradient(z, norm, of_softmax, of_target, of_entropy, entropy, softcap, store
 
 
 @triton.jit
-def softmax_factor(terms, z_weight, scale, norm, others):
+def softmax_factor(terms, scale, norm, others):
     """The factor of a row's softmax in its gradient."""
-    w_y, own, all_words, _ = terms
+    _, own, all_words, _, of_square = terms
     highest, log2_total = norm
     lse_grad_ptr, _, token, chain, _ = others
     lse = highest + log2_total * _LN_2
-    factor = scale * (own + all_words + 2.0 * w_y * tl.cast(z_weight, tl.float32) * lse)
+    factor = scale * (own + all_words + 2.0 * of_square * lse)
     if lse_grad_ptr is not None:
         factor += tl.load(lse_grad_ptr + token).to(tl.float32) * chain
     return factor
@@ -309,7 +312,6 @@ def store_words_gradient(
     span,
     formula,
     terms,
-    z_weight,
     scale,
     norm,
     others,
@@ -321,12 +323,12 @@ def store_words_gradient(
     first_word, words, width = span
     _, class_weight_ptr, _, softcap, smoothing = formula
     block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
+    of_softmax = softmax_factor(terms, scale, norm, others)
     _, entropy_grad_ptr, token, chain, entropy = others
     of_entropy = None
     if entropy_grad_ptr is not None:
         of_entropy = tl.load(entropy_grad_ptr + token).to(tl.float32) * chain
-    _, _, _, each_word = terms
+    _, _, _, each_word, _ = terms
     each_word *= scale
     for start in range(0, width, DEPTH * LANES):
         offsets = start + block
@@ -346,15 +348,15 @@ def store_words_gradient(
 
 
 @triton.jit
-def store_label_gradient(grad_ptr, formula, terms, z_weight, scale, norm, z_y, in_block, others):
+def store_label_gradient(grad_ptr, formula, terms, scale, norm, z_y, in_block, others):
     """Write the gradient of the label's logit; called after `store_words_gradient`.
 
     To write one word twice is cheaper than to compare every word with the label.
     """
     _, _, _, softcap, smoothing = formula
     tl.debug_barrier()
-    w_y, own, _, each_word = terms
-    of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
+    w_y, own, _, each_word, _ = terms
+    of_softmax = softmax_factor(terms, scale, norm, others)
     _, entropy_grad_ptr, token, chain, entropy = others
     of_entropy = None
     if entropy_grad_ptr is not None:
@@ -373,7 +375,6 @@ def store_gradient(
     span,
     formula,
     terms,
-    z_weight,
     scale,
     norm,
     z_y,
@@ -385,10 +386,8 @@ def store_gradient(
     LANES: tl.constexpr,
 ):
     """Write the gradient of a row's words, times `scale`. The label is the word at `place`, if it is `in_block`."""
-    store_words_gradient(
-        logits_ptr, grad_ptr, span, formula, terms, z_weight, scale, norm, others, PADDED, DEPTH, LANES
-    )
-    store_label_gradient(grad_ptr + place, formula, terms, z_weight, scale, norm, z_y, in_block, others)
+    store_words_gradient(logits_ptr, grad_ptr, span, formula, terms, scale, norm, others, PADDED, DEPTH, LANES)
+    store_label_gradient(grad_ptr + place, formula, terms, scale, norm, z_y, in_block, others)
 
 
 @triton.jit

@@ -103,7 +103,7 @@ def _arguments(request: LossRequest, words: int, device: torch.device) -> LossAr
         raise KernelInputError(f"num_items has the shape {tuple(items.shape)}. Give one number.")
     if request.shard is not None:
         check_shard("a loss", request.shard, words)
-    weight_V, total = request.class_weight, None
+    weight_V = request.class_weight
     if weight_V is not None:
         if weight_V.shape != (vocab,):
             raise KernelInputError(
@@ -111,8 +111,7 @@ def _arguments(request: LossRequest, words: int, device: torch.device) -> LossAr
                 " Give one weight per word."
             )
         weight_V = weight_V.detach().to(device).contiguous()
-        total = weight_V.sum(dtype=torch.float32) if request.options.label_smoothing > 0 else None
-    return LossArguments(
+    arguments = LossArguments(
         labels_N=request.labels.to(device).reshape(-1).contiguous(),
         loss_N=torch.empty(request.labels.numel(), dtype=torch.float32, device=device),
         seq_len=request.labels.shape[-1] if request.labels.ndim > 0 else 1,
@@ -120,9 +119,18 @@ def _arguments(request: LossRequest, words: int, device: torch.device) -> LossAr
         words=words,
         options=request.options,
         class_weight_V=weight_V,
-        class_weight_sum=total,
         shard=request.shard,
     )
+    options = request.options
+    if weight_V is None or not (options.label_smoothing > 0 or options.z_loss > 0):
+        return arguments
+    sums = torch.ones(2, dtype=torch.float32, device=device)
+    torch.sum(weight_V, 0, dtype=torch.float32, out=sums[0])
+    if options.z_loss > 0:
+        # a mean divides the z-loss by the number of labels, the loss by the sum of their weights
+        of_count = loss_factor(dataclasses.replace(arguments, class_weight_V=None), items)
+        torch.div(of_count[0], loss_factor(arguments, items)[0], out=sums[1])
+    return dataclasses.replace(arguments, class_weight_sums=sums)
 
 
 def _with_results(arguments: LossArguments, request: LossRequest) -> LossArguments:

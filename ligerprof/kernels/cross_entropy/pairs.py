@@ -258,7 +258,6 @@ def store_pairs_gradient(
     words,
     formula,
     terms,
-    z_weight,
     scale,
     norm,
     others,
@@ -267,7 +266,7 @@ def store_pairs_gradient(
 ):
     """What `store_words_gradient` does, for a row whose first tile is loaded; blocks lie as those of the logits."""
     TILE: tl.constexpr = THREADS * DEPTH * _WORDS_OF_THREAD
-    of_softmax = softmax_factor(terms, z_weight, scale, norm, others)
+    of_softmax = softmax_factor(terms, scale, norm, others)
     lanes, depths = _places(_WORDS_OF_THREAD, DEPTH, THREADS)
     place = _first_place(memory, words)
     for _ in range(_tiles(memory, words, TILE)):

@@ -41,7 +41,7 @@ def cross_entropy(
         reduction="sum" if summed else options.reduction,
     )
     if options.z_loss > 0:
-        loss = loss + options.z_loss * _squared_normalizers(wide, targets, options, class_weight, summed)
+        loss = loss + options.z_loss * _squared_normalizers(wide, targets, options, summed)
     if summed and num_items is not None:
         return loss / num_items
     return loss.view(targets.shape) if options.reduction == "none" else loss
@@ -57,7 +57,6 @@ def cross_entropy_outputs(
     """Every result of `LossOutputs`; the arguments are those of `cross_entropy`."""
     wide, targets = _in_formula(logits, options), next_labels(labels, options)
     counts = targets != options.ignore_index
-    weights = _label_weights(wide, targets, options, class_weight)
     log_p = torch.log_softmax(wide, dim=-1)
     lse = torch.logsumexp(wide, dim=-1) * counts
     p = log_p.exp()
@@ -69,15 +68,14 @@ def cross_entropy_outputs(
         label_smoothing=options.label_smoothing,
         reduction="none",
     ).view(targets.shape)
-    z_losses = options.z_loss * weights * lse.square()
-    losses = losses + z_losses
+    z_losses = options.z_loss * lse.square()
     if options.token_scaling:
         scale = p.gather(-1, targets.where(counts, 0).long().unsqueeze(-1)).squeeze(-1).detach()
         losses, z_losses = losses * scale, z_losses * scale
     predicted = wide.argmax(-1).where(counts, -1)
     right = ((predicted == targets) & counts).to(losses.dtype)
 
-    def reduced(values: Tensor) -> Tensor:
+    def reduced(values: Tensor, weights: Tensor) -> Tensor:
         if options.reduction == "none":
             return values
         divisor: Tensor | float = 1.0
@@ -85,11 +83,12 @@ def cross_entropy_outputs(
             divisor = weights.sum() if num_items is None else num_items
         return values.sum() / divisor
 
+    z_loss = reduced(z_losses, counts)
     return LossOutputs(
-        loss=reduced(losses),
+        loss=reduced(losses, _label_weights(wide, targets, options, class_weight)) + z_loss,
         lse=lse,
         entropy=-(p * log_p.where(p > 0, 0.0)).sum(-1) * counts,
-        z_loss=reduced(z_losses.detach()),
+        z_loss=z_loss.detach(),
         token_accuracy=right if options.reduction == "none" else right.sum() / counts.sum(),
         predicted_tokens=predicted,
     )
@@ -112,11 +111,9 @@ def _label_weights(wide: Tensor, targets: Tensor, options: LossOptions, class_we
     return weights if class_weight is None else weights * class_weight[targets.where(counts, 0).long()]
 
 
-def _squared_normalizers(
-    wide: Tensor, targets: Tensor, options: LossOptions, class_weight: Tensor | None, summed: bool
-) -> Tensor:
-    weights = _label_weights(wide, targets, options, class_weight)
-    squares = weights * torch.logsumexp(wide, dim=-1).square()
+def _squared_normalizers(wide: Tensor, targets: Tensor, options: LossOptions, summed: bool) -> Tensor:
+    counts = targets != options.ignore_index
+    squares = counts * torch.logsumexp(wide, dim=-1).square()
     if options.reduction == "none":
         return squares.reshape(-1)
-    return squares.sum() if summed or options.reduction == "sum" else squares.sum() / weights.sum()
+    return squares.sum() if summed or options.reduction == "sum" else squares.sum() / counts.sum()

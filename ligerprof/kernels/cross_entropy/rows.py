@@ -139,7 +139,7 @@ def _cross_entropy_kernel(
     entropy_grad_ptr,
     bias_ptr,
     class_weight_ptr,
-    class_weight_sum_ptr,
+    class_weight_sums_ptr,
     logits_stride,
     grad_stride,
     statistics_stride,
@@ -216,11 +216,11 @@ def _cross_entropy_kernel(
     if statistics_ptr is not None:
         store_statistics(statistics_ptr + row, statistics_stride, (highest, total, z_y, z_sum, z_spread), ENTROPY)
     norm = (highest, tl.log2(total))
-    terms = term_weights(w_y, words, smoothing, class_weight_ptr, class_weight_sum_ptr)
+    terms = term_weights(w_y, words, smoothing, z_weight, class_weight_ptr, class_weight_sums_ptr)
     entropy = 0.0
     if ENTROPY:
         entropy = entropy_of(norm, total, z_spread)
-    store_results(results, token, norm, z_y, z_sum, entropy, terms, z_weight, TOKEN_SCALING)
+    store_results(results, token, norm, z_y, z_sum, entropy, terms, TOKEN_SCALING)
     if grad_ptr is not None:
         # no thread may overwrite the label's logit before all have read it
         tl.debug_barrier()
@@ -236,14 +236,13 @@ def _cross_entropy_kernel(
                 words,
                 formula,
                 terms,
-                z_weight,
                 scale,
                 norm,
                 others,
                 DEPTH,
                 LANES,
             )
-            store_label_gradient(grad_ptr + label, formula, terms, z_weight, scale, norm, z_y, in_vocab, others)
+            store_label_gradient(grad_ptr + label, formula, terms, scale, norm, z_y, in_vocab, others)
         else:
             store_gradient(
                 logits_ptr,
@@ -251,7 +250,6 @@ def _cross_entropy_kernel(
                 span,
                 formula,
                 terms,
-                z_weight,
                 scale,
                 norm,
                 z_y,

@@ -97,7 +97,7 @@ def _split_row_kernel(
     entropy_grad_ptr,
     bias_ptr,
     class_weight_ptr,
-    class_weight_sum_ptr,
+    class_weight_sums_ptr,
     word_elements,
     scale_stride,
     first_row,
@@ -187,11 +187,11 @@ def _split_row_kernel(
     if prediction_ptr is not None:
         tl.store(prediction_ptr + token, place.to(tl.int64))
     norm = (highest, tl.log2(total))
-    terms = term_weights(w_y, words, smoothing, class_weight_ptr, class_weight_sum_ptr)
+    terms = term_weights(w_y, words, smoothing, z_weight, class_weight_ptr, class_weight_sums_ptr)
     entropy = 0.0
     if ENTROPY:
         entropy = entropy_of(norm, total, z_spread)
-    store_results(results, token, norm, z_y, z_sum, entropy, terms, z_weight, TOKEN_SCALING)
+    store_results(results, token, norm, z_y, z_sum, entropy, terms, TOKEN_SCALING)
     # no thread may overwrite the label's logit before all have read it
     tl.debug_barrier()
     scale = tl.where(in_vocab, scale, float("nan"))
@@ -200,7 +200,7 @@ def _split_row_kernel(
     others = (lse_grad_ptr, entropy_grad_ptr, token, chain, entropy)
     if PAIRED:
         store_pairs_gradient(
-            first_tile, row_memory, first_ptr, words, formula, terms, z_weight, scale, norm, others, DEPTH, LANES
+            first_tile, row_memory, first_ptr, words, formula, terms, scale, norm, others, DEPTH, LANES
         )
     else:
         start = tl.cast(0, tl.int32)
@@ -209,11 +209,9 @@ def _split_row_kernel(
         for number in range(blocks):
             block_ptr, block_words, width = _find_block(memory, row, number, (start, before, size))
             span = (start, block_words, width)
-            store_words_gradient(
-                block_ptr, block_ptr, span, formula, terms, z_weight, scale, norm, others, PADDED, DEPTH, LANES
-            )
+            store_words_gradient(block_ptr, block_ptr, span, formula, terms, scale, norm, others, PADDED, DEPTH, LANES)
             start, before, size = _next_place((start, before, size), block_words, grow_to, grow_from)
-    store_label_gradient(label_ptr, formula, terms, z_weight, scale, norm, z_y, in_vocab, others)
+    store_label_gradient(label_ptr, formula, terms, scale, norm, z_y, in_vocab, others)
 
 
 def loss_and_gradient_of_blocks(

@@ -240,9 +240,9 @@ class _Keep(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, activation: str, overwrite: bool
+        ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, _bias: Tensor | None, activation: str, overwrite: bool
     ) -> Tensor:
-        ctx.activation, ctx.overwrite, ctx.has_bias = activation, overwrite, bias is not None
+        ctx.activation, ctx.overwrite = activation, overwrite
         ctx.save_for_backward(gate, up, weight)
         # a single element expanded to the result's shape: autograd needs the shape, and the values are never read
         return gate.new_empty(1).expand(*gate.shape[:-1], weight.shape[0])
@@ -281,6 +281,22 @@ class _Compute(torch.autograd.Function):
         return grad, None, None, None, None, None, None
 
 
+class _ComputeAndKeep(_Keep):
+    """Both at once, for torch.compile: its partitioner decides what to recompute.
+
+    `_Compute` has an input that forward does not read, and a gradient that backward passes on unchanged. No other
+    function here has these, and the pair stopped under torch.compile on torch 2.11, which compiles this one.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, activation: str, overwrite: bool
+    ) -> Tensor:
+        ctx.activation, ctx.overwrite = activation, overwrite
+        ctx.save_for_backward(gate, up, weight)
+        return functional.linear(_multiply_gates(gate, up, activation), weight, bias)
+
+
 def gated_linear(
     gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, activation: str, *, overwrite: bool = False
 ) -> Tensor:
@@ -312,6 +328,8 @@ def gated_linear(
         dtype = torch.get_autocast_dtype(kind)
         gate, up, weight = gate.to(dtype), up.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
+    if torch.compiler.is_compiling():
+        return _ComputeAndKeep.apply(gate, up, weight, bias, activation, overwrite)  # type: ignore[no-any-return]
     placeholder = _Keep.apply(gate, up, weight, bias, activation, overwrite)
     return _Compute.apply(placeholder, gate, up, weight, bias, activation)  # type: ignore[no-any-return]
 

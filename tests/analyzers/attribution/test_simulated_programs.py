@@ -1,7 +1,6 @@
 """Roles in programs that run on the simulated GPU, with the operators in C++ frames and without, by address."""
 
 import copy
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -106,7 +105,7 @@ class Program:
         values = self.device.snapshot()
         frames = {name: {"filename": "??", "line": 0, "name": name} for _, names in self._functions for name in names}
         for found, names in self._functions:
-            python = list(itertools.dropwhile(is_of_simulation, found.frames))
+            python = [frame for frame in found.frames if not is_of_simulation(frame)]
             found.frames[:] = [frames[name] for name in names if self._native] + python
         return Snapshot.from_dict({**values, "external_annotations": self.annotations})
 

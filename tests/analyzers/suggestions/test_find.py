@@ -36,6 +36,8 @@ def test_suggestions_are_sorted_and_add_up(name: str) -> None:
     assert len(before) <= 1
     if not analysis.replayed.failures:
         assert before <= {report.peak_bytes}
+    # all of them train or generate, some with passes that ran out of memory
+    assert "no-grad" not in {one.name for one in report.suggestions}
     assert all(one.how for one in report.suggestions)
 
 
