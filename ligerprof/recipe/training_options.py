@@ -142,6 +142,14 @@ class TrainingOptions(ModelOptions):
         default=ALL_LINEAR,
         metavar="NAMES",
     )
+    lora_dropout: float = option(
+        Group.TRAINING,
+        "Dropout of the adapters' inputs: 0 in peft, 0.05 in TRL.",
+        default=0.0,
+        minimum=0,
+        below=1,
+        requirement="at least 0 and below 1",
+    )
     dora: bool = option(
         Group.TRAINING, "Train a magnitude per output next to LoRA's matrices (DoRA of peft).", default=False
     )
