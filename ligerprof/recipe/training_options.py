@@ -143,12 +143,7 @@ class TrainingOptions(ModelOptions):
         metavar="NAMES",
     )
     lora_dropout: float = option(
-        Group.TRAINING,
-        "Dropout of the adapters' inputs: 0 in peft, 0.05 in TRL.",
-        default=0.0,
-        minimum=0,
-        below=1,
-        requirement="at least 0 and below 1",
+        Group.TRAINING, "Dropout of the adapters' inputs; TRL's default is 0.05.", default=0.0, minimum=0, below=1
     )
     dora: bool = option(
         Group.TRAINING, "Train a magnitude per output next to LoRA's matrices (DoRA of peft).", default=False
