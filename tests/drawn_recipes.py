@@ -233,7 +233,9 @@ def draw_recipe(random: Random, family: str | None = None) -> TrainingRecipe:
         family: the model's architecture; None: one of `DRAWN_FAMILIES`.
     """
     recipe = _draw_with_hf_loss(random, family)
-    return dataclasses.replace(recipe, loss=random.choice((Loss.HF, Loss.HF, *_chunked_losses(recipe))))
+    recipe = dataclasses.replace(recipe, loss=random.choice((Loss.HF, Loss.HF, *_chunked_losses(recipe))))
+    # drawn last, so that the other options of a number are those of adapters without dropout
+    return recipe if recipe.lora is None else dataclasses.replace(recipe, lora_dropout=random.choice((0.0, 0.05)))
 
 
 def _chunked_losses(recipe: TrainingRecipe) -> Iterator[Loss]:

@@ -170,6 +170,28 @@ def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, A
     check(TrainingRecipe(model=model, batch=2, checkpointing=False, alloc_conf="expandable_segments:True", **options))
 
 
+# a loss in tiles leaves the peak to the layers
+DROPPING: tuple[dict[str, Any], ...] = (
+    {"lora": 8, "checkpointing": False},
+    {"lora": 8, "lora_targets": "q_proj+v_proj", "precision": "bf16", "checkpointing": False, "eval_batch": 8},
+    {"lora": 8, "precision": "bf16-amp", "liger": "no-flce", "grad_accum": 2},
+    {"lora": 8, "adapter_dtype": "bfloat16", "precision": "bf16", "reentrant": True},
+    {"lora": 8, "lora_targets": "q_proj+embed_tokens", "checkpointing": False},
+    {"lora": 8, "loss": "hf", "lora_targets": "q_proj+lm_head", "liger": "flce", "precision": "bf16"},
+    {"lora": 8, "loss": "hf", "lora_targets": "lm_head", "checkpointing": False},
+    {"lora": 8, "selective": "torchtitan", "packing": True},
+    {"lora": 8, "loss": "hf", "activation_offload": True, "precision": "bf16"},
+    {"qlora": 8, "precision": "bf16", "adapter_dtype": "bfloat16", "checkpointing": False},
+    {"qlora": 8, "precision": "bf16-amp"},
+    {"lora": 8, "quantization": "8bit", "precision": "bf16", "checkpointing": False},
+    {"lora": 8, "dora": True, "checkpointing": False, "eval_batch": 8},
+    {"lora": 8, "dora": True, "checkpointing": False, "precision": "bf16"},
+    {"lora": 8, "dora": True, "checkpointing": False, "precision": "bf16-amp"},
+    {"lora": 8, "engine": "ddp", "gpus": 2, "grad_accum": 2, "checkpointing": False},
+    {"lora": 8, "engine": "fsdp2", "gpus": 2, "precision": "mixed", "wrap": "accelerate", "checkpointing": False},
+)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -198,6 +220,7 @@ def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, A
         {"lora": 8, "modules_to_save": "lm_head", "loss": "chunked-nll", "precision": "bf16", "checkpointing": False},
         {"lora": 8, "modules_to_save": "lm_head", "optimizer": "adamw-8bit", "fp32_embedding_states": True},
         {"loss": "trl-tiled", "padding": 0.3, "lora": 8},
+        *({"loss": "trl-tiled", "lora_dropout": 0.05, **each} for each in DROPPING),
         {"loss": "trl-tiled", "seq": 2500, "eval_batch": 3},
         {"loss": "trl-tiled", "precision": "bf16", "packing": True, "checkpointing": False, "grad_accum": 2},
     ],

@@ -257,6 +257,10 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         bool(options.saved_modules) and options.lora is None and options.qlora is None,
         f"{_FLAGS['modules_to_save']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
     )
+    yield (
+        options.lora_dropout > 0 and options.lora is None and options.qlora is None,
+        f"{typed('lora_dropout', options.lora_dropout)} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
+    )
     yield options.dora and options.lora is None, f"{_FLAGS['dora']} needs {_FLAGS['lora']}."
     yield from _quantization_conflicts(options)
     yield (

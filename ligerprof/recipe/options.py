@@ -149,6 +149,7 @@ class Option:
             or (self.below is not None and value >= self.below)
         ):
             limits = f"at least {self.minimum}" if self.maximum is None else f"from {self.minimum} to {self.maximum}"
+            limits += "" if self.below is None else f" and below {self.below}"
             raise RecipeError(f"{self.name.replace('_', ' ')} is {value}. It must be {self.requirement or limits}.")
         return value
 

@@ -79,11 +79,12 @@ class TrainingRecipe(RunOptions, TrainingOptions):
         if rank is None:
             return ()
         over = "" if self.packed_bits is None else f" over {self.packed_bits}-bit weights"
-        return (f"{'DoRA' if self.dora else 'LoRA'} {rank}{over}",)
+        dropout = f" with dropout {self.lora_dropout:g}" if self.lora_dropout else ""
+        return (f"{'DoRA' if self.dora else 'LoRA'} {rank}{over}{dropout}",)
 
     @property
     def evaluation(self) -> "TrainingRecipe | None":
-        """The recipe of an evaluation batch, which nothing is recomputed for; None without evaluation."""
+        """The recipe of an evaluation batch, where nothing is recomputed or dropped; None without evaluation."""
         if self.eval_batch is None:
             return None
         return dataclasses.replace(
@@ -96,6 +97,7 @@ class TrainingRecipe(RunOptions, TrainingOptions):
             checkpoint_every=1,
             selective=None,
             activation_offload=False,
+            lora_dropout=0.0,
         )
 
     def resized(self, axis: Axis, size: int) -> "TrainingRecipe":

@@ -142,6 +142,9 @@ class TrainingOptions(ModelOptions):
         default=ALL_LINEAR,
         metavar="NAMES",
     )
+    lora_dropout: float = option(
+        Group.TRAINING, "Dropout of the adapters' inputs; TRL's default is 0.05.", default=0.0, minimum=0, below=1
+    )
     dora: bool = option(
         Group.TRAINING, "Train a magnitude per output next to LoRA's matrices (DoRA of peft).", default=False
     )

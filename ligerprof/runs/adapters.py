@@ -27,6 +27,7 @@ def with_adapters(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
         lora_alpha=16,
         target_modules=list(recipe.adapted_layers),
         modules_to_save=list(recipe.saved_modules) or None,
+        lora_dropout=recipe.lora_dropout,
         use_dora=recipe.dora,
     )
     with warnings.catch_warnings():

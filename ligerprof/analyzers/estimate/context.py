@@ -120,7 +120,7 @@ class Context:
             self.casts.append(self.leaf_cast)
         return self.tape.name(self.leaf_cast)
 
-    def autocast_weight(self, weight: Weight) -> Tensor:
+    def autocast_weight(self, weight: Tensor) -> Tensor:
         """The weight that a matrix product reads; autocast caches the copy of a trainable weight until it ends."""
         if self.half_bytes is None or weight.width == self.half_bytes:
             return weight

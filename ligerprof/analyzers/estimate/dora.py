@@ -5,8 +5,8 @@ peft 0.21, tuners/lora/dora.py, DoraLinearLayer.forward, and variants.py, DoraLi
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, column_sum_bytes, linear, renamed, scale
-from ligerprof.analyzers.estimate.tensors import Value
+from ligerprof.analyzers.estimate.operations import add, column_sum_bytes, dropout, linear, renamed, scale
+from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.selective import MM
@@ -15,12 +15,14 @@ from ligerprof.torch_memory.selective import MM
 def add_dora(context: Context, value: Value, result: Value, name: str) -> Value:
     """`result + (m - 1) * base + m * lora_B(lora_A(x)) * scaling`, cast back, with m = magnitude / norm.
 
-    `base` is the result without the layer's bias.
+    `base` is the result without the layer's bias. With dropout, `x` is the dropped input, and `base` a second product
+    of the weight.
     """
-    tape = context.tape
+    tape, rate = context.tape, context.recipe.lora_dropout
     read = context.cast(value, context.weights[f"{name}.lora_A"].width)
+    dropped = dropout(context, read, rate)
     magnitude = context.weights[f"{name}.lora_magnitude"]
-    held = _measure_weight(context, name)
+    weight, held = _measure_weight(context, name)
     factor = tape.run(
         Operation(
             elements=magnitude.elements,
@@ -29,9 +31,9 @@ def add_dora(context: Context, value: Value, result: Value, name: str) -> Value:
             extra_saved_bytes=magnitude.size_bytes,
         )
     )
-    thin = linear(context, read, context.weights[f"{name}.lora_A"])
+    thin = linear(context, dropped, context.weights[f"{name}.lora_A"])
     product = renamed(context, thin, linear(context, thin, context.weights[f"{name}.lora_B"]))
-    base = _without_bias(context, result, name)
+    base = linear(context, dropped, weight) if rate else _without_bias(context, result, name)
     less_one = tape.run(Operation(elements=factor.elements, width=FP32_BYTES, passes=(factor,)))
     left = _times_row(context, base, less_one)
     right = _times_row(context, product, factor)
@@ -39,7 +41,7 @@ def add_dora(context: Context, value: Value, result: Value, name: str) -> Value:
     added = add(context, left, right)
     tape.release(left, right, less_one, factor, product, base, *held)
     total = add(context, result, added)
-    tape.release(added)
+    tape.release(added, dropped)
     output = context.cast(total, result.width)
     tape.release(read, total, result)
     return output
@@ -55,11 +57,12 @@ def _without_bias(context: Context, result: Value, name: str) -> Value:
     return context.tape.run(Operation(elements=result.elements, width=width, inputs=inputs, passes=passes))
 
 
-def _measure_weight(context: Context, name: str) -> tuple[Value, ...]:
+def _measure_weight(context: Context, name: str) -> tuple[Tensor, list[Value]]:
     """get_lora_weight and get_weight_norm: multiply an identity matrix through the adapter, and sum with the weight.
 
     Returns:
-        what the function's variables hold until it returns; no gradient flows through any of it.
+        the weight in the adapter's dtype, and what the function's variables hold until it returns; no gradient flows
+        through any of it.
     """
     tape, adapter = context.tape, context.weights[f"{name}.lora_A"]
     rank, inputs = adapter.shape
@@ -81,12 +84,14 @@ def _measure_weight(context: Context, name: str) -> tuple[Value, ...]:
     kept = [delta]
     if keeps_graph:
         kept += [read, thin]
-    if context.weights[f"{name}.weight"].width != adapter.width:
-        kept.append(tape.run(Operation(elements=inputs * outputs, width=adapter.width, role=Role.WEIGHT_CASTS)))
+    weight: Tensor = context.weights[f"{name}.weight"]
+    if weight.width != adapter.width:
+        weight = tape.run(Operation(elements=inputs * outputs, width=adapter.width, role=Role.WEIGHT_CASTS))
+        kept.append(weight)
     # the scaled product and its sum with the weight
     norm = Operation(elements=outputs, width=adapter.width, forward_scratch_bytes=2 * delta.size_bytes)
     kept.append(tape.run(norm))
-    return tuple(kept)
+    return weight, kept
 
 
 def _times_row(context: Context, value: Value, row: Value) -> Value:

@@ -5,7 +5,7 @@ from math import prod
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, linear, renamed, scale
+from ligerprof.analyzers.estimate.operations import add, dropout, linear, renamed, scale
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.models import ModelSpec
@@ -125,7 +125,7 @@ def head_factors(context: Context, value: Value, name: str) -> tuple[Value, Valu
     """
     tape, narrow, wide = context.tape, context.weights[f"{name}.lora_A"], context.weights[f"{name}.lora_B"]
     read = context.cast(value, narrow.width)
-    thin = linear(context, read, narrow)
+    thin = thin_product(context, read, name)
     thin = renamed(context, thin, scale(context, thin))
     tape.release(read)
     rank, words = narrow.shape[0], wide.shape[0]
@@ -166,7 +166,13 @@ def add_adapter_to_quantized(context: Context, value: Value, result: Value, name
 
 
 def _scaled_product(context: Context, read: Value, name: str, role: Role, gradient_role: Role) -> Value:
-    thin = linear(context, read, context.weights[f"{name}.lora_A"])
+    thin = thin_product(context, read, name)
     wide = linear(context, thin, context.weights[f"{name}.lora_B"], role=role, gradient_role=gradient_role)
     wide = renamed(context, thin, wide)
     return renamed(context, wide, scale(context, wide, role=role))
+
+
+def thin_product(context: Context, value: Value, name: str) -> Value:
+    """`lora_A(dropout(x))`: each adapter drops its own elements of an input that several share."""
+    dropped = dropout(context, value, context.recipe.lora_dropout)
+    return renamed(context, dropped, linear(context, dropped, context.weights[f"{name}.lora_A"]))

@@ -14,7 +14,7 @@ from ligerprof.torch_memory.selective import ADDMM, BMM, MM, FactorShape
 def linear(
     context: Context,
     value: Value,
-    weight: Weight,
+    weight: Tensor,
     bias: Weight | None = None,
     *,
     role: Role = Role.ACTIVATIONS,
@@ -48,12 +48,12 @@ def linear(
         )
     )
     context.tape.release(read)
-    if isinstance(read_weight, Value) and not weight.trainable:
+    if isinstance(read_weight, Value) and read_weight is not weight and not weight.trainable:
         context.tape.release(read_weight)
     return output
 
 
-def factor_of(context: Context, value: Value, weight: Weight) -> FactorShape:
+def factor_of(context: Context, value: Value, weight: Tensor) -> FactorShape:
     """Inputs and outputs of a linear layer's weight; GPT-2's Conv1D stores it the other way round."""
     inputs = value.elements // context.tokens
     return inputs, weight.elements // inputs

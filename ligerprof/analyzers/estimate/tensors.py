@@ -91,5 +91,10 @@ class Value:
         """Bytes of the tensor, and of its gradient."""
         return self.elements * self.width
 
+    @property
+    def trainable(self) -> bool:
+        """False: it is not a parameter, even if it is read as one."""
+        return False
+
 
 Tensor = Weight | Value

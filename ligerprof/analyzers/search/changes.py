@@ -121,6 +121,15 @@ def _fsdp2(sharding: Sharding) -> Change:
     )
 
 
+@_change(
+    "lora-dropout", "no dropout in adapters", "training: adapters lose this regularization; peft's default has none"
+)
+def _no_lora_dropout(recipe: TrainingRecipe) -> Outcome:
+    if not recipe.lora_dropout:
+        return "no adapter has dropout"
+    return (dataclasses.replace(recipe, lora_dropout=0.0),)
+
+
 @_change("checkpointing", "checkpointing", "time: each layer's forward pass runs twice, up to a third more compute")
 def _checkpointing(recipe: TrainingRecipe) -> Outcome:
     if recipe.checkpointing and recipe.checkpoint_every == 1 and recipe.selective is None:
@@ -248,7 +257,7 @@ def expandable_segments(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, alloc_conf=conf),)
 
 
-_UP_TO_ZERO_3 = (_zero_2, _checkpointing, _mixed_precision, _narrow_frozen_weights, _zero_3)
+_UP_TO_ZERO_3 = (_zero_2, _no_lora_dropout, _checkpointing, _mixed_precision, _narrow_frozen_weights, _zero_3)
 _REST = (
     _offload_optimizer,
     _offload_all,

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from ligerprof.recipe.training import TrainingRecipe
 
 LORA_RANK = 16
+# peft's layer calls a dropout module; so do the simulation's layer over quantized weights, and the fused loss
+ADAPTER_DROPOUT = (
+    r"modules/dropout\.py:forward\n(?:\S*torch/nn/modules/module\.py:\w+\n)*"
+    r"\S*(?:peft/tuners/lora/|simulated/low_bit\.py:_with_adapter|patching/heads\.py:_factors)"
+)
 _SAVED_ROLES = (Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES)
 # bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
 _PAGED_ELEMENTS = 100_000
@@ -117,6 +122,16 @@ def with_lora(case: Case) -> Edit | None:
             return None
         _add_adapter_inputs(case, edit, shape, other_sides)
     return _with_known_adapters(case) or edit
+
+
+def without_adapter_dropout(case: Case) -> Edit:
+    """Remove the masks of adapters' dropout, of one byte per element; torch allocates each before the dropped input."""
+    blocks = case.blocks_from(ADAPTER_DROPOUT)
+    sizes = case.sizes(blocks)
+    masks = blocks[:-1][(sizes[1:] == 2 * sizes[:-1]) | (sizes[1:] == FP32_BYTES * sizes[:-1])]
+    edit = case.edit()
+    edit.remove(masks)
+    return edit
 
 
 def _with_known_adapters(case: Case) -> Edit | None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.kept_edits import known_recipe
 from ligerprof.analyzers.suggestions.program import Framework
-from ligerprof.analyzers.suggestions.row import TRAINERS, Row, for_each, has, knows_model
+from ligerprof.analyzers.suggestions.row import TRAINERS, YAML, Row, for_each, has, knows_model
 from ligerprof.analyzers.suggestions.state_edits import (
+    ADAPTER_DROPOUT,
     LORA_RANK,
     computes_lora,
     parameter_width,
@@ -15,6 +16,7 @@ from ligerprof.analyzers.suggestions.state_edits import (
     with_half_precision_weights,
     with_lora,
     with_paged_states,
+    without_adapter_dropout,
 )
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.recipe.categories import Optimizer, Precision
@@ -61,6 +63,10 @@ def _eight_bit(recipe: "TrainingRecipe") -> "TrainingRecipe":
     return dataclasses.replace(recipe, optimizer=Optimizer.ADAMW_8BIT)
 
 
+def _no_adapter_dropout(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
+    return dataclasses.replace(recipe, lora_dropout=0.0) if recipe.lora_dropout else None
+
+
 def _lora(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
     return None if recipe.lora or recipe.qlora else dataclasses.replace(recipe, lora=LORA_RANK)
 
@@ -99,6 +105,23 @@ STATE_ROWS: tuple[Row, ...] = (
             Framework.TORCH: ("optimizer = bitsandbytes.optim.AdamW8bit(...)  # or Adam8bit",),
         },
         recipe=_eight_bit,
+    ),
+    Row(
+        name="lora-dropout",
+        change="LoRA adapters without dropout, which keep no masks",
+        cost=Cost.TRAINING,
+        cost_reason="adapters lose this regularization; peft's default has none",
+        without=(Role.ACTIVATIONS,),
+        applies=lambda case: len(case.blocks_from(ADAPTER_DROPOUT)) > 0,
+        edit=without_adapter_dropout,
+        basis=Basis.AT_LEAST,
+        how={
+            Framework.TRL: ("# of LoraConfig, or of TRL's ModelConfig:", "lora_dropout=0.0,"),
+            **for_each(YAML, "lora_dropout: 0"),
+            Framework.LIGERPROF: ("--lora-dropout 0",),
+            Framework.TORCH: ("LoraConfig(..., lora_dropout=0.0)",),
+        },
+        recipe=_no_adapter_dropout,
     ),
     Row(
         name="bf16-weights",

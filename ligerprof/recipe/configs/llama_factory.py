@@ -22,8 +22,8 @@ from ligerprof.recipe.configs.rows import (
 from ligerprof.recipe.configs.settings import Ignored, Lacking, Packing, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
-    DROPOUT_ROW,
     LIGER_DEFAULTS,
+    LORA_DROPOUT,
     METRICS,
     OPTIMIZER,
     modules,
@@ -48,7 +48,7 @@ _ROWS: Mapping[str, Row] = {
     "disable_gradient_checkpointing": switch(Setting.CHECKPOINTING, invert=True),
     "use_reentrant_gc": switch(Setting.REENTRANT),
     "galore_rank": count(Setting.GALORE_RANK),
-    "lora_dropout": DROPOUT_ROW,
+    "lora_dropout": LORA_DROPOUT,
     "additional_target": modules(Setting.MODULES_TO_SAVE),
     "use_dora": switch(Setting.DORA),
     "double_quantization": switch(Setting.NESTED_QUANT),

@@ -19,7 +19,7 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
 )
 from ligerprof.recipe.configs.settings import Ignored, Outcome, Packing, Reading, Reason, Sets, Setting
-from ligerprof.recipe.configs.shared import DROPOUT, LIGER_DEFAULTS, whole_number_at, without_adapter
+from ligerprof.recipe.configs.shared import LIGER_DEFAULTS, LORA_DROPOUT, whole_number_at, without_adapter
 
 _PREFERENCES = "DPO or another preference method, with pairs of sequences"
 _TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
@@ -59,7 +59,7 @@ _ROWS: Mapping[str, Row] = {
     **left_out("the loss that balances experts", "load_balancing_loss"),
     **left_out("added or resized embeddings", "add_bos", harmless=(True, False)),
     **left_out("gradients that are reduced with every micro-batch", "sync_each_batch"),
-    "lora_dropout": part_of("adapter", "x")["x"],
+    "lora_dropout": LORA_DROPOUT,
     **ignored(Reason.NUMBER, "lora_alpha weight_decay load_balancing_weight reduce_loss"),
     **ignored(
         Reason.SCHEDULE,
@@ -106,8 +106,6 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     reading.set("use_lora", {Setting.RANK: rank, Setting.LORA_TARGETS: _TARGETS})
     if packed:
         reading.set("use_qlora", {Setting.BITS: 4})
-    if not is_off(values.get("lora_dropout", 0.1)):
-        reading.left_out["lora_dropout"] = DROPOUT
 
 
 OPEN_INSTRUCT = Framework(
@@ -127,6 +125,7 @@ OPEN_INSTRUCT = Framework(
         Setting.WEIGHTS: "bfloat16",
         # accelerate's file or its launcher sets it
         Setting.AUTOCAST: "no",
+        Setting.LORA_DROPOUT: 0.1,
         Setting.OPTIMIZER: "adamw-fused",
         Setting.ATTENTION: "flash",
     },

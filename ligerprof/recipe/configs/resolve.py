@@ -40,7 +40,7 @@ _DIRECT = (
 )
 _DDP, _FSDP = "ddp", "fsdp2"
 _FSDP1_REMEDY = "Set fsdp_version: 2 in the file, or give --engine fsdp2 to count version 2 in its place."
-_ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.ADAPTER_DTYPE, S.NESTED_QUANT)
+_ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.LORA_DROPOUT, S.ADAPTER_DTYPE, S.NESTED_QUANT)
 
 
 class Resolver:
@@ -296,7 +296,7 @@ class Resolver:
         # DeepSpeed casts adapters itself, and bf16 gradients cannot be scaled as those of fp16 are
         scales = "fp16" in str({**precision, **self._given}.get("precision"))
         dtype = {"adapter_dtype": self._value(S.ADAPTER_DTYPE)} if engine in ("torch", _DDP) and not scales else {}
-        names = {**self._targets(spec), **self._saved(spec)}
+        names = {**self._targets(spec), **self._saved(spec), **self._direct(S.LORA_DROPOUT)}
         return {"qlora" if bits == 4 else "lora": rank, **dora, **packed.get(bits, {}), **dtype, **names}
 
     def _saved(self, spec: ModelSpec) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Setting(Word):
     COMPILE = "compile"
     ACTIVATION_OFFLOAD = "activation_offload"
     DORA = "dora"
+    LORA_DROPOUT = "lora_dropout"
     LORA_TARGETS = "lora_targets"
     ADAPTER_DTYPE = "adapter_dtype"
     NESTED_QUANT = "nested_quant"

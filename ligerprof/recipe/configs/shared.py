@@ -15,18 +15,18 @@ from ligerprof.recipe.configs.rows import (
     ignored,
     is_off,
     lacking,
+    real_number,
     section,
     switch,
     truth,
     whole_number,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, LeftOut, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import Ignored, Outcome, Reading, Reason, Sets, Setting
 
 EVALUATION = "evaluation"
 # compute_metrics of the Trainer, without which it keeps the loss alone
 METRICS = "the logits that metrics of an evaluation keep on the GPU"
-DROPOUT = "dropout inside the adapters: the masks and the dropped inputs"
 # what liger-kernel replaces unless told otherwise; `glu` is SwiGLU or GeGLU, as the model has it
 LIGER_DEFAULTS = frozenset({"rope", "rms", "glu", "flce"})
 LIGER_NAMES: Mapping[str, str] = {
@@ -71,7 +71,16 @@ CHECKPOINTING_KWARGS = section(
     }
 )
 DEEPSPEED_SECTION = section(DEEPSPEED_ROWS, read=file_name("deepspeed"))
-DROPOUT_ROW = Row(read=lambda value: Ignored(reason=Reason.UNSET) if is_off(value) else LeftOut(what=DROPOUT))
+
+
+def _read_dropout(value: Any) -> Outcome:
+    rate = 0.0 if is_off(value) else real_number(value)
+    if not 0 <= rate < 1:
+        raise BadValueError("not a probability of at least 0 and below 1")
+    return Sets(values={Setting.LORA_DROPOUT: rate})
+
+
+LORA_DROPOUT = Row(read=_read_dropout)
 
 
 def _read_strategy(value: Any) -> Outcome:
@@ -115,11 +124,10 @@ def whole_number_at(reading: Reading, key: str, value: Any) -> int:
 
 def without_adapter(reading: Reading) -> None:
     """Drop what a file says about adapters that it does not train."""
-    for key in [key for key, what in reading.left_out.items() if what == DROPOUT]:
-        del reading.left_out[key]
-        reading.ignored[key] = Reason.OTHER_METHOD
-    for setting in (Setting.DORA, Setting.MODULES_TO_SAVE, Setting.NESTED_QUANT):
-        reading.settings.pop(setting, None)
+    for setting in (Setting.LORA_DROPOUT, Setting.DORA, Setting.MODULES_TO_SAVE, Setting.NESTED_QUANT):
+        if (found := reading.settings.pop(setting, None)) is not None:
+            reading.read.pop(found.key, None)
+            reading.ignored[found.key] = Reason.OTHER_METHOD
 
 
 def modules(setting: Setting) -> Row:

@@ -67,6 +67,8 @@ def _trl_adapter(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
         "use_peft": True,
         "lora_r": recipe.lora or recipe.qlora,
         "lora_target_modules": "all-linear",
+        # TRL's default is 0.05
+        "lora_dropout": recipe.lora_dropout,
         **_BITS[recipe.packed_bits],
     }
 
@@ -91,9 +93,10 @@ def _llama_factory_adapter(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
 
 def _adapter(spelling: Spelling) -> dict[str, Spelling]:
     """The same keys for LoRA, QLoRA and their weights; a recipe that leaves LoRA for QLoRA changes both."""
-    return dict.fromkeys(
+    adapter = dict.fromkeys(
         ("lora", "qlora", "quantization"), lambda recipe: spelling(recipe) if recipe.lora or recipe.qlora else None
     )
+    return {**adapter, "lora_dropout": _spelled("lora_dropout", "lora_dropout")}
 
 
 _TRAINER: Mapping[str, Spelling] = {

@@ -22,8 +22,8 @@ from ligerprof.recipe.configs.rows import (
 from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Lacking, Outcome, Packing, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
-    DROPOUT_ROW,
     DTYPE,
+    LORA_DROPOUT,
     modules,
     modules_at,
     quantization_rows,
@@ -65,7 +65,7 @@ _COMMON: Mapping[str, Row] = {
     "torch_dtype": DTYPE,
     "attn_implementation": ATTENTION,
     **part_of("adapter", "use_peft lora_r lora_target_modules"),
-    "lora_dropout": DROPOUT_ROW,
+    "lora_dropout": LORA_DROPOUT,
     "lora_modules_to_save": modules(Setting.MODULES_TO_SAVE),
     "use_dora": switch(Setting.DORA),
     **quantization_rows(),
@@ -127,6 +127,8 @@ _DEFAULTS: Mapping[Setting, Any] = {
     Setting.SEQ: 1024,
     Setting.CHECKPOINTING: True,
     Setting.AUTOCAST: "bf16",
+    # trl/trainer/model_config.py
+    Setting.LORA_DROPOUT: 0.05,
 }
 
 

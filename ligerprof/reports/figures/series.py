@@ -37,6 +37,7 @@ _OF_A_SETTING: Mapping[str, str] = {
     "qlora": "QLoRA of rank {}",
     "quantization": "{} weights",
     "lora_targets": "adapters on {}",
+    "lora_dropout": "adapter dropout {}",
     "dora": "DoRA",
     "modules_to_save": "{} trained in full",
     "engine": "",

@@ -331,3 +331,14 @@ def test_kernels_that_save_nothing_are_not_applied() -> None:
     assert all(step.saved_bytes for step in advice.applied)
     assert kernels.state != "applied" or (kernels.saved_bytes or 0) > 0
     assert advice.plan_verdict.fits
+
+
+def test_dropout_of_adapters_is_taken_out_before_anything_that_costs_time() -> None:
+    options = {"precision": "bf16-amp", "liger": "all", "checkpointing": False}
+    dropping = TrainingRecipe(model="llama3.2-1b", lora=16, lora_dropout=0.05, **options)
+    plain = dataclasses.replace(dropping, lora_dropout=0.0)
+    advice = advise(dropping, estimating(needed_bytes(dropping) - 1))
+    assert advice.plan == plain
+    (step,) = advice.applied
+    assert (step.change.name, step.saved_bytes) == ("lora-dropout", needed_bytes(dropping) - needed_bytes(plain))
+    assert step.change.outcome(plain) == "no adapter has dropout"

@@ -106,6 +106,24 @@ def test_changes_to_weights_and_states_save_what_they_say(
     assert suggestion.basis is Basis.REPLAYED
 
 
+@pytest.mark.parametrize(
+    "adapter",
+    [{"lora": 8}, {"lora": 8, "precision": "bf16-amp", "lora_targets": "q_proj+down_proj"}, {"qlora": 8}],
+    ids=["lora", "autocast", "qlora"],
+)
+def test_adapters_without_dropout_save_their_masks_at_least(adapter: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"precision": "bf16", "checkpointing": False, "liger": "flce", **adapter}
+    recipe = TrainingRecipe(**TINY, lora_dropout=0.05, **options)
+    report = analyze(Snapshot.from_dict(simulate_step(recipe).snapshot), recipe=recipe).peak
+    suggestion = next(one for one in report.suggestions if one.name == "lora-dropout")
+    changed = typed_recipe(suggestion.how[0])
+    assert changed == dataclasses.replace(recipe, lora_dropout=0.0)
+    achieved_bytes = report.peak_bytes - simulate_step(changed, record=False).peak_bytes
+    assert suggestion.basis is Basis.AT_LEAST
+    assert suggestion.saves_bytes is not None
+    assert achieved_bytes / 3 <= suggestion.saves_bytes <= achieved_bytes + MOST_UNSPLIT_BYTES
+
+
 WIDTHS: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1408,

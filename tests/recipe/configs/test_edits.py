@@ -158,6 +158,24 @@ def test_adapters_read_back(framework: str, plan: dict[str, Any], tmp_path: Path
     again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {})
     assert (again.lora, again.qlora) == (plan.get("lora"), plan.get("qlora"))
     assert again.quantization == plan.get("quantization")
+    # TRL's default is another
+    assert again.lora_dropout == 0
+
+
+@pytest.mark.parametrize("framework", ["trl-sft", "axolotl", "llama-factory"])
+def test_dropout_of_adapters_leaves_the_file(framework: str, tmp_path: Path) -> None:
+    adapter = {
+        "axolotl": "adapter: lora\nlora_dropout: 0.1  # as ever\n",
+        "trl-sft": "use_peft: true\n",
+        "llama-factory": "lora_dropout: 0.1\n",
+    }[framework]
+    content = FILES[framework].replace("finetuning_type: full", "finetuning_type: lora") + adapter
+    before, _ = load_recipe([write(tmp_path, "sft.yaml", content)], {})
+    assert before.lora_dropout > 0
+    edit = edit_file(str(tmp_path / "sft.yaml"), framework, before, dataclasses.replace(before, lora_dropout=0))
+    again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content)], {})
+    assert again == dataclasses.replace(before, lora_dropout=0)
+    assert (len(edit.changes), edit.not_in_file) == (1, ())
 
 
 @pytest.mark.parametrize("framework", ["trl-sft", "axolotl"])

@@ -26,6 +26,7 @@ TRL: dict[str, Any] = {
     "use_peft": True,
     "lora_r": 16,
 }
+OPEN_INSTRUCT: dict[str, Any] = {"model_name_or_path": "tiny", "with_tracking": False, "use_slow_tokenizer": False}
 FACTORY: dict[str, Any] = {
     "model_name_or_path": "tiny",
     "stage": "sft",
@@ -108,13 +109,44 @@ def test_fp32_layers_of_axolotl_are_said_to_be_left_out(attention: str | None, t
         {**AXOLOTL, "adapter": None, "load_in_4bit": False, "attn_implementation": "flash_attention_2"},
         {**TRL, "use_peft": False},
         {**FACTORY, "finetuning_type": "full", "quantization_bit": None},
+        {**OPEN_INSTRUCT, "use_lora": False},
     ],
-    ids=["axolotl", "trl", "llama-factory"],
+    ids=["axolotl", "trl", "llama-factory", "open-instruct"],
 )
 def test_dropout_of_adapters_counts_with_adapters_only(values: dict[str, Any], tmp_path: Path) -> None:
-    _, report = read(tmp_path, {**values, "lora_dropout": 0.1})
-    assert dict(report.left_out) == {}
+    recipe, report = read(tmp_path, {**values, "lora_dropout": 0.1})
+    assert recipe.lora_dropout == 0
     assert "lora_dropout" in report.ignored
+    assert "lora_dropout" not in report.read
+
+
+@pytest.mark.parametrize(
+    ("values", "default"),
+    [
+        # trl/trainer/model_config.py
+        ({**TRL, "use_peft": True}, 0.05),
+        # axolotl's utils/schemas/peft.py
+        ({**AXOLOTL, "adapter": "lora", "load_in_4bit": False, "lora_dropout": None}, 0.0),
+        # llamafactory/hparams/finetuning_args.py
+        ({**FACTORY, "finetuning_type": "lora"}, 0.0),
+        # open_instruct/finetune.py
+        ({**OPEN_INSTRUCT, "use_lora": True}, 0.1),
+    ],
+    ids=["trl", "axolotl", "llama-factory", "open-instruct"],
+)
+def test_dropout_of_adapters_is_the_files_or_the_frameworks(
+    values: dict[str, Any], default: float, tmp_path: Path
+) -> None:
+    assert read(tmp_path, values)[0].lora_dropout == default
+    for written, rate in ((0.2, 0.2), ("0.2", 0.2), (0, 0.0), (False, 0.0)):
+        recipe, report = read(tmp_path, {**values, "lora_dropout": written})
+        assert (recipe.lora_dropout, "lora_dropout" in report.read) == (rate, True)
+    assert read(tmp_path, values, lora_dropout=0.3)[0].lora_dropout == 0.3
+    # its adapter replaces the file's
+    assert read(tmp_path, values, lora=4)[0].lora_dropout == 0
+    for wrong in (1, -0.1, "much"):
+        with pytest.raises(RecipeError, match=r"lora_dropout is .*, not a"):
+            read(tmp_path, {**values, "lora_dropout": wrong})
 
 
 def test_the_workers_of_ray_train_together(tmp_path: Path) -> None:
