@@ -7,7 +7,7 @@ import click
 
 from ligerprof.cli.common_options import json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
-from ligerprof.cli.output import config_report, say, show
+from ligerprof.cli.output import config_report, knows_method, say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
@@ -36,12 +36,18 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
 
     With --memory-limit or --gpu the exit code is 3 if the allocated bytes, or those that torch is expected to
     reserve for them, are over the limit; with --host-memory also if what it keeps in main memory is over that.
+    A --config file that does not say what it trains is counted as supervised fine-tuning, without a verdict.
     """
     from ligerprof.analyzers.estimate import estimate, judged, require_host_memory
     from ligerprof.reports.estimate import layers_table, render_estimate
     from ligerprof.reports.terminal import console
 
-    estimated = judged(recipe, estimate(recipe), by_gpu=was_given("gpu"))
+    estimated = estimate(recipe)
+    if knows_method():
+        estimated = judged(recipe, estimated, by_gpu=was_given("gpu"))
+    else:
+        # whether another method than the counted one fits is not known
+        estimated = dataclasses.replace(estimated, verdict=None, host=None)
     longest = at_longest(recipe)
     # first, because it covers fewer recipes
     whole_run = _simulate_run(recipe) if simulate and recipe.lengths is not None else None
@@ -50,7 +56,7 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
     show(
         lambda: {**_with_config(estimated).to_json(), **simulated, **_run_json(whole_run)},
-        lambda: render_estimate(longest, estimated, column),
+        lambda: render_estimate(longest, _with_config(estimated), column),
         as_json=as_json,
     )
     if by is View.LAYER and not as_json:
@@ -61,7 +67,8 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
         raise DoesNotFitError(f"the run does not fit: memory runs out in step {whole_run.oom.moment.step:,}.")
     if estimated.verdict is not None and not estimated.verdict.fits:
         raise DoesNotFitError(_reason(estimated.verdict))
-    require_host_memory(recipe)
+    if knows_method():
+        require_host_memory(recipe)
 
 
 def _reason(verdict: "FitVerdict") -> str:

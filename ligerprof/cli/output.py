@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from ligerprof.recipe.configs.report import ConfigReport
 
+# what a result says about a limit, which is left open where files do not say what they train
+_JUDGEMENTS = frozenset({"fits", "verdict"})
 _CONFIG, _SOURCES = "ligerprof.config", "ligerprof.sources"
 
 
@@ -26,14 +28,20 @@ def show(
     to_json: Callable[[], Mapping[str, Any]], render: "Callable[[], str | RenderableType]", *, as_json: bool
 ) -> None:
     """Print a result to stdout, as one JSON object or as text for the terminal; raises OutputError if that fails."""
+    from ligerprof.recipe.configs.report import UNNAMED_METHOD
     from ligerprof.reports.terminal import console
 
+    report = config_report()
     if as_json:
-        report = config_report()
-        print_json({**to_json(), **({} if report is None else {"config": report.to_json()})})
+        result = dict(to_json())
+        if not knows_method():
+            result.update(dict.fromkeys(_JUDGEMENTS & result.keys()))
+        print_json({**result, **({} if report is None else {"config": report.to_json()})})
     else:
         text = render()
         with _written():
+            if not knows_method():
+                console().print(UNNAMED_METHOD)
             console().print(text)
 
 
@@ -47,6 +55,12 @@ def config_report() -> "ConfigReport | None":
     """What became of the keys of the running command's --config files; None without --config."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(_CONFIG)
+
+
+def knows_method() -> bool:
+    """Whether the running command's --config files say what they train, or there are none."""
+    report = config_report()
+    return report is None or report.method is not None
 
 
 def config_sources() -> tuple[Sequence[str], Mapping[str, Any]]:

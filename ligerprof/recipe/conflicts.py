@@ -261,6 +261,10 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         options.lora_dropout > 0 and options.lora is None and options.qlora is None,
         f"{typed('lora_dropout', options.lora_dropout)} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
     )
+    yield (
+        options.fp32_saved_modules and not options.saved_modules,
+        f"{_FLAGS['fp32_saved_modules']} needs {_FLAGS['modules_to_save']}.",
+    )
     yield options.dora and options.lora is None, f"{_FLAGS['dora']} needs {_FLAGS['lora']}."
     yield from _quantization_conflicts(options)
     yield (
@@ -276,7 +280,8 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         narrow and options.dora,
         f"{typed('adapter_dtype', options.adapter_dtype)} is not supported with {_FLAGS['dora']} yet.",
     )
-    in_full = (options.lora is None and options.qlora is None) or bool(options.saved_modules)
+    saved_in_fp16 = bool(options.saved_modules) and not options.fp32_saved_modules
+    in_full = (options.lora is None and options.qlora is None) or saved_in_fp16
     yield (
         in_full and options.precision is Precision.FP16_AMP,
         f"precision {options.precision} trains adapters only: GradScaler refuses gradients in fp16. Choose amp.",

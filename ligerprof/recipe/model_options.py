@@ -38,6 +38,9 @@ class ModelOptions(Options):
     eval_batch: int | None = option(
         Group.MODEL, "Sequences per evaluation batch; without it, nothing is evaluated.", minimum=1
     )
+    eval_follows_batch: bool = option(
+        Group.MODEL, "Evaluate with as many sequences as --batch, also where a search changes that.", default=False
+    )
     experts: ExpertsImplementation | None = option(
         Group.MODEL,
         "Implementation of a mixture of experts, as transformers names it: all experts in one product, or one after"

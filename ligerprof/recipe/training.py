@@ -25,6 +25,8 @@ class TrainingRecipe(RunOptions, TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.eval_follows_batch:
+            self._settle("eval_batch", self.batch)
         require_compatible(self)
         if self.engine is Engine.DDP:
             # it builds its buckets anew in the second step, so the third is the first steady one
@@ -91,6 +93,7 @@ class TrainingRecipe(RunOptions, TrainingOptions):
             self,
             batch=self.eval_batch,
             eval_batch=None,
+            eval_follows_batch=False,
             grad_accum=1,
             checkpointing=False,
             reentrant=False,

@@ -157,6 +157,12 @@ class TrainingOptions(ModelOptions):
         "Modules trained in full next to adapters: names joined by '+', such as embed_tokens+lm_head (peft).",
         metavar="NAMES",
     )
+    fp32_saved_modules: bool = option(
+        Group.TRAINING,
+        "Cast the modules of --modules-to-save to fp32, as LLaMA-Factory does.",
+        default=False,
+        negatable=True,
+    )
     engine: Engine = option(Group.SEVERAL_GPUS, "Library that trains.", default=Engine.TORCH)
     zero: int = option(Group.SEVERAL_GPUS, "ZeRO stage.", default=0, metavar="0-3", minimum=0, maximum=3)
     offload: Offload = option(

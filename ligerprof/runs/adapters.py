@@ -37,6 +37,8 @@ def with_adapters(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
     for name, parameter in adapted.named_parameters():
         if _ADAPTERS in name:
             parameter.data = parameter.data.to(getattr(torch, recipe.adapter_dtype))
+        elif recipe.fp32_saved_modules and parameter.requires_grad:
+            parameter.data = parameter.data.float()
     if recipe.checkpointing:
         adapted.enable_input_require_grads()
     return adapted

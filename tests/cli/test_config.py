@@ -63,12 +63,15 @@ def test_options_on_the_line_win_even_at_their_defaults(arguments_file: str) -> 
 
 def test_the_report_goes_to_stderr(arguments_file: str) -> None:
     done = run("estimate", "--config", arguments_file)
-    assert done.stderr.splitlines() == [
+    lines = done.stderr.splitlines()
+    assert lines[:4] == [
+        "counted as SFT; the file names no method",
         f"read {arguments_file} as transformers",
         "5 keys read, 2 without effect on memory, 1 unknown",
         "unknown keys: frobnicate",
-        "left out: buckets and options of DDP (ddp_bucket_cap_mb)",
     ]
+    assert [line.partition(":")[0] for line in lines[4:]] == ["assumed"] * 4 + ["left out"]
+    assert lines[-1] == "left out: buckets and options of DDP (ddp_bucket_cap_mb)"
     assert "frobnicate" not in done.stdout
 
 
@@ -111,7 +114,8 @@ def test_a_recipe_of_ours_reads_back(model: str, tmp_path: Path) -> None:
         path.write_text(json.dumps(document), encoding="utf-8")
         again, report = load_recipe([str(path)], {})
         assert again.to_json() == recipe.to_json()
-        assert report.assumed == ()
+        # GPUs, weights and sequences
+        assert len(report.assumed) == 3
 
 
 def test_a_run_directory_is_its_recipe(tmp_path: Path) -> None:
@@ -138,7 +142,8 @@ def test_a_sweep_varies_what_is_typed_and_takes_the_rest_from_files(arguments_fi
         ({**ARGUMENTS, "model_name_or_path": "nobody/nothing"}, 2, "model_name_or_path: unknown model"),
         ({"a": 1, "b": 2}, 2, "its first keys: a, b"),
         ({}, 2, "holds no keys"),
-        ({"\x1b[31m": 1, "output_dir": "x"}, 0, "\\x1b[31m"),
+        ({"\x1b[31m": 1, "output_dir": "x", "model_name_or_path": "tiny"}, 0, "\\x1b[31m"),
+        ({"output_dir": "x"}, 2, "names no model that ligerprof reads. Give it with --model."),
     ],
     ids=str,
 )
@@ -184,3 +189,63 @@ def test_a_changed_copy_needs_a_file_to_change(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "--config" in done.stderr
     assert not (tmp_path / "fixed.yaml").exists()
+
+
+# a run of TRL's DPO with default settings: no key says so
+DPO = {
+    "model_name_or_path": "tiny",
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 2,
+    "max_length": 256,
+    "use_peft": True,
+    "lora_r": 16,
+    "lora_target_modules": "all-linear",
+    "dtype": "bfloat16",
+    "bf16": True,
+    "gradient_checkpointing": True,
+    "output_dir": "out",
+}
+
+
+@pytest.mark.parametrize("name", ["dpo.lora.yaml", "sft.lora.yaml"])
+@pytest.mark.parametrize("limit", ["1GiB", "1MiB"])
+def test_a_file_that_names_no_method_gets_no_verdict(name: str, limit: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps({**DPO, "dataset_name": "somebody/pairs"}), encoding="utf-8")
+    arguments = ("--config", str(path), "--memory-limit", limit, "--host-memory", limit)
+    done = run("estimate", *arguments)
+    assert (done.exit_code, done.stdout.splitlines()[0]) == (0, "counted as SFT; the file names no method")
+    assert " FIT " not in done.stdout.upper().replace(".", " ")
+    result = estimated(*arguments)
+    assert (result["fits"], result.get("verdict"), result["limit_bytes"]) == (None, None, None)
+    assert result["config"]["method"] is None
+    # what the figures count is in the text and in the JSON
+    for sentence in ("1 GPU counted", "weights in bfloat16: ", "every sequence is taken as full: 256 tokens"):
+        assert sentence in " ".join(done.stdout.split())
+        assert any(text.startswith(sentence) for text in result["assumed"])
+    # named, it is judged
+    named = run("estimate", "--config", f"trl-sft={path}", "--memory-limit", limit)
+    assert named.exit_code == (0 if limit == "1GiB" else 3)
+    assert not named.stdout.startswith("counted as SFT")
+
+
+@pytest.mark.parametrize("name", ["dpo.lora.yaml", "sft.lora.yaml"])
+def test_a_file_of_another_method_is_refused_by_its_data(name: str, tmp_path: Path) -> None:
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "train.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}', encoding="utf-8")
+    path = tmp_path / name
+    path.write_text(json.dumps({**DPO, "dataset_name": str(tmp_path / "pairs")}), encoding="utf-8")
+    done = run("estimate", "--config", str(path))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "dataset_name has the columns chosen, rejected: DPO" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_search_for_a_file_that_names_no_method_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(json.dumps({**DPO, "dataset_name": "somebody/pairs"}), encoding="utf-8")
+    arguments = ("--config", str(path), "--memory-limit", "100MiB", "--no-simulate")
+    for command in ("advise", "fit"):
+        assert run(command, *arguments).stdout.startswith("counted as SFT; the file names no method")
+    result = json.loads(run("advise", *arguments, "--json").stdout)
+    assert (result["fits"], result["verdict"]) == (None, None)

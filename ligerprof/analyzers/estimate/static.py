@@ -41,10 +41,15 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
         weights[recipe.spec.parameters[0].name].uses = 2
     for name in list(weights):
         if recipe.trains_in_full(name.rpartition(".")[0]):
-            _copy_and_train(weights, name)
+            _copy_and_train(weights, name, FP32_BYTES if recipe.fp32_saved_modules else weights[name].width)
     head = recipe.spec.architecture.head
     if recipe.spec.tied_embeddings and recipe.trains_in_full(head):
-        _untie(weights, recipe.spec.parameters[0].name, f"{head}.weight")
+        _untie(
+            weights,
+            recipe.spec.parameters[0].name,
+            f"{head}.weight",
+            FP32_BYTES if recipe.fp32_saved_modules else width,
+        )
     return dict(_after_their_layers(weights, adapters))
 
 
@@ -60,19 +65,19 @@ def _after_their_layers(weights: Mapping[str, Weight], adapters: Mapping[str, We
         yield from left
 
 
-def _copy_and_train(weights: dict[str, Weight], name: str) -> None:
+def _copy_and_train(weights: dict[str, Weight], name: str, width: int) -> None:
     """Peft's ModulesToSaveWrapper: a copy is trained in the place of the weight, which stays."""
     original = weights[name]
     module, _, parameter = name.rpartition(".")
     weights[f"{module}.{ORIGINAL}.{parameter}"] = original
-    weights[name] = dataclasses.replace(original, trainable=True, uses=1)
+    weights[name] = dataclasses.replace(original, width=width, trainable=True, uses=1)
 
 
-def _untie(weights: dict[str, Weight], embedding: str, head: str) -> None:
+def _untie(weights: dict[str, Weight], embedding: str, head: str, width: int) -> None:
     """A tied head that is trained gets a copy of its own."""
     tied = weights[embedding]
     tied.uses = 1
-    weights[head] = dataclasses.replace(tied, trainable=True, uses=1, in_embedding=False)
+    weights[head] = dataclasses.replace(tied, width=width, trainable=True, uses=1, in_embedding=False)
 
 
 def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:

@@ -6,6 +6,7 @@ from typing import Any
 from ligerprof.recipe.configs.axolotl_ignored import IGNORED_ROWS
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
 from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.refusals import OTHER_METHOD, OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -132,17 +133,17 @@ _ROWS: Mapping[str, Row] = {
     "experts_implementation": Row(read=_experts, any_key=True),
     **lacking("quantized experts", "quantize_moe_experts llama4_linearized_experts"),
     **lacking("a chunked loss", "chunked_cross_entropy", setting=Setting.LOSS),
-    **lacking("another loss", "use_eaft kd_trainer diffusion liger_use_token_scaling"),
+    **lacking("another loss", "use_eaft kd_trainer diffusion liger_use_token_scaling", remedy=OTHER_TRAINING),
     **lacking("tiled MLP layers", "tiled_mlp"),
     **lacking("layers in host memory", "layer_offloading"),
     **part_of("selective checkpointing", "selective_checkpointing"),
-    **lacking("training of chosen parameters", "unfrozen_parameters lisa_n_layers"),
+    **lacking("training of chosen parameters", "unfrozen_parameters lisa_n_layers", remedy=OTHER_TRAINING),
     **lacking("LoRA on parameters of experts", "lora_target_parameters"),
     **lacking("layers chosen for LoRA", "peft_layers_to_transform peft_layers_pattern peft_layer_replication"),
     **lacking("ranks per layer", "lora_rank_pattern"),
-    **lacking("trained tokens of the embedding", "peft_trainable_token_indices"),
+    **lacking("trained tokens of the embedding", "peft_trainable_token_indices", remedy=OTHER_TRAINING),
     **part_of("adapter", "peft_autocast_adapter_dtype"),
-    **lacking("ReLoRA", "relora"),
+    **lacking("ReLoRA", "relora", remedy=OTHER_TRAINING),
     **lacking("MoRA", "mora"),
     **lacking("adapters in main memory", "lora_on_cpu"),
     **lacking("quantization-aware training", "qat use_onebitllms"),
@@ -162,10 +163,10 @@ _ROWS: Mapping[str, Row] = {
     ),
     **lacking("norms in fp32", "fp32_norms"),
     **lacking("fp8 training", "fp8"),
-    **lacking("reinforcement learning and preference methods", "rl"),
-    **lacking("reward models", "reward_model process_reward_model center_rewards_coefficient"),
-    **lacking("sequence classification", "num_labels"),
-    **lacking("images and audio in the batches", "processor_type image_size"),
+    **lacking("reinforcement learning and preference methods", "rl", remedy=OTHER_METHOD),
+    **lacking("reward models", "reward_model process_reward_model center_rewards_coefficient", remedy=OTHER_METHOD),
+    **lacking("sequence classification", "num_labels", remedy=OTHER_METHOD),
+    **lacking("images and audio in the batches", "processor_type image_size", remedy=OTHER_METHOD),
     **lacking("NEFTune's noise on embeddings", "neftune_noise_alpha noisy_embedding_alpha"),
     **lacking("Grokfast's averaged gradients", "grokfast_alpha"),
     **lacking("a search for the batch size", "auto_find_batch_size"),
@@ -194,7 +195,6 @@ _ROWS: Mapping[str, Row] = {
 
 def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: precision, adapter, kernels, evaluation, FSDP and DeepSpeed."""
-    reading.defaults[Setting.EVALUATION_BATCH] = reading.value(Setting.BATCH)
     strategies = [values[key] for key in ("eval_strategy", "evaluation_strategy") if values.get(key) is not None]
     if strategies and is_off(strategies[0]):
         reading.settings.pop(Setting.EVALUATES, None)
@@ -290,7 +290,7 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
         _note_wide_layers(reading, values)
         return
     if adapter not in ("lora", "qlora"):
-        reading.lack("adapter", Lacking(what=f"adapter {adapter}"), adapter)
+        reading.lack("adapter", Lacking(what=f"adapter {adapter}", remedy=OTHER_TRAINING), adapter)
         return
     for bits in (4, 8):
         if not is_off(values.get(f"load_in_{bits}bit")):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.errors import RecipeError
+from ligerprof.recipe.configs.adapters import leave_out_adapters
 from ligerprof.recipe.configs.rows import BadValueError, Row, Table, explain_bad
 from ligerprof.recipe.configs.settings import Reading, Setting
 
@@ -25,7 +26,8 @@ class Framework:
         title: what messages call it.
         rows: one row per key.
         signature: keys that tell the framework from others; at least one is in each of its files.
-        family: frameworks that extend one another have the same; empty without any.
+        family: frameworks that extend one another have the same, whose files may not say what they train; empty for
+            those whose files do.
         defaults: the framework's values of settings that a file does not mention.
         is_complete: whether the file describes a whole training run. Defaults of others, such as DeepSpeed's, count
             only where no file is complete.
@@ -50,6 +52,8 @@ class Framework:
         reading = Reading(file=file, framework=self.name, is_complete=self.is_complete, defaults=dict(self.defaults))
         _apply(self.rows, values, reading, "")
         self.finish(reading, values)
+        if self.is_complete:
+            leave_out_adapters(reading, values)
         return reading
 
     def unknown_keys(self, values: Mapping[str, Any]) -> list[str]:

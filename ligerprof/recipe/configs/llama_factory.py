@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.refusals import NO_TRAINING, OTHER_METHOD, OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -19,7 +20,7 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, Lacking, Packing, Reading, Reason, Setting
+from ligerprof.recipe.configs.settings import EMBEDDING_AND_HEAD, Ignored, Lacking, Packing, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     LIGER_DEFAULTS,
@@ -45,6 +46,8 @@ _ROWS: Mapping[str, Row] = {
     ),
     "packing": turned_on({Setting.PACKING: Packing.PLAIN}),
     "neat_packing": turned_on({Setting.PACKING: Packing.MASK}),
+    # checkpointing.py, prepare_model_for_training: only the key below turns it off
+    "gradient_checkpointing": turned_on({Setting.CHECKPOINTING: True}),
     "disable_gradient_checkpointing": switch(Setting.CHECKPOINTING, invert=True),
     "use_reentrant_gc": switch(Setting.REENTRANT),
     "galore_rank": count(Setting.GALORE_RANK),
@@ -66,12 +69,12 @@ _ROWS: Mapping[str, Row] = {
     # what recipes cannot express
     **lacking("an optimizer that steps layer by layer", "galore_layerwise apollo_layerwise"),
     **lacking("Unsloth", "use_unsloth use_unsloth_gc"),
-    **lacking("LLaMA Pro's added blocks", "use_llama_pro"),
-    **lacking("mixture of depths", "mixture_of_depths"),
+    **lacking("LLaMA Pro's added blocks", "use_llama_pro", remedy=OTHER_TRAINING),
+    **lacking("mixture of depths", "mixture_of_depths", remedy=OTHER_TRAINING),
     **lacking("shifted sparse attention", "shift_attn"),
     **lacking("norms in fp32", "upcast_layernorm"),
     **lacking("logits in fp32", "upcast_lmhead_output"),
-    **lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss"),
+    **lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss", remedy=OTHER_TRAINING),
     # version 1's kernels/interface.py: those chosen automatically are for NPUs
     **ignored(Reason.OTHER_METHOD, "use_v1_kernels"),
     **lacking("KTransformers, which trains experts on the CPU", "use_kt"),
@@ -81,11 +84,11 @@ _ROWS: Mapping[str, Row] = {
     **lacking("context parallelism", "context_parallel_size", harmless=(1,)),
     **lacking("fp8 training", "fp8"),
     **lacking("a changed configuration of the model", "rope_scaling"),
-    **lacking("a merge of an adapter, which is not training", "export_dir"),
-    **lacking("a prediction run, which is not training", "do_predict predict_with_generate"),
+    **lacking("a merge of an adapter, which is not training", "export_dir", remedy=NO_TRAINING),
+    **lacking("a prediction run, which is not training", "do_predict predict_with_generate", remedy=NO_TRAINING),
     **lacking("block-diagonal masks", "block_diag_attn"),
-    **lacking("images in the batches", "visual_inputs"),
-    **lacking("an evaluation run, which is not training", "task"),
+    **lacking("images in the batches", "visual_inputs", remedy=OTHER_METHOD),
+    **lacking("an evaluation run, which is not training", "task", remedy=NO_TRAINING),
     **left_out("added or resized embeddings", "resize_vocab add_tokens add_special_tokens new_special_tokens_config"),
     **left_out(METRICS, "compute_accuracy"),
     **ignored(Reason.EVALUATION, "val_size eval_dataset"),
@@ -160,11 +163,18 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     finish_trainer(reading, values)
     stage, kind = values.get("stage", "sft"), values.get("finetuning_type", "lora")
     if "infer_backend" in values and is_off(values.get("do_train")):
-        reading.lack("infer_backend", Lacking(what="a run without training"))
+        reading.lack("infer_backend", Lacking(what="a run without training", remedy=NO_TRAINING))
     if stage not in ("sft", "pt"):
-        reading.lack("stage", Lacking(what=f"the stage {stage}"), stage)
+        reading.lack("stage", Lacking(what=f"the stage {stage}", remedy=OTHER_METHOD), stage)
     if kind not in ("lora", "full"):
-        reading.lack("finetuning_type", Lacking(what=f"{kind} tuning"), kind)
+        reading.lack("finetuning_type", Lacking(what=f"{kind} tuning", remedy=OTHER_TRAINING), kind)
+    if not is_off(values.get("gradient_checkpointing")):
+        # the Trainer's own switch, whatever the other one says
+        reading.set("gradient_checkpointing", {Setting.CHECKPOINTING: True})
+    elif values.get("gradient_checkpointing") is not None and reading.value(Setting.CHECKPOINTING):
+        reading.assumed.append(
+            "checkpointing is on: LLaMA-Factory turns it off by disable_gradient_checkpointing alone"
+        )
     _set_adapter(reading, values, kind)
     _set_precision(reading, values, kind)
     if not is_off(values.get("enable_liger_kernel")):
@@ -184,6 +194,10 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None
     reading.set("lora_rank" if "lora_rank" in values else "finetuning_type", {Setting.RANK: rank})
     if not is_off(bits):
         reading.set("quantization_bit", {Setting.BITS: whole_number_at(reading, "quantization_bit", bits)})
+    # adapter.py: resized embeddings are trained, and what is trained is cast to fp32
+    if not is_off(values.get("resize_vocab")) and is_off(values.get("additional_target")):
+        reading.set("resize_vocab", {Setting.MODULES_TO_SAVE: EMBEDDING_AND_HEAD})
+    reading.defaults[Setting.FP32_SAVED_MODULES] = is_off(values.get("pure_bf16"))
     targets = values.get("lora_target", "all")
     named = "all-linear" if targets == "all" else modules_at(reading, "lora_target", targets)
     reading.set("lora_target", {Setting.LORA_TARGETS: named})

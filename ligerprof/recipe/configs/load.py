@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ligerprof.recipe.configs.adapters import UNUSED
+from ligerprof.recipe.configs.counted import counted
 from ligerprof.recipe.configs.report import ConfigReport, report_of
 from ligerprof.recipe.configs.resolve import Resolver
 from ligerprof.recipe.configs.sources import Documents, read_sources
@@ -24,9 +26,12 @@ def load_options(
         UnsupportedError: a file asks for something that recipes cannot express.
     """
     readings = read_sources(sources, documents)
+    if "lora" in given or "qlora" in given:
+        for reading in readings:
+            reading.left_out = {key: what for key, what in reading.left_out.items() if what != UNUSED}
     resolver = Resolver(readings, given)
     options = resolver.options()
-    return options, report_of(readings, resolver.assumed)
+    return options, report_of(readings, (*counted(options, resolver.found, given), *resolver.assumed))
 
 
 def load_recipe(sources: Sequence[str], given: Mapping[str, Any]) -> tuple[TrainingRecipe, ConfigReport]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.refusals import OTHER_METHOD
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -54,7 +55,7 @@ _ROWS: Mapping[str, Row] = {
         _PREFERENCES,
         "beta dpo_beta loss_type dpo_loss_type gamma_beta_ratio dpo_gamma_beta_ratio dpo_label_smoothing"
         " concatenated_forward",
-        remedy="Only supervised fine-tuning is covered.",
+        remedy=OTHER_METHOD,
     ),
     **left_out("the loss that balances experts", "load_balancing_loss"),
     **left_out("added or resized embeddings", "add_bos", harmless=(True, False)),
@@ -111,6 +112,7 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
 OPEN_INSTRUCT = Framework(
     name="open-instruct",
     title="a configuration of open-instruct",
+    family="open-instruct",
     rows=_ROWS,
     signature=frozenset(
         {"with_tracking", "checkpointing_steps", "keep_last_n_checkpoints", "use_slow_tokenizer", "dataset_mixer_list"}

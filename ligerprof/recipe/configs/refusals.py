@@ -6,6 +6,10 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.configs.settings import Found, Lacking, Setting
 from ligerprof.recipe.training import RECIPE_OPTIONS
 
+# last sentences of errors about files whose key cannot be taken out without changing what is trained
+OTHER_METHOD = "Only supervised fine-tuning is covered; `ligerprof run -- COMMAND` measures other training."
+OTHER_TRAINING = "`ligerprof run -- COMMAND` measures this training."
+NO_TRAINING = "Give the configuration of a training run."
 # the setting's option on the command line, where it has another name
 _OPTIONS: Mapping[Setting, str] = {
     Setting.WEIGHTS: "precision",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.recipe.configs.settings import Reading
+from ligerprof.recipe.configs.settings import SUPERVISED, Reading
 from ligerprof.text import printable
 
 _MOST_SHOWN = 8
@@ -14,6 +14,7 @@ _MEMORY = re.compile(
     r"lora|quant|[48]_?bit|offload|gradient_|optim|zero|fsdp|shard|batch|seq_?len|max_len|dtype|precision|attn|attention"
     r"|pack|compile|liger|fp8|bf16|fp16|freeze|accum|parallel"
 )
+UNNAMED_METHOD = "counted as SFT; the file names no method"
 _UNKNOWN = "keys that ligerprof does not know, and that may change memory"
 
 
@@ -29,6 +30,7 @@ class ConfigReport:
         left_out: keys whose effect the figures do not include, each with what that is; unknown ones are among them if
             their names say that they may change memory.
         assumed: what reading the files assumed, one sentence each.
+        method: what is trained; None if the files do not say, and are counted as supervised fine-tuning.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -37,6 +39,7 @@ class ConfigReport:
     unknown: tuple[str, ...]
     left_out: Mapping[str, str]
     assumed: tuple[str, ...]
+    method: str | None = SUPERVISED
 
     def to_json(self) -> dict[str, Any]:
         """The value of `config` in JSON results."""
@@ -47,6 +50,7 @@ class ConfigReport:
             "unknown": list(self.unknown),
             "left_out": dict(self.left_out),
             "assumed": list(self.assumed),
+            "method": self.method,
         }
 
     @property
@@ -59,6 +63,8 @@ class ConfigReport:
 
     def lines(self) -> Iterator[str]:
         """The report for a terminal: files, keys that were not understood, and what the figures leave out."""
+        if self.method is None:
+            yield UNNAMED_METHOD
         for file, framework in self.files:
             yield f"read {file} as {framework}"
         yield f"{len(self.read)} keys read, {len(self.ignored)} without effect on memory, {len(self.unknown)} unknown"
@@ -71,9 +77,13 @@ class ConfigReport:
 def report_of(readings: Iterable[Reading], assumed: Iterable[str]) -> ConfigReport:
     """Collect the keys of all readings; a key that two files have carries the name of the second."""
     readings = tuple(readings)
+    trained = next((reading for reading in reversed(readings) if reading.is_complete), None)
     read: dict[str, str] = {}
     left_out: dict[str, str] = {
-        key: _UNKNOWN for reading in readings for key in reading.unknown if _MEMORY.search(key.rpartition(".")[2])
+        key: _UNKNOWN
+        for reading in readings
+        for key in reading.unknown
+        if _MEMORY.search(key.rpartition(".")[2]) and key not in reading.left_out
     }
     for reading in readings:
         for target, source in ((read, reading.read), (left_out, reading.left_out)):
@@ -85,8 +95,18 @@ def report_of(readings: Iterable[Reading], assumed: Iterable[str]) -> ConfigRepo
         ignored=tuple(dict.fromkeys(key for reading in readings for key in reading.ignored if key not in read)),
         unknown=tuple(dict.fromkeys(key for reading in readings for key in reading.unknown)),
         left_out=left_out,
-        assumed=(*(sentence for reading in readings for sentence in reading.assumed), *assumed),
+        assumed=(*_unnamed(trained), *(sentence for reading in readings for sentence in reading.assumed), *assumed),
+        method=SUPERVISED if trained is None else trained.method,
     )
+
+
+def _unnamed(trained: Reading | None) -> Iterator[str]:
+    """What to do about files that do not say what they train."""
+    if trained is not None and trained.method is None:
+        yield (
+            f"{UNNAMED_METHOD}, so nothing is said about what fits. Name it: --config {trained.framework}=FILE for SFT,"
+            " trl-dpo=FILE, trl-reward=FILE or trl-rl=FILE for others"
+        )
 
 
 def _listed(names: Iterable[str]) -> str:

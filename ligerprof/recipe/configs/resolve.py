@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ligerprof.errors import UnknownModelError, UnsupportedError
+from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import EIGHT_BIT, Engine, Loss, Offload, Optimizer, Quantization
@@ -14,20 +14,20 @@ from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.packing import packed_rows
 from ligerprof.recipe.configs.refusals import refusal
 from ligerprof.recipe.configs.settings import (
+    EMBEDDING_AND_HEAD,
     PEFT_DEFAULT,
-    ROUTER,
     Found,
-    KeptOutputs,
     Lacking,
     Packing,
     Reading,
     Setting,
+    defaults_of,
 )
+from ligerprof.recipe.configs.titan_checkpointing import selective_policy
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.text import printable
-from ligerprof.torch_memory.selective import shapes_text
 from ligerprof.words import Word
 
 S = Setting
@@ -40,7 +40,10 @@ _DIRECT = (
 )
 _DDP, _FSDP = "ddp", "fsdp2"
 _FSDP1_REMEDY = "Set fsdp_version: 2 in the file, or give --engine fsdp2 to count version 2 in its place."
-_ADAPTER = (S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.LORA_DROPOUT, S.ADAPTER_DTYPE, S.NESTED_QUANT)
+_ADAPTER = (
+    *(S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.LORA_DROPOUT, S.ADAPTER_DTYPE, S.NESTED_QUANT),
+    S.FP32_SAVED_MODULES,
+)
 
 
 class Resolver:
@@ -58,9 +61,11 @@ class Resolver:
         self.assumed: list[str] = []
         self._given = given
         self._options: dict[str, Any] = {}
-        self._settings = _defaults(readings)
-        self._is_own = any(reading.framework == OWN for reading in readings)
-        self._is_trl = any(reading.framework == TRL_SFT.name for reading in readings)
+        self._settings = defaults_of(readings)
+        self._is_own, self._is_trl = (
+            any(reading.framework == name for reading in readings) for name in (OWN, TRL_SFT.name)
+        )
+        self._trains = next((reading.file for reading in readings if reading.is_complete), None)
         self._lacking = [found for reading in readings for found in reading.lacking]
         for reading in readings:
             self._settings.update(reading.settings)
@@ -96,7 +101,7 @@ class Resolver:
             **self._evaluation(),
             **self._optimizer(engine["engine"]),
             **self._only_in_torch(engine["engine"]),
-            "selective": self._selective(spec),
+            "selective": selective_policy(self._value(S.SELECTIVE), spec),
             **{name: value for setting in _DIRECT for name, value in self._direct(setting).items()},
             **self._loss(engine["engine"]),
         }
@@ -128,6 +133,10 @@ class Resolver:
             if setting.value not in self._given:
                 self._settings.pop(setting, None)
 
+    def found(self, setting: Setting) -> Found | None:
+        """A setting's value and where it comes from; None if nothing sets it."""
+        return self._settings.get(setting)
+
     def _value(self, setting: Setting) -> Any:
         found = self._settings.get(setting)
         return None if found is None else found.value
@@ -142,6 +151,8 @@ class Resolver:
     def _model(self) -> ModelSpec:
         found = self._settings.get(S.MODEL)
         if found is None:
+            if self._trains is not None:
+                raise RecipeError(f"{self._trains}: names no model that ligerprof reads. Give it with --model.")
             self.assumed.append(f"no file names a model: {DEFAULT_MODEL} (--model chooses another)")
             return load_model(DEFAULT_MODEL)
         if isinstance(found.value, ModelSpec):
@@ -177,7 +188,10 @@ class Resolver:
         return total // parts
 
     def _evaluation(self) -> dict[str, Any]:
-        return {"eval_batch": self._value(S.EVALUATION_BATCH)} if self._value(S.EVALUATES) else {}
+        if not self._value(S.EVALUATES) or "eval_batch" in self._given:
+            return {}
+        batch = self._value(S.EVALUATION_BATCH)
+        return {"eval_follows_batch": True} if batch is None else {"eval_batch": batch}
 
     def _engine(self) -> dict[str, Any]:
         gpus = self._value(S.GPUS) or 1
@@ -192,8 +206,6 @@ class Resolver:
                 word, word
             )
             raise self._refuse(f"{what}{several}", S.ENGINE, S.GPUS, remedy=_FSDP1_REMEDY if word == "fsdp1" else "")
-        if S.GPUS not in self._settings and (word != Engine.TORCH or S.SEVERAL in self._settings):
-            self.assumed.append("no file says how many GPUs train: 1 (--gpus sets it)")
         return {"engine": word, "gpus": gpus}
 
     def _sharding(self, engine: str, spec: ModelSpec, precision: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,10 +316,12 @@ class Resolver:
         found = self._value(S.MODULES_TO_SAVE)
         if not found or "modules_to_save" in self._given:
             return {}
+        if found == EMBEDDING_AND_HEAD:
+            found = (spec.architecture.embedding, spec.architecture.head)
         names = dict.fromkeys(name.rpartition(".")[2] for name in found)
         if not names.keys() <= set(spec.module_names) - set(spec.architecture.lora_targets):
             raise self._refuse(f"full training of {', '.join(found)[:80]} next to adapters", S.MODULES_TO_SAVE)
-        return {"modules_to_save": "+".join(names)}
+        return {"modules_to_save": "+".join(names), "fp32_saved_modules": self._value(S.FP32_SAVED_MODULES)}
 
     def _targets(self, spec: ModelSpec) -> dict[str, Any]:
         targets, known = self._value(S.LORA_TARGETS), spec.architecture.adaptable
@@ -357,18 +371,6 @@ class Resolver:
             raise self._refuse(f"torchtitan's chunked loss under {engine}", S.LOSS, remedy=remedy)
         return self._direct(S.LOSS)
 
-    def _selective(self, spec: ModelSpec) -> str | None:
-        """The policy of selective checkpointing, with the shapes of the products that it does not keep."""
-        kept = self._value(S.SELECTIVE)
-        if not isinstance(kept, KeptOutputs):
-            return None if kept is None else str(kept)
-        mixture = spec.architecture.mlp.experts
-        routers = () if mixture is None or ROUTER not in kept.recomputed else (mixture.router,)
-        names = (*(name for name in kept.recomputed if name != ROUTER), *routers)
-        ends = tuple(f".{name}.weight" for name in names)
-        matrices = (item for item in spec.parameters if len(item.shape) == 2 and item.name.endswith(ends))
-        return kept.policy + shapes_text(frozenset((item.shape[1], item.shape[0]) for item in matrices))
-
     def _direct(self, setting: Setting) -> dict[str, Any]:
         value, name = self._value(setting), setting.value
         declared = RECIPE_OPTIONS[name]
@@ -386,13 +388,3 @@ class Resolver:
             raise self._refuse(rows.what, S.PACKING)
         self.assumed.append(rows.assumed)
         return dict(rows.options)
-
-
-def _defaults(readings: Sequence[Reading]) -> dict[Setting, Found]:
-    """Values of settings that no file mentions: those of the last complete file, else of all others."""
-    complete = [reading for reading in readings if reading.is_complete]
-    found = {}
-    for reading in complete[-1:] or readings:
-        for setting, value in reading.defaults.items():
-            found[setting] = Found(value=value, key=f"{setting} ({reading.framework}'s default)", file=reading.file)
-    return found

@@ -1,6 +1,6 @@
 """What configuration files set, in words that all frameworks share, and what became of each of their keys."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,10 @@ from ligerprof.words import ExplainedWord, Word
 
 # LoRA's layers if a file names none: what peft adapts depends on the model
 PEFT_DEFAULT = "peft's default"
+# modules that are trained in full next to adapters: embedding and head, whose names depend on the model
+EMBEDDING_AND_HEAD = "embedding and head"
+# the method of every recipe: supervised fine-tuning, or pretraining, of a causal language model
+SUPERVISED = "sft"
 
 
 class Setting(Word):
@@ -45,6 +49,7 @@ class Setting(Word):
     ADAPTER_DTYPE = "adapter_dtype"
     NESTED_QUANT = "nested_quant"
     MODULES_TO_SAVE = "modules_to_save"
+    FP32_SAVED_MODULES = "fp32_saved_modules"
     RESHARD = "reshard"
     REPLICATE = "replicate"
     WRAP = "wrap"
@@ -203,6 +208,7 @@ class Reading:
         assumed: what reading the file assumed, one sentence each.
         files: other configuration files that the file names, by key.
         is_complete: see `Framework`.
+        method: what is trained; None if the file does not say, and is counted as supervised fine-tuning.
     """
 
     file: str
@@ -218,6 +224,7 @@ class Reading:
     lacking: list[Found] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     files: dict[str, Names] = field(default_factory=dict)
+    method: str | None = SUPERVISED
 
     def note(self, key: str, value: Any, outcome: Outcome) -> None:
         """File the outcome of a key."""
@@ -255,6 +262,21 @@ class Reading:
         found = self.settings.get(setting)
         value = found.value if found is not None else self.defaults.get(setting)
         return None if isinstance(value, Lacking) else value
+
+
+def default_key(setting: Setting, framework: str) -> str:
+    """The key of a value that no file sets, and that the framework has by default."""
+    return f"{setting} ({framework}'s default)"
+
+
+def defaults_of(readings: Sequence[Reading]) -> dict[Setting, Found]:
+    """Values of settings that no file mentions: those of the last complete file, else of all others."""
+    complete = [reading for reading in readings if reading.is_complete]
+    return {
+        setting: Found(value=value, key=default_key(setting, reading.framework), file=reading.file)
+        for reading in complete[-1:] or readings
+        for setting, value in reading.defaults.items()
+    }
 
 
 def _shown(value: Any) -> str:

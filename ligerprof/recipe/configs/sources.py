@@ -15,6 +15,7 @@ from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.foreign import foreign_framework
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
+from ligerprof.recipe.configs.methods import settle_method
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
 from ligerprof.recipe.configs.own import read_recipe, recipe_values
 from ligerprof.recipe.configs.settings import Names, Reading, Setting
@@ -22,7 +23,7 @@ from ligerprof.recipe.configs.sharding import FSDP
 from ligerprof.recipe.configs.shipped import shipped_file
 from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
-from ligerprof.recipe.configs.trl import TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
+from ligerprof.recipe.configs.trl import TRL_BY_NAME, TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
 from ligerprof.text import printable, short_repr
 
 # in the order of preference where files fit several equally well
@@ -42,7 +43,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     FSDP,
 )
 ENVIRONMENT = "env"
-_BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
+_BY_NAME = {framework.name: framework for framework in (*FRAMEWORKS, *TRL_BY_NAME)}
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MOST_FOLDERS = 8
 # the content of files, in place of what is on the disk
@@ -136,7 +137,11 @@ def _read_source(source: str, documents: Documents) -> Reading:
     values = documents.get(source) or read_document(path / "recipe.json" if is_folder(path) else path)
     if (recipe := recipe_values(values)) is not None:
         return read_recipe(recipe, source)
-    return recognize(values, source).read(values, source)
+    framework = recognize(values, source)
+    reading = framework.read(values, source)
+    if framework.family or (framework is LLAMA_FACTORY and "stage" not in values):
+        settle_method(reading, values)
+    return reading
 
 
 def _read_environment() -> Reading:
@@ -163,7 +168,8 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
             f"{source}: a configuration of {foreign}, whose files ligerprof does not read. Give its values as options,"
             " such as --model, --batch, --seq and --precision."
         )
-    known = [framework for framework in FRAMEWORKS if framework.signature & values.keys()]
+    is_toml = Path(source).suffix.lower() == ".toml"
+    known = [each for each in FRAMEWORKS if each.signature & values.keys() and (is_toml or each is not TORCHTITAN)]
     best = sorted(known, key=misfit)
     shown = ", ".join(printable(key)[:40] for key in list(values)[:5])
     names = ", ".join(_BY_NAME)

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ligerprof.models import ModelSpec
 from ligerprof.recipe.configs.rows import Row, ignored, is_off, part_of, words
 from ligerprof.recipe.configs.settings import ROUTER, KeptOutputs, Lacking, Reading, Reason, Setting
 from ligerprof.text import short_repr
+from ligerprof.torch_memory.selective import shapes_text
 
 # the key under which a converted object carries the name of its class
 CLASS = "class"
@@ -106,3 +108,15 @@ def _layers_named(names: Sequence[str]) -> Iterator[str]:
     for path, layer in _LINEAR_LAYERS.items():
         if any(name in f"layers.0.{path}" for name in names):
             yield layer
+
+
+def selective_policy(kept: Any, spec: ModelSpec) -> str | None:
+    """The policy of selective checkpointing, with the shapes of the products that it does not keep."""
+    if not isinstance(kept, KeptOutputs):
+        return None if kept is None else str(kept)
+    mixture = spec.architecture.mlp.experts
+    routers = () if mixture is None or ROUTER not in kept.recomputed else (mixture.router,)
+    names = (*(name for name in kept.recomputed if name != ROUTER), *routers)
+    ends = tuple(f".{name}.weight" for name in names)
+    matrices = (item for item in spec.parameters if len(item.shape) == 2 and item.name.endswith(ends))
+    return kept.policy + shapes_text(frozenset((item.shape[1], item.shape[0]) for item in matrices))

@@ -11,6 +11,7 @@ from typing import Any
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.recipe.configs import titan_checkpointing
 from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.refusals import OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -169,7 +170,7 @@ _ROWS: Mapping[str, Row] = {
             ),
         }
     ),
-    **lacking("image generation", "encoder"),
+    **lacking("image generation", "encoder", remedy=OTHER_TRAINING),
     **ignored(Reason.EVALUATION, "eval"),
     **ignored(Reason.GENERATION, "inference"),
     **ignored(Reason.OTHER_METHOD, "quantize mx memory_estimation fault_tolerance"),
@@ -290,10 +291,10 @@ def _refuse_classes(reading: Reading, values: Mapping[str, Any]) -> None:
     """Classes for which recipes have nothing: trainers, layers, attention and optimizers."""
     trainer = values.get(CLASS, "Trainer")
     if trainer != "Trainer":
-        reading.lack(CLASS, Lacking(what=f"the trainer {trainer}"))
+        reading.lack(CLASS, Lacking(what=f"the trainer {trainer}", remedy=OTHER_TRAINING))
     classes = _classes(_object(values, "model_spec"))
     if any(name.startswith("LoRA") for name in classes):
-        reading.lack("model_spec", Lacking(what="torchtitan's LoRA"))
+        reading.lack("model_spec", Lacking(what="torchtitan's LoRA", remedy=OTHER_TRAINING))
     if "FlexAttention" in classes:
         reading.assumed.append("flex attention keeps what sdpa's fused kernels keep: its output and a number per row")
     if low := sorted(name for name in classes if name.startswith(("Float8", "MXFP8", "NVFP4"))):

@@ -87,7 +87,11 @@ TRAINER_ROWS: Mapping[str, Row] = {
     **lacking("a search for the batch size", "auto_find_batch_size"),
     **lacking("a key-value cache while training", "use_cache"),
     **lacking("sharded_ddp", "sharded_ddp"),
-    **lacking("training on a CPU or TPU", "use_cpu no_cuda use_mps_device tpu_num_cores use_ipex"),
+    **lacking(
+        "training on a CPU or TPU",
+        "use_cpu no_cuda use_mps_device tpu_num_cores use_ipex",
+        remedy="Only training on NVIDIA's GPUs is covered.",
+    ),
     **lacking("tensor parallelism", "tp_size", harmless=(1,)),
     **lacking("a parallelism configuration in the arguments", "parallelism_config"),
     **part_of("GaLore's options", "optim_args optim_target_modules"),

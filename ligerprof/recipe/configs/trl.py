@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.refusals import OTHER_METHOD, OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -83,7 +84,7 @@ _COMMON: Mapping[str, Row] = {
     # scripts on top of TRL: alignment-handbook, open-r1, philschmid's
     "model_id": text(Setting.MODEL),
     "max_seq_len": _LENGTH,
-    **lacking("training of chosen parameters", "spectrum_config_path"),
+    **lacking("training of chosen parameters", "spectrum_config_path", remedy=OTHER_TRAINING),
     **ignored(Reason.DATA, "dataset_id_or_path dataset_path dataset_split train_dataset_path test_dataset_path"),
     **ignored(
         Reason.DATA,
@@ -129,6 +130,8 @@ _DEFAULTS: Mapping[Setting, Any] = {
     Setting.AUTOCAST: "bf16",
     # trl/trainer/model_config.py
     Setting.LORA_DROPOUT: 0.05,
+    # trl/trainer/utils.py, create_model_from_path, with every version of transformers
+    Setting.WEIGHTS: "float32",
 }
 
 
@@ -211,8 +214,8 @@ def _other(name: str, title: str, method: str, own: str) -> Framework:
 
     def finish(reading: Reading, values: Mapping[str, Any]) -> None:
         _finish_common(reading, values)
-        key = next((key for key in keys if key in values), keys[0])
-        reading.lack(key, Lacking(what=method, remedy="Only supervised fine-tuning is covered."))
+        key = next((key for key in keys if key in values), name)
+        reading.lack(key, Lacking(what=method, remedy=OTHER_METHOD))
 
     return Framework(
         name=name,
@@ -244,10 +247,7 @@ TRL_REWARD = _other(
     "reward modeling, with a classification head",
     "center_rewards_coefficient disable_dropout",
 )
-TRL_RL = _other(
-    "trl-rl",
-    "TRL's configuration of a reinforcement method (GRPO, RLOO, KTO, …)",
-    "reinforcement learning",
+_RL_KEYS = (
     "num_generations max_prompt_length max_completion_length temperature top_p top_k min_p repetition_penalty"
     " use_vllm vllm_mode vllm_server_host vllm_server_port vllm_server_timeout vllm_gpu_memory_utilization"
     " vllm_tensor_parallel_size vllm_enable_sleep_mode vllm_max_model_length vllm_model_impl vllm_server_base_url"
@@ -267,5 +267,16 @@ TRL_RL = _other(
     " vllm_device vllm_dtype vllm_max_model_len cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct"
     " cosine_max_value_correct cosine_max_len repetition_n_grams repetition_max_penalty code_language"
     " code_eval_test_batch_size code_eval_scoring_mode parallel_code_exec_per_proc e2b_router_url morph_router_url"
-    " code_provider ioi_provider max_completion_len soft_punish_cache",
+    " code_provider ioi_provider max_completion_len soft_punish_cache"
+)
+TRL_RL = _other(
+    "trl-rl",
+    "TRL's configuration of a reinforcement method (GRPO, RLOO, KTO, …)",
+    "reinforcement learning",
+    _RL_KEYS,
+)
+# chosen by name alone: their files have the keys of others
+TRL_BY_NAME = tuple(
+    _other(f"trl-{method.lower()}", f"TRL's {method}Config", method, _RL_KEYS)
+    for method in ("GRPO", "RLOO", "PPO", "KTO")
 )

@@ -129,10 +129,10 @@ def test_files_of_other_programs_are_not_taken_for_one_of_ours(keys: dict[str, A
 
 
 def test_unknown_keys_that_may_change_memory_are_left_out_by_name(tmp_path: Path) -> None:
-    _, report = read(tmp_path, {**TRL, "use_lora": True, "my_note": "x"})
-    assert report.unknown == ("use_lora", "my_note")
-    assert set(report.left_out) == {"use_lora"}
-    assert report.omissions == ("keys that ligerprof does not know, and that may change memory (use_lora)",)
+    _, report = read(tmp_path, {**TRL, "quant": "4bit", "my_note": "x"})
+    assert report.unknown == ("quant", "my_note")
+    assert set(report.left_out) == {"quant"}
+    assert report.omissions == ("keys that ligerprof does not know, and that may change memory (quant)",)
 
 
 OPEN_INSTRUCT = {

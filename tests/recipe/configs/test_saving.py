@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import RecipeError
-from tests.recipe.configs.texts import read
+from ligerprof.recipe.configs.load import load_recipe
+from tests.recipe.configs.texts import read, write
 
 TRAINER = {"per_device_train_batch_size": 1, "output_dir": "o", "bf16": True, "model_name_or_path": "tiny"}
 ADAPTER = {"model_name_or_path": "tiny", "dataset_name": "d", "use_peft": True, "bf16": True, "max_length": 64}
@@ -59,8 +60,8 @@ def test_how_the_model_is_saved(documents: list[dict[str, Any]], whole: bool, tm
 
 
 def test_torchtitan_saves_shards(tmp_path: Path) -> None:
-    values = {"training": {"seq_len": 64}, "parallelism": {}, "activation_checkpoint": {"mode": "full"}}
-    recipe, _ = read(tmp_path, values, model="tiny", gpus=2)
+    text = '[training]\nseq_len = 64\n[parallelism]\n[activation_checkpoint]\nmode = "full"\n'
+    recipe, _ = load_recipe([write(tmp_path, "llama.toml", text)], {"model": "tiny", "gpus": 2})
     assert (recipe.engine.value, recipe.save_whole) == ("fsdp2", False)
 
 
