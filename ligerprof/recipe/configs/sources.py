@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from ligerprof.errors import RecipeError
@@ -87,6 +87,8 @@ def _read_named(reading: Reading, key: str, named: Names, documents: Documents) 
     found = _BY_NAME[named.framework].read(documents.get(file, values), file)
     if path is None:
         found.assumed.append(f"{printable(named.file)} is not here: {reading.framework}'s file of that name")
+    elif not Path(path).match(named.file):
+        found.assumed.append(f"{printable(named.file)} is not here: {printable(path)} in its place")
     if Setting.GPUS in reading.settings:
         # an argument of the launcher, which wins over its file
         found.settings.pop(Setting.GPUS, None)
@@ -96,8 +98,9 @@ def _read_named(reading: Reading, key: str, named: Names, documents: Documents) 
 def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[str, Any], str | None]:
     """The content and the path of the file that a key of another one names.
 
-    It is looked for in this folder, in the file's own, and in those above it. The path is None if it is none of these,
-    and the framework ships a file of this name.
+    It is looked for in this folder, in the file's own, and in those above it; a path of another machine also by its
+    last parts, and by its name alone next to the file. The path is None if it is in none of these, and the framework
+    ships a file of this name.
 
     Args:
         file: the path of the file that names the other one.
@@ -106,9 +109,12 @@ def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[
     Raises:
         RecipeError: the file does not exist or cannot be read.
     """
-    above = Path(file).resolve().parents[:_MOST_FOLDERS]
-    for folder in (Path(), *above):
-        path = folder / name
+    folders = (Path(), *Path(file).resolve().parents[:_MOST_FOLDERS])
+    parts = PureWindowsPath(name).parts if "\\" in name else Path(name).parts
+    ends = (Path(*parts[start:]) for start in range(1, len(parts) - 1))
+    # a name alone says too little for other folders than the file's
+    alone = Path(file).resolve().parent / (parts or ("",))[-1]
+    for path in (*(folder / name for folder in folders), *(folder / end for end in ends for folder in folders), alone):
         if is_file(path):
             return read_document(path), str(path)
     if (shipped := shipped_file(framework, name)) is not None:

@@ -180,7 +180,7 @@ def finish_trainer(reading: Reading, values: Mapping[str, Any]) -> None:
             reading.set(switch_key, {Setting.LIGER: chosen, Setting.PROVIDER: "liger"})
     if is_off(values.get("fsdp")):
         # the Trainer reads fsdp_config with fsdp only
-        reading.files.pop("fsdp_config", None)
+        reading.without("fsdp_config")
     else:
         set_fsdp(reading, "fsdp", values.get("fsdp_config"), version=2)
         legacy = str(values["fsdp"])
