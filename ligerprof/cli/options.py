@@ -1,7 +1,8 @@
 """The options of a recipe as click options, generated from the recipe's fields: one value each, or several."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -11,8 +12,8 @@ from click.shell_completion import CompletionItem
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import Command, or_usage_error
 from ligerprof.cli.completion import OF_OPTIONS
-from ligerprof.cli.output import keep_config_report, say
-from ligerprof.errors import RecipeError
+from ligerprof.cli.output import config_report, keep_config_report, say
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.conflicts import require_positions
 from ligerprof.recipe.options import Group, Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
@@ -88,19 +89,36 @@ def recipe_options(function: Command) -> Command:
     def with_recipe(**arguments: Any) -> Any:
         values, sources = {name: arguments.pop(name) for name in RECIPE_OPTIONS}, arguments.pop(_CONFIG)
         given = {name: value for name, value in values.items() if value is not None}
+        typed: set[str] = set()
         if sources:
             context = click.get_current_context()
             typed = {name for name in given if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
             given = _from_files(sources, {name: given[name] for name in typed})
-        recipe = TrainingRecipe(**given)
-        # the default and files go beyond: a training may scale the positions
-        if was_given("seq"):
-            require_positions(recipe)
-        return function(recipe=recipe, **arguments)
+        with _located(given.keys() - typed):
+            recipe = TrainingRecipe(**given)
+            if values["like"] is not None and recipe.like is None:
+                say(f"--like {values['like']} is not used: the sizes of {recipe.spec.name} are known")
+            # the default and files go beyond: a training may scale the positions
+            if was_given("seq"):
+                require_positions(recipe)
+            return function(recipe=recipe, **arguments)
 
     for declared in reversed(tuple(RECIPE_OPTIONS.values())):
         with_recipe = _single(declared)(with_recipe)
     return _config_option(with_recipe)  # type: ignore[return-value]
+
+
+@contextmanager
+def _located(names: Collection[str]) -> Iterator[None]:
+    """Add to errors about options which files and keys these come from; `names` are those that files set."""
+    try:
+        yield
+    except (RecipeError, UnsupportedError) as error:
+        report = config_report()
+        message = str(error) if report is None else report.located(str(error), names)
+        if message == str(error):
+            raise
+        raise type(error)(message) from error
 
 
 def was_given(name: str) -> bool:

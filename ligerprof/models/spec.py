@@ -59,6 +59,7 @@ class ModelSpec:
         parameters: every parameter tensor in transformers' order; empty if `no_estimate_reason` is set.
         final_softcap: cap of the logits, or None.
         attention_softcap: cap of the attention scores, or None.
+        like: the known model whose sizes these are, for a name that nothing knows; None for a model of its own.
         no_estimate_reason: why the estimate does not cover this architecture, or None.
     """
 
@@ -87,6 +88,7 @@ class ModelSpec:
     expert_size: int = 0
     shared_size: int = 0
     parameters: tuple[ParameterShape, ...] = field(default=(), repr=False)
+    like: str | None = None
     no_estimate_reason: str | None = None
 
     @property

@@ -1,11 +1,12 @@
 """What became of every key of the configuration files: the `config` key of JSON results, and lines for the terminal."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from ligerprof.recipe.configs.settings import Reading
+from ligerprof.recipe.configs.settings import Reading, Setting
+from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.text import printable
 
 _MOST_SHOWN = 8
@@ -14,6 +15,17 @@ _MEMORY = re.compile(
     r"lora|quant|[48]_?bit|offload|gradient_|optim|zero|fsdp|shard|batch|seq_?len|max_len|dtype|precision|attn|attention"
     r"|pack|compile|liger|fp8|bf16|fp16|freeze|accum|parallel"
 )
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+# the settings that options are made of, where these have other names; the first one found is named
+_OPTION_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
+    "lora": (Setting.RANK,),
+    "qlora": (Setting.BITS, Setting.RANK),
+    "quantization": (Setting.BITS,),
+    "precision": (Setting.AUTOCAST, Setting.WEIGHTS),
+    "eval_batch": (Setting.EVALUATION_BATCH,),
+    "engine": (Setting.ENGINE, Setting.SEVERAL, Setting.GPUS),
+    "deepspeed_config": (Setting.DEEPSPEED,),
+}
 _UNKNOWN = "keys that ligerprof does not know, and that may change memory"
 
 
@@ -29,6 +41,7 @@ class ConfigReport:
         left_out: keys whose effect the figures do not include, each with what that is; unknown ones are among them if
             their names say that they may change memory.
         assumed: what reading the files assumed, one sentence each.
+        places: file and key of each setting.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -37,6 +50,21 @@ class ConfigReport:
     unknown: tuple[str, ...]
     left_out: Mapping[str, str]
     assumed: tuple[str, ...]
+    places: Mapping[Setting, str] = field(default_factory=dict)
+
+    def located(self, message: str, options: Collection[str]) -> str:
+        """An error about options, with the file and key that each of them comes from.
+
+        Args:
+            options: the options that files set.
+        """
+        found = {}
+        for flag in _FLAG.findall(message):
+            name = next((name for name in options if name in RECIPE_OPTIONS and RECIPE_OPTIONS[name].flag == flag), "")
+            settings = _OPTION_SETTINGS.get(name) or ((Setting(name),) if name in tuple(Setting) else ())
+            if place := next((self.places[setting] for setting in settings if setting in self.places), None):
+                found[flag] = f"{flag} is {place}"
+        return f"{message} Here {', '.join(found.values())}." if found else message
 
     def to_json(self) -> dict[str, Any]:
         """The value of `config` in JSON results."""
@@ -86,6 +114,7 @@ def report_of(readings: Iterable[Reading], assumed: Iterable[str]) -> ConfigRepo
         unknown=tuple(dict.fromkeys(key for reading in readings for key in reading.unknown)),
         left_out=left_out,
         assumed=(*(sentence for reading in readings for sentence in reading.assumed), *assumed),
+        places={setting: found.place for reading in readings for setting, found in reading.settings.items()},
     )
 
 
