@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -17,6 +17,9 @@ from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.conflicts import require_positions
 from ligerprof.recipe.options import Group, Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.configs.settings import Reading
 
 
 class RecipeCommand(DocumentedCommand):
@@ -55,6 +58,8 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]
 
 # the argument of --config
 _CONFIG = "configs"
+# the argument of a training command, in commands that have it
+TRAINING_COMMAND = "training_command"
 _CONFIG_HELP = (
     "Take the recipe from a configuration file: recipe.json or result.json of a run, TrainingArguments, TRL, axolotl,"
     " LLaMA-Factory, torchtitan, accelerate, DeepSpeed. Repeatable: later files win, and options on this line win over"
@@ -71,11 +76,16 @@ _config_option = click.option(
 )
 
 
-def _from_files(sources: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of recipe options from --config files and the command line; the report goes to stderr."""
+def _from_files(sources: tuple[str, ...], given: Mapping[str, Any], command: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Values of recipe options from --config files, a training command, and the options typed; reports to stderr."""
     from ligerprof.recipe.configs.load import load_options
 
-    options, report = load_options(sources, given)
+    readings: list[Reading] = []
+    if command:
+        from ligerprof.recipe.commands.read import read_command
+
+        readings = read_command(command, given)
+    options, report = load_options(sources, given, command=readings)
     keep_config_report(report, sources, given)
     for line in report.lines():
         say(line)
@@ -88,12 +98,13 @@ def recipe_options(function: Command) -> Command:
     @functools.wraps(function)
     def with_recipe(**arguments: Any) -> Any:
         values, sources = {name: arguments.pop(name) for name in RECIPE_OPTIONS}, arguments.pop(_CONFIG)
+        training: tuple[str, ...] = arguments.pop(TRAINING_COMMAND, ())
         given = {name: value for name, value in values.items() if value is not None}
         typed: set[str] = set()
-        if sources:
+        if sources or training:
             context = click.get_current_context()
             typed = {name for name in given if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
-            given = _from_files(sources, {name: given[name] for name in typed})
+            given = _from_files(sources, {name: given[name] for name in typed}, training)
         with _located(given.keys() - typed):
             recipe = TrainingRecipe(**given)
             if values["like"] is not None and recipe.like is None:

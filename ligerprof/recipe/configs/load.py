@@ -5,12 +5,16 @@ from typing import Any
 
 from ligerprof.recipe.configs.report import ConfigReport, report_of
 from ligerprof.recipe.configs.resolve import Resolver
+from ligerprof.recipe.configs.settings import Reading
 from ligerprof.recipe.configs.sources import Documents, read_sources
 from ligerprof.recipe.training import TrainingRecipe
 
 
 def load_options(
-    sources: Sequence[str], given: Mapping[str, Any], documents: Documents | None = None
+    sources: Sequence[str],
+    given: Mapping[str, Any],
+    documents: Documents | None = None,
+    command: Sequence[Reading] = (),
 ) -> tuple[dict[str, Any], ConfigReport]:
     """Read configuration files into values of recipe options.
 
@@ -18,12 +22,13 @@ def load_options(
         sources: files in order, as `read_sources` takes them; later ones win.
         given: recipe options that win over all files.
         documents: the content of some of the files, as `read_sources` takes it.
+        command: what a training command sets, which wins over the files.
 
     Raises:
         RecipeError: a file that cannot be read, or a value that its key does not take.
         UnsupportedError: a file asks for something that recipes cannot express.
     """
-    readings = read_sources(sources, documents)
+    readings = read_sources(sources, documents, command)
     resolver = Resolver(readings, given)
     options = resolver.options()
     return options, report_of(readings, resolver.assumed)

@@ -17,7 +17,7 @@ _MEMORY = re.compile(
 )
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 # the settings that options are made of, where these have other names; the first one found is named
-_OPTION_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
+OPTION_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
     "lora": (Setting.RANK,),
     "qlora": (Setting.BITS, Setting.RANK),
     "quantization": (Setting.BITS,),
@@ -61,7 +61,7 @@ class ConfigReport:
         found = {}
         for flag in _FLAG.findall(message):
             name = next((name for name in options if name in RECIPE_OPTIONS and RECIPE_OPTIONS[name].flag == flag), "")
-            settings = _OPTION_SETTINGS.get(name) or ((Setting(name),) if name in tuple(Setting) else ())
+            settings = OPTION_SETTINGS.get(name) or ((Setting(name),) if name in tuple(Setting) else ())
             if place := next((self.places[setting] for setting in settings if setting in self.places), None):
                 found[flag] = f"{flag} is {place}"
         return f"{message} Here {', '.join(found.values())}." if found else message

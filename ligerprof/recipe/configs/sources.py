@@ -49,13 +49,16 @@ _MOST_FOLDERS = 8
 Documents = Mapping[str, Mapping[str, Any]]
 
 
-def read_sources(sources: Sequence[str], documents: Documents | None = None) -> list[Reading]:
+def read_sources(
+    sources: Sequence[str], documents: Documents | None = None, others: Sequence[Reading] = ()
+) -> list[Reading]:
     """Read configuration files in order, each followed by the files that it names.
 
     Args:
         sources: each a file, `NAME=FILE` with the name of a framework, `module:function` of torchtitan, or `env`
             for the environment of a process that accelerate launched.
         documents: the content of some of the files, by their names.
+        others: what was read elsewhere, and comes last.
 
     Raises:
         RecipeError: not readable, of no known framework, or with a value that its key does not take.
@@ -63,6 +66,7 @@ def read_sources(sources: Sequence[str], documents: Documents | None = None) -> 
     documents = documents or {}
     readings = [_read_source(source, documents) for source in sources]
     given = {reading.framework for reading in readings}
+    readings += others
     return list(_with_named_files(readings, given, documents))
 
 

@@ -148,6 +148,8 @@ _SCRIPT_ROWS: Mapping[str, Row] = {
     "model_name_or_path": text(Setting.MODEL),
     "block_size": count(Setting.SEQ),
     "max_seq_length": count(Setting.SEQ),
+    # of scripts that descend from Stanford's Alpaca
+    "model_max_length": count(Setting.SEQ),
     "dtype": DTYPE,
     "torch_dtype": DTYPE,
     "attn_implementation": ATTENTION,
