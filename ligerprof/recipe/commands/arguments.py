@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ligerprof.recipe.commands.shell import OPEN
+
 _NUMBER = re.compile(r"[+-]?(?:\d+|(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?)")
 _OPTION = re.compile(r"--?[A-Za-z]")
 _TRUTHS = {"true": True, "false": False}
@@ -37,7 +39,8 @@ def read_arguments(words: Sequence[str]) -> Arguments:
         key, equals, first = word.lstrip("-").partition("=")
         given = [first] if equals else []
         while not equals and place < len(words) and not _OPTION.match(words[place]) and words[place] != "--":
-            given.append(words[place])
+            # a variable after a value may hold further arguments
+            (positional if given and OPEN.fullmatch(words[place]) else given).append(words[place])
             place += 1
         found = [scalar(each) for each in given]
         values[key.replace("-", "_")] = True if not found else found[0] if len(found) == 1 else found

@@ -41,13 +41,8 @@ class Program:
 
     @property
     def label(self) -> str:
-        """What messages call the program."""
-        return label_of(self.launch)
-
-    @property
-    def _origin(self) -> str:
-        """The path that names of files are looked for from."""
-        return self.script or self.launch.program
+        """What messages call the program: the script that has it, else its own name."""
+        return self.script or label_of(self.launch)
 
     def framework(self) -> tuple[Framework, str | None]:
         """The framework whose arguments the program takes, and what that assumes; raises as `framework_of`."""
@@ -99,10 +94,16 @@ class Program:
         unset_ = tuple(word for word in read.positional if is_open(word) and not word.endswith(CONFIG_SUFFIXES))
         names = [(key, typed[key]) for key in _FILE_KEYS if key in typed] + [("", word) for word in read.positional]
         for key, name in names:
+            if key and is_open(name) and not str(name).endswith(CONFIG_SUFFIXES):
+                raise RecipeError(unset(self.label, f"--{key}", name, None))
             if isinstance(name, str) and name.endswith(CONFIG_SUFFIXES) and not _OVERRIDE.fullmatch(name):
                 typed.pop(key, None)
                 file, values = self._read_file(name, f"--{key}" if key else "its argument")
                 return _Given(typed=typed, values=values, file=file, unset=unset_)
+        if not typed and unset_:
+            raise RecipeError(unset(self.label, "its argument", unset_[0], None))
+        if not typed:
+            raise RecipeError(f"{self.label}: has no arguments. Give the whole command, with its model and batch size.")
         return _Given(typed=typed, values={}, file=None, unset=unset_)
 
     def _read_file(self, name: str, key: str) -> tuple[str, _Values]:
@@ -110,7 +111,7 @@ class Program:
             raise RecipeError(unset(self.label, key, name, None))
         if is_file(Path(name)):
             return name, read_document(Path(name))
-        values, path = read_named(self._origin, "", key, name)
+        values, path = read_named(self.script or self.launch.program, "", key, name)
         return path or name, dict(values)
 
     def _set_processes(self, reading: Reading, options: Mapping[str, Any]) -> None:

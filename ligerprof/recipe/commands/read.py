@@ -10,7 +10,7 @@ from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.recipe.commands.launch import Launch, find_launch
 from ligerprof.recipe.commands.program import CONFIG_SUFFIXES, Program
-from ligerprof.recipe.commands.programs import is_known_command
+from ligerprof.recipe.commands.programs import is_known_command, label_of
 from ligerprof.recipe.commands.shell import SimpleCommand, simple_commands
 from ligerprof.recipe.configs.settings import Reading
 from ligerprof.text import printable
@@ -107,6 +107,6 @@ def _only_one(programs: Sequence[Program]) -> Program:
     if not found:
         raise refused[0]
     if len(found) > 1:
-        names = ", ".join(program.label for program in found)[:120]
+        names = ", ".join(label_of(program.launch) for program in found)[:120]
         raise RecipeError(f"{len(found)} training commands ({names}). Give one of them, in quotes or after --.")
     return found[0]

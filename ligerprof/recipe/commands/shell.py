@@ -196,10 +196,10 @@ class _Script:
     def _expansion(self) -> "tuple[_Kind, list[str]]":
         """Read `$…` or backquotes: its text, as written if it is not known."""
         text, at = self.text, self._at
-        if text.startswith("$((", at) and (end := text.find("))", at)) >= 0:
-            self._at = end + 2
-            value = computed(_NAME.sub(self._number, text[at + 3 : end]))
-            return (_Kind.OPEN, [text[at : end + 2]]) if value is None else (_Kind.TEXT, [value])
+        if text.startswith("$((", at) and (end := self._parenthesis(at + 1)) < len(text):
+            self._at = end + 1
+            value = computed(_NAME.sub(self._number, text[at + 3 : end - 1]))
+            return (_Kind.OPEN, [text[at : end + 1]]) if value is None else (_Kind.TEXT, [value])
         if text[at] == "`" or text.startswith("$(", at):
             end = self._closing("`", at + 1) if text[at] == "`" else self._parenthesis(at + 1)
             self._at = end + 1

@@ -24,7 +24,8 @@ def is_open(value: Any) -> bool:
 def is_path(name: str) -> bool:
     """Whether at most the first folder of a path is a variable: as that of another machine, it is found by its end."""
     found = OPEN.match(name)
-    return not is_open(name if found is None else name[found.end() :])
+    rest = name if found is None else name[found.end() :]
+    return (found is None or rest.startswith("/")) and not is_open(rest)
 
 
 def settled(values: Mapping[str, Any], framework: Framework, given: Mapping[str, Any], program: str) -> dict[str, Any]:

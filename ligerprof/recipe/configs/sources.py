@@ -23,6 +23,7 @@ from ligerprof.recipe.configs.shipped import shipped_file
 from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
+from ligerprof.recipe.configs.wandb import arguments_of, is_trainers, read_run, unwrapped
 from ligerprof.text import printable, short_repr
 
 # in the order of preference where files fit several equally well
@@ -146,6 +147,10 @@ def _read_source(source: str, documents: Documents) -> Reading:
     values = documents.get(source) or read_document(path / "recipe.json" if is_folder(path) else path)
     if (recipe := recipe_values(values)) is not None:
         return read_recipe(recipe, source)
+    if (run := unwrapped(values)) is not None:
+        if is_trainers(run):
+            return read_run(run, recognize(arguments_of(run), source), source)
+        values = run
     return recognize(values, source).read(values, source)
 
 
