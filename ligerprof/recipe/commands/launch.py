@@ -55,7 +55,7 @@ class Launch:
     """
 
     program: str
-    words: Sequence[str]
+    words: list[str]
     is_module: bool = False
     processes: int | None = None
     launcher: str = ""
@@ -107,10 +107,16 @@ def find_launch(words: Sequence[str], environment: Mapping[str, str], is_start: 
         launch = _of_python(words[1:], environment)
     else:
         launch = Launch(program=words[0], words=words[1:], launcher=words[0])
-    if launch is not None:
-        launch.environment = environment
-        if wrapped in _ONE_PROCESS_EACH and launch.launcher == "python":
-            launch.processes = None
+    if launch is None:
+        return None
+    if "--" in launch.words and not is_start(launch.program):
+        # a script that submits the command after it
+        inner = find_launch(launch.words[launch.words.index("--") + 1 :], environment, is_start)
+        if inner is not None:
+            return inner
+    launch.environment = environment
+    if wrapped in _ONE_PROCESS_EACH and launch.launcher == "python":
+        launch.processes = None
     return launch
 
 
@@ -129,7 +135,7 @@ def _is_python(word: str) -> bool:
     return name.startswith("python") and not name.removeprefix("python").strip("0123456789.w")
 
 
-def _options(words: Sequence[str]) -> tuple[dict[str, str | bool], Sequence[str]]:
+def _options(words: list[str]) -> tuple[dict[str, str | bool], list[str]]:
     """The options of a launcher by name, and the words from the program on."""
     found: dict[str, str | bool] = {}
     place = 0
@@ -147,7 +153,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str | bool], Sequence[str]
     return found, words[place + (words[place : place + 1] == ["--"]) :]
 
 
-def _of_python(words: Sequence[str], environment: Mapping[str, str]) -> Launch | None:
+def _of_python(words: list[str], environment: Mapping[str, str]) -> Launch | None:
     while words and (words[0] in _PYTHON_SWITCHES or words[0].startswith(("-X", "-W"))):
         words = words[2 if words[0] in ("-X", "-W") else 1 :]
     if words[:1] == ["-m"] and len(words) > 1:
@@ -164,7 +170,7 @@ def _of_python(words: Sequence[str], environment: Mapping[str, str]) -> Launch |
     return Launch(program=words[0], words=words[1:], processes=1, launcher="python")
 
 
-def _started(options: Mapping[str, str | bool], words: Sequence[str]) -> Launch | None:
+def _started(options: Mapping[str, str | bool], words: list[str]) -> Launch | None:
     """The program after a launcher's options."""
     is_module = bool(options.get("m") or options.get("module"))
     if words and _is_python(words[0]):
@@ -185,7 +191,7 @@ def _times(launch: Launch, each: Any, nodes: Any, launcher: str) -> Launch:
     return launch
 
 
-def _of_torchrun(words: Sequence[str], environment: Mapping[str, str]) -> Launch | None:
+def _of_torchrun(words: list[str], environment: Mapping[str, str]) -> Launch | None:
     options, rest = _options(words)
     launch = _started(options, rest)
     each = options.get("nproc_per_node", environment.get("PET_NPROC_PER_NODE", "1"))
@@ -195,7 +201,7 @@ def _of_torchrun(words: Sequence[str], environment: Mapping[str, str]) -> Launch
     return launch and _times(launch, each, nodes, "--nproc_per_node")
 
 
-def _of_deepspeed(words: Sequence[str], environment: Mapping[str, str]) -> Launch | None:
+def _of_deepspeed(words: list[str], environment: Mapping[str, str]) -> Launch | None:
     options, rest = _options(words)
     launch = _started(options, rest)
     chosen = str(options.get("include", options.get("i", "")))
@@ -210,7 +216,7 @@ def _of_deepspeed(words: Sequence[str], environment: Mapping[str, str]) -> Launc
     return launch and _times(launch, each, nodes, "--num_gpus")
 
 
-def _of_accelerate(words: Sequence[str], _environment: Mapping[str, str]) -> Launch | None:
+def _of_accelerate(words: list[str], _environment: Mapping[str, str]) -> Launch | None:
     if words[:1] == ["launch"]:
         words = words[1:]
     options, rest = _options(words)
@@ -222,7 +228,7 @@ def _of_accelerate(words: Sequence[str], _environment: Mapping[str, str]) -> Lau
     launch.accelerate_file = str(file) if file else None
     keys = _accelerate_keys(options)
     if OPEN.search(str(keys.get("num_processes", ""))) is not None:
-        launch.open = str(keys.pop("num_processes"))
+        launch.open, launch.launcher = str(keys.pop("num_processes")), "--num_processes"
     launch.accelerate = keys
     return launch
 

@@ -158,8 +158,15 @@ def framework_of(launch: Launch, values: Mapping[str, Any], source: str) -> tupl
     if name in ("llamafactory-cli", "lmf"):
         known = LLAMA_FACTORY_1 if LLAMA_FACTORY_1.signature & values.keys() else LLAMA_FACTORY
     if known is not None:
+        if not known.knows_most(values):
+            raise RecipeError(
+                f"{source}: most of its keys are not those of {known.title}. Is it a file of another one?"
+            )
         return known, None
     found = _recognized(values, source)
+    if found is TRL_SFT and "model_max_length" in values:
+        # scripts that descend from Alpaca's have the keys of adapters, too
+        return TRANSFORMERS, None
     if found is TRANSFORMERS and _SFT in words:
         return TRL_SFT, f"{source} takes the arguments of TRL's script of supervised fine-tuning"
     return found, None

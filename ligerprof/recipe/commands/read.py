@@ -66,7 +66,7 @@ def _launches(commands: Sequence[SimpleCommand], script: str, depth: int) -> Ite
     for command in commands:
         inner = _inner_script(command)
         if inner is not None and depth < _DEEPEST:
-            yield from _launches(*inner, depth + 1)
+            yield from _launches(inner[0], inner[1] or script, depth + 1)
             continue
         launch = find_launch(command.words, command.environment, is_known_command)
         if launch is not None:
@@ -90,7 +90,9 @@ def _inner_script(command: SimpleCommand) -> tuple[list[SimpleCommand], str] | N
     path = Path(rest[0])
     if place is not None and not is_file(path) and not rest[0].endswith(".sh"):
         return None
-    return simple_commands(read_text(path, _SCRIPT), command.environment), str(path)
+    arguments = {str(place): word for place, word in enumerate(rest[1:], 1)}
+    environment = {**command.environment, **arguments, "@": " ".join(rest[1:])}
+    return simple_commands(read_text(path, _SCRIPT), environment), str(path)
 
 
 def _only_one(programs: Sequence[Program]) -> Program:

@@ -26,6 +26,7 @@ _PIECES = re.compile(rf"(?:{OPEN.pattern}|\S)+")
 _NAME = re.compile(r"\$?\b([A-Za-z_]\w*)\b|\$\{(\w+)\}")
 _COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 _MOST_EXPANDED = 2**20
+_ARGUMENT = re.compile(r"\$\{?[1-9]")
 
 
 class _Kind(Enum):
@@ -198,8 +199,9 @@ class _Script:
         text, at = self.text, self._at
         if text.startswith("$((", at) and (end := self._parenthesis(at + 1)) < len(text):
             self._at = end + 1
-            value = computed(_NAME.sub(self._number, text[at + 3 : end - 1]))
-            return (_Kind.OPEN, [text[at : end + 1]]) if value is None else (_Kind.TEXT, [value])
+            inner = _NAME.sub(self._number, text[at + 3 : end - 1])
+            value = computed(inner)
+            return (_Kind.OPEN, [f"$(({inner}))"]) if value is None else (_Kind.TEXT, [value])
         if text[at] == "`" or text.startswith("$(", at):
             end = self._closing("`", at + 1) if text[at] == "`" else self._parenthesis(at + 1)
             self._at = end + 1
@@ -237,12 +239,12 @@ class _Script:
         return (_Kind.LIST if kind is not _Kind.OPEN and is_list else kind), value
 
     def _is_unset(self, name: str) -> bool:
-        return name.isdecimal() or (name not in self._set and name not in self.environment)
+        return name not in self._set and name not in self.environment
 
     def _value(self, name: str, written: str) -> "tuple[_Kind, list[str]]":
-        """The value of a variable; as written if it is not known. A script has no arguments of its own."""
+        """The value of a variable; as written if it is not known."""
         if name in "*@":
-            return _Kind.LIST, []
+            return _Kind.LIST, self.environment.get("@", "").split()
         value = self._set[name] if name in self._set else _listed(self.environment.get(name))
         return (_Kind.OPEN, [written]) if value is None else (_Kind.TEXT, value)
 
@@ -307,6 +309,9 @@ class _Script:
         found = _ASSIGNMENT.match(word)
         assert found is not None
         name, adds = found[1], found[2]
+        if is_conditional and _ARGUMENT.search(word[found.end() :]):
+            # for a script that is given arguments
+            return
         value = [word[found.end() :]] if items is None else items
         old = self._set.get(name, [self.environment.get(name, "")])
         if adds and old is not None:

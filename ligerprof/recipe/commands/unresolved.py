@@ -55,14 +55,13 @@ def settled(values: Mapping[str, Any], framework: Framework, given: Mapping[str,
 
 def unset(program: str, key: str, value: Any, option: str | None) -> str:
     """The error about an argument that a variable decides."""
-    names = ", ".join(dict.fromkeys(OPEN.findall(str(value))))
+    names = tuple(dict.fromkeys(OPEN.findall(str(value))))
     declared = RECIPE_OPTIONS.get(option or "")
-    remedy = "" if declared is None else f", or give {declared.flag}"
-    shown = printable(str(value))[:80]
-    return (
-        f"{printable(program)}: {key} is {shown}, and nothing here sets {printable(names)[:80]}."
-        f" Set it in the environment{remedy}."
-    )
+    given = "" if declared is None else f", or give {declared.flag}"
+    shown, listed = printable(str(value))[:80], printable(", ".join(names))[:80]
+    if any(name.startswith(("$(", "`")) for name in names):
+        return f"{printable(program)}: {key} is {shown}, which a running shell computes. Write its value{given}."
+    return f"{printable(program)}: {key} is {shown}, and nothing here sets {listed}. Set it in the environment{given}."
 
 
 def _outcome(row: Row, value: Any) -> Outcome | None:

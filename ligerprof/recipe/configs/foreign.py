@@ -18,6 +18,9 @@ _KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
     "LitGPT": (frozenset({"checkpoint_dir", "out_dir", "train"}),),
     "PyTorch Lightning": (frozenset({"trainer", "fit"}), frozenset({"trainer", "model", "seed_everything"})),
     "OpenRLHF": (frozenset({"pretrain", "micro_train_batch_size"}),),
+    "LLaVA": (frozenset({"vision_tower"}), frozenset({"mm_projector_type"})),
+    "InternVL": (frozenset({"freeze_llm", "freeze_backbone"}),),
+    "Qwen-VL": (frozenset({"tune_mm_vision"}), frozenset({"tune_mm_llm"})),
     # its keys may have hyphens or underscores
     "GPT-NeoX": (
         *(frozenset({f"pipe{mark}parallel{mark}size"}) for mark in "-_"),

@@ -260,7 +260,7 @@ class Reading:
         self.lacking = [found for found in self.lacking if not is_inside(found.key)]
         for name in inside:
             for kept in (self.read, self.left_out, self.files):
-                kept.pop(name, None)  # type: ignore[attr-defined]
+                kept.pop(name, None)
             self.ignored[name] = Reason.OTHER_METHOD
 
     def value(self, setting: Setting) -> Any:

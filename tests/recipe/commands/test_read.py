@@ -290,6 +290,7 @@ def test_frameworks_that_are_not_read_are_refused_by_name(command: str, framewor
         ("trl sft --config absent.yaml", r"--config names absent\.yaml, which is not in this folder"),
         (f"python train.py {TRAINER} --per_device_train_batch_size x", "not a number. Fix the command"),
         (f"python train.py {TRAINER} --deepspeed no.json", r"deepspeed names no\.json"),
+        ("trl sft --config ax.yaml", r"ax\.yaml: most of its keys are not those of TRL's SFTConfig"),
         ("bash absent.sh", r"absent\.sh: no such file"),
     ],
 )
@@ -305,6 +306,24 @@ def test_two_training_commands_are_not_guessed_between() -> None:
     assert in_shell("python prepare.py --x 1 && trl sft --config sft.yaml; python evaluate.py --y 2")[0].batch == 2
     assert in_shell("bash -c 'trl sft --config sft.yaml'")[0].batch == 2
     assert in_shell('CMD="trl sft --config sft.yaml"; eval $CMD')[0].batch == 2
+
+
+def test_a_script_that_submits_a_command_is_a_wrapper() -> None:
+    text = f"python submit.py --gpus 8 -- accelerate launch --num_processes 4 train.py {TRAINER}"
+    assert recipe_of(text)[0].gpus == 4
+    nodes = 'RUN="accelerate launch --num_processes $((N * 8))"; srun --x 1 bash -c "$RUN train.py ' + TRAINER + '"'
+    assert in_shell(f"N=2; {nodes}")[0].gpus == 16
+    with pytest.raises(RecipeError, match=r"train\.py: --num_processes is \$\(\(N \* 8\)\), which a .* or give --gpus"):
+        in_shell(nodes)
+
+
+def test_scripts_of_alpacas_kind_keep_their_length_beside_keys_of_adapters() -> None:
+    recipe, report = recipe_of(
+        f"python train.py {TRAINER} --model_max_length 64 --lora_r 8 --lora_alpha 16 --q_lora True"
+    )
+    assert (recipe.seq, report.files[0][1]) == (64, "transformers")
+    with pytest.raises(RecipeError, match="a command of LLaVA"):
+        recipe_of(f"deepspeed llava/train/train_mem.py {TRAINER} --vision_tower clip")
 
 
 def test_places_of_errors_are_the_file_or_the_command() -> None:

@@ -95,3 +95,14 @@ def test_arithmetic(expression: str, value: str | None) -> None:
 def test_what_is_open_is_found_in_a_word() -> None:
     assert OPEN.findall("$A/x-${B}-$(c d)") == ["$A", "${B}", "$(c d)"]
     assert not OPEN.findall("a b=1")
+
+
+def test_what_only_arguments_of_a_script_change_is_as_without_them() -> None:
+    script = """M=m; B=$1
+while [[ "$1" != "" ]]; do case $1 in -m ) shift; M=$1;; esac; shift; done
+train $M $B ${2:-x} "$@"
+"""
+    assert words(script)[-1] == ["train", "m", "$1", "x"]
+    assert words(script, **{"1": "a", "2": "b", "@": "a b"})[-1] == ["train", "$M", "a", "b", "a", "b"]
+    assert words("a $((N * 8))", M="1") == [["a", "$((N * 8))"]]
+    assert words("N=$SLURM; a $((N * 8))") == [["a", "$(($SLURM * 8))"]]
