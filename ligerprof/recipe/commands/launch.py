@@ -179,7 +179,7 @@ def _started(options: Mapping[str, str | bool], words: list[str]) -> Launch | No
     return Launch(program=words[0], words=words[1:], is_module=is_module) if words else None
 
 
-def _times(launch: Launch, each: Any, nodes: Any, launcher: str) -> Launch:
+def _times(launch: Launch, each: Any, nodes: Any, launcher: str, nodes_option: str) -> Launch:
     """Set the number of processes from those per node and the number of nodes."""
     low, _, high = str(nodes).partition(":")
     launch.launcher, launch.processes = launcher, None
@@ -188,6 +188,8 @@ def _times(launch: Launch, each: Any, nodes: Any, launcher: str) -> Launch:
         launch.processes = int(counts[0]) * int(counts[1])
     elif still_open := [count for count in counts if OPEN.search(count) is not None or ":" in count]:
         launch.open = still_open[0]
+        # the second option has the number of nodes
+        launch.launcher = launcher if still_open[0] == counts[0] else nodes_option
     return launch
 
 
@@ -198,7 +200,7 @@ def _of_torchrun(words: list[str], environment: Mapping[str, str]) -> Launch | N
     if each in ("gpu", "auto"):
         each = str(visible_gpus(environment) or each)
     nodes = options.get("nnodes", environment.get("PET_NNODES", "1"))
-    return launch and _times(launch, each, nodes, "--nproc_per_node")
+    return launch and _times(launch, each, nodes, "--nproc_per_node", "--nnodes")
 
 
 def _of_deepspeed(words: list[str], environment: Mapping[str, str]) -> Launch | None:
@@ -213,7 +215,7 @@ def _of_deepspeed(words: list[str], environment: Mapping[str, str]) -> Launch | 
         return launch
     each = options.get("num_gpus", "" if "hostfile" in options else str(visible_gpus(environment) or ""))
     nodes = options.get("num_nodes", "" if "hostfile" in options or "H" in options else "1")
-    return launch and _times(launch, each, nodes, "--num_gpus")
+    return launch and _times(launch, each, nodes, "--num_gpus", "--num_nodes")
 
 
 def _of_accelerate(words: list[str], _environment: Mapping[str, str]) -> Launch | None:

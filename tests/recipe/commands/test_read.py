@@ -223,6 +223,8 @@ def test_what_variables_decide_is_named_unless_an_option_decides_it(monkeypatch:
     with pytest.raises(RecipeError, match=r"--nproc_per_node is \$N, and nothing here sets \$N.* give --gpus"):
         in_shell(f"torchrun --nproc_per_node $N train.py {TRAINER}")
     assert in_shell(f"torchrun --nproc_per_node $N train.py {TRAINER}", gpus=2)[0].gpus == 2
+    with pytest.raises(RecipeError, match=r"--nnodes is \$N, and nothing"):
+        in_shell(f"torchrun --nproc_per_node 8 --nnodes $N train.py {TRAINER}")
     unknown = f"python train.py {TRAINER.replace('tiny', '$MODEL/x')}"
     with pytest.raises(RecipeError, match=r"--model_name_or_path is \$MODEL/x, and nothing here sets \$MODEL"):
         in_shell(unknown)
