@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.common_options import json_option, word_option
-from ligerprof.cli.options import RecipeCommand, recipe_options, was_given
+from ligerprof.cli.options import TRAINING_COMMAND, RecipeCommand, recipe_options, was_given
 from ligerprof.cli.output import config_report, knows_method, say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe.conflicts import require_packages, require_supported
@@ -24,15 +24,25 @@ if TYPE_CHECKING:
     from ligerprof.runs.whole_run.outcome import WholeRun
 
 
-@click.command(cls=RecipeCommand, name="estimate", short_help="Predict the peak analytically, in milliseconds.")
+@click.command(
+    cls=RecipeCommand,
+    name="estimate",
+    short_help="Predict the peak analytically, in milliseconds.",
+    context_settings={"allow_interspersed_args": False},
+)
 @recipe_options
 @word_option(
     "--by", (View.ROLE, View.LAYER), "Break the peak down by role, or also by part of the model.", default=View.ROLE
 )
 @click.option("--simulate", is_flag=True, help="Also simulate the step and compare; with --lengths also the whole run.")
 @json_option
+@click.argument(TRAINING_COMMAND, metavar="[-- COMMAND]", nargs=-1, type=click.UNPROCESSED)
 def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> None:
     """Predict the peak of a training step analytically, in milliseconds and without torch.
+
+    COMMAND is a training command (trl sft ..., python train.py ..., accelerate launch ..., torchrun ..., deepspeed
+    ..., llamafactory-cli train ..., axolotl train ...), a line of a shell in quotes, or a shell script. It is read as
+    a --config file is, and nothing is run.
 
     With --memory-limit or --gpu the exit code is 3 if the allocated bytes, or those that torch is expected to
     reserve for them, are over the limit; with --host-memory also if what it keeps in main memory is over that.

@@ -1,8 +1,9 @@
 """The options of a recipe as click options, generated from the recipe's fields: one value each, or several."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -11,11 +12,14 @@ from click.shell_completion import CompletionItem
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import Command, or_usage_error
 from ligerprof.cli.completion import OF_OPTIONS
-from ligerprof.cli.output import keep_config_report, say
-from ligerprof.errors import RecipeError
+from ligerprof.cli.output import config_report, keep_config_report, say
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.conflicts import require_positions
 from ligerprof.recipe.options import Group, Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.configs.settings import Reading
 
 
 class RecipeCommand(DocumentedCommand):
@@ -54,6 +58,8 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]
 
 # the argument of --config
 _CONFIG = "configs"
+# the argument of a training command, in commands that have it
+TRAINING_COMMAND = "training_command"
 _CONFIG_HELP = (
     "Take the recipe from a configuration file: recipe.json or result.json of a run, TrainingArguments, TRL, axolotl,"
     " LLaMA-Factory, torchtitan, accelerate, DeepSpeed. Repeatable: later files win, and options on this line win over"
@@ -70,11 +76,16 @@ _config_option = click.option(
 )
 
 
-def _from_files(sources: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of recipe options from --config files and the command line; the report goes to stderr."""
+def _from_files(sources: tuple[str, ...], given: Mapping[str, Any], command: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Values of recipe options from --config files, a training command, and the options typed; reports to stderr."""
     from ligerprof.recipe.configs.load import load_options
 
-    options, report = load_options(sources, given)
+    readings: list[Reading] = []
+    if command:
+        from ligerprof.recipe.commands.read import read_command
+
+        readings = read_command(command, given)
+    options, report = load_options(sources, given, command=readings)
     keep_config_report(report, sources, given)
     for line in report.lines():
         say(line)
@@ -87,20 +98,38 @@ def recipe_options(function: Command) -> Command:
     @functools.wraps(function)
     def with_recipe(**arguments: Any) -> Any:
         values, sources = {name: arguments.pop(name) for name in RECIPE_OPTIONS}, arguments.pop(_CONFIG)
+        training: tuple[str, ...] = arguments.pop(TRAINING_COMMAND, ())
         given = {name: value for name, value in values.items() if value is not None}
-        if sources:
+        typed: set[str] = set()
+        if sources or training:
             context = click.get_current_context()
             typed = {name for name in given if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
-            given = _from_files(sources, {name: given[name] for name in typed})
-        recipe = TrainingRecipe(**given)
-        # the default and files go beyond: a training may scale the positions
-        if was_given("seq"):
-            require_positions(recipe)
-        return function(recipe=recipe, **arguments)
+            given = _from_files(sources, {name: given[name] for name in typed}, training)
+        with _located(given.keys() - typed):
+            recipe = TrainingRecipe(**given)
+            if values["like"] is not None and recipe.like is None:
+                say(f"--like {values['like']} is not used: the sizes of {recipe.spec.name} are known")
+            # the default and files go beyond: a training may scale the positions
+            if was_given("seq"):
+                require_positions(recipe)
+            return function(recipe=recipe, **arguments)
 
     for declared in reversed(tuple(RECIPE_OPTIONS.values())):
         with_recipe = _single(declared)(with_recipe)
     return _config_option(with_recipe)  # type: ignore[return-value]
+
+
+@contextmanager
+def _located(names: Collection[str]) -> Iterator[None]:
+    """Add to errors about options which files and keys these come from; `names` are those that files set."""
+    try:
+        yield
+    except (RecipeError, UnsupportedError) as error:
+        report = config_report()
+        message = str(error) if report is None else report.located(str(error), names)
+        if message == str(error):
+            raise
+        raise type(error)(message) from error
 
 
 def was_given(name: str) -> bool:

@@ -12,7 +12,8 @@ from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import folder_option, force_option, json_option, or_usage_error, top_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.own_file import OwnConfig, own_file_option
-from ligerprof.errors import DoesNotFitError, MissingDependencyError
+from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
+from ligerprof.files import is_file, is_folder
 from ligerprof.runs.recording.settings import Steps
 
 
@@ -63,7 +64,7 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.runs.recording.launch import environment_of, python_command, run_command
     from ligerprof.runs.recording.settings import Mode, Settings
 
-    own = OwnConfig(configs, copies, force=force)
+    own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
     environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps))
@@ -96,3 +97,16 @@ def command(  # noqa: PLR0913 - one argument per option
         console(sys.stderr).print(render_run(report, top=top))
     own.write(report.ranks[0].report if report.ranks else None)
     ctx.exit(DoesNotFitError.exit_code if report.ran_out else end.exit_code)
+
+
+def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bool) -> OwnConfig:
+    """The --config files; files that exist and are not a recipe cost the changed lines, not the run."""
+    try:
+        return OwnConfig(configs, copies, force=force)
+    except (RecipeError, UnsupportedError) as error:
+        files = [Path(source.partition("=")[2] or source) for source in configs]
+        if not all(is_file(path) or is_folder(path) for path in files):
+            raise
+        unwritten = "".join(f", and {copy} is not written" for copy in copies)
+        say(f"no estimate and no changed lines are shown{unwritten}: {error}")
+        return OwnConfig((), (), force=force)

@@ -1,9 +1,11 @@
 """Load a ModelSpec by the name that people use: short name, path, or hub id from the local cache or the catalog."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.files import FileKind, is_file, is_folder, read_json
@@ -18,27 +20,43 @@ from ligerprof.words import did_you_mean
 
 _CONFIG = FileKind(error=UnknownModelError, hint="Give a transformers config.json.", max_bytes=4 * 2**20)
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
-_QUANTIZED = re.compile(r"(?i)[-_.](gptq|awq|aqlm|gguf|exl2|hqq|eetq|nvfp4|mxfp4|fp8|w4a16|w8a8)(?![a-z0-9])")
+_QUANTIZED = re.compile(
+    r"(?i)[-_.](gptq|awq|aqlm|gguf|exl[23]|hqq|eetq|nvfp4|mxfp4|fp8|w4a16|w8a8|int[48]|[48]-?bits?)(?![a-z0-9])"
+)
+_UNPACKED = "Give the model that they were made of, and --qlora R to train over 4-bit weights of bitsandbytes."
+# quantizations that are never undone when the weights are loaded
+_PACKED_METHODS = ("gptq", "awq", "aqlm", "hqq", "eetq", "vptq", "quip")
 # repositories whose weights are stored in few bits have the figures of the model without the suffix
 _PACKED_SUFFIXES = ("-unsloth-bnb-4bit", "-bnb-4bit")
 
 
-def load_model(model: str) -> ModelSpec:
+def load_model(model: str, like: str | None = None) -> ModelSpec:
     """Describe a model by name, hub id, config.json or folder.
 
     The first that exists decides: a short name of the catalog, a file or folder, a model in the local Hugging Face
     cache, a model in the catalog. Upper and lower case of names do not matter. Weights are loaded from a folder only.
 
+    Args:
+        like: a known model whose architecture and sizes a name has that none of these knows, such as a fine-tune's.
+
     Raises:
         UnknownModelError: nothing has this name, or its architecture has no row; the message has the nearest names.
     """
-    return (
+    found = (
         _from_catalog(model.casefold(), short=True)
         or _from_path(model)
         or _from_cache(model)
         or _from_catalog(model.casefold(), short=False)
-        or _unknown(model)
     )
+    if found is not None:
+        return found
+    _refuse_other_weights(model)
+    if like is None:
+        raise _unknown(model)
+    try:
+        return replace(load_model(like), name=model, weights_path=None, like=like)
+    except UnknownModelError as error:
+        raise UnknownModelError(f"--like: {error}") from None
 
 
 @cache
@@ -51,11 +69,20 @@ def _from_path(model: str) -> ModelSpec | None:
     path = Path(model)
     if is_folder(path):
         has_weights = any(any(path.glob(pattern)) for pattern in _WEIGHT_PATTERNS)
-        config = read_json(path / "config.json", _CONFIG)
+        config = _read_config(path / "config.json")
         return spec_from_config(config, name=path.name or model, weights_path=str(path) if has_weights else None)
     if is_file(path):
-        return spec_from_config(read_json(path, _CONFIG), name=path.parent.name or path.stem)
+        return spec_from_config(_read_config(path), name=path.parent.name or path.stem)
     return None
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    config: dict[str, Any] = read_json(path, _CONFIG)
+    packed = config.get("quantization_config")
+    method = packed.get("quant_method") if isinstance(packed, Mapping) else None
+    if method in _PACKED_METHODS:
+        raise UnknownModelError(f"{path}: quantized weights ({method.upper()}), which are not covered. {_UNPACKED}")
+    return config
 
 
 def _from_cache(model: str) -> ModelSpec | None:
@@ -63,15 +90,15 @@ def _from_cache(model: str) -> ModelSpec | None:
     if found is None:
         return None
     hub_id, path = found
-    config = read_json(path, _CONFIG)
+    config = _read_config(path)
     model_type = config.get("model_type")
     if isinstance(model_type, str) and not has_row(model_type):
         raise _without_row(hub_id, model_type, str(path))
     return spec_from_config(config, name=hub_id)
 
 
-def _unknown(model: str) -> ModelSpec:
-    """Raise the error about a name that nothing has."""
+def _refuse_other_weights(model: str) -> None:
+    """Raise if a name says by itself that the model is not covered."""
     if found := models_without_config().get(model.casefold()):
         raise _without_row(*found, "the model's config.json")
     for suffix in _PACKED_SUFFIXES:
@@ -83,13 +110,20 @@ def _unknown(model: str) -> ModelSpec:
             )
     if (found_in := _QUANTIZED.search(model)) is not None:
         raise UnknownModelError(
-            f"{short_repr(model)} has quantized weights ({found_in[1].upper()}), which are not covered. Give the model"
-            " that they were made of, and --qlora R to train over 4-bit weights of bitsandbytes."
+            f"{short_repr(model)} has quantized weights ({found_in[1].upper()}), which are not covered. {_UNPACKED}"
         )
+
+
+def _unknown(model: str) -> UnknownModelError:
+    """The error about a name that nothing has."""
     meant = did_you_mean(model, names_like(model))
-    raise UnknownModelError(
+    # the name of a folder on another machine may be a published one
+    named = hub_names().get(Path(model).name.casefold())
+    like = named[0] if named is not None and "/" in model else "llama3.1-8b"
+    return UnknownModelError(
         f"unknown model {short_repr(model)}: not a path, not in the local Hugging Face cache, not in `ligerprof"
-        f" models`.{meant} For another model give its config.json or folder."
+        f" models`.{meant} For a fine-tune add the model that it was made from, as in --like {like}. For another model"
+        " give its config.json or folder."
     )
 
 

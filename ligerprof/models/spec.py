@@ -16,6 +16,7 @@ from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.models.streams import StreamSizes
+from ligerprof.text import short_repr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,7 @@ class ModelSpec:
         parameters: every parameter tensor in transformers' order; empty if `no_estimate_reason` is set.
         final_softcap: cap of the logits, or None.
         attention_softcap: cap of the attention scores, or None.
+        like: the known model whose sizes these are, for a name that nothing knows; None for a model of its own.
         no_estimate_reason: why the estimate does not cover this architecture, or None.
     """
 
@@ -87,6 +89,7 @@ class ModelSpec:
     expert_size: int = 0
     shared_size: int = 0
     parameters: tuple[ParameterShape, ...] = field(default=(), repr=False)
+    like: str | None = None
     no_estimate_reason: str | None = None
 
     @property
@@ -135,7 +138,9 @@ class ModelSpec:
         if rotary is None or rotary.share is None:
             return self.head_dim
         settings = self.setting("rope_parameters") or self.setting("rope_scaling") or {}
-        return int(self.head_dim * settings.get(rotary.share, self.setting(rotary.share, 1.0)))
+        inner = settings.get(rotary.share) if isinstance(settings, Mapping) else settings
+        share = self.setting(rotary.share, 1.0) if inner is None else inner
+        return int(self.head_dim * self._share(rotary.share, share))
 
     @property
     def value_dim(self) -> int:
@@ -205,7 +210,13 @@ class ModelSpec:
 
     def dropout_rate(self, dropout: Dropout | None) -> float:
         """The dropout probability in the config; 0 for None."""
-        return 0.0 if dropout is None else float(self.setting(dropout.key, dropout.default))
+        return 0.0 if dropout is None else self._share(dropout.key, self.setting(dropout.key, dropout.default))
+
+    def _share(self, key: str, value: Any) -> float:
+        """A share of one under a config key; raises UnknownModelError for anything else."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise UnknownModelError(f"{self.name}: {key!r} is {short_repr(value)}, not a share of 1. Fix the config.")
+        return float(value)
 
     @property
     def parameter_count(self) -> int:

@@ -1,8 +1,8 @@
 """The options of a recipe that name the model and the size of its micro-batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ligerprof.models import DEFAULT_MODEL, ModelSpec
+from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import ExpertsImplementation
 from ligerprof.recipe.options import Group, Options, option
 from ligerprof.recipe.routing import UNIFORM, canonical_routing
@@ -16,6 +16,11 @@ class ModelOptions(Options):
         Group.MODEL,
         "A name or hub id from `ligerprof models` or the local Hugging Face cache, a config.json, or a model folder.",
         default=DEFAULT_MODEL,
+        metavar="NAME|PATH",
+    )
+    like: str | None = option(
+        Group.MODEL,
+        "A known model whose architecture and sizes stand in where the model's name is unknown, as a fine-tune's.",
         metavar="NAME|PATH",
     )
     batch: int = option(Group.MODEL, "Sequences per micro-batch and GPU.", default=4, minimum=1)
@@ -56,3 +61,10 @@ class ModelOptions(Options):
         canonical=canonical_routing,
         has_commas=True,
     )
+
+
+def described(model: str | ModelSpec, like: str | None) -> ModelSpec:
+    """The spec of a recipe's model; `like` stands in for an unknown name, and is in JSON next to its sizes."""
+    if isinstance(model, str):
+        return load_model(model, like)
+    return model if model.like == like else replace(model, like=like)

@@ -47,7 +47,7 @@ class TrainingRecipe(RunOptions, TrainingOptions):
         """What is trained and how, in one line."""
         return ", ".join(
             (
-                self.spec.name,
+                self.spec.name if self.like is None else f"{self.spec.name} (sizes of {self.like})",
                 f"{self.batch} x {self.seq} tokens" + (" packed" if self.packing else ""),
                 self.precision,
                 *self._engine_words(),

@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.gpus import DEFAULT_GPU, GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_providers
-from ligerprof.models import ModelSpec, load_model
+from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import (
     AdapterDtype,
     Attention,
@@ -24,7 +24,7 @@ from ligerprof.recipe.categories import (
     ReduceDtype,
     Wrap,
 )
-from ligerprof.recipe.model_options import ModelOptions
+from ligerprof.recipe.model_options import ModelOptions, described
 from ligerprof.recipe.options import Group, option
 from ligerprof.recipe.selective import canonical_policy
 from ligerprof.units import MIB
@@ -255,7 +255,8 @@ class TrainingOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("spec", self.model if isinstance(self.model, ModelSpec) else load_model(self.model))
+        self._settle("spec", described(self.model, self.like))
+        self._settle("like", self.spec.like)
         self._settle("providers", select_providers(self.liger, self.provider, self.spec))
         self._settle("kernels", tuple(self.providers))
         if self.quantization is Quantization.FOUR_BIT and (self.lora is None) is not (self.qlora is None):

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from ligerprof.cli.main import COMMANDS, main
 from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 
 ARGUMENTS = {
@@ -249,3 +250,64 @@ def test_a_search_for_a_file_that_names_no_method_says_so(tmp_path: Path) -> Non
         assert run(command, *arguments).stdout.startswith("counted as SFT; the file names no method")
     result = json.loads(run("advise", *arguments, "--json").stdout)
     assert (result["fits"], result["verdict"]) == (None, None)
+
+
+AXOLOTL = {
+    "base_model": "llama3.2-1b",
+    "micro_batch_size": 1,
+    "sequence_len": 512,
+    "gradient_accumulation_steps": 1,
+    "bf16": True,
+    "deepspeed": "deepspeed_configs/zero3_bf16.json",
+}
+
+
+@pytest.mark.parametrize("command", ["estimate", "fit", "advise"])
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"adapter": "qlora", "load_in_4bit": True}, "Here --qlora is {}: load_in_4bit, --engine is "),
+        ({"optimizer": "paged_adamw_8bit"}, "Here --optimizer is {}: optimizer, --engine is "),
+        (
+            {"adapter": "lora", "lora_modules_to_save": ["embed_tokens"]},
+            "Here --modules-to-save is {}: lora_modules_to",
+        ),
+    ],
+)
+def test_conflicts_name_the_file_and_the_key_of_options_that_nobody_typed(
+    keys: dict[str, Any], says: str, command: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**AXOLOTL, **keys}))
+    done = run(command, "--config", str(path), "--memory-limit", "24GiB")
+    assert done.exit_code != 0
+    error = done.stderr.splitlines()[-1]
+    assert says.format(path) in error
+    assert error.startswith("Error: ")
+    # what is typed needs no place
+    typed = run(command, "--config", str(path), "--memory-limit", "24GiB", "--engine", "deepspeed")
+    assert "--engine is" not in typed.stderr
+
+
+def test_a_known_model_stands_in_for_the_unknown_one_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({**ARGUMENTS, "model_name_or_path": "org/my-sft"}))
+    done = run("estimate", "--config", str(path))
+    assert (done.exit_code, "--like llama3.1-8b" in done.stderr) == (2, True)
+    found = estimated("--config", str(path), "--like", "tiny")
+    plain = estimated("--config", str(path), "--model", "tiny")
+    assert found["peak_bytes"] == plain["peak_bytes"]
+    assert "org/my-sft is unknown: the architecture and sizes of tiny" in found["assumed"]
+    shown = run("estimate", "--config", str(path), "--like", "tiny")
+    assert shown.stdout.startswith("org/my-sft (sizes of tiny), 2 x 128 tokens")
+    known = run("estimate", "--model", "tiny", "--like", "llama3.2-1b")
+    assert "--like llama3.2-1b is not used: the sizes of tiny are known" in known.stderr
+    assert known.stdout.startswith("tiny, ")
+
+
+def test_a_recipe_with_a_model_that_stands_in_reads_back_and_is_typed_again() -> None:
+    recipe = TrainingRecipe(model="org/my-sft", like="tiny", batch=2)
+    again = TrainingRecipe.from_json(recipe.to_json())
+    assert (again.spec.like, again.like, again.summary) == ("tiny", "tiny", recipe.summary)
+    assert recipe_flags(recipe) == ("--model", "org/my-sft", "--like", "tiny", "--batch", "2")
+    assert TrainingRecipe(model="tiny", like="llama3.2-1b") == TrainingRecipe(model="tiny")

@@ -66,16 +66,36 @@ def test_options_after_the_command_belong_to_it(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().out == "--json --steps --help\n"
 
 
-def test_a_file_that_cannot_be_read_is_an_error_before_the_command_starts(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("a: 1\n", "args.yaml: not the configuration of a training run"),
+        ("per_device_train_batch_size: .nan\noutput_dir: o\n", "args.yaml: per_device_train_batch_size is nan"),
+        (
+            "num_generations: 8\nmodel_name_or_path: tiny\noutput_dir: o\n",
+            "reinforcement learning is not supported yet",
+        ),
+        ("model_name_or_path: no/such\noutput_dir: o\n", "unknown model 'no/such'"),
+        ("pipe-parallel-size: 1\n", "a configuration of GPT-NeoX"),
+        ("a: [\n", "args.yaml: not readable as YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe_costs_the_estimate_and_not_the_run(
+    content: str, why: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "sft.yaml").write_text("a: 1\n")
+    Path("args.yaml").write_text(content)
+    result = run("--config", "args.yaml", "--fixed-config", "new.yaml", "--", "sh", "-c", "echo started; exit 4")
+    assert (result.exit_code, capfd.readouterr().out) == (4, "started\n")
+    first = result.stderr.splitlines()[0]
+    assert first.startswith("no estimate and no changed lines are shown, and new.yaml is not written: ")
+    assert why in first
+    assert not Path("new.yaml").exists()
+
+
+def test_a_file_that_is_not_there_is_an_error_before_the_command_starts(capfd: pytest.CaptureFixture[str]) -> None:
     result = run("--config", "sft.yaml", "--", "echo", "started")
     assert (result.exit_code, capfd.readouterr().out) == (2, "")
-    assert result.stderr.startswith("Error: sft.yaml: not the configuration of a training run")
-    Path("args.json").write_text('{"per_device_train_batch_size": NaN, "output_dir": "o"}')
-    result = run("--config", "args.json", "--", "echo", "started")
-    assert result.stderr.startswith("Error: args.json: per_device_train_batch_size is nan")
+    assert result.stderr.startswith("Error: sft.yaml: ")
 
 
 def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import ARCHITECTURES, ModelSpec, load_model, spec_from_config
 from ligerprof.models.composites import TEXT_ALONE
+from ligerprof.recipe.training import TrainingRecipe
 
 SMALL_LLAMA = {
     "model_type": "llama",
@@ -303,3 +305,21 @@ def test_entries_that_are_not_layers_name_none() -> None:
     assert described_parameters(spec_from_config(odd, name="small")) == described_parameters(
         spec_from_config(plain, name="small")
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("phi3", "rope_parameters", True),
+        ("phi3", "partial_rotary_factor", [1]),
+        ("llama", "attention_dropout", [1]),
+        ("llama", "attention_dropout", "x"),
+        ("seed_oss", "residual_dropout", {}),
+        ("phi3", "rope_parameters", {"partial_rotary_factor": "half"}),
+    ],
+)
+def test_a_share_that_is_not_one_is_named(model_type: str, key: str, value: Any) -> None:
+    with pytest.raises(UnknownModelError, match=r"not a share of 1\. Fix the config\."):
+        estimate(
+            TrainingRecipe(model=spec_from_config({**SMALL_LLAMA, "model_type": model_type, key: value}, name="m"))
+        )

@@ -161,7 +161,9 @@ def test_an_unknown_name_gets_the_nearest_ones(hub: Path, typed: str, meant: str
 
 @pytest.mark.parametrize("name", ["zzz" * 5000, "null\0"], ids=["long", "null"])
 def test_a_name_unlike_any_other_gets_no_suggestion(name: str) -> None:
-    with pytest.raises(UnknownModelError, match=r"`ligerprof models`\. For another model give") as caught:
+    with pytest.raises(
+        UnknownModelError, match=r"`ligerprof models`\. For a fine-tune add .* --like llama3\.1-8b\."
+    ) as caught:
         load_model(name)
     assert len(str(caught.value)) < 300
 
@@ -172,6 +174,41 @@ def test_a_name_unlike_any_other_gets_no_suggestion(name: str) -> None:
 def test_checkpoints_of_other_quantizations_are_named(name: str) -> None:
     with pytest.raises(UnknownModelError, match=r"has quantized weights \((GPTQ|AWQ|AQLM)\), which are not covered"):
         load_model(name)
+
+
+@pytest.mark.parametrize("name", ["x/Qwen3-4B-AWQ", "x/y-GPTQ-Int4", "x/y-4bit", "x/y-int8", "x/y.8-bit"])
+def test_quantized_checkpoints_are_no_fine_tunes_of_the_model_that_they_are_like(name: str) -> None:
+    with pytest.raises(UnknownModelError, match="has quantized weights"):
+        load_model(name, "llama3.1-8b")
+
+
+def test_a_cached_config_of_quantized_weights_is_refused(hub: Path) -> None:
+    cache(hub, "x/packed", "1", {**SMALL_LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}})
+    with pytest.raises(UnknownModelError, match=r"quantized weights \(GPTQ\)"):
+        load_model("x/packed")
+    cache(hub, "x/loaded", "1", {**SMALL_LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}})
+    assert load_model("x/loaded").name == "x/loaded"
+
+
+def test_a_known_model_stands_in_for_an_unknown_name_only(hub: Path) -> None:
+    spec, known = load_model("org/my-sft", "llama3.2-1b"), load_model("llama3.2-1b")
+    assert (spec.name, spec.like, spec.parameters) == ("org/my-sft", "llama3.2-1b", known.parameters)
+    assert load_model("qwen3-4b", "llama3.2-1b") == load_model("qwen3-4b")
+    cache(hub, "org/my-sft", "1", SMALL_LLAMA)
+    assert (load_model("org/my-sft", "llama3.2-1b").like, load_model("org/my-sft").hidden_size) == (
+        None,
+        SMALL_LLAMA["hidden_size"],
+    )
+    with pytest.raises(UnknownModelError, match=r"--like: unknown model 'lama'"):
+        load_model("org/other", "lama")
+    with pytest.raises(UnknownModelError, match="vision tower"):
+        load_model("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-7b")
+
+
+@pytest.mark.parametrize("folder", ["/data/models", "models/hub", "C"])
+def test_a_path_of_another_machine_gets_the_published_model_of_its_name(folder: str) -> None:
+    with pytest.raises(UnknownModelError, match=r"as in --like Qwen/Qwen2\.5-7B-Instruct\."):
+        load_model(f"{folder}/Qwen2.5-7B-Instruct")
 
 
 def test_packed_repositories_name_the_model_and_the_option() -> None:

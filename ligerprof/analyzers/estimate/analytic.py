@@ -227,8 +227,14 @@ def _assumed_of_deepspeed(recipe: TrainingRecipe) -> Iterator[str]:
         yield "NVMe offload follows DeepSpeed's source; it was never measured"
 
 
+def _assumed_of_model(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.like is not None:
+        yield f"{printable(recipe.spec.name)} is unknown: the architecture and sizes of {printable(recipe.like)}"
+
+
 def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     yield "gradients are None when a step begins (zero_grad's default)"
+    yield from _assumed_of_model(recipe)
     yield from _assumed_of_deepspeed(recipe)
     gpu = recipe.gpu_spec
     if recipe.holds_several_documents:

@@ -86,8 +86,8 @@ _ROWS: Mapping[str, Row] = {
     **lacking("Megatron-LM", "megatron_lm_config"),
     **lacking("training on a CPU", "use_cpu"),
     **lacking("KTransformers, which trains experts on the CPU", "kt_config"),
-    **lacking("bfloat16 in place of float32", "downcast_bf16"),
-    **ignored(Reason.OTHER_METHOD, "ipex_config mpirun_config"),
+    # accelerate reads it on TPUs alone
+    **ignored(Reason.OTHER_METHOD, "downcast_bf16 ipex_config mpirun_config"),
     **ignored(
         Reason.LAUNCH,
         "compute_environment machine_rank num_machines gpu_ids main_process_ip main_process_port rdzv_backend"
@@ -102,11 +102,22 @@ _ROWS: Mapping[str, Row] = {
 }
 
 
+# sections that accelerate reads for some values of distributed_type
+_OF_TYPES: Mapping[str, tuple[str, ...]] = {
+    "deepspeed_config": ("deepspeed",),
+    "fsdp_config": ("fsdp",),
+    "megatron_lm_config": ("megatron_lm",),
+}
+
+
 def finish_accelerate(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: FSDP's version, and DeepSpeed's offload and sizes."""
     kind = str(values.get("distributed_type", "")).lower()
     if kind == "fsdp":
         set_fsdp(reading, "distributed_type", values.get("fsdp_config"), version=1)
+    for name, kinds in _OF_TYPES.items():
+        if kind not in kinds:
+            reading.without(name)
     section_ = values.get("deepspeed_config")
     if kind == "deepspeed" and isinstance(section_, Mapping):
         _finish_deepspeed(reading, section_)

@@ -34,6 +34,11 @@ _FORMER_NAMES = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
 }
 _PLACES = ("none", "cpu", "nvme")
+_COMMUNICATION = {
+    name: short
+    for short, long, other in (("bf16", "bfloat16", "bfp16"), ("fp16", "float16", "half"), ("fp32", "float32", "float"))
+    for name in (short, long, other)
+}
 # the stage of ZeRO
 _OFFLOADS_PARAMETERS = 3
 
@@ -171,7 +176,8 @@ DEEPSPEED_ROWS: Mapping[str, Row] = {
     ),
     "tensor_parallel": section(lacking("tensor parallelism", "autotp_size tp_size tp", harmless=(1,))),
     **lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
-    **lacking("communication in another dtype", "communication_data_type fp32_allreduce"),
+    **part_of("dtype of the communication", "communication_data_type"),
+    **lacking("communication in another dtype", "fp32_allreduce"),
     # read with sequence parallelism only, which has its own key
     **ignored(Reason.OTHER_METHOD, "seq_parallel_communication_data_type"),
     **lacking("sparse gradients", "sparse_gradients"),
@@ -179,9 +185,10 @@ DEEPSPEED_ROWS: Mapping[str, Row] = {
     **lacking("compressed training", "compression_training quantize_training"),
     **lacking("data efficiency (random layer-token dropping)", "data_efficiency curriculum_learning"),
     **lacking("progressive layer dropping", "progressive_layer_drop eigenvalue"),
-    **lacking("activation checkpointing by DeepSpeed", "activation_checkpointing"),
+    **ignored(Reason.OTHER_METHOD, "activation_checkpointing"),
     **lacking("NVIDIA's apex", "amp"),
-    **lacking("pipeline parallelism", "pipeline"),
+    # read for models that are built of DeepSpeed's pipeline stages
+    **ignored(Reason.OTHER_METHOD, "pipeline"),
     **lacking("the hybrid engine", "hybrid_engine"),
     **lacking("elastic training", "elasticity"),
     **lacking("DeepSpeed's inference engine", "tensor_parallel_inference kernel_inject"),
@@ -205,8 +212,28 @@ def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = 
     flat = dict(leaves(values))
     if not reading.is_complete and "auto" in (flat.get("bf16.enabled"), flat.get("fp16.enabled")):
         reading.defaults[Setting.AUTOCAST] = "auto"
+    _judge_communication(reading, values, prefix)
+    if any(not is_off(value) for _, value in leaves({"": values.get("activation_checkpointing")})):
+        reading.assumed.append(
+            f"{prefix}activation_checkpointing has no effect: models of transformers checkpoint without DeepSpeed"
+        )
     if flat.get("optimizer.params.torch_adam") is True and reading.value(Setting.OPTIMIZER) == "default":
         reading.set(f"{prefix}optimizer.params.torch_adam", {Setting.OPTIMIZER: "adamw-foreach"})
+
+
+def _judge_communication(reading: Reading, values: Mapping[str, Any], prefix: str) -> None:
+    """Name another dtype of the communication than that of the training (engine.py, communication_data_type)."""
+    key = "communication_data_type"
+    if is_off(values.get(key)) or values[key] == "auto":
+        return
+    word = _COMMUNICATION.get(str(values[key]).strip().lower())
+    training = {reading.value(Setting.AUTOCAST) or "fp32"}
+    sections = ((name, values.get(name)) for name in ("bf16", "fp16"))
+    left_open = {name for name, each in sections if isinstance(each, Mapping) and each.get("enabled") == "auto"}
+    if word not in (left_open or training):
+        reading.lack(f"{prefix}{key}", Lacking(what="communication in another dtype"), values[key])
+    elif left_open:
+        reading.assumed.append(f"{prefix}{key} of {word} is the dtype of the training")
 
 
 def _sizes(zero: Mapping[str, Any]) -> dict[str, Any]:

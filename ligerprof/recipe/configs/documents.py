@@ -13,6 +13,8 @@ _FILE = FileKind(error=RecipeError, hint=_HINT, max_bytes=2**18)
 _DEEPEST = 40
 # of a document with its aliases written out; the longest published configurations have a few hundred
 _MOST_VALUES = 20_000
+# Python does not write out integers of any length
+_MOST_BITS = 4096
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -65,6 +67,8 @@ class _Copier:
             return {str(key): self.copy(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple, set)):
             return [self.copy(item, depth + 1) for item in value]
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise RecipeError(f"{self._path}: a number of more than {_MOST_BITS} bits. {_HINT}")
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         # dates and times

@@ -51,7 +51,10 @@ class Framework:
         """
         reading = Reading(file=file, framework=self.name, is_complete=self.is_complete, defaults=dict(self.defaults))
         _apply(self.rows, values, reading, "")
-        self.finish(reading, values)
+        try:
+            self.finish(reading, values)
+        except BadValueError as problem:
+            raise RecipeError(f"{file}: a value is {problem}. Fix the file.") from None
         if self.is_complete:
             leave_out_adapters(reading, values)
         return reading
@@ -89,7 +92,7 @@ def _apply(rows: Table, values: Mapping[str, Any], reading: Reading, prefix: str
         elif row.children is not None and (inner := _object(value)) is not None:
             _apply(row.children, inner, reading, f"{key}.")
         else:
-            _apply_row(row, key, value, reading)
+            apply_row(row, key, value, reading)
 
 
 def _object(value: Any) -> Mapping[str, Any] | None:
@@ -102,7 +105,8 @@ def _object(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def _apply_row(row: Row, key: str, value: Any, reading: Reading) -> None:
+def apply_row(row: Row, key: str, value: Any, reading: Reading) -> None:
+    """Read one key into a reading; raises RecipeError for a value that the key does not take."""
     try:
         outcome = row.null if value is None else row.read(value)
     except BadValueError as problem:

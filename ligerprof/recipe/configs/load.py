@@ -7,12 +7,16 @@ from ligerprof.recipe.configs.adapters import UNUSED
 from ligerprof.recipe.configs.counted import counted
 from ligerprof.recipe.configs.report import ConfigReport, report_of
 from ligerprof.recipe.configs.resolve import Resolver
+from ligerprof.recipe.configs.settings import Reading
 from ligerprof.recipe.configs.sources import Documents, read_sources
 from ligerprof.recipe.training import TrainingRecipe
 
 
 def load_options(
-    sources: Sequence[str], given: Mapping[str, Any], documents: Documents | None = None
+    sources: Sequence[str],
+    given: Mapping[str, Any],
+    documents: Documents | None = None,
+    command: Sequence[Reading] = (),
 ) -> tuple[dict[str, Any], ConfigReport]:
     """Read configuration files into values of recipe options.
 
@@ -20,12 +24,13 @@ def load_options(
         sources: files in order, as `read_sources` takes them; later ones win.
         given: recipe options that win over all files.
         documents: the content of some of the files, as `read_sources` takes it.
+        command: what a training command sets, which wins over the files.
 
     Raises:
         RecipeError: a file that cannot be read, or a value that its key does not take.
         UnsupportedError: a file asks for something that recipes cannot express.
     """
-    readings = read_sources(sources, documents)
+    readings = read_sources(sources, documents, command)
     if "lora" in given or "qlora" in given:
         for reading in readings:
             reading.left_out = {key: what for key, what in reading.left_out.items() if what != UNUSED}

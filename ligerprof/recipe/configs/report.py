@@ -1,11 +1,13 @@
 """What became of every key of the configuration files: the `config` key of JSON results, and lines for the terminal."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from ligerprof.recipe.configs.settings import SUPERVISED, Reading
+from ligerprof.recipe.configs.settings import SUPERVISED, Reading, Setting
+from ligerprof.recipe.configs.wandb import NAME as WANDB
+from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.text import printable
 
 _MOST_SHOWN = 8
@@ -15,6 +17,17 @@ _MEMORY = re.compile(
     r"|pack|compile|liger|fp8|bf16|fp16|freeze|accum|parallel"
 )
 UNNAMED_METHOD = "counted as SFT; the file names no method"
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+# the settings that options are made of, where these have other names; the first one found is named
+OPTION_SETTINGS: Mapping[str, tuple[Setting, ...]] = {
+    "lora": (Setting.RANK,),
+    "qlora": (Setting.BITS, Setting.RANK),
+    "quantization": (Setting.BITS,),
+    "precision": (Setting.AUTOCAST, Setting.WEIGHTS),
+    "eval_batch": (Setting.EVALUATION_BATCH,),
+    "engine": (Setting.ENGINE, Setting.SEVERAL, Setting.GPUS),
+    "deepspeed_config": (Setting.DEEPSPEED,),
+}
 _UNKNOWN = "keys that ligerprof does not know, and that may change memory"
 
 
@@ -31,6 +44,7 @@ class ConfigReport:
             their names say that they may change memory.
         assumed: what reading the files assumed, one sentence each.
         method: what is trained; None if the files do not say, and are counted as supervised fine-tuning.
+        places: file and key of each setting.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -40,6 +54,21 @@ class ConfigReport:
     left_out: Mapping[str, str]
     assumed: tuple[str, ...]
     method: str | None = SUPERVISED
+    places: Mapping[Setting, str] = field(default_factory=dict)
+
+    def located(self, message: str, options: Collection[str]) -> str:
+        """An error about options, with the file and key that each of them comes from.
+
+        Args:
+            options: the options that files set.
+        """
+        found = {}
+        for flag in _FLAG.findall(message):
+            name = next((name for name in options if name in RECIPE_OPTIONS and RECIPE_OPTIONS[name].flag == flag), "")
+            settings = OPTION_SETTINGS.get(name) or ((Setting(name),) if name in tuple(Setting) else ())
+            if place := next((self.places[setting] for setting in settings if setting in self.places), None):
+                found[flag] = f"{flag} is {place}"
+        return f"{message} Here {', '.join(found.values())}." if found else message
 
     def to_json(self) -> dict[str, Any]:
         """The value of `config` in JSON results."""
@@ -97,14 +126,16 @@ def report_of(readings: Iterable[Reading], assumed: Iterable[str]) -> ConfigRepo
         left_out=left_out,
         assumed=(*_unnamed(trained), *(sentence for reading in readings for sentence in reading.assumed), *assumed),
         method=SUPERVISED if trained is None else trained.method,
+        places={setting: found.place for reading in readings for setting, found in reading.settings.items()},
     )
 
 
 def _unnamed(trained: Reading | None) -> Iterator[str]:
     """What to do about files that do not say what they train."""
     if trained is not None and trained.method is None:
+        named = "trl-sft" if trained.framework == WANDB else trained.framework
         yield (
-            f"{UNNAMED_METHOD}, so nothing is said about what fits. Name it: --config {trained.framework}=FILE for SFT,"
+            f"{UNNAMED_METHOD}, so nothing is said about what fits. Name it: --config {named}=FILE for SFT,"
             " trl-dpo=FILE, trl-reward=FILE or trl-rl=FILE for others"
         )
 

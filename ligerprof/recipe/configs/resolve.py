@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
+from ligerprof.errors import UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
-from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
+from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import EIGHT_BIT, Engine, Loss, Offload, Optimizer, Quantization
 from ligerprof.recipe.configs.deepspeed import filled
+from ligerprof.recipe.configs.model import model_of
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.packing import packed_rows
@@ -87,7 +88,7 @@ class Resolver:
         for found in self._settings.values():
             if isinstance(found.value, Lacking):
                 raise refusal(found, found.value)
-        spec = self._model()
+        spec = model_of(self._settings.get(S.MODEL), self._given.get("like"), self._trains, self.assumed)
         engine, batch = self._engine(), self._batch()
         precision = self._precision(engine["engine"], spec)
         chosen = {
@@ -115,7 +116,12 @@ class Resolver:
             self.assumed.append("checkpointing is non-reentrant, which is the kind that is covered under FSDP2")
         if not chosen.get("checkpointing", True):
             chosen.update(reentrant=False, checkpoint_every=None, selective=None)
-        return {**{name: value for name, value in chosen.items() if value is not None}, **self._given, "model": spec}
+        return {
+            **{name: value for name, value in chosen.items() if value is not None},
+            **self._given,
+            "model": spec,
+            "like": spec.like,
+        }
 
     def _drop_replaced(self) -> None:
         """Settings whose meaning an option of the command line takes over."""
@@ -147,20 +153,6 @@ class Resolver:
             if (found := self._settings.get(setting)) is not None:
                 return refusal(found, Lacking(what=what, setting=setting, remedy=remedy))
         return UnsupportedError(f"{what}: not supported yet.")
-
-    def _model(self) -> ModelSpec:
-        found = self._settings.get(S.MODEL)
-        if found is None:
-            if self._trains is not None:
-                raise RecipeError(f"{self._trains}: names no model that ligerprof reads. Give it with --model.")
-            self.assumed.append(f"no file names a model: {DEFAULT_MODEL} (--model chooses another)")
-            return load_model(DEFAULT_MODEL)
-        if isinstance(found.value, ModelSpec):
-            return found.value
-        try:
-            return load_model(found.value)
-        except UnknownModelError as error:
-            raise UnknownModelError(f"{found.place}: {error}" if found.file else str(error)) from None
 
     def _batch(self) -> dict[str, Any]:
         """Batch and accumulation, also from the size of the whole batch over all GPUs."""

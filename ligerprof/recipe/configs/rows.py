@@ -11,8 +11,8 @@ from ligerprof.text import printable, short_repr
 
 Read = Callable[[Any], Outcome]
 Table = Mapping[str, "Row"]
-_TRUE = frozenset({"true", "yes", "on", "1", "y"})
-_FALSE = frozenset({"false", "no", "off", "0", "n", "none", "null", ""})
+_TRUE = frozenset({"true", "yes", "on", "1", "y", "t"})
+_FALSE = frozenset({"false", "no", "off", "0", "n", "f", "none", "null", ""})
 _ZERO = re.compile(r"[+-]?0+(\.0*)?")
 
 
@@ -61,9 +61,19 @@ def lacking(
 def _off(value: Any, harmless: tuple[Any, ...]) -> Ignored | None:
     """The outcome of a value that switches a feature off, else None."""
     is_harmless = any(type(value) is type(each) and value == each for each in harmless)
-    if is_harmless or is_off(value):
+    if is_harmless or is_off(value) or _is_disabled(value):
         return Ignored(reason=Reason.UNSET)
     return None
+
+
+def _is_disabled(section_: Any) -> bool:
+    """Whether a section has `enabled: false`, or consists of sections that have it."""
+    if not isinstance(section_, Mapping):
+        return False
+    if "enabled" in section_:
+        return is_off(section_["enabled"])
+    inner = [value for value in section_.values() if isinstance(value, Mapping) and value]
+    return bool(inner) and all(map(_is_disabled, inner))
 
 
 def is_off(value: Any) -> bool:

@@ -257,6 +257,20 @@ class Reading:
             self.settings[outcome.setting] = found
         self.read[key] = f"{outcome.what}: not supported"
 
+    def without(self, key: str) -> None:
+        """Take back what a key and the keys of its section say: the feature that reads them is off."""
+
+        def is_inside(name: str) -> bool:
+            return name == key or name.startswith((f"{key}.", f"{key}:"))
+
+        inside = [name for name in (*self.read, *self.left_out, *self.files) if is_inside(name)]
+        self.settings = {setting: found for setting, found in self.settings.items() if not is_inside(found.key)}
+        self.lacking = [found for found in self.lacking if not is_inside(found.key)]
+        for name in inside:
+            for kept in (self.read, self.left_out, self.files):
+                kept.pop(name, None)
+            self.ignored[name] = Reason.OTHER_METHOD
+
     def value(self, setting: Setting) -> Any:
         """The value of a setting in this file, else the framework's default, else None; None if lacking."""
         found = self.settings.get(setting)

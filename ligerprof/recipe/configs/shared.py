@@ -114,10 +114,10 @@ def modules_at(reading: Reading, key: str, value: Any) -> Any:
         raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
 
 
-def whole_number_at(reading: Reading, key: str, value: Any) -> int:
+def whole_number_at(reading: Reading, key: str, value: Any, least: int = 1) -> int:
     """A whole number under a key that is read after the table's rows; raises RecipeError for anything else."""
     try:
-        return whole_number(value, 1)
+        return whole_number(value, least)
     except BadValueError as problem:
         raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
 

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from ligerprof.errors import RecipeError
@@ -24,6 +24,7 @@ from ligerprof.recipe.configs.shipped import shipped_file
 from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_BY_NAME, TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
+from ligerprof.recipe.configs.wandb import arguments_of, is_trainers, read_run, unwrapped
 from ligerprof.text import printable, short_repr
 
 # in the order of preference where files fit several equally well
@@ -50,13 +51,16 @@ _MOST_FOLDERS = 8
 Documents = Mapping[str, Mapping[str, Any]]
 
 
-def read_sources(sources: Sequence[str], documents: Documents | None = None) -> list[Reading]:
+def read_sources(
+    sources: Sequence[str], documents: Documents | None = None, others: Sequence[Reading] = ()
+) -> list[Reading]:
     """Read configuration files in order, each followed by the files that it names.
 
     Args:
         sources: each a file, `NAME=FILE` with the name of a framework, `module:function` of torchtitan, or `env`
             for the environment of a process that accelerate launched.
         documents: the content of some of the files, by their names.
+        others: what was read elsewhere, and comes last.
 
     Raises:
         RecipeError: not readable, of no known framework, or with a value that its key does not take.
@@ -64,6 +68,7 @@ def read_sources(sources: Sequence[str], documents: Documents | None = None) -> 
     documents = documents or {}
     readings = [_read_source(source, documents) for source in sources]
     given = {reading.framework for reading in readings}
+    readings += others
     return list(_with_named_files(readings, given, documents))
 
 
@@ -88,6 +93,8 @@ def _read_named(reading: Reading, key: str, named: Names, documents: Documents) 
     found = _BY_NAME[named.framework].read(documents.get(file, values), file)
     if path is None:
         found.assumed.append(f"{printable(named.file)} is not here: {reading.framework}'s file of that name")
+    elif not Path(path).match(named.file):
+        found.assumed.append(f"{printable(named.file)} is not here: {printable(path)} in its place")
     if Setting.GPUS in reading.settings:
         # an argument of the launcher, which wins over its file
         found.settings.pop(Setting.GPUS, None)
@@ -97,8 +104,9 @@ def _read_named(reading: Reading, key: str, named: Names, documents: Documents) 
 def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[str, Any], str | None]:
     """The content and the path of the file that a key of another one names.
 
-    It is looked for in this folder, in the file's own, and in those above it. The path is None if it is none of these,
-    and the framework ships a file of this name.
+    It is looked for in this folder, in the file's own, and in those above it; a path of another machine also by its
+    last parts, and by its name alone next to the file. The path is None if it is in none of these, and the framework
+    ships a file of this name.
 
     Args:
         file: the path of the file that names the other one.
@@ -107,9 +115,12 @@ def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[
     Raises:
         RecipeError: the file does not exist or cannot be read.
     """
-    above = Path(file).resolve().parents[:_MOST_FOLDERS]
-    for folder in (Path(), *above):
-        path = folder / name
+    folders = (Path(), *Path(file).resolve().parents[:_MOST_FOLDERS])
+    parts = PureWindowsPath(name).parts if "\\" in name else Path(name).parts
+    ends = (Path(*parts[start:]) for start in range(1, len(parts) - 1))
+    # a name alone says too little for other folders than the file's
+    alone = Path(file).resolve().parent / (parts or ("",))[-1]
+    for path in (*(folder / name for folder in folders), *(folder / end for end in ends for folder in folders), alone):
         if is_file(path):
             return read_document(path), str(path)
     if (shipped := shipped_file(framework, name)) is not None:
@@ -128,7 +139,10 @@ def is_function(source: str) -> bool:
 def _read_source(source: str, documents: Documents) -> Reading:
     name, _, rest = source.partition("=")
     if name in _BY_NAME and rest:
-        return _BY_NAME[name].read(documents.get(rest) or read_document(Path(rest)), rest)
+        content = documents.get(rest) or read_document(Path(rest))
+        if (run := unwrapped(content)) is not None and is_trainers(run):
+            return read_run(run, _BY_NAME[name], rest)
+        return _BY_NAME[name].read(content, rest)
     path = Path(source)
     if source == ENVIRONMENT and not path.exists():
         return _read_environment()
@@ -137,8 +151,19 @@ def _read_source(source: str, documents: Documents) -> Reading:
     values = documents.get(source) or read_document(path / "recipe.json" if is_folder(path) else path)
     if (recipe := recipe_values(values)) is not None:
         return read_recipe(recipe, source)
+    if (run := unwrapped(values)) is not None:
+        if is_trainers(run):
+            arguments = arguments_of(run)
+            framework = recognize(arguments, source)
+            # the model's config has keys of its own, such as id2label
+            return settled(framework, read_run(run, framework, source), arguments)
+        values = run
     framework = recognize(values, source)
-    reading = framework.read(values, source)
+    return settled(framework, framework.read(values, source), values)
+
+
+def settled(framework: Framework, reading: Reading, values: Mapping[str, Any]) -> Reading:
+    """The reading with its method, where the framework alone does not say it."""
     if framework.family or (framework is LLAMA_FACTORY and "stage" not in values):
         settle_method(reading, values)
     return reading

@@ -24,11 +24,10 @@ from ligerprof.recipe.configs.rows import (
     section,
     text,
     turned_on,
-    whole_number,
     words,
 )
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Setting
-from ligerprof.recipe.configs.shared import EVALUATION
+from ligerprof.recipe.configs.shared import EVALUATION, whole_number_at
 from ligerprof.recipe.configs.titan_checkpointing import CLASS
 from ligerprof.text import error_line, printable
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
@@ -209,9 +208,14 @@ def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
         reading.set(key, {Setting.MODEL: _MODELS.get(f"{name}-{flavor}", f"{name}-{flavor}")})
 
 
+def _number(reading: Reading, values: Mapping[str, Any], key: str, default: int = -1) -> int:
+    """A whole number from -1 on, which stands for what follows from others."""
+    return whole_number_at(reading, key, values.get(key, default), -1)
+
+
 def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:
-    replicate = whole_number(parallelism.get("data_parallel_replicate_degree", 1), -1)
-    shard = whole_number(parallelism.get("data_parallel_shard_degree", -1), -1)
+    replicate = _number(reading, parallelism, "data_parallel_replicate_degree", 1)
+    shard = _number(reading, parallelism, "data_parallel_shard_degree")
     # -1 shards over all GPUs that are there
     reading.defaults[Setting.SEVERAL] = "fsdp2" if shard != 1 else "ddp"
     # its groups are those of accelerate: embedding, layers, final norm with head (models/llama3/parallelize.py)
@@ -234,17 +238,17 @@ def _set_tokens(reading: Reading, training: Mapping[str, Any]) -> None:
     tokens, length = training.get("num_tokens_per_microbatch_per_dp_rank"), reading.value(Setting.SEQ)
     key = "training.num_tokens_per_microbatch_per_dp_rank"
     if tokens is not None and length:
-        batch, rest = divmod(whole_number(tokens, 1), length)
+        batch, rest = divmod(whole_number_at(reading, key, tokens), length)
         if rest or not batch:
             reading.lack(
                 key, Lacking(what=f"a micro-batch of {tokens} tokens in sequences of {length}", setting=Setting.BATCH)
             )
         else:
             reading.set(key, {Setting.BATCH: batch})
-    total = whole_number(training.get("global_batch_size", -1), -1)
+    total = _number(reading, training, "global_batch_size")
     if total > 0:
         reading.set("training.global_batch_size", {Setting.TRAIN_BATCH: total})
-    _set_step_tokens(reading, whole_number(training.get("num_tokens_per_train_step", -1), -1), length)
+    _set_step_tokens(reading, _number(reading, training, "num_tokens_per_train_step"), length)
 
 
 def _set_step_tokens(reading: Reading, tokens: int, length: Any) -> None:

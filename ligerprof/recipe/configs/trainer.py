@@ -152,6 +152,8 @@ _SCRIPT_ROWS: Mapping[str, Row] = {
     "model_name_or_path": text(Setting.MODEL),
     "block_size": count(Setting.SEQ),
     "max_seq_length": count(Setting.SEQ),
+    # of scripts that descend from Stanford's Alpaca
+    "model_max_length": count(Setting.SEQ),
     "dtype": DTYPE,
     "torch_dtype": DTYPE,
     "attn_implementation": ATTENTION,
@@ -184,7 +186,7 @@ def finish_trainer(reading: Reading, values: Mapping[str, Any]) -> None:
             reading.set(switch_key, {Setting.LIGER: chosen, Setting.PROVIDER: "liger"})
     if is_off(values.get("fsdp")):
         # the Trainer reads fsdp_config with fsdp only
-        reading.files.pop("fsdp_config", None)
+        reading.without("fsdp_config")
     else:
         set_fsdp(reading, "fsdp", values.get("fsdp_config"), version=2)
         legacy = str(values["fsdp"])

@@ -134,8 +134,8 @@ def test_version_1_of_fsdp_is_counted_as_version_2_on_request(strategy: Any, res
         ({"tp_size": 4}, "tensor parallelism"),
         ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1}}, "give --engine fsdp2 to count version 2"),
         (
-            {"bf16": True, "deepspeed": {**AUTO, "activation_checkpointing": {"cpu_checkpointing": True}}},
-            "by DeepSpeed",
+            {"bf16": True, "deepspeed": {**AUTO, "progressive_layer_drop": {"enabled": True}}},
+            "progressive layer dropping",
         ),
         ({"deepspeed": AUTO, "dtype": "bfloat16"}, "weights in bfloat16 under DeepSpeed without bf16 or fp16"),
     ],

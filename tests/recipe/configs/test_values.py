@@ -230,3 +230,29 @@ def test_the_loss_of_llama_factory_1_is_refused_by_name(tmp_path: Path) -> None:
     assert (recipe.batch, recipe.seq, recipe.checkpointing, recipe.optimizer) == (1, 2048, True, "adamw-foreach")
     with pytest.raises(UnsupportedError, match="kernels of version 1"):
         read(tmp_path, {**values, "kernel_config": {"name": "liger_kernel"}}, loss="hf-4.45")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "a.toml",
+            "[training]\nlocal_batch_size = 1\n[parallelism]\ndata_parallel_shard_degree = nan\n",
+            "not a number",
+        ),
+        (
+            "a.toml",
+            "[training]\nlocal_batch_size = 1\n[parallelism]\ndata_parallel_shard_degree = 'x'\n",
+            "not a number",
+        ),
+        ("a.toml", "[training]\nglobal_batch_size = 1e300\n[parallelism]\n", "not a number below"),
+        ("a.yaml", "per_device_train_batch_size: 2\noutput_dir: o\ngradient_checkpointing: 0x" + "f" * 4000, "bits"),
+    ],
+)
+def test_numbers_of_any_kind_end_in_one_line(name: str, content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(RecipeError, match=says) as caught:
+        load_recipe([str(path)], {"model": "tiny"})
+    assert str(caught.value).startswith(str(path))
+    assert len(str(caught.value)) < len(str(path)) + 200

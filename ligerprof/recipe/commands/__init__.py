@@ -1,0 +1,1 @@
+"""Training commands: what a command line, or a line of a shell script, sets."""
