@@ -32,7 +32,7 @@ LAYERS = (
     ("cli", "__main__", "pytest_plugin"),
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-MAX_LINES = 400
+MAX_LINES = 800
 HEAVY = ("torch", "triton", "transformers", "deepspeed", "peft", "matplotlib")
 # what a help text or a completion has no use for, and would wait for
 UNUSED_BY_HELP = ("numpy", "rich", "ligerprof.library", "ligerprof.reports.terminal", "ligerprof.analyzers.estimate")

@@ -139,10 +139,7 @@ def is_function(source: str) -> bool:
 def _read_source(source: str, documents: Documents) -> Reading:
     name, _, rest = source.partition("=")
     if name in _BY_NAME and rest:
-        content = documents.get(rest) or read_document(Path(rest))
-        if (run := unwrapped(content)) is not None and is_trainers(run):
-            return read_run(run, _BY_NAME[name], rest)
-        return _BY_NAME[name].read(content, rest)
+        return _read_as(_BY_NAME[name], documents.get(rest) or read_document(Path(rest)), rest)
     path = Path(source)
     if source == ENVIRONMENT and not path.exists():
         return _read_environment()
@@ -160,6 +157,14 @@ def _read_source(source: str, documents: Documents) -> Reading:
         values = run
     framework = recognize(values, source)
     return settled(framework, framework.read(values, source), values)
+
+
+def _read_as(framework: Framework, values: Mapping[str, Any], file: str) -> Reading:
+    """Read a file whose framework is named; wandb's of a run, too."""
+    run = unwrapped(values)
+    if run is not None and is_trainers(run):
+        return read_run(run, framework, file)
+    return framework.read(values, file)
 
 
 def settled(framework: Framework, reading: Reading, values: Mapping[str, Any]) -> Reading:
