@@ -28,13 +28,18 @@ class EventContext:
 
 
 class TraceEvent(NamedTuple):
-    """One event of the allocator; `action` as torch names it."""
+    """One event of the allocator; `action` as torch names it.
+
+    Attributes:
+        time_us: None: by the number of events before it.
+    """
 
     action: str
     address: int
     size_bytes: int
     context: EventContext
     stream: int = 0
+    time_us: int | None = None
 
 
 def build_snapshot(
@@ -64,7 +69,7 @@ def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
         ("device_free" if event.action == "oom" else "addr"): event.address,
         "size": event.size_bytes,
         "stream": event.stream,
-        "time_us": event_time_us(index),
+        "time_us": event_time_us(index) if event.time_us is None else event.time_us,
         "compile_context": "N/A",
         "user_metadata": event.context.stamp,
         "frames": event.context.frames,

@@ -1,0 +1,89 @@
+"""Turn this process into one with a simulated GPU: for the rest of its life, torch's `cuda` is the simulation."""
+
+import atexit
+import os
+from typing import Any
+
+import torch
+
+from ligerprof.gpus import GpuSpec
+from ligerprof.simulated_gpu import cuda_api
+from ligerprof.simulated_gpu.backend import Backend
+from ligerprof.simulated_gpu.device import Device
+from ligerprof.simulated_gpu.operators import Operators
+from ligerprof.simulated_gpu.patches import patch_process
+from ligerprof.simulated_gpu.values import Values
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.units import format_bytes
+
+_ALLOC_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+class Machine:
+    """A process's simulated GPU.
+
+    Args:
+        gpu: which one.
+        limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
+
+    Attributes:
+        device: its memory.
+        values: what is known of the values on it.
+        operators: its kernels.
+    """
+
+    def __init__(self, gpu: GpuSpec, *, limit_bytes: int | None = None) -> None:
+        text = next((os.environ[name] for name in _ALLOC_CONFS if os.environ.get(name)), "")
+        capacity = gpu.usable_bytes if limit_bytes is None else min(limit_bytes, gpu.usable_bytes)
+        self.device = Device(gpu, capacity_bytes=capacity, settings=parse_allocator_settings(text))
+        self.values = Values()
+        self.operators = Operators(self.device, self.values)
+        self._backend = Backend()
+
+    def install(self) -> None:
+        """Replace torch's CUDA; it cannot be undone."""
+        self._backend.install(self._allocate, self._release, self.device.synchronize)
+        cuda_api.install(self.device, self._backend)
+        patch_process(self)
+        self.operators.register()
+        atexit.register(self._backend.detach)
+
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
+        """Give a storage memory of another size, as UntypedStorage.resize_ does on a GPU."""
+        self._backend.resize_storage(storage, size_bytes)
+
+    def _allocate(self, size_bytes: int, stream: int) -> int:
+        try:
+            return self.device.take(size_bytes, stream)
+        except AllocatorFullError as full:
+            self._backend.ran_out(self._message(full))
+            return 0
+
+    def _release(self, address: int) -> None:
+        self.values.forget(address)
+        self.device.give_back(address)
+
+    def _message(self, full: AllocatorFullError) -> str:
+        """As CUDACachingAllocator's, so that programs that read it go on as on a GPU."""
+        allocator = self.device.allocator
+        free = self.device.capacity_bytes - allocator.reserved_bytes
+        return (
+            f"CUDA out of memory. Tried to allocate {format_bytes(full.requested_bytes)}. GPU 0 has a total capacity of"
+            f" {format_bytes(self.device.gpu.memory_bytes)} of which {format_bytes(max(free, 0))} is free. Of the"
+            f" allocated memory {format_bytes(allocator.allocated_bytes)} is allocated by PyTorch, and"
+            f" {format_bytes(allocator.reserved_bytes - allocator.allocated_bytes)} is reserved by PyTorch but"
+            " unallocated. (This GPU is simulated by ligerprof.)"
+        )
+
+
+def install(gpu: GpuSpec, *, limit_bytes: int | None = None) -> Machine:
+    """Make and install a machine, once per process."""
+    made: Any = _INSTALLED.get("machine")
+    if made is None:
+        made = _INSTALLED["machine"] = Machine(gpu, limit_bytes=limit_bytes)
+        made.install()
+    return made  # type: ignore[no-any-return]
+
+
+_INSTALLED: dict[str, Machine] = {}
