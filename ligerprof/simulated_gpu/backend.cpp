@@ -11,6 +11,11 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/fill_native.h>
+#include <ATen/ops/normal_native.h>
+#include <ATen/ops/uniform_native.h>
+#include <ATen/ops/zero_native.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -231,6 +236,26 @@ const char* const kViews[] = {
     "as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real", "view_as_complex",
     "set_", "set_.source_Tensor", "set_.source_Storage", "set_.source_Storage_storage_offset", "is_set_to"};
 
+// Weights in main memory have no values: nothing is read from files, and the operating system hands out no pages.
+constexpr size_t kWeightBytes = 4 << 20;
+bool is_weight(const at::Tensor& tensor) {
+  return tensor.is_floating_point() && tensor.layout() == at::kStrided && tensor.nbytes() >= kWeightBytes;
+}
+at::Tensor& copy_on_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (is_weight(self) && self.sizes() == source.sizes()) return self;
+  return at::native::copy_(self, source, non_blocking);
+}
+at::Tensor& normal_on_host(at::Tensor& self, double mean, double std, std::optional<at::Generator> generator) {
+  return is_weight(self) ? self : at::native::normal_(self, mean, std, generator);
+}
+at::Tensor& uniform_on_host(at::Tensor& self, double from, double to, std::optional<at::Generator> generator) {
+  return is_weight(self) ? self : at::native::uniform_(self, from, to, generator);
+}
+at::Tensor& fill_on_host(at::Tensor& self, const at::Scalar& value) {
+  return is_weight(self) ? self : at::native::fill_(self, value);
+}
+at::Tensor& zero_on_host(at::Tensor& self) { return is_weight(self) ? self : at::native::zero_(self); }
+
 }  // namespace
 
 extern "C" {
@@ -245,6 +270,12 @@ void gpu_install(Allocate allocate, Release release_block, Synchronize wait) {
   library.impl("empty.memory_format", TORCH_FN(empty));
   library.impl("empty_strided", TORCH_FN(empty_strided));
   library.impl("resize_", TORCH_FN(resize_));
+  static torch::Library host(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  host.impl("copy_", TORCH_FN(copy_on_host));
+  host.impl("normal_", TORCH_FN(normal_on_host));
+  host.impl("uniform_", TORCH_FN(uniform_on_host));
+  host.impl("fill_.Scalar", TORCH_FN(fill_on_host));
+  host.impl("zero_", TORCH_FN(zero_on_host));
   for (const char* name : kViews) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_on_cpu>());
 }
 

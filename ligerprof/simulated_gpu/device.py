@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class Device(SimulatedDevice):
         # blocks whose storage has ended while another stream may use them
         self._used_by: dict[int, set[int]] = {}
         self._waiting: list[Block] = []
+        self._ended: list[int] | None = None
 
     def start_history(self, *, most_entries: int | None, stacks: bool) -> None:
         """Record events from now on, the newest `most_entries`, with Python stacks of allocations or without."""
@@ -102,6 +104,9 @@ class Device(SimulatedDevice):
     def give_back(self, address: int) -> None:
         """Free the block of a storage that ended, or as soon as the streams that use it have ended their work."""
         with self.lock:
+            if self._ended is not None:
+                self._ended.append(address)
+                return
             block = self._blocks.pop(address, None)
             if block is None:
                 return
@@ -109,6 +114,17 @@ class Device(SimulatedDevice):
                 self._waiting.append(block)
             else:
                 self.release(block)
+
+    @contextmanager
+    def giving_back_by_address(self) -> Iterator[None]:
+        """Free the blocks of storages that end inside in the order of their addresses."""
+        ended = self._ended = []
+        try:
+            yield
+        finally:
+            self._ended = None
+            for address in sorted(ended):
+                self.give_back(address)
 
     def use_on(self, address: int, stream: int) -> None:
         """Note that another stream uses a block, as `record_stream` does."""
@@ -133,15 +149,16 @@ class Device(SimulatedDevice):
                     kept.append(block)
             self._waiting = kept
 
-    def holds(self, address: int) -> bool:
-        """Whether an address is that of a storage's block."""
-        return address in self._blocks
+    def size_of(self, address: int) -> int:
+        """Bytes of the storage at an address, 0 if there is none."""
+        block = self._blocks.get(address)
+        return 0 if block is None else block.requested_bytes
 
     def snapshot(self) -> dict[str, Any]:
         """What torch.cuda.memory._snapshot() returns."""
         with self.lock:
             self._resolve_stacks()
-            return build_snapshot(self.allocator, self._history or (), self._settings)
+            return build_snapshot(self.allocator, list(self._history or ()), self._settings)
 
     def _resolve_stacks(self) -> None:
         tracebacks = [traceback for _, traceback in self._tracebacks]

@@ -12,6 +12,7 @@ from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
+from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -26,19 +27,23 @@ class Machine:
     Args:
         gpu: which one.
         limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
+        eager: whether functions of torch.compile run without it, instead of being refused.
 
     Attributes:
         device: its memory.
         values: what is known of the values on it.
         operators: its kernels.
+        checkpoints: what the program saved.
     """
 
-    def __init__(self, gpu: GpuSpec, *, limit_bytes: int | None = None) -> None:
+    def __init__(self, gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False) -> None:
+        self.eager = eager
         text = next((os.environ[name] for name in _ALLOC_CONFS if os.environ.get(name)), "")
         capacity = gpu.usable_bytes if limit_bytes is None else min(limit_bytes, gpu.usable_bytes)
         self.device = Device(gpu, capacity_bytes=capacity, settings=parse_allocator_settings(text))
-        self.values = Values()
+        self.values = Values(self.device.size_of)
         self.operators = Operators(self.device, self.values)
+        self.checkpoints = Checkpoints()
         self._backend = Backend()
 
     def install(self) -> None:
@@ -47,11 +52,24 @@ class Machine:
         cuda_api.install(self.device, self._backend)
         patch_process(self)
         self.operators.register()
+        self.checkpoints.install()
         atexit.register(self._backend.detach)
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
         """Give a storage memory of another size, as UntypedStorage.resize_ does on a GPU."""
         self._backend.resize_storage(storage, size_bytes)
+
+    def summary(self) -> dict[str, Any]:
+        """What recording.json says about the simulation; see docs/simulated-gpu.md."""
+        made_up = sorted(self.values.made_up.items(), key=lambda item: (not item[0].is_shape, -item[1]))
+        return {
+            "gpu": self.device.gpu.name,
+            "measured_gpu": self.device.gpu.measured,
+            "attention": sorted(self.operators.attention_used),
+            "made_up": [{"what": what, "place": where, "is_shape": is_shape, "times": times} for (what, where, is_shape), times in made_up],
+            "not_written": sorted(self.checkpoints.saved),
+            "pinned_bytes": self._backend.highest_pinned_bytes(),
+        }
 
     def _allocate(self, size_bytes: int, stream: int) -> int:
         try:
@@ -77,13 +95,17 @@ class Machine:
         )
 
 
-def install(gpu: GpuSpec, *, limit_bytes: int | None = None) -> Machine:
+def install(gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False) -> Machine:
     """Make and install a machine, once per process."""
-    made: Any = _INSTALLED.get("machine")
-    if made is None:
-        made = _INSTALLED["machine"] = Machine(gpu, limit_bytes=limit_bytes)
-        made.install()
-    return made  # type: ignore[no-any-return]
+    if not _INSTALLED:
+        _INSTALLED.append(Machine(gpu, limit_bytes=limit_bytes, eager=eager))
+        _INSTALLED[0].install()
+    return _INSTALLED[0]
 
 
-_INSTALLED: dict[str, Machine] = {}
+def installed() -> Machine | None:
+    """The machine of this process, None if it has none."""
+    return _INSTALLED[0] if _INSTALLED else None
+
+
+_INSTALLED: list[Machine] = []

@@ -35,7 +35,8 @@ _IN_CPP = frozenset(
 _STUBS = ("copy_", "_copy_from", "record_stream", "is_pinned")
 _ENTRY = re.compile(r"^- func: ([\w.]+)\(", re.MULTILINE)
 _HAS_CUDA = re.compile(r"^    (?:[\w ]+, )*CUDA(?:, [\w ]+)*:", re.MULTILINE)
-_DELEGATE = re.compile(r"^  structured_delegate: (\S+)", re.MULTILINE)
+# structured operators have a kernel for each device, also where only a ufunc is named
+_IS_STRUCTURED = re.compile(r"^  structured(?:_delegate)?:", re.MULTILINE)
 
 
 class Operators:
@@ -166,15 +167,13 @@ def cuda_operators() -> Iterator[str]:
 
 
 def _names_in_yaml() -> Iterator[str]:
-    """What torch's own build reads: operators with a dispatch to CUDA, and those that delegate to one."""
+    """What torch's own build reads: operators with a dispatch to CUDA, and structured ones."""
     spec = find_spec("torchgen")
     folders = [] if spec is None else spec.submodule_search_locations or []
     text = Path(next(iter(folders)), "packaged/ATen/native/native_functions.yaml").read_text()
     starts = list(_ENTRY.finditer(text))
     ends = [*(start.start() for start in starts[1:]), len(text)]
-    entries = {start[1]: text[start.start() : end] for start, end in zip(starts, ends, strict=True)}
-    direct = {name for name, entry in entries.items() if _HAS_CUDA.search(entry)}
-    for name, entry in entries.items():
-        delegate = _DELEGATE.search(entry)
-        if name in direct or (delegate is not None and delegate[1] in direct):
-            yield name
+    for start, end in zip(starts, ends, strict=True):
+        entry = text[start.start() : end]
+        if _HAS_CUDA.search(entry) or _IS_STRUCTURED.search(entry):
+            yield start[1]

@@ -1,14 +1,27 @@
 """Changes to torch's and other packages' Python code in a process with a simulated GPU; each says why."""
 
+import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.values import place
 
 if TYPE_CHECKING:
     from ligerprof.simulated_gpu.machine import Machine
+
+_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "COMET_MODE": "DISABLED",
+    "NEPTUNE_MODE": "debug",
+}
 
 
 def patch_process(machine: "Machine") -> None:
@@ -16,6 +29,13 @@ def patch_process(machine: "Machine") -> None:
     _plans_touch_no_gpu()
     _storages_resize(machine)
     _scalers_go_on()
+    _casts_end_in_order(machine)
+    _compiled_functions(eager=machine.eager)
+    # weights arrive in the order of threads otherwise, which varies on a GPU, too
+    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    # what models compute is made up, so nobody else may see it
+    for name in _OFFLINE:
+        os.environ[name] = _OFFLINE[name]
     after_import_or_now("triton.runtime.jit", _leave_out_launches)
 
 
@@ -46,6 +66,38 @@ def _scalers_go_on() -> None:
     """GradScaler skips a step whose gradients are not finite; these have no values."""
     scaler: Any = torch.amp.GradScaler
     scaler._maybe_opt_step = lambda _scaler, optimizer, _state, *args, **kwargs: optimizer.step(*args, **kwargs)
+
+
+def _casts_end_in_order(machine: "Machine") -> None:
+    """The cache of autocast frees casts of weights in the order of hashes of pointers, which varies on a GPU, too."""
+    clear = torch.clear_autocast_cache
+
+    def clear_in_order() -> None:
+        with machine.device.giving_back_by_address():
+            clear()
+
+    torch.clear_autocast_cache = clear_in_order
+
+
+def _compiled_functions(*, eager: bool) -> None:
+    """A compiled function takes other memory than its code; it runs as it is, or stops where it is called."""
+
+    def compile_nothing(model: Any = None, **named: Any) -> Any:
+        if model is None:
+            return lambda function: compile_nothing(function, **named)
+        if eager:
+            return model
+
+        @functools.wraps(model if callable(model) else compile_nothing)
+        def refuse(*_arguments: Any, **_named: Any) -> Any:
+            raise UnsupportedError(
+                f"{place()}: the simulated GPU does not cover torch.compile. Add --eager to simulate the code without it."
+            )
+
+        return refuse
+
+    torch.compile = compile_nothing
+    torch.nn.Module.compile = lambda module, *_, **named: None if eager else compile_nothing(module, **named)()  # type: ignore[method-assign]
 
 
 def _leave_out_launches(jit: Any) -> None:

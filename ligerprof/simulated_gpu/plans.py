@@ -176,8 +176,7 @@ def _realized(output: Any, tensors: Sequence[Tensor], on_meta: bool) -> Any:  # 
         seen = tensors[output.index]
         offset = seen.storage_offset() + output.offset
         if output.dtype != seen.dtype:
-            empty = torch.empty(0, dtype=output.dtype, device=seen.device)
-            return empty.set_(seen.untyped_storage(), offset, output.shape, output.strides)
+            seen = seen.view(output.dtype)
         return seen.as_strided(output.shape, output.strides, offset)
     if isinstance(output, (list, tuple)):
         return kind([_realized(item, tensors, on_meta) for item in output])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.plans import GPU
-from ligerprof.simulated_gpu.values import place, tensors_in
+from ligerprof.simulated_gpu.values import address_of, place, tensors_in
 
 if TYPE_CHECKING:
     from ligerprof.simulated_gpu.operators import Operators
@@ -32,8 +32,8 @@ def _copy(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str,
     if _needs_temporaries(target, source):
         return _copy_in_steps(target, source, wait=wait)
     if target.is_cuda:
-        if source.numel() and target.numel() * target.element_size() >= target.untyped_storage().nbytes():
-            run.values.forget(target.untyped_storage().data_ptr())
+        if source.numel() and run.values.covers(target):
+            run.values.forget(address_of(target))
             run.values.set(target, source)
         else:
             run.values.after(func, (target, source), {}, target, [target, source])
@@ -191,7 +191,7 @@ def _positions(run: "Operators", indices: Sequence[Any]) -> list[Any]:
 
 
 def _record_stream(run: "Operators", _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> None:
-    run.device.use_on(args[0].untyped_storage().data_ptr(), args[1].stream_id)
+    run.device.use_on(address_of(args[0]), args[1].stream_id)
 
 
 RULES: dict[Any, Rule] = {

@@ -6,7 +6,7 @@ Views share the copy, as they share the storage.
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,11 +48,15 @@ class Known(NamedTuple):
 class Values:
     """The values of small tensors on the simulated GPU, by the address of their storage.
 
+    Args:
+        size_of: the bytes of the storage at an address.
+
     Attributes:
         made_up: how often each kind of value was made up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size_of: Callable[[int], int]) -> None:
+        self._size_of = size_of
         self._known: dict[int, Known] = {}
         self.made_up: Counter[MadeUp] = Counter()
 
@@ -66,7 +70,7 @@ class Values:
 
     def known(self, tensor: Tensor) -> Known | None:
         """The copy of a tensor's storage."""
-        return self._known.get(tensor.untyped_storage().data_ptr()) if self._known else None
+        return self._known.get(address_of(tensor)) if self._known else None
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:
         """A tensor in main memory with the values of one on the GPU, None if they are not known."""
@@ -77,12 +81,17 @@ class Values:
 
     def set(self, tensor: Tensor, value: Tensor, *, made_up: bool = False) -> None:
         """Give a whole storage the values of a tensor of the same shape in main memory, if it is small enough."""
-        storage = tensor.untyped_storage()
-        if not is_small(tensor) or not storage.nbytes():
+        address = address_of(tensor)
+        size_bytes = self._size_of(address)
+        if not is_small(tensor) or not size_bytes:
             return
-        copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
+        copy = torch.UntypedStorage(size_bytes, device="cpu")
         _shown(tensor, copy).copy_(value)
-        self._known[storage.data_ptr()] = Known(copy, made_up)
+        self._known[address] = Known(copy, made_up)
+
+    def covers(self, tensor: Tensor) -> bool:
+        """Whether a tensor shows all of its storage."""
+        return tensor.numel() * tensor.element_size() >= self._size_of(address_of(tensor))
 
     def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, inputs: list[Tensor]) -> None:
         """Follow the values through an operator that has just run.
@@ -96,7 +105,7 @@ class Values:
         written = _written(func, args, kwargs) if mutable else ()
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
-                self._known.pop(tensor.untyped_storage().data_ptr(), None)
+                self._known.pop(address_of(tensor), None)
             self._assume(func, result)
             return
         made_up = any((known := self.known(tensor)) is not None and known.made_up for tensor in inputs)
@@ -105,7 +114,12 @@ class Values:
                 self.set(tensor, torch.zeros(()), made_up=made_up)
                 if self.known(tensor) is None:
                     return
-        self._run(func, args, kwargs, result, made_up=made_up)
+        try:
+            self._run(func, args, kwargs, result, made_up=made_up)
+        except (NotImplementedError, RuntimeError):
+            # the CPU has no kernel for these types, or for a random generator of the GPU
+            for tensor in written:
+                self._known.pop(address_of(tensor), None)
 
     def _all_known(self, func: Any, inputs: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
         """Whether the values of all arguments are known; those of what is overwritten as a whole need not be."""
@@ -115,7 +129,7 @@ class Values:
                 if tensor.numel() > MOST_INTEGERS:
                     return False
             elif self.known(tensor) is None and not (
-                whole and any(tensor is other for other in written) and _covers(tensor)
+                whole and any(tensor is other for other in written) and self.covers(tensor)
             ):
                 return False
         return True
@@ -156,8 +170,13 @@ class Values:
                 self.set(result, torch.ones(()), made_up=True)
 
 
-def _covers(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+def address_of(tensor: Tensor) -> int:
+    """The address of a tensor's storage on the GPU, 0 without memory.
+
+    A Python object of the storage would stay, and count as a reference: autograd would not add to a gradient in place.
+    """
+    address = tensor.data_ptr()
+    return address - tensor.storage_offset() * tensor.element_size() if address else 0
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
