@@ -180,7 +180,10 @@ class Device(SimulatedDevice):
     def _context(self) -> EventContext | None:
         if not self._takes_stacks:
             return self._stamp
-        return super()._context()
+        context = EventContext(self.text)
+        traceback = torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)
+        self._tracebacks.append((context, traceback))
+        return context
 
     def _note(self, action: str, address: int, size_bytes: int, context: object) -> None:
         if action == "segment_alloc" or action == "segment_map":
