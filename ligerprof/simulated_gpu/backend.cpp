@@ -256,6 +256,11 @@ at::Tensor& fill_on_host(at::Tensor& self, const at::Scalar& value) {
 }
 at::Tensor& zero_on_host(at::Tensor& self) { return is_weight(self) ? self : at::native::zero_(self); }
 
+// torch warns once about a kernel that replaces another, as some of these do on purpose
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 }  // namespace
 
 extern "C" {
@@ -266,6 +271,8 @@ void gpu_install(Allocate allocate, Release release_block, Synchronize wait) {
   c10::SetAllocator(DeviceType::CUDA, &device_memory, 255);
   // torch made its own object when it was imported; neither has members
   new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks;
+  Silent silent;
+  c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
   library.impl("empty.memory_format", TORCH_FN(empty));
   library.impl("empty_strided", TORCH_FN(empty_strided));
