@@ -24,6 +24,14 @@
 #include <mutex>
 #include <new>
 
+// of Python's stable interface, declared here so that its headers are not needed
+extern "C" {
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+void PyErr_Fetch(void**, void**, void**);
+void PyErr_Restore(void*, void*, void*);
+}
+
 namespace {
 
 using c10::Device;
@@ -49,13 +57,34 @@ thread_local std::string message;
 thread_local int64_t current_stream = 0;
 std::atomic<int64_t> streams{0};
 
+// Lets callbacks run while a Python exception is on its way, as where a hook of autograd has raised one.
+struct Interpreter {
+  int state = PyGILState_Ensure();
+  void *kind, *value, *traceback;
+  Interpreter() { PyErr_Fetch(&kind, &value, &traceback); }
+  ~Interpreter() {
+    PyErr_Restore(kind, value, traceback);
+    PyGILState_Release(state);
+  }
+};
+
 void synchronize(int64_t stream) {
-  if (Callbacks* now = callbacks.load()) now->synchronize(stream);
+  Callbacks* now = callbacks.load();
+  if (!now) return;
+  Interpreter interpreter;
+  now->synchronize(stream);
 }
 
 void release(void* address) {
   Callbacks* now = callbacks.load();
-  if (now && address) now->release(reinterpret_cast<uint64_t>(address));
+  if (!now || !address) return;
+  Interpreter interpreter;
+  now->release(reinterpret_cast<uint64_t>(address));
+}
+
+void* take(Callbacks* now, size_t size_bytes, int64_t stream) {
+  Interpreter interpreter;
+  return reinterpret_cast<void*>(now->allocate(size_bytes, stream));
 }
 
 struct DeviceMemory final : c10::Allocator {
@@ -63,7 +92,7 @@ struct DeviceMemory final : c10::Allocator {
     Callbacks* now = callbacks.load();
     if (size_bytes == 0 || !now) return {nullptr, nullptr, &::release, kGpu};
     message.clear();
-    void* address = reinterpret_cast<void*>(now->allocate(size_bytes, current_stream));
+    void* address = take(now, size_bytes, current_stream);
     if (!address) {
       TORCH_CHECK(!message.empty(), "the simulated GPU failed to allocate ", size_bytes, " bytes");
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);

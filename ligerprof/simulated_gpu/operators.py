@@ -22,7 +22,14 @@ from ligerprof.runs.simulated.internals import INTERNALS, Call
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
 from ligerprof.simulated_gpu.rules import RULES
-from ligerprof.simulated_gpu.values import MOST_FLOATS, MOST_INTEGERS, Values, place
+from ligerprof.simulated_gpu.values import (
+    MOST_FLOATS,
+    MOST_INTEGERS,
+    Values,
+    is_small,
+    place,
+    tensors_in,
+)
 
 aten = torch.ops.aten
 
@@ -32,7 +39,7 @@ _IN_CPP = frozenset(
     " view_as_complex set_ set_.source_Tensor set_.source_Storage set_.source_Storage_storage_offset is_set_to".split()
 )
 # composite operators that call a function for each device below the dispatcher
-_STUBS = ("copy_", "_copy_from", "record_stream", "is_pinned")
+_STUBS = ("copy_", "record_stream", "convolution", "convolution_backward")
 _ENTRY = re.compile(r"^- func: ([\w.]+)\(", re.MULTILINE)
 _HAS_CUDA = re.compile(r"^    (?:[\w ]+, )*CUDA(?:, [\w ]+)*:", re.MULTILINE)
 # structured operators have a kernel for each device, also where only a ufunc is named
@@ -78,14 +85,22 @@ class Operators:
     def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator whose shapes follow from its arguments' shapes."""
         inputs: list[Tensor] = []
-        plan = self.plan(func, args, kwargs, inputs)
         internal = INTERNALS.get(func)
-        if internal is None:
-            result = realized(plan, inputs)
-        else:
-            result = _Steps(self, plan, inputs).run(internal, func, args, kwargs)
+        if internal is not None:
+            return self._compute_in_steps(internal, func, args, kwargs)
+        plan = self.plan(func, args, kwargs, inputs)
+        result = realized(plan, inputs)
         if func._schema.is_mutable or 0 < plan.elements[0] <= MOST_INTEGERS or 0 < plan.elements[1] <= MOST_FLOATS:
             self.values.after(func, args, kwargs, result, inputs)
+        return result
+
+    def _compute_in_steps(
+        self, internal: Callable[[Call], Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        result = _Steps(self, func, args, kwargs).run(internal)
+        small = any(is_small(tensor) for tensor in tensors_in(result))
+        if small or func._schema.is_mutable:
+            self.values.after(func, args, kwargs, result, list(tensors_in((args, tuple(kwargs.values())))))
         return result
 
     def plan(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]) -> Plan:
@@ -106,16 +121,20 @@ class Operators:
 class _Steps:
     """Runs a model of CUDA's internals: results are allocated when the model says so, and replace their plans."""
 
-    def __init__(self, operators: Operators, plan: Plan, inputs: Sequence[Tensor]) -> None:
-        self._device, self._plan, self._inputs = operators.device, plan, inputs
+    def __init__(self, operators: Operators, func: Any, args: Any, kwargs: Any) -> None:
+        self._operators, self._call = operators, (func, args, kwargs)
         self._made: dict[int, Tensor] = {}
         self._planned: list[Tensor] = []
 
-    def run(self, internal: Callable[[Call], Any], func: Any, args: Any, kwargs: Any) -> Any:
-        return self._real(internal(_PlannedCall(self._device, func, args, kwargs, self.track, self)))
+    def run(self, internal: Callable[[Call], Any]) -> Any:
+        func, args, kwargs = self._call
+        call = _PlannedCall(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.untracked)
+        return self._real(internal(call))
 
     def untracked(self) -> Any:
-        return realized(self._plan, self._inputs, on_meta=True)
+        inputs: list[Tensor] = []
+        plan = self._operators.plan(*self._call, inputs)
+        return realized(plan, inputs, on_meta=True)
 
     def track(self, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -141,16 +160,16 @@ class _Steps:
 class _PlannedCall(Call):
     """A call whose results are planned on the meta device."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_untracked",)
 
     def __init__(  # noqa: PLR0913 - the fields of a call
-        self, device: Device, func: Any, args: Any, kwargs: Any, track: Callable[[Any], None], steps: _Steps
+        self, device: Device, func: Any, args: Any, kwargs: Any, track: Callable[[Any], None], untracked: Callable[[], Any]
     ) -> None:
         super().__init__(device, func, args, kwargs, track)
-        self._steps = steps
+        self._untracked = untracked
 
     def run_untracked(self) -> Any:
-        return self._steps.untracked()
+        return self._untracked()
 
 
 def cuda_operators() -> Iterator[str]:

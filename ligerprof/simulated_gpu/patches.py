@@ -60,6 +60,16 @@ def _storages_resize(machine: "Machine") -> None:
         return storage
 
     torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+    make = torch.UntypedStorage.__new__
+
+    def new(cls: Any, *arguments: Any, device: Any = None, **named: Any) -> Any:
+        if device is None or torch.device(device).type != "cuda":
+            return make(cls, *arguments, **({} if device is None else {"device": device}), **named)
+        # torch's Python binding makes storages of devices that it was built for
+        size_bytes = arguments[0] if arguments else 0
+        return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign,assignment]
 
 
 def _scalers_go_on() -> None:

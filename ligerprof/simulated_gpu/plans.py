@@ -68,7 +68,7 @@ class Planner:
 
     def __init__(self) -> None:
         self._known: dict[Any, Plan] = {}
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
 
     def plan(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[Tensor]) -> Plan:
         """The plan of a call.

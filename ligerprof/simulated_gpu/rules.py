@@ -110,6 +110,10 @@ def _found(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str
     copies = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in tensors]
     is_made_up = any((known := run.values.known(tensor)) is not None and known.made_up for tensor in tensors)
     run.device.synchronize(run.device.stream)
+    if func is aten.masked_select.default and copies[0] is None and copies[1] is not None:
+        # the mask alone decides about the size
+        rows = int(copies[1].expand(torch.broadcast_shapes(args[0].shape, args[1].shape)).sum())
+        return torch.empty(rows, dtype=args[0].dtype, device=GPU)
     if all(copy is not None for copy in copies):
         result = func(*(run.values.real(value) for value in args), **{k: run.values.real(v) for k, v in kwargs.items()})
     else:

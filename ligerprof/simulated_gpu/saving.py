@@ -1,13 +1,31 @@
 """Checkpoints of a simulated run: their memory is counted, nothing is written, and reading one gives its shapes."""
 
+import atexit
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ligerprof.runs.recording.imports import after_import_or_now
+
+_SAFETENSORS_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 
 
 class Checkpoints:
@@ -48,12 +66,30 @@ class Checkpoints:
 
         def save_file(tensors: Any, filename: Any, *_arguments: Any, **_named: Any) -> None:
             self._keep(filename, _in_main_memory(dict(tensors)))
+            self._write_header(Path(filename), tensors)
 
         def load_kept(filename: Any, device: Any = "cpu", **named: Any) -> Any:
             kept = self._contents.get(_name(filename))
             return load_file(filename, device=device, **named) if kept is None else _moved(kept, device)
 
         module.save_file, module.load_file = save_file, load_kept
+
+    def _write_header(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        """A file of shapes with a hole in the place of values, which goes when the process ends."""
+        if path.exists():
+            return
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, tensor in tensors.items():
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            kind = _SAFETENSORS_DTYPES[tensor.dtype]
+            entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header = json.dumps(entries).encode()
+        header += b" " * (-len(header) % 8)
+        with path.open("xb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + end)
+        atexit.register(path.unlink, missing_ok=True)
 
     def _keep(self, path: Any, content: Any) -> None:
         name = _name(path)

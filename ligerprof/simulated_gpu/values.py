@@ -74,9 +74,11 @@ class Values:
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:
         """A tensor in main memory with the values of one on the GPU, None if they are not known."""
+        if tensor.numel() == 0:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         known = self.known(tensor)
         if known is None:
-            return tensor.detach() if tensor.numel() == 0 and not tensor.is_cuda else None
+            return None
         return _shown(tensor, known.storage)
 
     def set(self, tensor: Tensor, value: Tensor, *, made_up: bool = False) -> None:
@@ -128,7 +130,7 @@ class Values:
             if not tensor.is_cuda:
                 if tensor.numel() > MOST_INTEGERS:
                     return False
-            elif self.known(tensor) is None and not (
+            elif tensor.numel() and self.known(tensor) is None and not (
                 whole and any(tensor is other for other in written) and self.covers(tensor)
             ):
                 return False
