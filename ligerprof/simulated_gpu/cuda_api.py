@@ -5,7 +5,7 @@ torch.cuda itself stays as it is, so that all of it works as on a GPU.
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -37,7 +37,9 @@ def install(device: Device, backend: Backend) -> None:
     cuda._cudart = _runtime(device)
     cuda._cached_device_count = None
     # checks of the build for the GPU's architecture
-    cuda._queued_calls[:] = [call for call in cuda._queued_calls if call[0] not in (cuda._check_capability, cuda._check_cubins)]
+    cuda._queued_calls[:] = [
+        call for call in cuda._queued_calls if call[0] not in (cuda._check_capability, cuda._check_cubins)
+    ]
     if torch.version.cuda is None:
         torch.version.cuda = _CUDA_VERSION
     torch.backends.cuda.is_built = lambda: True
@@ -232,9 +234,9 @@ def _replace_streams(backend: Backend) -> None:
     """Run torch.cuda.streams again, over streams of torch that the backend knows."""
     bindings: Any = torch._C
 
-    class StreamBase(torch.Stream):  # type: ignore[misc]
-        def __new__(cls, priority: int = 0, **named: Any) -> Any:
-            number = named.get("stream_id", None)
+    class StreamBase(torch.Stream):
+        def __new__(cls, priority: int = 0, **named: Any) -> Any:  # noqa: ARG004 - torch.cuda.Stream's arguments
+            number = named.get("stream_id")
             if number is None and "stream_ptr" not in named:
                 number = backend.new_stream()
             return super().__new__(cls, stream_id=number or 0, device_index=0, device_type=1)
@@ -250,8 +252,8 @@ def _replace_streams(backend: Backend) -> None:
         def priority(self) -> int:
             return 0
 
-    class EventBase(torch.Event):  # type: ignore[misc]
-        def __new__(cls, *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> Any:
+    class EventBase(torch.Event):
+        def __new__(cls, *, blocking: bool = False, interprocess: bool = False, **_named: Any) -> Any:
             return super().__new__(cls, "cuda", enable_timing=True, blocking=blocking, interprocess=interprocess)
 
         def __init__(self, *_arguments: Any, **_named: Any) -> None:
@@ -261,10 +263,16 @@ def _replace_streams(backend: Backend) -> None:
     before: Any = torch.cuda.streams
     old = {name: getattr(before, name) for name in ("Stream", "Event", "ExternalStream")}
     after: Any = importlib.reload(before)
+    _replace_everywhere({name: (value, getattr(after, name)) for name, value in old.items()})
+
+
+def _replace_everywhere(replaced: Mapping[str, tuple[Any, Any]]) -> None:
+    """Let modules that imported an old object by name have the new one."""
     for module in list(sys.modules.values()):
-        for name, value in old.items():
-            if getattr(module, "__dict__", {}).get(name) is value:
-                setattr(module, name, getattr(after, name))
+        names = getattr(module, "__dict__", {})
+        for name, (old, new) in replaced.items():
+            if names.get(name) is old:
+                setattr(module, name, new)
 
 
 def _refuse_graphs() -> None:

@@ -16,6 +16,8 @@ from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 
+# aten/src/ATen/cuda/CublasHandlePool.cpp
+_WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cuda::getCUDABlasLtWorkspace()"}
 # torch's own default for max_entries is the largest integer
 _MOST_ENTRIES = 2**40
 
@@ -47,6 +49,8 @@ class Device(SimulatedDevice):
         self._used_by: dict[int, set[int]] = {}
         self._waiting: list[Block] = []
         self._ended: list[int] | None = None
+        # the C++ function that allocates now, where that tells what a block is
+        self._native = ""
 
     def start_history(self, *, most_entries: int | None, stacks: bool) -> None:
         """Record events from now on, the newest `most_entries`, with Python stacks of allocations or without."""
@@ -95,6 +99,14 @@ class Device(SimulatedDevice):
             raise
         self.allocations += 1
         return block
+
+    def hold_for_good(self, name: str, size_bytes: int) -> None:
+        """Allocate a workspace that a library never frees, with the C++ function that a GPU's stack shows."""
+        self._native = _WORKSPACES.get(name.split(" ", maxsplit=1)[0], "")
+        try:
+            super().hold_for_good(name, size_bytes)
+        finally:
+            self._native = ""
 
     def release(self, block: Block) -> None:
         """Take a block back."""
@@ -165,7 +177,8 @@ class Device(SimulatedDevice):
         # torch._C._profiler is what torch.cuda.memory itself resolves Python frames with
         stacks = torch._C._profiler.symbolize_tracebacks(tracebacks) if tracebacks else []
         for (context, _), stack in zip(self._tracebacks, stacks, strict=True):
-            context.frames = device_thread_frames(stack)
+            native = [context.native] if context.native else []
+            context.frames = [*native, *device_thread_frames(stack)]
         self._tracebacks.clear()
 
     def stamp(self, text: str) -> None:
@@ -181,14 +194,16 @@ class Device(SimulatedDevice):
         if not self._takes_stacks:
             return self._stamp
         context = EventContext(self.text)
+        if self._native:
+            context.native = {"name": self._native, "filename": "??", "line": 0}
         traceback = torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)
         self._tracebacks.append((context, traceback))
         return context
 
     def _note(self, action: str, address: int, size_bytes: int, context: object) -> None:
-        if action == "segment_alloc" or action == "segment_map":
+        if action in ("segment_alloc", "segment_map"):
             self.segments += 1
-        elif action == "segment_free" or action == "segment_unmap":
+        elif action in ("segment_free", "segment_unmap"):
             self.segment_frees += 1
         if self._history is not None:
             kept = context if isinstance(context, EventContext) else self._stamp

@@ -66,7 +66,10 @@ class Machine:
             "gpu": self.device.gpu.name,
             "measured_gpu": self.device.gpu.measured,
             "attention": sorted(self.operators.attention_used),
-            "made_up": [{"what": what, "place": where, "is_shape": is_shape, "times": times} for (what, where, is_shape), times in made_up],
+            "made_up": [
+                {"what": what, "place": where, "is_shape": is_shape, "times": times}
+                for (what, where, is_shape), times in made_up
+            ],
             "not_written": sorted(self.checkpoints.saved),
             "pinned_bytes": self._backend.highest_pinned_bytes(),
         }

@@ -1,4 +1,4 @@
-"""CUDA's kernels on the simulated GPU: each makes its result's tensors, in the order and with the temporaries of CUDA's.
+"""CUDA's kernels on the simulated GPU: each makes its result's tensors, in CUDA's order and with CUDA's temporaries.
 
 torch's dispatcher calls them below autograd and autocast. What consists of other operators on a GPU does so here, too:
 only operators that have a kernel of their own for CUDA are registered, by torch's native_functions.yaml, or by its
@@ -35,8 +35,23 @@ aten = torch.ops.aten
 
 # backend.cpp has these
 _IN_CPP = frozenset(
-    "empty.memory_format empty_strided resize_ as_strided view view.dtype _reshape_alias unfold view_as_real"
-    " view_as_complex set_ set_.source_Tensor set_.source_Storage set_.source_Storage_storage_offset is_set_to".split()
+    [
+        "empty.memory_format",
+        "empty_strided",
+        "resize_",
+        "as_strided",
+        "view",
+        "view.dtype",
+        "_reshape_alias",
+        "unfold",
+        "view_as_real",
+        "view_as_complex",
+        "set_",
+        "set_.source_Tensor",
+        "set_.source_Storage",
+        "set_.source_Storage_storage_offset",
+        "is_set_to",
+    ]
 )
 # composite operators that call a function for each device below the dispatcher
 _STUBS = ("copy_", "record_stream", "convolution", "convolution_backward")
@@ -72,7 +87,7 @@ class Operators:
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)  # type: ignore[no-untyped-call]
         others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
-        others.fallback(self.run, "CUDA")
+        others.fallback(self.run, "CUDA")  # type: ignore[no-untyped-call]
         self._libraries += [library, others]
 
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,9 +155,7 @@ class _Steps:
         if isinstance(value, Tensor):
             if value.is_meta and id(value) not in self._made:
                 self._planned.append(value)
-                self._made[id(value)] = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=GPU
-                )
+                self._made[id(value)] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
         elif isinstance(value, (list, tuple)):
             for item in value:
                 self.track(item)
@@ -162,8 +175,14 @@ class _PlannedCall(Call):
 
     __slots__ = ("_untracked",)
 
-    def __init__(  # noqa: PLR0913 - the fields of a call
-        self, device: Device, func: Any, args: Any, kwargs: Any, track: Callable[[Any], None], untracked: Callable[[], Any]
+    def __init__(
+        self,
+        device: Device,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        track: Callable[[Any], None],
+        untracked: Callable[[], Any],
     ) -> None:
         super().__init__(device, func, args, kwargs, track)
         self._untracked = untracked

@@ -2,13 +2,15 @@
 
 import functools
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ligerprof.errors import UnsupportedError
+from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.runs.recording.messages import say
 from ligerprof.simulated_gpu.values import place
 
 if TYPE_CHECKING:
@@ -30,12 +32,12 @@ def patch_process(machine: "Machine") -> None:
     _storages_resize(machine)
     _scalers_go_on()
     _casts_end_in_order(machine)
+    _refusals_in_a_line()
     _compiled_functions(eager=machine.eager)
     # weights arrive in the order of threads otherwise, which varies on a GPU, too
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
     # what models compute is made up, so nobody else may see it
-    for name in _OFFLINE:
-        os.environ[name] = _OFFLINE[name]
+    os.environ.update(_OFFLINE)
     after_import_or_now("triton.runtime.jit", _leave_out_launches)
 
 
@@ -43,14 +45,16 @@ def _plans_touch_no_gpu() -> None:
     """Fake tensors of a GPU would initialize it."""
     import torch._subclasses.fake_tensor as module
 
-    FakeTensorMode.avoid_device_init = True
+    mode: Any = FakeTensorMode
+    mode.avoid_device_init = True
     fake: Any = module
     fake.init_gpu_context = lambda *_: None
 
 
 def _storages_resize(machine: "Machine") -> None:
     """UntypedStorage.resize_ calls CUDA directly; FSDP frees and restores parameters with it."""
-    resize = torch.UntypedStorage.resize_
+    storage_type: Any = torch.UntypedStorage
+    resize = storage_type.resize_
 
     def resize_(storage: torch.UntypedStorage, size_bytes: int) -> Any:
         if storage.device.type != "cuda":
@@ -59,8 +63,8 @@ def _storages_resize(machine: "Machine") -> None:
             machine.resize(storage, size_bytes)
         return storage
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
-    make = torch.UntypedStorage.__new__
+    storage_type.resize_ = resize_
+    make = storage_type.__new__
 
     def new(cls: Any, *arguments: Any, device: Any = None, **named: Any) -> Any:
         if device is None or torch.device(device).type != "cuda":
@@ -69,13 +73,26 @@ def _storages_resize(machine: "Machine") -> None:
         size_bytes = arguments[0] if arguments else 0
         return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
 
-    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign,assignment]
+    storage_type.__new__ = new
 
 
 def _scalers_go_on() -> None:
     """GradScaler skips a step whose gradients are not finite; these have no values."""
     scaler: Any = torch.amp.GradScaler
     scaler._maybe_opt_step = lambda _scaler, optimizer, _state, *args, **kwargs: optimizer.step(*args, **kwargs)
+
+
+def _refusals_in_a_line() -> None:
+    """What the machine does not cover ends the program with one line, as an error of a command."""
+    before = sys.excepthook
+
+    def report(kind: Any, error: BaseException, traceback: Any) -> None:
+        if isinstance(error, LigerprofError):
+            say(str(error))
+        else:
+            before(kind, error, traceback)
+
+    sys.excepthook = report
 
 
 def _casts_end_in_order(machine: "Machine") -> None:
@@ -101,7 +118,8 @@ def _compiled_functions(*, eager: bool) -> None:
         @functools.wraps(model if callable(model) else compile_nothing)
         def refuse(*_arguments: Any, **_named: Any) -> Any:
             raise UnsupportedError(
-                f"{place()}: the simulated GPU does not cover torch.compile. Add --eager to simulate the code without it."
+                f"{place()}: the simulated GPU does not cover torch.compile."
+                " Add --eager to simulate the code without it."
             )
 
         return refuse

@@ -32,7 +32,7 @@ class New(NamedTuple):
 class View(NamedTuple):
     """A view of the argument at an index among the tensors; the offset is relative to the argument's."""
 
-    index: int
+    position: int
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class View(NamedTuple):
 class Argument(NamedTuple):
     """The argument at an index among the tensors, as in-place operators return it."""
 
-    index: int
+    position: int
 
 
 class Plan(NamedTuple):
@@ -128,7 +128,7 @@ class Planner:
         index = next((index for index, fake in enumerate(fakes) if fake is value), None)
         if index is not None:
             return Argument(index)
-        shape, strides, offset, dtype = value.shape, value.stride(), value.storage_offset(), value.dtype
+        shape, strides, offset, dtype = value.shape, value.stride(), int(value.storage_offset()), value.dtype
         storage = value.untyped_storage()
         viewed = storages.get(storage._cdata)
         if viewed is not None:
@@ -138,8 +138,8 @@ class Planner:
         needed = 0
         if value.numel():
             last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            needed = (last + 1) * dtype.itemsize
-        size_bytes = storage.nbytes()
+            needed = int(last + 1) * dtype.itemsize
+        size_bytes = int(storage.nbytes())
         exact = size_bytes == needed and offset == 0
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
         on_gpu = device.type == "cuda"
@@ -166,15 +166,15 @@ def realized(plan: Plan, tensors: Sequence[Tensor], *, on_meta: bool = False) ->
     return _realized(plan.outputs, tensors, on_meta)
 
 
-def _realized(output: Any, tensors: Sequence[Tensor], on_meta: bool) -> Any:  # noqa: FBT001 - called for each operator
+def _realized(output: Any, tensors: Sequence[Tensor], on_meta: bool) -> Any:
     kind = type(output)
     if kind is New:
         return make(output, on_meta=on_meta)
     if kind is Argument:
-        return tensors[output.index]
+        return tensors[output.position]
     if kind is View:
-        seen = tensors[output.index]
-        offset = seen.storage_offset() + output.offset
+        seen = tensors[output.position]
+        offset = int(seen.storage_offset()) + output.offset
         if output.dtype != seen.dtype:
             seen = seen.view(output.dtype)
         return seen.as_strided(output.shape, output.strides, offset)

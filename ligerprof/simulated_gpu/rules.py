@@ -24,7 +24,8 @@ _FROM_END = 5
 
 def _copy(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """copy_ as aten/src/ATen/native/cuda/Copy.cu does it, with its temporaries."""
-    target, source = args[:2]
+    target: Tensor = args[0]
+    source: Tensor = args[1]
     wait = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if target.is_cuda and source.is_cuda:
         run.values.after(func, (target, source), {}, target, [target, source])
@@ -98,7 +99,7 @@ def _item(run: "Operators", _func: Any, args: Sequence[Any], _kwargs: Mapping[st
 def _equal(run: "Operators", _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
     run.device.synchronize(run.device.stream)
     values = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in args[:2]]
-    if all(value is not None for value in values):
+    if values[0] is not None and values[1] is not None:
         return torch.equal(values[0], values[1])
     run.values.note("equal")
     return bool(args[0].shape == args[1].shape)
@@ -112,7 +113,7 @@ def _found(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str
     run.device.synchronize(run.device.stream)
     if func is aten.masked_select.default and copies[0] is None and copies[1] is not None:
         # the mask alone decides about the size
-        rows = int(copies[1].expand(torch.broadcast_shapes(args[0].shape, args[1].shape)).sum())
+        rows = int(copies[1].expand(_broadcast(args[0].shape, args[1].shape)).sum())
         return torch.empty(rows, dtype=args[0].dtype, device=GPU)
     if all(copy is not None for copy in copies):
         result = func(*(run.values.real(value) for value in args), **{k: run.values.real(v) for k, v in kwargs.items()})
@@ -129,12 +130,17 @@ def _found(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
 
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
+
+
 def _by_rule(func: Any, args: Sequence[Any]) -> Any:
     source = args[0]
     if func is aten.nonzero.default:
         return torch.ones(source.shape, dtype=torch.bool).nonzero()
     if func is aten.masked_select.default:
-        return torch.zeros(torch.broadcast_shapes(source.shape, args[1].shape).numel(), dtype=source.dtype)
+        return torch.zeros(_broadcast(source.shape, args[1].shape).numel(), dtype=source.dtype)
     if func is aten._unique2.default:
         rows = source.numel()
         return torch.zeros(rows, dtype=source.dtype), torch.arange(rows).view(source.shape), torch.ones(rows).long()

@@ -98,7 +98,7 @@ class Checkpoints:
 
 
 def _name(path: Any) -> str:
-    return os.path.realpath(os.fspath(path))
+    return str(os.path.realpath(os.fspath(path)))
 
 
 def _in_main_memory(value: Any, *, empty: bool = False) -> Any:

@@ -87,7 +87,7 @@ class Values:
         size_bytes = self._size_of(address)
         if not is_small(tensor) or not size_bytes:
             return
-        copy = torch.UntypedStorage(size_bytes, device="cpu")
+        copy = torch.UntypedStorage(size_bytes, device="cpu")  # type: ignore[no-untyped-call]
         _shown(tensor, copy).copy_(value)
         self._known[address] = Known(copy, made_up)
 
@@ -95,7 +95,9 @@ class Values:
         """Whether a tensor shows all of its storage."""
         return tensor.numel() * tensor.element_size() >= self._size_of(address_of(tensor))
 
-    def after(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, inputs: list[Tensor]) -> None:
+    def after(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, inputs: list[Tensor]
+    ) -> None:
         """Follow the values through an operator that has just run.
 
         Args:
@@ -130,15 +132,15 @@ class Values:
             if not tensor.is_cuda:
                 if tensor.numel() > MOST_INTEGERS:
                     return False
-            elif tensor.numel() and self.known(tensor) is None and not (
-                whole and any(tensor is other for other in written) and self.covers(tensor)
+            elif (
+                tensor.numel()
+                and self.known(tensor) is None
+                and not (whole and any(tensor is other for other in written) and self.covers(tensor))
             ):
                 return False
         return True
 
-    def _run(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, *, made_up: bool
-    ) -> None:
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, *, made_up: bool) -> None:
         """Run the operator on the copies."""
         random = torch.Tag.nondeterministic_seeded in func.tags
         if random and not _integers(result):
@@ -165,11 +167,11 @@ class Values:
 
     def _assume(self, func: Any, result: Any) -> None:
         """A single number that a model computes is 1, so that losses and norms are finite."""
-        if isinstance(result, Tensor) and result.is_cuda and result.numel() == 1:
-            if result.dtype.is_floating_point and self.known(result) is None:
-                self.set(result, torch.ones(()), made_up=True)
-            elif result.dtype == torch.bool and func._schema.name == "aten::all":
-                self.set(result, torch.ones(()), made_up=True)
+        if not isinstance(result, Tensor) or not result.is_cuda or result.numel() != 1:
+            return
+        is_number = result.dtype.is_floating_point and self.known(result) is None
+        if is_number or (result.dtype == torch.bool and func._schema.name == "aten::all"):
+            self.set(result, torch.ones(()), made_up=True)
 
 
 def address_of(tensor: Tensor) -> int:
@@ -178,7 +180,7 @@ def address_of(tensor: Tensor) -> int:
     A Python object of the storage would stay, and count as a reference: autograd would not add to a gradient in place.
     """
     address = tensor.data_ptr()
-    return address - tensor.storage_offset() * tensor.element_size() if address else 0
+    return address - int(tensor.storage_offset()) * tensor.element_size() if address else 0
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -21,10 +21,12 @@ class EventContext:
     Attributes:
         stamp: becomes `user_metadata`.
         frames: Python frames, innermost first, each with name, filename and line; may be set after the event.
+        native: the C++ function that allocated, if it is known.
     """
 
     stamp: str
     frames: Sequence[Frame] = ()
+    native: Frame | None = None
 
 
 class TraceEvent(NamedTuple):

@@ -17,7 +17,14 @@ from ligerprof.torch_memory.scratch import Scratch
 # the caller of autograd's engine: on a GPU, the frames below it belong to another thread
 _ENGINE_FRAME = "_engine_run_backward"
 # frames between an operator and the recorder, which a GPU recording does not have
-_OWN_FILES = ("/ligerprof/runs/simulated/", "/ligerprof/simulated_gpu/", "/ligerprof/torch_memory/", "/torch/_ops.py", "/torch/_compile.py", "/torch/_dynamo/")
+_OWN_FILES = (
+    "/ligerprof/runs/simulated/",
+    "/ligerprof/simulated_gpu/",
+    "/ligerprof/torch_memory/",
+    "/torch/_ops.py",
+    "/torch/_compile.py",
+    "/torch/_dynamo/",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

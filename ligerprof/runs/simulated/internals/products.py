@@ -41,7 +41,9 @@ def _grouped_product(call: Call) -> Any:
         for matrix in call.args[:2]
     )
     rest = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in call.args[2:]]
-    named = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in call.kwargs.items()}
+    named = {
+        name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in call.kwargs.items()
+    }
     shape = call.func(left, right, *rest, **named).shape
     result = torch.empty(shape, dtype=call.args[0].dtype, device=call.args[0].device)
     call.track(result)
