@@ -16,7 +16,7 @@ from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.units import format_bytes
+from ligerprof.units import GIB, MIB
 
 _ALLOC_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -90,12 +90,20 @@ class Machine:
         allocator = self.device.allocator
         free = self.device.capacity_bytes - allocator.reserved_bytes
         return (
-            f"CUDA out of memory. Tried to allocate {format_bytes(full.requested_bytes)}. GPU 0 has a total capacity of"
-            f" {format_bytes(self.device.gpu.memory_bytes)} of which {format_bytes(max(free, 0))} is free. Of the"
-            f" allocated memory {format_bytes(allocator.allocated_bytes)} is allocated by PyTorch, and"
-            f" {format_bytes(allocator.reserved_bytes - allocator.allocated_bytes)} is reserved by PyTorch but"
+            f"CUDA out of memory. Tried to allocate {_torch_size(full.requested_bytes)}. GPU 0 has a total capacity of"
+            f" {_torch_size(self.device.gpu.memory_bytes)} of which {_torch_size(max(free, 0))} is free. Of the"
+            f" allocated memory {_torch_size(allocator.allocated_bytes)} is allocated by PyTorch, and"
+            f" {_torch_size(allocator.reserved_bytes - allocator.allocated_bytes)} is reserved by PyTorch but"
             " unallocated. (This GPU is simulated by ligerprof.)"
         )
+
+
+def _torch_size(size_bytes: int) -> str:
+    """As CUDACachingAllocator's format_size, which programs read."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
+        if size_bytes > unit:
+            return f"{size_bytes / unit:.2f} {name}"
+    return f"{size_bytes} bytes"
 
 
 def install(gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False) -> Machine:

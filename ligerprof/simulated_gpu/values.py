@@ -7,6 +7,7 @@ Views share the copy, as they share the storage.
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ _EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 # the result of these is what it is on a GPU whatever the values: gradients are finite, the scale stays
 _KEEPS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default})
 _FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default})
-_SKIPPED_FILES = ("/torch/", "/ligerprof/", "<")
+_SKIPPED_FILES = ("/torch/", "/ligerprof/")
 
 
 class MadeUp(NamedTuple):
@@ -219,10 +220,10 @@ def _integers(result: Any) -> bool:
 
 def place() -> str:
     """File and line of the innermost frame that is neither torch's nor ours."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
         name = frame.f_code.co_filename
-        if not any(part in name for part in _SKIPPED_FILES[:2]) and not name.startswith("<"):
+        if not any(part in name for part in _SKIPPED_FILES) and not name.startswith("<"):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"
