@@ -3,7 +3,7 @@
 import functools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,9 +13,8 @@ from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
 from ligerprof.simulated_gpu.values import place
 
-if TYPE_CHECKING:
-    from ligerprof.simulated_gpu.machine import Machine
-
+# machine.Machine, which imports this module
+Machine = Any
 _OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "WANDB_MODE": "disabled",
@@ -26,7 +25,7 @@ _OFFLINE = {
 }
 
 
-def patch_process(machine: "Machine") -> None:
+def patch_process(machine: Machine) -> None:
     """Make all changes."""
     _plans_touch_no_gpu()
     _storages_resize(machine)
@@ -51,7 +50,7 @@ def _plans_touch_no_gpu() -> None:
     fake.init_gpu_context = lambda *_: None
 
 
-def _storages_resize(machine: "Machine") -> None:
+def _storages_resize(machine: Machine) -> None:
     """UntypedStorage.resize_ calls CUDA directly; FSDP frees and restores parameters with it."""
     storage_type: Any = torch.UntypedStorage
     resize = storage_type.resize_
@@ -95,7 +94,7 @@ def _refusals_in_a_line() -> None:
     sys.excepthook = report
 
 
-def _casts_end_in_order(machine: "Machine") -> None:
+def _casts_end_in_order(machine: Machine) -> None:
     """The cache of autocast frees casts of weights in the order of hashes of pointers, which varies on a GPU, too."""
     clear = torch.clear_autocast_cache
 

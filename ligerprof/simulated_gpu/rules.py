@@ -1,7 +1,7 @@
 """Operators whose result depends on values, or which move values between the GPU and main memory."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,19 +10,18 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.simulated_gpu.values import address_of, place, tensors_in
 
-if TYPE_CHECKING:
-    from ligerprof.simulated_gpu.operators import Operators
-
 aten = torch.ops.aten
 
-Rule = Callable[["Operators", Any, Sequence[Any], Mapping[str, Any]], Any]
+# operators.Operators, which imports this module
+Operators = Any
+Rule = Callable[[Operators, Any, Sequence[Any], Mapping[str, Any]], Any]
 # numbers that the host receives are written only up to this many
 _MOST_HOST_VALUES = 1 << 16
 # ids at the end of a vocabulary are often special tokens
 _FROM_END = 5
 
 
-def _copy(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """copy_ as aten/src/ATen/native/cuda/Copy.cu does it, with its temporaries."""
     target: Tensor = args[0]
     source: Tensor = args[1]
@@ -71,7 +70,7 @@ def _copy_in_steps(target: Tensor, source: Tensor, *, wait: bool) -> Tensor:
     return target
 
 
-def _copy_to_host(run: "Operators", target: Tensor, source: Tensor) -> None:
+def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:
     known = run.values.known(source)
     values = run.values.copy_of(source)
     if values is not None:
@@ -84,7 +83,7 @@ def _copy_to_host(run: "Operators", target: Tensor, source: Tensor) -> None:
         target.fill_(1 if source.dtype.is_floating_point else 0)
 
 
-def _item(run: "Operators", _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
+def _item(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     run.device.synchronize(run.device.stream)
     tensor = args[0]
     known = run.values.known(tensor)
@@ -96,7 +95,7 @@ def _item(run: "Operators", _func: Any, args: Sequence[Any], _kwargs: Mapping[st
     return 1.0 if tensor.dtype.is_floating_point else False if tensor.dtype == torch.bool else 1
 
 
-def _equal(run: "Operators", _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
+def _equal(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
     run.device.synchronize(run.device.stream)
     values = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in args[:2]]
     if values[0] is not None and values[1] is not None:
@@ -105,7 +104,7 @@ def _equal(run: "Operators", _func: Any, args: Sequence[Any], _kwargs: Mapping[s
     return bool(args[0].shape == args[1].shape)
 
 
-def _found(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _found(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Operators whose result's shape depends on values: from the values, else by a rule that is listed."""
     tensors = list(tensors_in((args, tuple(kwargs.values()))))
     copies = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in tensors]
@@ -150,7 +149,7 @@ def _by_rule(func: Any, args: Sequence[Any]) -> Any:
     )
 
 
-def _sampled(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A sampled token never ends a text, so that generation goes on to its longest length."""
     result = run.compute(func, args, kwargs)
     if run.values.known(result) is None and args[0].dim() > 0:
@@ -159,7 +158,7 @@ def _sampled(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[s
     return result
 
 
-def _chosen(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _chosen(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The indices of topk: rows take turns, so that experts get the same number of tokens."""
     result = run.compute(func, args, kwargs)
     indices = result[1]
@@ -170,7 +169,7 @@ def _chosen(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[st
     return result
 
 
-def _sorted(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _sorted(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Values that are not known are in order."""
     result = run.compute(func, args, kwargs)
     indices = result[1]
@@ -182,14 +181,14 @@ def _sorted(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[st
     return result
 
 
-def _index(run: "Operators", func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _index(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Masks as indices become positions (TensorAdvancedIndexing's expandTensors)."""
     if any(isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) for item in args[1]):
         args = (args[0], _positions(run, args[1]), *args[2:])
     return run.compute(func, args, kwargs)
 
 
-def _positions(run: "Operators", indices: Sequence[Any]) -> list[Any]:
+def _positions(run: Operators, indices: Sequence[Any]) -> list[Any]:
     positions: list[Any] = []
     for item in indices:
         if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8):
@@ -200,7 +199,7 @@ def _positions(run: "Operators", indices: Sequence[Any]) -> list[Any]:
     return positions
 
 
-def _record_stream(run: "Operators", _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> None:
+def _record_stream(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> None:
     run.device.use_on(address_of(args[0]), args[1].stream_id)
 
 

@@ -59,7 +59,9 @@ def test_compiled_functions_are_refused_in_a_line_unless_they_run_as_they_are(tm
     assert line.startswith("ligerprof: ")
     assert "--eager" in line
     assert "Traceback" not in refused.stderr
-    assert simulate(tmp_path, str(CHECKS), "--compile", options=("--gpu", "rtx4090", "--eager", "--force")).returncode == 0
+    assert (
+        simulate(tmp_path, str(CHECKS), "--compile", options=("--gpu", "rtx4090", "--eager", "--force")).returncode == 0
+    )
 
 
 def test_a_program_goes_on_when_it_catches_the_error_of_memory_that_runs_out(tmp_path: Path) -> None:
