@@ -19,6 +19,7 @@ sys.path.insert(0, str(PROGRAMS))
 
 from cases import CASES  # noqa: E402 - a module of the programs
 
+OURS = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--json"]
 MEASURED = HERE / "results/unchanged-programs-h200.jsonl"
 
 
@@ -44,8 +45,7 @@ def compare(name: str, case: object, truth: dict, data: Path) -> dict:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--json", "-o", f"{folder}/run"]
-            + ["--", sys.executable, *program, *words[1:]],
+            [*OURS, "-o", f"{folder}/run", "--", sys.executable, *program, *words[1:]],
             cwd=folder,
             env={**os.environ, **case.env},
             capture_output=True,

@@ -20,9 +20,9 @@ CHECKS = Path(__file__).with_name("checks.py")
 
 
 def simulate(tmp_path: Path, *command: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    ours = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", *options]
     return subprocess.run(
-        [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", *options]
-        + ["--json", "-o", str(tmp_path / "run"), "--", sys.executable, *command],
+        [*ours, "--json", "-o", str(tmp_path / "run"), "--", sys.executable, *command],
         capture_output=True,
         text=True,
         timeout=300,
