@@ -26,7 +26,7 @@ LAYERS = (
     ("recipe",),
     ("snapshots",),
     ("analyzers",),
-    ("runs",),
+    ("runs", "simulated_gpu"),
     ("library",),
     ("reports",),
     ("cli", "__main__", "pytest_plugin"),

@@ -9,7 +9,15 @@ import click
 
 from ligerprof.cli.changed_copies import changed_copy_option
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import folder_option, force_option, json_option, or_usage_error, top_option
+from ligerprof.cli.common_options import (
+    WordChoice,
+    folder_option,
+    force_option,
+    json_option,
+    or_usage_error,
+    size_option,
+    top_option,
+)
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
@@ -29,6 +37,16 @@ from ligerprof.runs.recording.settings import Steps
     help="The training steps to record, such as 2:4 or 3, counted from 1. Default: all, up to about 400,000 events.",
     callback=lambda _ctx, _param, text: Steps() if text is None else or_usage_error(Steps.parse, text),
 )
+@click.option(
+    "--device",
+    type=WordChoice(("cuda", "simulated")),
+    default="cuda",
+    show_default=True,
+    help="Run on this machine's GPU, or without one on a simulated GPU.",
+)
+@click.option("--gpu", metavar="NAME", help="The simulated GPU. Default: h200.")
+@size_option("--memory-limit", "limit_bytes", "Limit on the simulated GPU's reserved memory.")
+@click.option("--eager", is_flag=True, help="Simulate functions of torch.compile without it.")
 @own_file_option
 @changed_copy_option("--fixed-config", what="the first suggestion")
 @top_option
@@ -41,6 +59,10 @@ def command(  # noqa: PLR0913 - one argument per option
     ctx: click.Context,
     *,
     steps: Steps,
+    device: str,
+    gpu: str | None,
+    limit_bytes: int | None,
+    eager: bool,
     configs: tuple[str, ...],
     copies: tuple[Path, ...],
     top: int,
@@ -50,6 +72,9 @@ def command(  # noqa: PLR0913 - one argument per option
     command_line: tuple[str, ...],
 ) -> None:
     """Run a training command unchanged, and show what holds the memory at its peak.
+
+    With --device simulated, the command runs without a GPU: operators compute sizes and no values,
+    weights are not read, and nothing is written but the recording.
 
     COMMAND is what you would type: python train.py, python -m package, torchrun ..., accelerate
     launch ..., deepspeed ...; a Python file alone is run by this Python. Each process that uses a
@@ -62,12 +87,17 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.runs.directory import RESULT, create_run_directory
     from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
     from ligerprof.runs.recording.launch import environment_of, python_command, run_command
-    from ligerprof.runs.recording.settings import Mode, Settings
+    from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu
 
+    simulated = None
+    if device == "simulated":
+        simulated = SimulatedGpu(gpu=_gpu_name(gpu), limit_bytes=limit_bytes, eager=eager)
+    elif gpu is not None or limit_bytes is not None or eager:
+        raise click.UsageError("--gpu, --memory-limit and --eager need --device simulated.")
     own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
-    environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps))
+    environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps, simulated=simulated))
     # with --json, stdout is for the result alone
     try:
         end = run_command(python_command(command_line), environment, stdout=2 if as_json else None)
@@ -110,3 +140,9 @@ def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bo
         unwritten = "".join(f", and {copy} is not written" for copy in copies)
         say(f"no estimate and no changed lines are shown{unwritten}: {error}")
         return OwnConfig((), (), force=force)
+
+
+def _gpu_name(gpu: str | None) -> str:
+    from ligerprof.gpus import find_gpu
+
+    return or_usage_error(find_gpu, gpu or "h200").name

@@ -1,15 +1,20 @@
 """Render `ligerprof run`: what was recorded, the worst rank, and what holds its peak."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from ligerprof.gpus import find_gpu
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.ranks import render_ranks
 from ligerprof.reports.terminal import file_text
 from ligerprof.runs.recording.collected import CommandReport, RecordedRank
+from ligerprof.runs.recording.summary import RECORDING, RecordingSummary
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+_MOST_ROWS = 6
 
 
 def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
@@ -21,11 +26,43 @@ def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
         parts.append(render_ranks(report.compared, top=top))
     for worst in report.ranks[:1]:
         parts += [file_text(line) for line in _lines(worst, of_several=len(report.ranks) > 1)]
+        parts += [file_text(line) for line in _simulated_lines(worst.summary)]
         parts.append(render_peak(worst.report, top=top))
     parts += [file_text(f"Note: {note}.") for note in report.notes]
     if report.ranks:
         parts.append(file_text(f"The recording is in {report.output}; `ligerprof explain {report.output}` reads it."))
     return Group(*parts)
+
+
+def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:
+    """What was simulated, and what the simulation made up."""
+    simulated = summary.simulated
+    if simulated is None:
+        return
+    gpu = find_gpu(str(simulated["gpu"]))
+    figures = "" if gpu.measured else ", whose figures come from data sheets"
+    yield f"Simulated for {gpu.title}{figures}; this machine's GPU was not used."
+    made_up = simulated["made_up"]
+    shapes = [row for row in made_up if row["is_shape"]]
+    if made_up:
+        yield f"Values that the model computes were made up where the program read them, {_times(made_up)}:"
+        for row in made_up[:_MOST_ROWS]:
+            means = "; the size of a tensor depends on it" if row["is_shape"] else ""
+            yield f"- {row['what']} at {row['place']}, {_times([row])}{means}"
+        if len(made_up) > _MOST_ROWS:
+            yield f"- and at {len(made_up) - _MOST_ROWS} more places, in {RECORDING}"
+        yield (
+            "The peak may depend on those that decide about sizes."
+            if shapes
+            else "They decide about no size; the program may branch on them."
+        )
+    if simulated["not_written"]:
+        yield f"Not written, since weights have no values: {len(simulated['not_written'])} checkpoint files."
+
+
+def _times(rows: Iterable[Mapping[str, Any]]) -> str:
+    times = sum(row["times"] for row in rows)
+    return "once" if times == 1 else f"{times} times"
 
 
 def _lines(recorded: RecordedRank, *, of_several: bool) -> list[str]:

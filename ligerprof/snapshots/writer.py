@@ -21,20 +21,27 @@ class EventContext:
     Attributes:
         stamp: becomes `user_metadata`.
         frames: Python frames, innermost first, each with name, filename and line; may be set after the event.
+        native: the C++ function that allocated, if it is known.
     """
 
     stamp: str
     frames: Sequence[Frame] = ()
+    native: Frame | None = None
 
 
 class TraceEvent(NamedTuple):
-    """One event of the allocator; `action` as torch names it."""
+    """One event of the allocator; `action` as torch names it.
+
+    Attributes:
+        time_us: None: by the number of events before it.
+    """
 
     action: str
     address: int
     size_bytes: int
     context: EventContext
     stream: int = 0
+    time_us: int | None = None
 
 
 def build_snapshot(
@@ -64,7 +71,7 @@ def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
         ("device_free" if event.action == "oom" else "addr"): event.address,
         "size": event.size_bytes,
         "stream": event.stream,
-        "time_us": event_time_us(index),
+        "time_us": event_time_us(index) if event.time_us is None else event.time_us,
         "compile_context": "N/A",
         "user_metadata": event.context.stamp,
         "frames": event.context.frames,

@@ -54,6 +54,8 @@ class RecordedRank:
         recorded = select(
             self, "phase=report.peak_phase", "report.growth", "report.suggestions", "summary.steps", "summary.pid"
         )
+        if self.summary.simulated is not None:
+            recorded["simulated"] = dict(self.summary.simulated)
         return {**found, **oom, **recorded, "run": str(self.run)}
 
 

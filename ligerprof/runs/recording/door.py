@@ -11,7 +11,7 @@ from typing import Any
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.recording.imports import after_import
 from ligerprof.runs.recording.messages import say
-from ligerprof.runs.recording.settings import IMPORTED, Mode, Settings
+from ligerprof.runs.recording.settings import IMPORTED, Mode, Settings, SimulatedGpu
 
 _opened = False
 
@@ -39,6 +39,8 @@ def open_door() -> None:
 
 def _await_cuda(torch: ModuleType, settings: Settings) -> None:
     """Start when CUDA is initialized: before the first allocation, and never in launchers and data workers."""
+    if settings.simulated is not None:
+        _simulate(settings.simulated)
     cuda: Any = torch.cuda
     if settings.mode is Mode.RUN and settings.output is not None:
         with suppress(OSError):
@@ -52,6 +54,18 @@ def _await_cuda(torch: ModuleType, settings: Settings) -> None:
             say(f"nothing is recorded in this process: {type(error).__name__}: {error}")
 
     cuda._lazy_call(start)
+
+
+def _simulate(simulated: SimulatedGpu) -> None:
+    """Give this process a GPU; without one, the program would do something else."""
+    from ligerprof.gpus import find_gpu
+    from ligerprof.simulated_gpu.machine import install
+
+    try:
+        install(find_gpu(simulated.gpu), limit_bytes=simulated.limit_bytes, eager=simulated.eager)
+    except LigerprofError as error:
+        say(str(error))
+        raise SystemExit(1) from None
 
 
 def _start(settings: Settings) -> None:

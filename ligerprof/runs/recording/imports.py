@@ -66,6 +66,14 @@ def after_import(name: str, action: Action) -> None:
     _FINDER.actions.setdefault(name, []).append(action)
 
 
+def after_import_or_now(name: str, action: Action) -> None:
+    """Call `action` with a module, now if it is imported, else after its code has run."""
+    if name in sys.modules:
+        action(sys.modules[name])
+    else:
+        after_import(name, action)
+
+
 def forget(name: str, action: Action) -> None:
     """Withdraw an action."""
     waiting = _FINDER.actions.get(name, [])

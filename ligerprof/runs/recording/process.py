@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -29,6 +29,9 @@ from ligerprof.runs.recording.summary import (
     State,
     current_rank,
 )
+
+if TYPE_CHECKING:
+    from ligerprof.simulated_gpu.machine import Machine
 
 # a million events take a minute to write and to explain; some of a step's may follow the check
 _MOST_EVENTS = 400_000
@@ -52,6 +55,11 @@ class ProcessRecording:
         self._steps = settings.steps
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
+        self._machine: Machine | None = None
+        if settings.simulated is not None:
+            from ligerprof.simulated_gpu.machine import installed
+
+            self._machine = installed()
         # the step that runs, or the next; and the last one that began
         self._step = self._begun = 0
         self._events_before = self._peak_before_bytes = 0
@@ -154,6 +162,10 @@ class ProcessRecording:
         self._write_summary()
         self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step - 1
         self._counts.remove()
+        if is_last and self._machine is not None:
+            # the rest would take time and show nothing
+            say(f"simulated up to step {step - 1}")
+            raise SystemExit(0)
         # DeepSpeed updates groups of weights one after another
         self._updates_per_step = max(updates.values(), default=1)
         self._counts = register_optimizer_step_post_hook(self._count)
@@ -217,7 +229,9 @@ class ProcessRecording:
             self._summary = replace(self._summary, notes=(*self._summary.notes, text))
 
     def _write_summary(self) -> None:
-        self._summary = replace(self._summary, rank=current_rank(), steps=self._begun)
+        machine = self._machine
+        simulated = None if machine is None else machine.summary()
+        self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
         try:
             self._run.write_json(RECORDING, self._summary.to_json())
         except LigerprofError as error:

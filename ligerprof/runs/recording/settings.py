@@ -12,6 +12,7 @@ VARIABLE = "LIGERPROF"
 # an empty file among the recordings: a process has imported torch
 IMPORTED = "torch-imported"
 _OUTPUT, _STEPS = "LIGERPROF_OUTPUT", "LIGERPROF_STEPS"
+_GPU, _LIMIT, _EAGER = "LIGERPROF_GPU", "LIGERPROF_MEMORY_LIMIT", "LIGERPROF_EAGER"
 
 
 class Mode(str, Enum):
@@ -51,21 +52,52 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedGpu:
+    """The GPU that a process has in simulation.
+
+    Attributes:
+        gpu: its name.
+        limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
+        eager: whether functions of torch.compile run without it.
+    """
+
+    gpu: str
+    limit_bytes: int | None = None
+    eager: bool = False
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that `from_environment` reads."""
+        limit = {} if self.limit_bytes is None else {_LIMIT: str(self.limit_bytes)}
+        return {_GPU: self.gpu, _EAGER: str(int(self.eager)), **limit}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "SimulatedGpu | None":
+        """Read the variables; None if the GPU is a real one."""
+        gpu, limit = environment.get(_GPU), environment.get(_LIMIT, "")
+        if not gpu:
+            return None
+        return cls(gpu=gpu, limit_bytes=int(limit) if limit.isdecimal() else None, eager=environment.get(_EAGER) == "1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What a process records, and where.
 
     Attributes:
         output: the folder for the files of all processes; None: a new one under runs/, when memory runs out.
+        simulated: the GPU on which it runs without one, or None.
     """
 
     mode: Mode
     output: Path | None = None
     steps: Steps = Steps()
+    simulated: SimulatedGpu | None = None
 
     def to_environment(self) -> dict[str, str]:
         """The variables that `from_environment` reads."""
         output = {} if self.output is None else {_OUTPUT: str(self.output.absolute())}
-        return {VARIABLE: self.mode.value, _STEPS: str(self.steps), **output}
+        simulated = {} if self.simulated is None else self.simulated.to_environment()
+        return {VARIABLE: self.mode.value, _STEPS: str(self.steps), **output, **simulated}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings | None":
@@ -86,4 +118,9 @@ class Settings:
         output, steps = environment.get(_OUTPUT), environment.get(_STEPS)
         if mode is Mode.RUN and not output:
             raise RecipeError(f"{VARIABLE}={word}: only `ligerprof run` sets this.")
-        return cls(mode=mode, output=Path(output) if output else None, steps=Steps.parse(steps) if steps else Steps())
+        return cls(
+            mode=mode,
+            output=Path(output) if output else None,
+            steps=Steps.parse(steps) if steps else Steps(),
+            simulated=SimulatedGpu.from_environment(environment),
+        )

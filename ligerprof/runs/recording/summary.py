@@ -68,6 +68,7 @@ class RecordingSummary:
         last_recorded: the last step with events; None if all of them have.
         counter_peak_bytes: torch.cuda.max_memory_allocated() when the snapshot was written.
         out_of_memory: whether an allocation failed.
+        simulated: what a simulated GPU made up and left out; None on a real one.
         notes: one sentence each, without a full stop.
     """
 
@@ -82,6 +83,7 @@ class RecordingSummary:
     out_of_memory: bool = False
     late_peak: LatePeak | None = None
     late_failure: LateFailure | None = None
+    simulated: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     schema: int = field(default=1)
 

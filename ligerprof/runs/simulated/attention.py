@@ -40,6 +40,9 @@ def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
         }
         problem = replace(problem_of(*inputs), **options)
         kernel = choose_kernel(problem, gpu)
+        if kernel is AttentionKernel.CUDNN and attn_mask is not None and attn_mask.requires_grad:
+            # cuDNN's has no gradient of the bias (use_cudnn_attention in sdp_utils.cpp)
+            kernel = AttentionKernel.EFFICIENT
         used.add(kernel.value)
         scaled = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
         return attend(_Operations(problem, query, scaled), kernel, problem, inputs, attn_mask)

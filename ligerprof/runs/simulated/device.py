@@ -17,7 +17,14 @@ from ligerprof.torch_memory.scratch import Scratch
 # the caller of autograd's engine: on a GPU, the frames below it belong to another thread
 _ENGINE_FRAME = "_engine_run_backward"
 # frames between an operator and the recorder, which a GPU recording does not have
-_OWN_FILES = ("/ligerprof/runs/simulated/", "/torch/_ops.py", "/torch/_compile.py", "/torch/_dynamo/")
+_OWN_FILES = (
+    "/ligerprof/runs/simulated/",
+    "/ligerprof/simulated_gpu/",
+    "/ligerprof/torch_memory/",
+    "/torch/_ops.py",
+    "/torch/_compile.py",
+    "/torch/_dynamo/",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +90,7 @@ class SimulatedDevice:
     def allocate(self, size_bytes: int) -> Block:
         """Allocate a block and record its stack."""
         self._event_stream = self.stream
-        return self.allocator.malloc(size_bytes, self._context() if self._record else None, stream=self.stream)
+        return self.allocator.malloc(size_bytes, self._context(), stream=self.stream)
 
     def release(self, block: Block) -> None:
         """Free a block."""
@@ -128,7 +135,7 @@ class SimulatedDevice:
         # torch._C._profiler is what torch.cuda.memory itself resolves Python frames with
         stacks = torch._C._profiler.symbolize_tracebacks(tracebacks) if tracebacks else []
         for (context, _), stack in zip(self._tracebacks, stacks, strict=True):
-            context.frames = _device_thread_frames(stack)
+            context.frames = device_thread_frames(stack)
         self._tracebacks.clear()
         return build_snapshot(self.allocator, self.events, self._settings)
 
@@ -136,13 +143,15 @@ class SimulatedDevice:
         kept = context if isinstance(context, EventContext) else self._stamp
         self.events.append(TraceEvent(action, address, size_bytes, kept, self._event_stream))
 
-    def _context(self) -> EventContext:
+    def _context(self) -> EventContext | None:
+        if not self._record:
+            return None
         context = EventContext(self._stamp.stamp)
         self._tracebacks.append((context, torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)))
         return context
 
 
-def _device_thread_frames(stack: Sequence[Frame]) -> list[Frame]:
+def device_thread_frames(stack: Sequence[Frame]) -> list[Frame]:
     """Drop the simulator's own frames, and frames that are in another thread on a GPU."""
     first = 0
     while first < len(stack) and any(part in stack[first]["filename"] for part in _OWN_FILES):

@@ -79,8 +79,8 @@ class CachingAllocator:
         observe: Observer | None = None,
     ) -> None:
         self._settings = settings or AllocatorSettings()
-        self._ceiling = min((bound for bound in (capacity_bytes, limit_bytes) if bound is not None), default=None)
-        self._limit_bytes = limit_bytes
+        self._capacity_bytes = capacity_bytes
+        self.set_limit(limit_bytes)
         self._observe = observe or _ignore
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._heads: dict[int, Block] = {}
@@ -101,6 +101,12 @@ class CachingAllocator:
 
     def _segment_of(self, pool: Pool) -> ExpandableSegment | None:
         return self._expandable.get((pool.stream, pool.small))
+
+    def set_limit(self, limit_bytes: int | None) -> None:
+        """Set the limit of set_per_process_memory_fraction, in bytes; None removes it."""
+        bounds = (self._capacity_bytes, limit_bytes)
+        self._ceiling = min((bound for bound in bounds if bound is not None), default=None)
+        self._limit_bytes = limit_bytes
 
     def reset_peaks(self) -> None:
         """Start new peaks from what is held now."""

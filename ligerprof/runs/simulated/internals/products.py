@@ -36,8 +36,15 @@ def _grouped_product(call: Call) -> Any:
     """
     if call.args[0].dtype == torch.bfloat16:
         return call.run()
-    left, right = (matrix.to(torch.bfloat16) for matrix in call.args[:2])
-    shape = call.func(left, right, *call.args[2:], **call.kwargs).shape
+    left, right = (
+        torch.empty_strided(matrix.shape, matrix.stride(), dtype=torch.bfloat16, device="meta")
+        for matrix in call.args[:2]
+    )
+    rest = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in call.args[2:]]
+    named = {
+        name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in call.kwargs.items()
+    }
+    shape = call.func(left, right, *rest, **named).shape
     result = torch.empty(shape, dtype=call.args[0].dtype, device=call.args[0].device)
     call.track(result)
     _hold(call, "cublas", call.device.gpu.cublas_workspace_bytes)

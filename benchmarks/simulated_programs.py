@@ -1,0 +1,67 @@
+"""The measured programs of unchanged_programs/ on the simulated GPU: their peaks against torch's counters on the H200.
+
+python benchmarks/unchanged_programs/make.py DATA
+python benchmarks/simulated_programs.py DATA results.jsonl [--only NAME,...]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "unchanged_programs"
+sys.path.insert(0, str(PROGRAMS))
+
+from cases import CASES  # noqa: E402 - a module of the programs
+
+OURS = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--json"]
+MEASURED = HERE / "results/unchanged-programs-h200.jsonl"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    chosen = set(filter(None, options.only.split(",")))
+    measured = {row["name"]: row for row in map(json.loads, MEASURED.read_text().splitlines())}
+    with options.results.open("w") as file:
+        for name, case in CASES.items():
+            if name in measured and (not chosen or name in chosen):
+                row = compare(name, case, measured[name], options.data.resolve())
+                print(json.dumps(row), file=file, flush=True)
+                print(row["name"], row.get("peak_error"), row.get("reserved_error"), row["problem"])
+
+
+def compare(name: str, case: object, truth: dict, data: Path) -> dict:
+    words = case.argv.format(data=data).split()
+    program = [str(PROGRAMS / words[0])] if words[0].endswith(".py") else ["-m", words[0]]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*OURS, "-o", f"{folder}/run", "--", sys.executable, *program, *words[1:]],
+            cwd=folder,
+            env={**os.environ, **case.env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    row = {"name": name, "seconds": round(time.monotonic() - started, 1), "exit_code": done.returncode, "problem": ""}
+    ranks = json.loads(done.stdout)["ranks"] if done.stdout else []
+    if (done.returncode == 0) != (truth["exit_code"] == 0) or not ranks:
+        row["problem"] = next((line for line in reversed(done.stderr.splitlines()) if "rror" in line), "no recording")
+        return row
+    row |= {key: ranks[0][key] for key in ("peak_bytes", "reserved_bytes")}
+    row["peak_error"] = row["peak_bytes"] / truth["peak_bytes"] - 1
+    row["reserved_error"] = row["reserved_bytes"] / truth["reserved_bytes"] - 1
+    return row
+
+
+if __name__ == "__main__":
+    main()

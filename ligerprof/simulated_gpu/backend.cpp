@@ -1,0 +1,337 @@
+// A CUDA device for torch that computes nothing: its tensors have sizes, strides and addresses, and no memory.
+//
+// torch's dispatcher, autograd and autocast treat the tensors as those of a GPU. Storages ask a callback for an address
+// and return it when they end, in the order in which a GPU's storages do. Operators that compute are registered from
+// Python; this file has what torch reaches from C++ alone: device guard, hooks, allocators, generators, streams,
+// factories and views.
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/fill_native.h>
+#include <ATen/ops/normal_native.h>
+#include <ATen/ops/uniform_native.h>
+#include <ATen/ops/zero_native.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <new>
+
+// of Python's stable interface, declared here so that its headers are not needed
+extern "C" {
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+void PyErr_Fetch(void**, void**, void**);
+void PyErr_Restore(void*, void*, void*);
+}
+
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::DeviceType;
+using c10::Stream;
+
+// address of a block, 0 if memory ran out (`message` says how) or the callback failed
+using Allocate = uint64_t (*)(uint64_t size_bytes, int64_t stream);
+using Release = void (*)(uint64_t address);
+// a host thread waits for a stream, or for all if it is negative
+using Synchronize = void (*)(int64_t stream);
+
+struct Callbacks {
+  Allocate allocate;
+  Release release;
+  Synchronize synchronize;
+};
+
+const Device kGpu(DeviceType::CUDA, 0);
+std::atomic<Callbacks*> callbacks{nullptr};
+thread_local std::string message;
+thread_local int64_t current_stream = 0;
+std::atomic<int64_t> streams{0};
+
+// Lets callbacks run while a Python exception is on its way, as where a hook of autograd has raised one.
+struct Interpreter {
+  int state = PyGILState_Ensure();
+  void *kind, *value, *traceback;
+  Interpreter() { PyErr_Fetch(&kind, &value, &traceback); }
+  ~Interpreter() {
+    PyErr_Restore(kind, value, traceback);
+    PyGILState_Release(state);
+  }
+};
+
+void synchronize(int64_t stream) {
+  Callbacks* now = callbacks.load();
+  if (!now) return;
+  Interpreter interpreter;
+  now->synchronize(stream);
+}
+
+void release(void* address) {
+  Callbacks* now = callbacks.load();
+  if (!now || !address) return;
+  Interpreter interpreter;
+  now->release(reinterpret_cast<uint64_t>(address));
+}
+
+void* take(Callbacks* now, size_t size_bytes, int64_t stream) {
+  Interpreter interpreter;
+  return reinterpret_cast<void*>(now->allocate(size_bytes, stream));
+}
+
+struct DeviceMemory final : c10::Allocator {
+  c10::DataPtr allocate(size_t size_bytes) override {
+    Callbacks* now = callbacks.load();
+    if (size_bytes == 0 || !now) return {nullptr, nullptr, &::release, kGpu};
+    message.clear();
+    void* address = take(now, size_bytes, current_stream);
+    if (!address) {
+      TORCH_CHECK(!message.empty(), "the simulated GPU failed to allocate ", size_bytes, " bytes");
+      TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+    }
+    return {address, address, &::release, kGpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &::release; }
+  void copy_data(void*, const void*, size_t) const override {}
+};
+
+// Page-locked memory of the host. Nothing is written to it, so the operating system hands out no pages.
+struct PinnedMemory final : c10::Allocator {
+  static std::mutex mutex;
+  static std::map<uintptr_t, size_t> blocks;
+  static int64_t held_bytes, highest_bytes;
+
+  // at::CachingHostAllocator rounds up to a power of two
+  static size_t rounded(size_t size_bytes) {
+    size_t result = 1;
+    while (result < size_bytes) result <<= 1;
+    return result;
+  }
+  static void free_block(void* address) {
+    if (!address) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = blocks.find(reinterpret_cast<uintptr_t>(address));
+    held_bytes -= rounded(found->second);
+    blocks.erase(found);
+    std::free(address);
+  }
+  c10::DataPtr allocate(size_t size_bytes) override {
+    if (size_bytes == 0) return {nullptr, nullptr, &free_block, Device(DeviceType::CPU)};
+    void* address = std::malloc(size_bytes);
+    TORCH_CHECK(address, "no main memory for ", size_bytes, " page-locked bytes");
+    std::lock_guard<std::mutex> lock(mutex);
+    blocks[reinterpret_cast<uintptr_t>(address)] = size_bytes;
+    held_bytes += rounded(size_bytes);
+    highest_bytes = std::max(highest_bytes, held_bytes);
+    return {address, address, &free_block, Device(DeviceType::CPU)};
+  }
+  static bool contains(const void* pointer) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto address = reinterpret_cast<uintptr_t>(pointer);
+    auto after = blocks.upper_bound(address);
+    return after != blocks.begin() && address < std::prev(after)->first + std::prev(after)->second;
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void*, const void*, size_t) const override {}
+};
+std::mutex PinnedMemory::mutex;
+std::map<uintptr_t, size_t> PinnedMemory::blocks;
+int64_t PinnedMemory::held_bytes = 0, PinnedMemory::highest_bytes = 0;
+
+DeviceMemory device_memory;
+PinnedMemory pinned_memory;
+
+struct Generator final : at::CPUGeneratorImpl {
+  Generator() { device_ = kGpu; }
+};
+
+Stream stream_of(int64_t number) { return Stream(Stream::UNSAFE, kGpu, number); }
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return DeviceType::CUDA; }
+  Device exchangeDevice(Device) const override { return kGpu; }
+  Device getDevice() const override { return kGpu; }
+  void setDevice(Device) const override {}
+  void uncheckedSetDevice(Device) const noexcept override {}
+  Stream getStream(Device) const override { return stream_of(current_stream); }
+  Stream getDefaultStream(Device) const override { return stream_of(0); }
+  Stream getStreamFromGlobalPool(Device, bool) const override { return stream_of(++streams); }
+  Stream getNewStream(Device, int) const override { return stream_of(++streams); }
+  Stream exchangeStream(Stream stream) const override {
+    int64_t before = current_stream;
+    current_stream = stream.id();
+    return stream_of(before);
+  }
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+  void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
+    *event = reinterpret_cast<void*>(stream.id() + 1);
+  }
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const DeviceIndex) const noexcept override {}
+  bool queryStream(const Stream&) const override { return true; }
+  void synchronizeStream(const Stream& stream) const override { ::synchronize(stream.id()); }
+  void synchronizeEvent(void* event) const override {
+    if (event) ::synchronize(reinterpret_cast<int64_t>(event) - 1);
+  }
+  void synchronizeDevice(const DeviceIndex) const override { ::synchronize(-1); }
+  double elapsedTime(void*, void*, const DeviceIndex) const override { return 1.0; }
+};
+
+struct Hooks final : at::CUDAHooksInterface {
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasCUDA() const override { return true; }
+  bool hasCUDART() const override { return true; }
+  bool hasCuDNN() const override { return true; }
+  bool hasCuSOLVER() const override { return true; }
+  bool hasCuBLASLt() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  DeviceIndex deviceCount() const override { return 1; }
+  DeviceIndex getCurrentDevice() const override { return 0; }
+  DeviceIndex current_device() const override { return 0; }
+  int getNumGPUs() const override { return 1; }
+  Device getDeviceFromPtr(void*) const override { return kGpu; }
+  bool isPinnedPtr(const void* pointer) const override { return PinnedMemory::contains(pointer); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
+  c10::Allocator* getCUDADeviceAllocator() const override { return &device_memory; }
+  bool compiledWithCuDNN() const override { return true; }
+  bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
+  bool supportsBFloat16RNNWithCuDNN() const override { return true; }
+  long versionCuDNN() const override { return 91900; }
+  long versionRuntimeCuDNN() const override { return 91900; }
+  long versionCuDNNFrontend() const override { return 11500; }
+  long versionCUDART() const override { return 13000; }
+  double batchnormMinEpsilonCuDNN() const override { return 0.0; }
+  at::Generator getNewGenerator(DeviceIndex) const override { return at::make_generator<Generator>(); }
+  const at::Generator& getDefaultGenerator(DeviceIndex) const override {
+    static at::Generator generator = at::make_generator<Generator>();
+    return generator;
+  }
+  void deviceSynchronize(DeviceIndex) const override { ::synchronize(-1); }
+};
+
+Guard guard;
+
+at::Tensor empty(
+    at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device>,
+    std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  auto type = dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
+  return at::detail::empty_generic(
+      sizes, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), type, format);
+}
+
+at::Tensor empty_strided(
+    at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+    std::optional<Device>, std::optional<bool>) {
+  auto type = dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
+  return at::detail::empty_strided_generic(
+      sizes, strides, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), type);
+}
+
+// As resize_bytes_cuda: the new memory is there before the old is returned.
+void resize_storage(c10::StorageImpl* storage, size_t size_bytes) {
+  c10::DataPtr memory = device_memory.allocate(size_bytes);
+  storage->set_data_ptr_noswap(std::move(memory));
+  storage->set_nbytes(size_bytes);
+}
+
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  c10::TensorImpl* tensor = self.unsafeGetTensorImpl();
+  if (self.sizes() != sizes || format) tensor->set_sizes_contiguous(sizes);
+  if (format) tensor->empty_tensor_restride(*format);
+  size_t needed = (self.storage_offset() + self.numel()) * self.itemsize();
+  c10::StorageImpl* storage = self.storage().unsafeGetStorageImpl();
+  if (self.numel() > 0 && needed > storage->nbytes()) resize_storage(storage, needed);
+  return self;
+}
+
+// The CPU's kernels of these operators look at sizes and strides alone; CUDA has the same ones.
+void as_on_cpu(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  operation.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+const char* const kViews[] = {
+    "as_strided", "view", "view.dtype", "_reshape_alias", "unfold", "view_as_real", "view_as_complex",
+    "set_", "set_.source_Tensor", "set_.source_Storage", "set_.source_Storage_storage_offset", "is_set_to"};
+
+// Weights in main memory have no values: nothing is read from files, and the operating system hands out no pages.
+constexpr size_t kWeightBytes = 4 << 20;
+bool is_weight(const at::Tensor& tensor) {
+  return tensor.is_floating_point() && tensor.layout() == at::kStrided && tensor.nbytes() >= kWeightBytes;
+}
+at::Tensor& copy_on_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (is_weight(self) && self.sizes() == source.sizes()) return self;
+  return at::native::copy_(self, source, non_blocking);
+}
+at::Tensor& normal_on_host(at::Tensor& self, double mean, double std, std::optional<at::Generator> generator) {
+  return is_weight(self) ? self : at::native::normal_(self, mean, std, generator);
+}
+at::Tensor& uniform_on_host(at::Tensor& self, double from, double to, std::optional<at::Generator> generator) {
+  return is_weight(self) ? self : at::native::uniform_(self, from, to, generator);
+}
+at::Tensor& fill_on_host(at::Tensor& self, const at::Scalar& value) {
+  return is_weight(self) ? self : at::native::fill_(self, value);
+}
+at::Tensor& zero_on_host(at::Tensor& self) { return is_weight(self) ? self : at::native::zero_(self); }
+
+// torch warns once about a kernel that replaces another, as some of these do on purpose
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
+
+extern "C" {
+
+void gpu_install(Allocate allocate, Release release_block, Synchronize wait) {
+  callbacks = new Callbacks{allocate, release_block, wait};
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(&guard);
+  c10::SetAllocator(DeviceType::CUDA, &device_memory, 255);
+  // torch made its own object when it was imported; neither has members
+  new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks;
+  Silent silent;
+  c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  library.impl("empty.memory_format", TORCH_FN(empty));
+  library.impl("empty_strided", TORCH_FN(empty_strided));
+  library.impl("resize_", TORCH_FN(resize_));
+  static torch::Library host(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  host.impl("copy_", TORCH_FN(copy_on_host));
+  host.impl("normal_", TORCH_FN(normal_on_host));
+  host.impl("uniform_", TORCH_FN(uniform_on_host));
+  host.impl("fill_.Scalar", TORCH_FN(fill_on_host));
+  host.impl("zero_", TORCH_FN(zero_on_host));
+  for (const char* name : kViews) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_on_cpu>());
+}
+
+// Storages that end after Python's interpreter are not reported.
+void gpu_detach() { callbacks = nullptr; }
+
+// Resizes the storage at UntypedStorage._cdata; false if memory ran out.
+bool gpu_resize_storage(void* storage, uint64_t size_bytes) {
+  try {
+    resize_storage(static_cast<c10::StorageImpl*>(storage), size_bytes);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+void gpu_ran_out(const char* text) { message = text; }
+int64_t gpu_stream() { return current_stream; }
+void gpu_set_stream(int64_t stream) { current_stream = stream; }
+int64_t gpu_new_stream() { return ++streams; }
+int64_t gpu_pinned_bytes() { return PinnedMemory::held_bytes; }
+int64_t gpu_highest_pinned_bytes() { return PinnedMemory::highest_bytes; }
+}

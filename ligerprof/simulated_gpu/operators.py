@@ -1,0 +1,217 @@
+"""CUDA's kernels on the simulated GPU: each makes its result's tensors, in CUDA's order and with CUDA's temporaries.
+
+torch's dispatcher calls them below autograd and autocast. What consists of other operators on a GPU does so here, too:
+only operators that have a kernel of their own for CUDA are registered, by torch's native_functions.yaml, or by its
+dispatcher where torch was built with CUDA.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+from ligerprof.errors import UnsupportedError
+from ligerprof.runs.simulated.attention import attention_for
+from ligerprof.runs.simulated.internals import INTERNALS, Call
+from ligerprof.simulated_gpu.device import Device
+from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
+from ligerprof.simulated_gpu.rules import RULES
+from ligerprof.simulated_gpu.values import (
+    MOST_FLOATS,
+    MOST_INTEGERS,
+    Values,
+    is_small,
+    place,
+    tensors_in,
+)
+
+aten = torch.ops.aten
+
+# backend.cpp has these
+_IN_CPP = frozenset(
+    [
+        "empty.memory_format",
+        "empty_strided",
+        "resize_",
+        "as_strided",
+        "view",
+        "view.dtype",
+        "_reshape_alias",
+        "unfold",
+        "view_as_real",
+        "view_as_complex",
+        "set_",
+        "set_.source_Tensor",
+        "set_.source_Storage",
+        "set_.source_Storage_storage_offset",
+        "is_set_to",
+    ]
+)
+# composite operators that call a function for each device below the dispatcher
+_STUBS = ("copy_", "record_stream", "convolution", "convolution_backward")
+_ENTRY = re.compile(r"^- func: ([\w.]+)\(", re.MULTILINE)
+_HAS_CUDA = re.compile(r"^    (?:[\w ]+, )*CUDA(?:, [\w ]+)*:", re.MULTILINE)
+# structured operators have a kernel for each device, also where only a ufunc is named
+_IS_STRUCTURED = re.compile(r"^  structured(?:_delegate)?:", re.MULTILINE)
+
+
+class Operators:
+    """Runs operators on tensors of the simulated GPU.
+
+    Attributes:
+        device: its memory.
+        values: the values that are known.
+        attention_used: names of the attention kernels that ran.
+    """
+
+    def __init__(self, device: Device, values: Values) -> None:
+        self.device, self.values = device, values
+        self.attention_used: set[str] = set()
+        self._planner = Planner()
+        self._libraries: list[torch.library.Library] = []
+
+    def register(self) -> None:
+        """Make these the kernels of the dispatch key CUDA, for the rest of the process."""
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        for name in cuda_operators():
+            packet, _, overload = name.partition(".")
+            func = getattr(getattr(aten, packet), overload or "default")
+            library.impl(name, partial(self.run, func), "CUDA")  # type: ignore[no-untyped-call]
+        attention = attention_for(self.device.gpu, self.attention_used)
+        for key in ("AutogradCUDA", "CUDA"):
+            library.impl("scaled_dot_product_attention", attention, key)  # type: ignore[no-untyped-call]
+        others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+        others.fallback(self.run, "CUDA")  # type: ignore[no-untyped-call]
+        self._libraries += [library, others]
+
+    def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an operator: allocate what it allocates, and follow the values."""
+        rule = RULES.get(func)
+        if rule is not None:
+            return rule(self, func, args, kwargs)
+        return self.compute(func, args, kwargs)
+
+    def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator whose shapes follow from its arguments' shapes."""
+        inputs: list[Tensor] = []
+        internal = INTERNALS.get(func)
+        if internal is not None:
+            return self._compute_in_steps(internal, func, args, kwargs)
+        plan = self.plan(func, args, kwargs, inputs)
+        result = realized(plan, inputs)
+        if func._schema.is_mutable or 0 < plan.elements[0] <= MOST_INTEGERS or 0 < plan.elements[1] <= MOST_FLOATS:
+            self.values.after(func, args, kwargs, result, inputs)
+        return result
+
+    def _compute_in_steps(
+        self, internal: Callable[[Call], Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        result = _Steps(self, func, args, kwargs).run(internal)
+        small = any(is_small(tensor) for tensor in tensors_in(result))
+        if small or func._schema.is_mutable:
+            self.values.after(func, args, kwargs, result, list(tensors_in((args, tuple(kwargs.values())))))
+        return result
+
+    def plan(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]) -> Plan:
+        """The plan of a call; `inputs` receives its tensors.
+
+        Raises:
+            UnsupportedError: torch does not know the shapes of the operator's result.
+        """
+        try:
+            return self._planner.plan(func, args, kwargs, inputs)
+        except (UnsupportedOperatorException, NotImplementedError) as error:
+            raise UnsupportedError(
+                f"{place()}: the simulated GPU cannot run {func}: torch has no rule for the shape of its result."
+                " Run without it, or on a GPU."
+            ) from error
+
+
+class _Steps:
+    """Runs a model of CUDA's internals: results are allocated when the model says so, and replace their plans."""
+
+    def __init__(self, operators: Operators, func: Any, args: Any, kwargs: Any) -> None:
+        self._operators, self._call = operators, (func, args, kwargs)
+        self._made: dict[int, Tensor] = {}
+        self._planned: list[Tensor] = []
+
+    def run(self, internal: Callable[[Call], Any]) -> Any:
+        func, args, kwargs = self._call
+        call = _PlannedCall(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.untracked)
+        return self._real(internal(call))
+
+    def untracked(self) -> Any:
+        inputs: list[Tensor] = []
+        plan = self._operators.plan(*self._call, inputs)
+        return realized(plan, inputs, on_meta=True)
+
+    def track(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            if value.is_meta and id(value) not in self._made:
+                self._planned.append(value)
+                self._made[id(value)] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self.track(item)
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_meta:
+            found = self._made.get(id(value))
+            # what a model of internals does not allocate is in main memory, such as the seed of dropout
+            return torch.empty_like(value, device="cpu") if found is None else found
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._real(item) for item in value])
+        return value
+
+
+class _PlannedCall(Call):
+    """A call whose results are planned on the meta device."""
+
+    __slots__ = ("_untracked",)
+
+    def __init__(
+        self,
+        device: Device,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        track: Callable[[Any], None],
+        untracked: Callable[[], Any],
+    ) -> None:
+        super().__init__(device, func, args, kwargs, track)
+        self._untracked = untracked
+
+    def run_untracked(self) -> Any:
+        return self._untracked()
+
+
+def cuda_operators() -> Iterator[str]:
+    """Names of the operators of ATen that have a kernel of their own for CUDA, without those of backend.cpp."""
+    if torch._C._has_cuda:
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        names = [name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if has(name, "CUDA")]
+    else:
+        names = list(_names_in_yaml())
+    known = {name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    for name in dict.fromkeys((*names, *_STUBS)):
+        if name in known and name not in _IN_CPP:
+            yield name
+
+
+def _names_in_yaml() -> Iterator[str]:
+    """What torch's own build reads: operators with a dispatch to CUDA, and structured ones."""
+    spec = find_spec("torchgen")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    text = Path(next(iter(folders)), "packaged/ATen/native/native_functions.yaml").read_text()
+    starts = list(_ENTRY.finditer(text))
+    ends = [*(start.start() for start in starts[1:]), len(text)]
+    for start, end in zip(starts, ends, strict=True):
+        entry = text[start.start() : end]
+        if _HAS_CUDA.search(entry) or _IS_STRUCTURED.search(entry):
+            yield start[1]

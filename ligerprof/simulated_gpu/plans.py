@@ -1,0 +1,217 @@
+"""What an operator returns for tensors of these shapes: computed by torch's fake tensors once, then remembered."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+GPU = torch.device("cuda", 0)
+_META = torch.device("meta")
+_PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+# operators whose float arguments decide about shapes
+_BY_FLOAT = ("arange", "range", "linspace", "logspace", "upsample", "_upsample", "dropout", "native_dropout")
+# keys that select a cast of autocast, or the graph of autograd, neither of which a kernel sees
+_ABOVE = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCPU
+)
+
+
+class New(NamedTuple):
+    """A new tensor; `size_bytes` of its storage where more than the tensor needs."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    on_gpu: bool
+    offset: int = 0
+    size_bytes: int | None = None
+
+
+class View(NamedTuple):
+    """A view of the argument at an index among the tensors; the offset is relative to the argument's."""
+
+    position: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+
+
+class Argument(NamedTuple):
+    """The argument at an index among the tensors, as in-place operators return it."""
+
+    position: int
+
+
+class Plan(NamedTuple):
+    """How to make the result of an operator.
+
+    Attributes:
+        outputs: New, View, Argument, a constant, or a list or tuple of these.
+        resized: tensors among the arguments, by index, that have another shape afterwards.
+        elements: elements of the largest new tensor of integers or bools, and of the largest one of floats.
+    """
+
+    outputs: Any
+    resized: tuple[tuple[int, torch.Size, tuple[int, ...]], ...]
+    elements: tuple[int, int]
+
+
+class NotPlainError(Exception):
+    """An argument has no key."""
+
+
+class Planner:
+    """Plans results; `plan` is remembered by operator, shapes and arguments."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Plan] = {}
+        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+
+    def plan(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[Tensor]) -> Plan:
+        """The plan of a call.
+
+        Args:
+            tensors: receives all tensors among the arguments, in order.
+
+        Raises:
+            torch's errors for arguments that the operator does not take.
+        """
+        parts: list[Any] = [func, torch.get_default_dtype()]
+        by_float = func._schema.name[6:].startswith(_BY_FLOAT)
+        try:
+            _collect(args, parts, tensors, by_float=by_float)
+            if kwargs:
+                for name, value in kwargs.items():
+                    parts.append(name)
+                    _collect((value,), parts, tensors, by_float=by_float)
+        except NotPlainError:
+            del tensors[:]
+            _collect((args, tuple(kwargs.values())), None, tensors, by_float=False)
+            return self._compute(func, args, kwargs, tensors)
+        key = tuple(parts)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._compute(func, args, kwargs, tensors)
+        return found
+
+    def _compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> Plan:
+        with torch._C._ExcludeDispatchKeyGuard(_ABOVE), torch._C.DisableTorchFunction():
+            fakes = [self._fake(tensor) for tensor in tensors]
+            waiting = iter(fakes)
+            fake_args = _replaced(args, lambda _: next(waiting))
+            fake_kwargs = {name: _replaced(value, lambda _: next(waiting)) for name, value in kwargs.items()}
+            before = [(fake.shape, fake.stride()) for fake in fakes]
+            with self._mode:
+                result = func(*fake_args, **fake_kwargs)
+        resized = tuple(
+            (index, fake.shape, fake.stride())
+            for index, (fake, old) in enumerate(zip(fakes, before, strict=True))
+            if (fake.shape, fake.stride()) != old
+        )
+        storages = {fake.untyped_storage()._cdata: index for index, fake in reversed(list(enumerate(fakes)))}
+        most = [0, 0]
+        outputs = self._described(result, fakes, storages, most)
+        return Plan(outputs, resized, (most[0], most[1]))
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+        return FakeTensor(self._mode, meta, GPU if tensor.is_cuda else torch.device("cpu"))
+
+    def _described(self, value: Any, fakes: Sequence[Tensor], storages: Mapping[int, int], most: list[int]) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)([self._described(item, fakes, storages, most) for item in value])
+        if not isinstance(value, Tensor):
+            return value
+        index = next((index for index, fake in enumerate(fakes) if fake is value), None)
+        if index is not None:
+            return Argument(index)
+        shape, strides, offset, dtype = value.shape, value.stride(), int(value.storage_offset()), value.dtype
+        storage = value.untyped_storage()
+        viewed = storages.get(storage._cdata)
+        if viewed is not None:
+            return View(viewed, shape, strides, dtype, offset)
+        floats = dtype.is_floating_point or dtype.is_complex
+        most[floats] = max(most[floats], value.numel())
+        needed = 0
+        if value.numel():
+            last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            needed = int(last + 1) * dtype.itemsize
+        size_bytes = int(storage.nbytes())
+        exact = size_bytes == needed and offset == 0
+        device = value.fake_device if isinstance(value, FakeTensor) else value.device
+        on_gpu = device.type == "cuda"
+        return New(shape, strides, dtype, on_gpu, offset, None if exact else size_bytes)
+
+
+def make(output: New, *, on_meta: bool = False) -> Tensor:
+    """A new tensor; on the meta device to allocate it later."""
+    shape, strides, dtype, on_gpu, offset, size_bytes = output
+    device = _META if on_meta else GPU if on_gpu else torch.device("cpu")
+    if size_bytes is None:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    elements = size_bytes // dtype.itemsize
+    return torch.empty(elements, dtype=dtype, device=device).as_strided(shape, strides, offset)
+
+
+def realized(plan: Plan, tensors: Sequence[Tensor], *, on_meta: bool = False) -> Any:
+    """The result of an operator, with new tensors."""
+    for index, shape, strides in plan.resized:
+        tensor = tensors[index]
+        tensor.resize_(shape)
+        if tensor.stride() != strides:
+            tensor.as_strided_(shape, strides)
+    return _realized(plan.outputs, tensors, on_meta)
+
+
+def _realized(output: Any, tensors: Sequence[Tensor], on_meta: bool) -> Any:
+    kind = type(output)
+    if kind is New:
+        return make(output, on_meta=on_meta)
+    if kind is Argument:
+        return tensors[output.position]
+    if kind is View:
+        seen = tensors[output.position]
+        offset = int(seen.storage_offset()) + output.offset
+        if output.dtype != seen.dtype:
+            seen = seen.view(output.dtype)
+        return seen.as_strided(output.shape, output.strides, offset)
+    if isinstance(output, (list, tuple)):
+        return kind([_realized(item, tensors, on_meta) for item in output])
+    return output
+
+
+def _collect(values: Iterable[Any], parts: list[Any] | None, tensors: list[Tensor], *, by_float: bool) -> None:
+    """Append the tensors among the values, and a key of the values to `parts` unless that is None."""
+    for value in values:
+        kind = type(value)
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            if parts is not None:
+                parts.append((value.shape, value.stride(), value.dtype, value.is_cuda))
+        elif kind is list or kind is tuple:
+            if parts is not None:
+                parts.append(len(value))
+            _collect(value, parts, tensors, by_float=by_float)
+        elif parts is None:
+            continue
+        elif kind is float:
+            # most floats change from step to step, and decide about no shape
+            parts.append(value if by_float else (value == 0.0, float))
+        elif kind in _PLAIN:
+            # True and 1 are equal
+            parts.append((kind, value))
+        elif kind is torch.Generator:
+            parts.append(kind)
+        else:
+            raise NotPlainError
+
+
+def _replaced(value: Any, replace: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return replace(value)
+    if type(value) in (list, tuple):
+        return type(value)([_replaced(item, replace) for item in value])
+    return None if isinstance(value, torch.Generator) else value

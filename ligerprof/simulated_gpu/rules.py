@@ -1,0 +1,231 @@
+"""Operators whose result depends on values, or which move values between the GPU and main memory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.plans import GPU
+from ligerprof.simulated_gpu.values import address_of, place, tensors_in
+
+aten = torch.ops.aten
+
+# operators.Operators, which imports this module
+Operators = Any
+Rule = Callable[[Operators, Any, Sequence[Any], Mapping[str, Any]], Any]
+# numbers that the host receives are written only up to this many
+_MOST_HOST_VALUES = 1 << 16
+# ids at the end of a vocabulary are often special tokens
+_FROM_END = 5
+
+
+def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """copy_ as aten/src/ATen/native/cuda/Copy.cu does it, with its temporaries."""
+    target: Tensor = args[0]
+    source: Tensor = args[1]
+    wait = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    if target.is_cuda and source.is_cuda:
+        run.values.after(func, (target, source), {}, target, [target, source])
+        return target
+    if _needs_temporaries(target, source):
+        return _copy_in_steps(target, source, wait=wait)
+    if target.is_cuda:
+        if source.numel() and run.values.covers(target):
+            run.values.forget(address_of(target))
+            run.values.set(target, source)
+        else:
+            run.values.after(func, (target, source), {}, target, [target, source])
+        return target
+    if wait:
+        run.device.synchronize(run.device.stream)
+    _copy_to_host(run, target, source)
+    return target
+
+
+def _needs_temporaries(target: Tensor, source: Tensor) -> bool:
+    """copy_requires_temporaries, for a copy between GPU and main memory."""
+    if target.dtype != source.dtype or target.shape != source.shape:
+        return True
+    dense = torch._C._is_non_overlapping_and_dense if hasattr(torch._C, "_is_non_overlapping_and_dense") else None
+    same_order = target.stride() == source.stride() and (dense is None or dense(target))
+    return not (same_order or (target.is_contiguous() and source.is_contiguous()))
+
+
+def _copy_in_steps(target: Tensor, source: Tensor, *, wait: bool) -> Tensor:
+    converts_on_gpu = not wait
+    if source.is_cuda == converts_on_gpu:
+        into = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
+        from_ = source.to(target.dtype).expand_as(target).contiguous()
+    else:
+        same = target.dtype == source.dtype
+        into = target
+        if not (target.is_contiguous() and same):
+            into = torch.empty_like(target, dtype=source.dtype, memory_format=torch.contiguous_format)
+        from_ = source.expand_as(target).contiguous()
+    into.copy_(from_, non_blocking=not wait)
+    if into is not target:
+        target.copy_(into, non_blocking=not wait)
+    return target
+
+
+def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:
+    known = run.values.known(source)
+    values = run.values.copy_of(source)
+    if values is not None:
+        if known is not None and known.made_up:
+            run.values.note(f"copy of {source.dtype} to the host".replace("torch.", ""))
+        target.copy_(values)
+        return
+    if source.numel() <= _MOST_HOST_VALUES:
+        run.values.note(f"copy of {source.dtype} to the host".replace("torch.", ""))
+        target.fill_(1 if source.dtype.is_floating_point else 0)
+
+
+def _item(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
+    run.device.synchronize(run.device.stream)
+    tensor = args[0]
+    known = run.values.known(tensor)
+    values = run.values.copy_of(tensor)
+    if values is None or (known is not None and known.made_up):
+        run.values.note(f"item of {tensor.dtype}".replace("torch.", ""))
+    if values is not None:
+        return values.item()
+    return 1.0 if tensor.dtype.is_floating_point else False if tensor.dtype == torch.bool else 1
+
+
+def _equal(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
+    run.device.synchronize(run.device.stream)
+    values = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in args[:2]]
+    if values[0] is not None and values[1] is not None:
+        return torch.equal(values[0], values[1])
+    run.values.note("equal")
+    return bool(args[0].shape == args[1].shape)
+
+
+def _found(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Operators whose result's shape depends on values: from the values, else by a rule that is listed."""
+    tensors = list(tensors_in((args, tuple(kwargs.values()))))
+    copies = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in tensors]
+    is_made_up = any((known := run.values.known(tensor)) is not None and known.made_up for tensor in tensors)
+    run.device.synchronize(run.device.stream)
+    if func is aten.masked_select.default and copies[0] is None and copies[1] is not None:
+        # the mask alone decides about the size
+        rows = int(copies[1].expand(_broadcast(args[0].shape, args[1].shape)).sum())
+        return torch.empty(rows, dtype=args[0].dtype, device=GPU)
+    if all(copy is not None for copy in copies):
+        result = func(*(run.values.real(value) for value in args), **{k: run.values.real(v) for k, v in kwargs.items()})
+    else:
+        is_made_up = True
+        result = _by_rule(func, args)
+    if is_made_up:
+        run.values.note(func._schema.name.removeprefix("aten::"), is_shape=True)
+    outputs = []
+    for value in result if isinstance(result, tuple) else (result,):
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
+        run.values.set(made, value, made_up=is_made_up)
+        outputs.append(made)
+    return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+
+def _broadcast(*shapes: torch.Size) -> torch.Size:
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
+
+
+def _by_rule(func: Any, args: Sequence[Any]) -> Any:
+    source = args[0]
+    if func is aten.nonzero.default:
+        return torch.ones(source.shape, dtype=torch.bool).nonzero()
+    if func is aten.masked_select.default:
+        return torch.zeros(_broadcast(source.shape, args[1].shape).numel(), dtype=source.dtype)
+    if func is aten._unique2.default:
+        rows = source.numel()
+        return torch.zeros(rows, dtype=source.dtype), torch.arange(rows).view(source.shape), torch.ones(rows).long()
+    raise UnsupportedError(
+        f"{place()}: the size of the result of {func} depends on values that the model computes, which a simulated GPU"
+        " does not have. Run without it, or on a GPU."
+    )
+
+
+def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A sampled token never ends a text, so that generation goes on to its longest length."""
+    result = run.compute(func, args, kwargs)
+    if run.values.known(result) is None and args[0].dim() > 0:
+        run.values.note(f"token of {func._schema.name.removeprefix('aten::')}")
+        run.values.set(result, torch.tensor(max(args[0].shape[-1] - _FROM_END, 0)), made_up=True)
+    return result
+
+
+def _chosen(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The indices of topk: rows take turns, so that experts get the same number of tokens."""
+    result = run.compute(func, args, kwargs)
+    indices = result[1]
+    if run.values.known(indices) is None and indices.numel():
+        run.values.note("choice of topk")
+        choices = torch.arange(indices.numel()).view(indices.shape) % max(args[0].shape[-1], 1)
+        run.values.set(indices, choices, made_up=True)
+    return result
+
+
+def _sorted(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Values that are not known are in order."""
+    result = run.compute(func, args, kwargs)
+    indices = result[1]
+    if run.values.known(indices) is None and indices.dim():
+        dim = kwargs.get("dim", args[-2] if len(args) > 2 else -1)
+        size = [1] * indices.dim()
+        size[dim] = indices.shape[dim]
+        run.values.set(indices, torch.arange(indices.shape[dim]).view(size).expand(indices.shape), made_up=True)
+    return result
+
+
+def _index(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Masks as indices become positions (TensorAdvancedIndexing's expandTensors)."""
+    if any(isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) for item in args[1]):
+        args = (args[0], _positions(run, args[1]), *args[2:])
+    return run.compute(func, args, kwargs)
+
+
+def _positions(run: Operators, indices: Sequence[Any]) -> list[Any]:
+    positions: list[Any] = []
+    for item in indices:
+        if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8):
+            found = _found(run, aten.nonzero.default, (item,), {}) if item.is_cuda else item.nonzero()
+            positions.extend(found.select(1, dim) for dim in range(item.dim()))
+        else:
+            positions.append(item)
+    return positions
+
+
+def _record_stream(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> None:
+    run.device.use_on(address_of(args[0]), args[1].stream_id)
+
+
+RULES: dict[Any, Rule] = {
+    aten.copy_.default: _copy,
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: _equal,
+    aten.record_stream.default: _record_stream,
+    aten.multinomial.default: _sampled,
+    aten.argmax.default: _sampled,
+    aten.topk.default: _chosen,
+    aten.sort.default: _sorted,
+    aten.sort.stable: _sorted,
+    **dict.fromkeys(
+        (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default), _index
+    ),
+    **dict.fromkeys(
+        (
+            aten.nonzero.default,
+            aten.masked_select.default,
+            aten._unique2.default,
+            aten.unique_dim.default,
+            aten.unique_consecutive.default,
+            aten.repeat_interleave.Tensor,
+            aten.bincount.default,
+        ),
+        _found,
+    ),
+}

@@ -1,0 +1,229 @@
+"""What the program knows: values of small tensors that follow from the host's, and values made up where none do.
+
+A storage of the GPU has values in a copy in main memory, as long as every operator that wrote to it read values only.
+Views share the copy, as they share the storage.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+# tensors with more elements have no values: integers and bools (labels, positions, masks), and others
+MOST_INTEGERS, MOST_FLOATS = 1 << 22, 1 << 12
+
+_EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
+# the result of these is what it is on a GPU whatever the values: gradients are finite, the scale stays
+_KEEPS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default})
+_FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default})
+_SKIPPED_FILES = ("/torch/", "/ligerprof/")
+
+
+class MadeUp(NamedTuple):
+    """A kind of value that the machine made up, and the line of the program that asked for it.
+
+    Attributes:
+        what: such as `item of float32` or `nonzero`.
+        place: file and line.
+        is_shape: whether the size of a tensor depends on it.
+    """
+
+    what: str
+    place: str
+    is_shape: bool
+
+
+class Known(NamedTuple):
+    """The copy of a storage in main memory; `made_up` if its values follow from ones that were made up."""
+
+    storage: torch.UntypedStorage
+    made_up: bool
+
+
+class Values:
+    """The values of small tensors on the simulated GPU, by the address of their storage.
+
+    Args:
+        size_of: the bytes of the storage at an address.
+
+    Attributes:
+        made_up: how often each kind of value was made up.
+    """
+
+    def __init__(self, size_of: Callable[[int], int]) -> None:
+        self._size_of = size_of
+        self._known: dict[int, Known] = {}
+        self.made_up: Counter[MadeUp] = Counter()
+
+    def note(self, what: str, *, is_shape: bool = False) -> None:
+        """Count a value that was made up."""
+        self.made_up[MadeUp(what, place(), is_shape)] += 1
+
+    def forget(self, address: int) -> None:
+        """Forget the values of a storage that ended."""
+        self._known.pop(address, None)
+
+    def known(self, tensor: Tensor) -> Known | None:
+        """The copy of a tensor's storage."""
+        return self._known.get(address_of(tensor)) if self._known else None
+
+    def copy_of(self, tensor: Tensor) -> Tensor | None:
+        """A tensor in main memory with the values of one on the GPU, None if they are not known."""
+        if tensor.numel() == 0:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        known = self.known(tensor)
+        if known is None:
+            return None
+        return _shown(tensor, known.storage)
+
+    def set(self, tensor: Tensor, value: Tensor, *, made_up: bool = False) -> None:
+        """Give a whole storage the values of a tensor of the same shape in main memory, if it is small enough."""
+        address = address_of(tensor)
+        size_bytes = self._size_of(address)
+        if not is_small(tensor) or not size_bytes:
+            return
+        copy = torch.UntypedStorage(size_bytes, device="cpu")  # type: ignore[no-untyped-call]
+        _shown(tensor, copy).copy_(value)
+        self._known[address] = Known(copy, made_up)
+
+    def covers(self, tensor: Tensor) -> bool:
+        """Whether a tensor shows all of its storage."""
+        return tensor.numel() * tensor.element_size() >= self._size_of(address_of(tensor))
+
+    def after(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, inputs: list[Tensor]
+    ) -> None:
+        """Follow the values through an operator that has just run.
+
+        Args:
+            inputs: all tensors among the arguments.
+        """
+        mutable = func._schema.is_mutable
+        if func in _KEEPS or func in _EMPTY:
+            return
+        written = _written(func, args, kwargs) if mutable else ()
+        if not self._all_known(func, inputs, written):
+            for tensor in written if self._known else ():
+                self._known.pop(address_of(tensor), None)
+            self._assume(func, result)
+            return
+        made_up = any((known := self.known(tensor)) is not None and known.made_up for tensor in inputs)
+        for tensor in written:
+            if self.known(tensor) is None and tensor.is_cuda:
+                self.set(tensor, torch.zeros(()), made_up=made_up)
+                if self.known(tensor) is None:
+                    return
+        try:
+            self._run(func, args, kwargs, result, made_up=made_up)
+        except (NotImplementedError, RuntimeError):
+            # the CPU has no kernel for these types, or for a random generator of the GPU
+            for tensor in written:
+                self._known.pop(address_of(tensor), None)
+
+    def _all_known(self, func: Any, inputs: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
+        """Whether the values of all arguments are known; those of what is overwritten as a whole need not be."""
+        whole = func in _FILLS or func._schema.overload_name.endswith("out")
+        for tensor in inputs:
+            if not tensor.is_cuda:
+                if tensor.numel() > MOST_INTEGERS:
+                    return False
+            elif (
+                tensor.numel()
+                and self.known(tensor) is None
+                and not (whole and any(tensor is other for other in written) and self.covers(tensor))
+            ):
+                return False
+        return True
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, *, made_up: bool) -> None:
+        """Run the operator on the copies."""
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if random and not _integers(result):
+            return
+        real_args = [self.real(value) for value in args]
+        real_kwargs = {name: self.real(value) for name, value in kwargs.items()}
+        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=random):
+            values = func(*real_args, **real_kwargs)
+        for tensor, value in zip(tensors_in(result), tensors_in(values), strict=False):
+            if tensor.is_cuda and tensor.shape == value.shape and self.known(tensor) is None:
+                self.set(tensor, value, made_up=made_up)
+            elif not tensor.is_cuda and tensor is not value and tensor.shape == value.shape:
+                tensor.copy_(value)
+
+    def real(self, value: Any) -> Any:
+        """An argument of an operator with the known values in main memory."""
+        if isinstance(value, Tensor):
+            return self.copy_of(value) if value.is_cuda else value
+        if type(value) in (list, tuple):
+            return type(value)([self.real(item) for item in value])
+        if type(value) is torch.device:
+            return torch.device("cpu")
+        return None if isinstance(value, torch.Generator) else value
+
+    def _assume(self, func: Any, result: Any) -> None:
+        """A single number that a model computes is 1, so that losses and norms are finite."""
+        if not isinstance(result, Tensor) or not result.is_cuda or result.numel() != 1:
+            return
+        is_number = result.dtype.is_floating_point and self.known(result) is None
+        if is_number or (result.dtype == torch.bool and func._schema.name == "aten::all"):
+            self.set(result, torch.ones(()), made_up=True)
+
+
+def address_of(tensor: Tensor) -> int:
+    """The address of a tensor's storage on the GPU, 0 without memory.
+
+    A Python object of the storage would stay, and count as a reference: autograd would not add to a gradient in place.
+    """
+    address = tensor.data_ptr()
+    return address - int(tensor.storage_offset()) * tensor.element_size() if address else 0
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes to."""
+    found: list[Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) and not argument.kwarg_only else kwargs.get(argument.name)
+            found.extend(tensors_in(value))
+    return found
+
+
+def is_small(tensor: Tensor) -> bool:
+    """Whether the values of a tensor are kept."""
+    floats = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return tensor.numel() <= (MOST_FLOATS if floats else MOST_INTEGERS)
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """All tensors in nested lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def _shown(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
+    empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _integers(result: Any) -> bool:
+    return all(not tensor.dtype.is_floating_point for tensor in tensors_in(result))
+
+
+def place() -> str:
+    """File and line of the innermost frame that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not any(part in name for part in _SKIPPED_FILES) and not name.startswith("<"):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"

@@ -1,0 +1,122 @@
+"""A program that asks torch what a GPU would answer; run by test_machine.py with a simulated RTX 4090."""
+
+import copy
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def allocated() -> int:
+    return int(torch.cuda.memory_allocated())
+
+
+def checks() -> None:
+    # the answers of torch.cuda
+    assert torch.cuda.is_available()
+    assert torch.cuda.get_device_name() == "NVIDIA GeForce RTX 4090"
+    assert torch.cuda.get_device_capability() == (8, 9)
+    assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
+
+    # parameters keep their identity, and memory goes with the last reference
+    layer = torch.nn.Linear(1024, 1024)
+    weight = layer.weight
+    assert layer.to("cuda").weight is weight
+    assert weight.is_cuda
+    before = allocated()
+    kept = copy.deepcopy(layer)
+    assert allocated() == before + 4 * 1024 * 1024 + 4 * 1024
+    del kept
+    assert allocated() == before
+
+    # what follows from the host is known: labels, masks, positions
+    labels = torch.tensor([3, -100, 5, -100, 7]).cuda()
+    assert labels[labels != -100].tolist() == [3, 5, 7]
+    assert (labels != -100).nonzero().flatten().tolist() == [0, 2, 4]
+    assert torch.arange(4, device="cuda").cumsum(0).tolist() == [0, 1, 3, 6]
+    positions = torch.zeros(4, dtype=torch.long, device="cuda")
+    positions[1:3] += 2
+    assert positions.tolist() == [0, 2, 2, 0]
+
+    # what a model computes is made up: finite, and never listed as known
+    loss = layer(torch.randn(4, 1024, device="cuda")).square().mean()
+    assert torch.isfinite(loss)
+    assert not torch.isnan(loss)
+    loss.backward()
+    assert layer.weight.grad is not None
+
+    # autograd adds to a gradient in place where nobody else holds it: one buffer of the tied weight, not two
+    embedding = torch.nn.Embedding(4096, 256, device="cuda")
+    hidden = embedding(torch.randint(4096, (8,), device="cuda"))
+    torch.cuda.reset_peak_memory_stats()
+    before = allocated()
+    F.linear(hidden, embedding.weight).sum().backward()
+    size = 4 * 4096 * 256
+    assert torch.cuda.max_memory_allocated() - before < 2.2 * size + (64 << 20)
+    assert embedding.weight.grad is not None
+
+    # checkpointing stops its recomputation with an exception inside an operator
+    block = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5), torch.nn.GELU()).cuda()
+    inputs = torch.randn(8, 64, device="cuda", requires_grad=True)
+    checkpoint(block, inputs, use_reentrant=False).sum().backward()
+    assert inputs.grad is not None
+
+    # autocast's and attention's lists are CUDA's
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert layer(torch.randn(2, 1024, device="cuda")).dtype == torch.bfloat16
+        assert torch.nn.LayerNorm(1024).cuda()(torch.randn(2, 1024, device="cuda")).dtype == torch.float32
+
+    # streams: a block that another stream uses is free once that stream has ended its work
+    stream = torch.cuda.Stream()
+    block = torch.empty(1 << 20, device="cuda")
+    block.record_stream(stream)
+    before = allocated()
+    del block
+    assert allocated() == before
+    torch.cuda.synchronize()
+    assert allocated() == before - (4 << 20)
+
+    # convolutions and batch norms choose cuDNN's layout
+    images = torch.randn(2, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    convolution = torch.nn.Conv2d(3, 8, 3).cuda().to(memory_format=torch.channels_last)
+    assert convolution(images).is_contiguous(memory_format=torch.channels_last)
+
+    # pinned memory and copies
+    pinned = torch.empty(1000, pin_memory=True)
+    assert pinned.is_pinned()
+    assert pinned.to("cuda", non_blocking=True).is_cuda
+
+    # a file that exists stays as it is, and a saved one gives its shapes back
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "weights.pt")
+        path.write_bytes(b"mine")
+        torch.save(layer.state_dict(), path)
+        assert path.read_bytes() == b"mine"
+        assert torch.load(path, map_location="cuda")["weight"].shape == (1024, 1024)
+
+
+def run_out() -> None:
+    # a limit, and a program that survives it
+    torch.cuda.set_per_process_memory_fraction(0.25)
+    try:
+        torch.empty(7 << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        # the program is not a test: pytest is not there
+        assert "CUDA out of memory. Tried to allocate 7.00 GiB" in str(error)  # noqa: PT017
+    else:
+        raise AssertionError("no limit")
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+
+
+checks()
+if "--out-of-memory" in sys.argv:
+    run_out()
+print("all checks passed")
+if "--compile" in sys.argv:
+    torch.compile(torch.nn.Linear(2, 2).cuda())(torch.ones(1, 2, device="cuda"))
+if "--exit" in sys.argv:
+    os._exit(5)

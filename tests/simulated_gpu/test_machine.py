@@ -1,0 +1,90 @@
+"""`ligerprof run --device simulated`: whole programs without a GPU, against peaks that a GPU measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paths import REPOSITORY
+
+SCRIPTS = REPOSITORY / "benchmarks/run_scripts"
+MEASURED = {
+    row["script"]: row
+    for row in json.loads((REPOSITORY / "benchmarks/results/run-scripts-h200.json").read_text())["scripts"]
+    if row["recorded"] == ":"
+}
+CHECKS = Path(__file__).with_name("checks.py")
+
+
+def simulate(tmp_path: Path, *command: str, options: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    ours = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", *options]
+    return subprocess.run(
+        [*ours, "--json", "-o", str(tmp_path / "run"), "--", sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+    )
+
+
+@pytest.mark.parametrize("name", ["functional", "leaking", "oom_caught", "step_in_backward"])
+def test_the_peak_is_the_gpus_to_the_byte(name: str, tmp_path: Path) -> None:
+    measured = MEASURED[name]
+    done = simulate(tmp_path, str(SCRIPTS / f"{name}.py"))
+    assert done.returncode == measured["exit_code"], done.stderr
+    rank: dict[str, Any] = json.loads(done.stdout)["ranks"][0]
+    assert rank["peak_bytes"] == measured["torch_peaks"][0]
+    assert rank["simulated"]["gpu"] == "h200"
+
+
+def test_torch_answers_as_on_a_gpu(tmp_path: Path) -> None:
+    done = simulate(tmp_path, str(CHECKS), "--exit", options=("--gpu", "rtx4090"))
+    assert "all checks passed" in done.stderr, done.stderr
+    # os._exit ends the program, and not the recording
+    assert done.returncode == 5
+    made_up = json.loads(done.stdout)["ranks"][0]["simulated"]["made_up"]
+    assert {row["what"] for row in made_up} == {"item of bool"}
+    assert all(Path(row["place"].rpartition(":")[0]) == CHECKS for row in made_up)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_compiled_functions_are_refused_in_a_line_unless_they_run_as_they_are(tmp_path: Path) -> None:
+    refused = simulate(tmp_path, str(CHECKS), "--compile", options=("--gpu", "rtx4090"))
+    assert refused.returncode == 1
+    (line,) = [line for line in refused.stderr.splitlines() if "torch.compile" in line]
+    assert line.startswith("ligerprof: ")
+    assert "--eager" in line
+    assert "Traceback" not in refused.stderr
+    assert (
+        simulate(tmp_path, str(CHECKS), "--compile", options=("--gpu", "rtx4090", "--eager", "--force")).returncode == 0
+    )
+
+
+def test_a_program_goes_on_when_it_catches_the_error_of_memory_that_runs_out(tmp_path: Path) -> None:
+    done = simulate(tmp_path, str(CHECKS), "--out-of-memory", options=("--gpu", "rtx4090"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"][0]["oom"]["requested_bytes"] == 7 << 30
+
+
+def test_memory_that_runs_out_ends_with_3(tmp_path: Path) -> None:
+    program = tmp_path / "grows.py"
+    program.write_text("import torch\nkept = [torch.empty(1 << 28, device='cuda') for _ in range(9)]\n")
+    done = simulate(tmp_path, str(program), options=("--memory-limit", "8GiB"))
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["ranks"][0]["oom"]["requested_bytes"] == 1 << 30
+
+
+def test_options_of_the_simulation_need_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ligerprof", "run", "--gpu", "h200", "--", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "--device simulated" in done.stderr
