@@ -17,6 +17,12 @@ from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.models.streams import StreamSizes
 
+# transformers' names of the functions that kernels of gated MLPs compute (activations.py, ACT2FN)
+_GATE_ACTIVATIONS = {
+    Feature.SWIGLU: ("silu", "swish"),
+    Feature.GEGLU: ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new"),
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterShape:
@@ -108,8 +114,12 @@ class ModelSpec:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not."""
+        """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not.
+
+        Nor is a gated MLP whose activation the config replaces with another.
+        """
         found, rotary = self.architecture.features, self.architecture.attention.rotary
+        found -= {gate for gate, names in _GATE_ACTIVATIONS.items() if self.activation not in names}
         has_experts_alone = self.experts and all(self.layer_kinds.sparse) and not self.shared_size
         if has_experts_alone or all(self.layer_kinds.thinned):
             found -= {Feature.SWIGLU, Feature.GEGLU}
