@@ -119,6 +119,16 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         fsdp2 and not options.optimizer.works_on_shards,
         f"{options.optimizer} is not supported on FSDP2's shards yet. Choose an AdamW or sgd.",
     )
+    reads_head = "flce of liger" if options.providers.get("flce") == "liger" else typed("loss", options.loss)
+    yield (
+        # with adapters, fsdp2_prepare_model finds no final norm, and the head becomes a group that nothing gathers
+        options.wrap is Wrap.ACCELERATE
+        and options.lora is not None
+        and not options.spec.tied_embeddings
+        and (options.loss.is_chunked or options.providers.get("flce") == "liger"),
+        f"{reads_head} reads the head's weight, which {typed('wrap', options.wrap)} leaves sharded beside adapters."
+        f" Choose {typed('wrap', Wrap.LAYERS)} or {typed('loss', Loss.HF)}.",
+    )
     yield fsdp2 and options.qlora is not None, f"{_FLAGS['qlora']} is not supported with {_FSDP2} yet."
     yield (
         fsdp2 and options.lora is not None and options.weight_dtype != "float32",

@@ -87,7 +87,7 @@ def built_trainer(
 
 def _sharded(recipe: TrainingRecipe, model: nn.Module, mesh: DeviceMesh, recorder: StorageRecorder) -> Trainer:
     offloads = recipe.offload is not Offload.NONE
-    place: AbstractContextManager[None] = recorder.on_host() if offloads else nullcontext()
+    place: AbstractContextManager[None] = recorder.on_host(locked=True) if offloads else nullcontext()
     with place:
         shard(model, recipe, mesh)
         fill_shards(model, recipe, STAND_IN)
