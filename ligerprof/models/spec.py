@@ -16,6 +16,7 @@ from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.models.streams import StreamSizes
+from ligerprof.text import short_repr
 
 # transformers' names of the functions that kernels of gated MLPs compute (activations.py, ACT2FN)
 _GATE_ACTIVATIONS = {
@@ -144,8 +145,13 @@ class ModelSpec:
         rotary = self.architecture.attention.rotary
         if rotary is None or rotary.share is None:
             return self.head_dim
-        settings = self.setting("rope_parameters") or self.setting("rope_scaling") or {}
-        return int(self.head_dim * settings.get(rotary.share, self.setting(rotary.share, 1.0)))
+        named = self.setting("rope_parameters") or self.setting("rope_scaling") or {}
+        if not isinstance(named, Mapping):
+            raise UnknownModelError(
+                f"{self.name}: rope_parameters is {short_repr(named)}, not an object. Fix the config."
+            )
+        share = named.get(rotary.share, self.setting(rotary.share, 1.0))
+        return int(self.head_dim * self._number(rotary.share, 1.0 if share is None else share))
 
     @property
     def value_dim(self) -> int:
@@ -215,7 +221,18 @@ class ModelSpec:
 
     def dropout_rate(self, dropout: Dropout | None) -> float:
         """The dropout probability in the config; 0 for None."""
-        return 0.0 if dropout is None else float(self.setting(dropout.key, dropout.default))
+        if dropout is None:
+            return 0.0
+        rate = self.setting(dropout.key, dropout.default)
+        return 0.0 if rate is None else self._number(dropout.key, rate)
+
+    def _number(self, key: str, value: Any) -> float:
+        """The value of a config key as a share; raises UnknownModelError unless it is a number from 0 to 1."""
+        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise UnknownModelError(
+                f"{self.name}: {key} is {short_repr(value)}, no number from 0 to 1. Fix the config."
+            )
+        return float(value)
 
     @property
     def parameter_count(self) -> int:

@@ -56,7 +56,7 @@ def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
 
 
 def _shards(recipe: TrainingRecipe, weights: Collection[Weight]) -> Iterator[_Buffer]:
-    """FSDP2's CPUOffloadPolicy with page-locked memory, as on GPUs: shards, their gradients, and what the optimizer makes.
+    """FSDP2's CPUOffloadPolicy with page-locked memory, as on GPUs: shards, gradients, what the optimizer makes.
 
     The copy of a gradient to main memory page-locks its target (foreach_reduce in _fsdp_collectives.py).
     """

@@ -12,8 +12,10 @@ from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.recipe.configs import titan_checkpointing
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
+    BadValueError,
     Row,
     count,
+    explain_bad,
     ignored,
     is_off,
     lacking,
@@ -208,9 +210,17 @@ def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
         reading.set(key, {Setting.MODEL: _MODELS.get(f"{name}-{flavor}", f"{name}-{flavor}")})
 
 
+def _degree(file: str, parallelism: Mapping[str, Any], key: str, default: int) -> int:
+    value = parallelism.get(key, default)
+    try:
+        return whole_number(value, -1)
+    except BadValueError as problem:
+        raise RecipeError(explain_bad(file, f"parallelism.{key}", value, problem)) from None
+
+
 def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:
-    replicate = whole_number(parallelism.get("data_parallel_replicate_degree", 1), -1)
-    shard = whole_number(parallelism.get("data_parallel_shard_degree", -1), -1)
+    replicate = _degree(reading.file, parallelism, "data_parallel_replicate_degree", 1)
+    shard = _degree(reading.file, parallelism, "data_parallel_shard_degree", -1)
     # -1 shards over all GPUs that are there
     reading.defaults[Setting.SEVERAL] = "fsdp2" if shard != 1 else "ddp"
     # its groups are those of accelerate: embedding, layers, final norm with head (models/llama3/parallelize.py)
