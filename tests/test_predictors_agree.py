@@ -137,7 +137,7 @@ def test_main_memory_under_fsdp2(optimizer: str) -> None:
     ("family", "liger"), [("gpt_neox", "ce"), ("granite", "flce"), ("mistral", "ce"), ("starcoder2", "rope")]
 )
 def test_kernels_that_liger_kernel_lacks_are_not_estimated(family: str, liger: str) -> None:
-    with pytest.raises(KernelUnavailableError, match="liger-kernel (cannot patch|has no)"):
+    with pytest.raises(KernelUnavailableError, match=r"liger-kernel (cannot patch|has no)"):
         estimate(TrainingRecipe(model=spec_of(family), liger=liger, provider="liger"))
 
 

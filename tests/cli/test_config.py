@@ -299,7 +299,7 @@ def test_a_known_model_stands_in_for_the_unknown_one_of_a_file(tmp_path: Path) -
     assert found["peak_bytes"] == plain["peak_bytes"]
     assert "org/my-sft is unknown: the architecture and sizes of tiny" in found["assumed"]
     shown = run("estimate", "--config", str(path), "--like", "tiny")
-    assert shown.stdout.startswith("org/my-sft (sizes of tiny), 2 x 128 tokens")
+    assert "\norg/my-sft (sizes of tiny), 2 x 128 tokens" in shown.stdout
     known = run("estimate", "--model", "tiny", "--like", "llama3.2-1b")
     assert "--like llama3.2-1b is not used: the sizes of tiny are known" in known.stderr
     assert known.stdout.startswith("tiny, ")
