@@ -18,12 +18,6 @@ from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.models.streams import StreamSizes
 from ligerprof.text import short_repr
 
-# transformers' names of the functions that kernels of gated MLPs compute (activations.py, ACT2FN)
-_GATE_ACTIVATIONS = {
-    Feature.SWIGLU: ("silu", "swish"),
-    Feature.GEGLU: ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new"),
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterShape:
@@ -117,12 +111,8 @@ class ModelSpec:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not.
-
-        Nor is a gated MLP whose activation the config replaces with another.
-        """
+        """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not."""
         found, rotary = self.architecture.features, self.architecture.attention.rotary
-        found -= {gate for gate, names in _GATE_ACTIVATIONS.items() if self.activation not in names}
         has_experts_alone = self.experts and all(self.layer_kinds.sparse) and not self.shared_size
         if has_experts_alone or all(self.layer_kinds.thinned):
             found -= {Feature.SWIGLU, Feature.GEGLU}
@@ -220,8 +210,7 @@ class ModelSpec:
 
     def dropout_rate(self, dropout: Dropout | None) -> float:
         """The dropout probability in the config; 0 for None."""
-        rate = None if dropout is None else self.setting(dropout.key, dropout.default)
-        return 0.0 if dropout is None or rate is None else self._share(dropout.key, rate)
+        return 0.0 if dropout is None else self._share(dropout.key, self.setting(dropout.key, dropout.default))
 
     def _share(self, key: str, value: Any) -> float:
         """A share of one under a config key; raises UnknownModelError for anything else."""
