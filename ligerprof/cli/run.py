@@ -74,7 +74,7 @@ def command(  # noqa: PLR0913 - one argument per option
     """Run a training command unchanged, and show what holds the memory at its peak.
 
     With --device simulated, the command runs without a GPU: operators compute sizes and no values,
-    weights are not read, and nothing is written but the recording.
+    and weights are neither read nor written.
 
     COMMAND is what you would type: python train.py, python -m package, torchrun ..., accelerate
     launch ..., deepspeed ...; a Python file alone is run by this Python. Each process that uses a
@@ -143,6 +143,6 @@ def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bo
 
 
 def _gpu_name(gpu: str | None) -> str:
-    from ligerprof.gpus import find_gpu
+    from ligerprof.gpus import DEFAULT_GPU, find_gpu
 
-    return or_usage_error(find_gpu, gpu or "h200").name
+    return or_usage_error(find_gpu, gpu or DEFAULT_GPU).name

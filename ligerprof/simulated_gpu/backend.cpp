@@ -332,6 +332,5 @@ void gpu_ran_out(const char* text) { message = text; }
 int64_t gpu_stream() { return current_stream; }
 void gpu_set_stream(int64_t stream) { current_stream = stream; }
 int64_t gpu_new_stream() { return ++streams; }
-int64_t gpu_pinned_bytes() { return PinnedMemory::held_bytes; }
 int64_t gpu_highest_pinned_bytes() { return PinnedMemory::highest_bytes; }
 }

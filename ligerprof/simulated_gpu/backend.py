@@ -3,8 +3,6 @@
 import ctypes
 import hashlib
 import os
-import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 
 from ligerprof.errors import MissingDependencyError
+from ligerprof.torch_memory.allocator.compiled import compilers
 
 _SOURCE = Path(__file__).with_name("backend.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -38,12 +37,9 @@ class Backend:
         self.stream: Callable[[], int] = library.gpu_stream
         self.set_stream: Callable[[int], None] = library.gpu_set_stream
         self.new_stream: Callable[[], int] = library.gpu_new_stream
-        self.pinned_bytes: Callable[[], int] = library.gpu_pinned_bytes
         self.highest_pinned_bytes: Callable[[], int] = library.gpu_highest_pinned_bytes
         self.detach: Callable[[], None] = library.gpu_detach
-        for function in (library.gpu_stream, library.gpu_new_stream):
-            function.restype = ctypes.c_int64
-        for function in (library.gpu_pinned_bytes, library.gpu_highest_pinned_bytes):
+        for function in (library.gpu_stream, library.gpu_new_stream, library.gpu_highest_pinned_bytes):
             function.restype = ctypes.c_int64
         library.gpu_set_stream.argtypes = (ctypes.c_int64,)
         library.gpu_ran_out.argtypes = (ctypes.c_char_p,)
@@ -105,7 +101,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _build(name: str) -> Path:
-    compiler = next(_compilers(), None)
+    compiler = next(compilers("CXX", _COMPILERS), None)
     if compiler is None:
         raise MissingDependencyError(
             "the simulated GPU: no C++ compiler. Install one, such as g++ (Debian, Ubuntu: apt install g++)."
@@ -136,16 +132,6 @@ def _build(name: str) -> Path:
         f"the simulated GPU: {compiler[0]} cannot build it for torch {torch.__version__} ({problem})."
         " Install g++ 11 or later, or name a compiler in CXX."
     )
-
-
-def _compilers() -> Iterator[list[str]]:
-    named: list[str] = []
-    with suppress(ValueError):
-        # an open quotation mark
-        named = shlex.split(os.environ.get("CXX", ""))
-    for command in (named, *([name] for name in _COMPILERS)):
-        if command and shutil.which(command[0]):
-            yield command
 
 
 def _arguments() -> list[str]:

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from ligerprof.gpus import GpuSpec
-from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice, device_thread_frames
+from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
 from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
@@ -28,9 +26,7 @@ class Device(SimulatedDevice):
     Attributes:
         allocations: number of blocks handed out so far.
         frees: number of blocks taken back so far.
-        retries: how often the allocator returned its cache before it had room.
         failures: how often it ran out.
-        text: the metadata of the events that follow.
         observers: called with (device, requested, allocated, free bytes) when memory runs out.
     """
 
@@ -38,8 +34,7 @@ class Device(SimulatedDevice):
         limits = DeviceLimits(capacity_bytes=capacity_bytes, limit_bytes=None)
         super().__init__(gpu, limits, settings, record=False, observe=self._note)
         self.capacity_bytes = capacity_bytes
-        self.allocations = self.frees = self.segments = self.segment_frees = self.retries = self.failures = 0
-        self.text = ""
+        self.allocations = self.frees = self.segments = self.segment_frees = self.failures = 0
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.lock = threading.RLock()
         self._history: deque[TraceEvent] | None = None
@@ -49,7 +44,7 @@ class Device(SimulatedDevice):
         self._used_by: dict[int, set[int]] = {}
         self._waiting: list[Block] = []
         self._ended: list[int] | None = None
-        # the C++ function that allocates now, where that tells what a block is
+        # name of the C++ function that allocates a workspace; attribution reads it
         self._native = ""
 
     def start_history(self, *, most_entries: int | None, stacks: bool) -> None:
@@ -76,12 +71,9 @@ class Device(SimulatedDevice):
         """
         with self.lock:
             self.stream = stream
-            return self._take(size_bytes)
-
-    def _take(self, size_bytes: int) -> int:
-        block = self.allocate(size_bytes)
-        self._blocks[block.address] = block
-        return block.address
+            block = self.allocate(size_bytes)
+            self._blocks[block.address] = block
+            return block.address
 
     def allocate(self, size_bytes: int) -> Block:
         """Allocate a block on the current stream."""
@@ -172,32 +164,16 @@ class Device(SimulatedDevice):
             self._resolve_stacks()
             return build_snapshot(self.allocator, list(self._history or ()), self._settings)
 
-    def _resolve_stacks(self) -> None:
-        tracebacks = [traceback for _, traceback in self._tracebacks]
-        # torch._C._profiler is what torch.cuda.memory itself resolves Python frames with
-        stacks = torch._C._profiler.symbolize_tracebacks(tracebacks) if tracebacks else []
-        for (context, _), stack in zip(self._tracebacks, stacks, strict=True):
-            native = [context.native] if context.native else []
-            context.frames = [*native, *device_thread_frames(stack)]
-        self._tracebacks.clear()
-
-    def stamp(self, text: str) -> None:
-        """Set the metadata of the following events."""
-        self.text = text
-        self._stamp = EventContext(text)
-
     def stamp_context(self) -> EventContext:
-        """The context of an event without a stack."""
+        """The context of an event without a stack; its stamp is the metadata of the events that follow."""
         return self._stamp
 
     def _context(self) -> EventContext | None:
         if not self._takes_stacks:
             return self._stamp
-        context = EventContext(self.text)
+        context = self._with_stack()
         if self._native:
             context.native = {"name": self._native, "filename": "??", "line": 0}
-        traceback = torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)
-        self._tracebacks.append((context, traceback))
         return context
 
     def _note(self, action: str, address: int, size_bytes: int, context: object) -> None:

@@ -70,7 +70,7 @@ class Machine:
                 {"what": what, "place": where, "is_shape": is_shape, "times": times}
                 for (what, where, is_shape), times in made_up
             ],
-            "not_written": sorted(self.checkpoints.saved),
+            "not_written": self.checkpoints.paths,
             "pinned_bytes": self._backend.highest_pinned_bytes(),
         }
 

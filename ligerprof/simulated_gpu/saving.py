@@ -29,15 +29,15 @@ _SAFETENSORS_DTYPES = {
 
 
 class Checkpoints:
-    """What the program has saved instead of files.
-
-    Attributes:
-        saved: number of files that were not written, by path.
-    """
+    """What the program has saved instead of files."""
 
     def __init__(self) -> None:
-        self.saved: dict[str, int] = {}
         self._contents: dict[str, Any] = {}
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that were not written, in order."""
+        return sorted(self._contents)
 
     def install(self) -> None:
         """Replace the functions that write and read tensors."""
@@ -92,9 +92,7 @@ class Checkpoints:
         atexit.register(path.unlink, missing_ok=True)
 
     def _keep(self, path: Any, content: Any) -> None:
-        name = _name(path)
-        self.saved[name] = self.saved.get(name, 0) + 1
-        self._contents[name] = content
+        self._contents[_name(path)] = content
 
 
 def _name(path: Any) -> str:

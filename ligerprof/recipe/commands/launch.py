@@ -16,7 +16,7 @@ _WRAPPER_NAMES = (
 _WRAPPERS = frozenset(_WRAPPER_NAMES.split())
 _ONE_PROCESS_EACH = frozenset({"srun"})
 _TORCHRUN = frozenset({"torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic.run"})
-# options without a value, of all launchers; underscores stand for hyphens
+# options of launchers that take no value, with underscores in place of hyphens
 _SWITCH_NAMES = (
     "standalone m module no_python run_path use_env virtual_local_rank quiet q cpu multi_gpu tpu enable_cpu_affinity"
     " dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation use_deepspeed use_fsdp use_xpu"

@@ -209,7 +209,7 @@ def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
 
 
 def _number(reading: Reading, values: Mapping[str, Any], key: str, default: int = -1) -> int:
-    """A whole number from -1 on, which stands for what follows from others."""
+    """A whole number of at least -1; -1 means that it follows from other settings."""
     return whole_number_at(reading, key, values.get(key, default), -1)
 
 

@@ -131,27 +131,32 @@ class SimulatedDevice:
 
     def snapshot(self) -> dict[str, Any]:
         """Build torch's snapshot dict from the recording so far."""
+        self._resolve_stacks()
+        return build_snapshot(self.allocator, self.events, self._settings)
+
+    def _resolve_stacks(self) -> None:
         tracebacks = [traceback for _, traceback in self._tracebacks]
         # torch._C._profiler is what torch.cuda.memory itself resolves Python frames with
         stacks = torch._C._profiler.symbolize_tracebacks(tracebacks) if tracebacks else []
         for (context, _), stack in zip(self._tracebacks, stacks, strict=True):
-            context.frames = device_thread_frames(stack)
+            native = [context.native] if context.native else []
+            context.frames = [*native, *_device_thread_frames(stack)]
         self._tracebacks.clear()
-        return build_snapshot(self.allocator, self.events, self._settings)
 
     def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
         kept = context if isinstance(context, EventContext) else self._stamp
         self.events.append(TraceEvent(action, address, size_bytes, kept, self._event_stream))
 
     def _context(self) -> EventContext | None:
-        if not self._record:
-            return None
+        return self._with_stack() if self._record else None
+
+    def _with_stack(self) -> EventContext:
         context = EventContext(self._stamp.stamp)
         self._tracebacks.append((context, torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)))
         return context
 
 
-def device_thread_frames(stack: Sequence[Frame]) -> list[Frame]:
+def _device_thread_frames(stack: Sequence[Frame]) -> list[Frame]:
     """Drop the simulator's own frames, and frames that are in another thread on a GPU."""
     first = 0
     while first < len(stack) and any(part in stack[first]["filename"] for part in _OWN_FILES):

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.runs.simulated.internals import INTERNALS, Call
+from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory.allocator.blocks import Block
 
 aten = torch.ops.aten
@@ -140,7 +141,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor.untyped_storage()._cdata in self._host
 
     def _stays_on_host(self, func: Any, args: Any) -> bool:
-        places = [self.is_on_host(tensor) for tensor in _tensors(args)]
+        places = [self.is_on_host(tensor) for tensor in tensors_in(args)]
         # a copy between the two casts in main memory (ATen/native/cuda/Copy.cu)
         return any(places) if func is aten.copy_.default else bool(places) and all(places)
 
@@ -186,7 +187,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _track(self, value: Any) -> None:
         while self._late:
             self._release(self._late.popleft())
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             storage = tensor.untyped_storage()
             key = storage._cdata
             size = storage.nbytes()
@@ -254,14 +255,6 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _device_of(tensor: Tensor) -> torch.device:
     # the device of a fake tensor is a dispatched call
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _overwritten(func: Any, args: Sequence[Any]) -> Tensor | None:

@@ -68,6 +68,7 @@ class CachingAllocator:
         reserved_bytes: in segments.
         highest_allocated_bytes: the most that was ever allocated.
         highest_reserved_bytes: the most that was ever reserved.
+        retries: how often all cached segments were given back to make room.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class CachingAllocator:
         self._next_address = _TOP_ADDRESS
         self._expandable: dict[tuple[int, bool], ExpandableSegment] = {}
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = 0
-        self.highest_allocated_bytes = self.highest_reserved_bytes = 0
+        self.highest_allocated_bytes = self.highest_reserved_bytes = self.retries = 0
         self.reset_peaks()
 
     def _pool(self, stream: int, *, small: bool) -> Pool:
@@ -197,6 +198,7 @@ class CachingAllocator:
         if block is None and self._release_oversized(pool, size, context):
             block = self._new_block(pool, size, context)
         if block is None:
+            self.retries += 1
             self.empty_cache(context)
             block = self._new_block(pool, size, context)
         if block is None:

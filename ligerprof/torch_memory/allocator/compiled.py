@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -48,7 +48,7 @@ class _Fields(ctypes.Structure):
 @cache
 def _library() -> ctypes.CDLL | None:
     """states.c as a library; None if it cannot be compiled and loaded here."""
-    library = next(filter(None, map(_compiled, _compilers())), None)
+    library = next(filter(None, map(_compiled, compilers("CC", _COMPILERS))), None)
     if library is None:
         return None
     library.state_new.argtypes = (ctypes.POINTER(_Fields), ctypes.c_size_t)
@@ -64,13 +64,18 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def _compilers() -> Iterator[list[str]]:
-    """Commands that may compile C, with their first arguments; CC may have some, as in "ccache gcc"."""
+def compilers(variable: str, usual: Iterable[str]) -> Iterator[list[str]]:
+    """Commands that may compile, with their first arguments, as in "ccache gcc".
+
+    Args:
+        variable: of the environment, which may name one: CC or CXX.
+        usual: the others.
+    """
     named: list[str] = []
     with suppress(ValueError):
         # an open quotation mark
-        named = shlex.split(os.environ.get("CC", ""))
-    for command in (named, *([name] for name in _COMPILERS)):
+        named = shlex.split(os.environ.get(variable, ""))
+    for command in (named, *([name] for name in usual)):
         if command and shutil.which(command[0]):
             yield command
 
