@@ -2,6 +2,8 @@
 
 python benchmarks/unchanged_programs/make.py DATA
 python benchmarks/simulated_programs.py DATA results.jsonl [--only NAME,...]
+
+`--set held-out`, also of make.py, takes the held-out programs instead.
 """
 
 import argparse
@@ -17,22 +19,28 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "unchanged_programs"
 sys.path.insert(0, str(PROGRAMS))
 
-from cases import CASES  # noqa: E402 - a module of the programs
+import cases  # noqa: E402 - modules of the programs
+import held_out_cases  # noqa: E402
 
 OURS = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--json"]
-MEASURED = HERE / "results/unchanged-programs-h200.jsonl"
+SETS = {
+    "known": (cases.CASES, HERE / "results/unchanged-programs-h200.jsonl"),
+    "held-out": (held_out_cases.CASES, HERE / "results/held-out-programs-h200.jsonl"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("results", type=Path)
+    parser.add_argument("--set", choices=SETS, default="known")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     chosen = set(filter(None, options.only.split(",")))
-    measured = {row["name"]: row for row in map(json.loads, MEASURED.read_text().splitlines())}
+    programs, path = SETS[options.set]
+    measured = {row["name"]: row for row in map(json.loads, path.read_text().splitlines())}
     with options.results.open("w") as file:
-        for name, case in CASES.items():
+        for name, case in programs.items():
             if name in measured and (not chosen or name in chosen):
                 row = compare(name, case, measured[name], options.data.resolve())
                 print(json.dumps(row), file=file, flush=True)

@@ -1,6 +1,6 @@
 """Writes what the programs read: models of random weights, a tokenizer of words, data sets, TRL's configurations.
 
-python make.py FOLDER [--tiny]
+python make.py FOLDER [--set held-out] [--tiny]
 """
 
 import argparse
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import held_out_cases
 import torch
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -83,6 +84,17 @@ TINY = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
+COMMON: dict[str, Any] = {
+    "max_steps": 3,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 1e-5,
+    "bf16": True,
+    "save_strategy": "no",
+    "logging_steps": 1,
+    "report_to": "none",
+    "seed": 1,
+}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CHAT = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}"
@@ -135,24 +147,11 @@ def write_data(root: Path, tiny: bool) -> None:
             (root / name / f"{split}.jsonl").write_text(lines)
 
 
-def trl_configurations(root: Path) -> dict[str, dict[str, Any]]:
-    """Configurations of TRL's scripts by name; the part before the first hyphen names the script."""
+def trl_configurations() -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """TRL's configurations by name: model, data set, options; the part before the first hyphen names the script."""
 
-    def run(model: str, data: str, **options: Any) -> dict[str, Any]:
-        common: dict[str, Any] = {
-            "model_name_or_path": f"{root}/{model}",
-            "dataset_name": f"{root}/{data}",
-            "max_steps": 3,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 1,
-            "learning_rate": 1e-5,
-            "bf16": True,
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "report_to": "none",
-            "seed": 1,
-        }
-        return common | options
+    def run(model: str, data: str, **options: Any) -> tuple[str, str, dict[str, Any]]:
+        return model, data, options
 
     lora = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear", "dtype": "bfloat16"}
     online = {"reward_funcs": ["get_soft_overlong_punishment"], "num_generations": 4, "max_completion_length": 64}
@@ -224,20 +223,23 @@ def trl_configurations(root: Path) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--set", choices=["known", "held-out"], default="known", help="the programs to write for")
     parser.add_argument("--tiny", action="store_true", help="small models and short rows, to try the programs on a CPU")
     arguments = parser.parse_args()
     root = arguments.folder.resolve()
-    for name, config in MODELS.items():
+    held_out = arguments.set == "held-out"
+    for name, config in (held_out_cases.MODELS if held_out else MODELS).items():
         small = {**TINY, **({"head_dim": 16} if "head_dim" in config else {})} if arguments.tiny else {}
         write_model(root / name, {**config, **small})
     write_data(root, arguments.tiny)
     (root / "configs").mkdir(exist_ok=True)
-    for name, config in trl_configurations(root).items():
+    for name, (model, data, options) in (held_out_cases.TRL if held_out else trl_configurations()).items():
         off = {}
         if arguments.tiny:  # a CPU has none of these
             off = {"bf16": False, "activation_offloading": False, "use_liger_kernel": False}
-        output = {"output_dir": f"{root}/out/{name}"}
-        (root / "configs" / f"{name}.yaml").write_text(yaml.safe_dump({**config, **off, **output}, sort_keys=False))
+        folders = {"model_name_or_path": f"{root}/{model}", "dataset_name": f"{root}/{data}"}
+        config = {**folders, **COMMON, **options, **off, "output_dir": f"{root}/out/{name}"}
+        (root / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 
 if __name__ == "__main__":
