@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributions import Categorical
 
 p = argparse.ArgumentParser()
-p.add_argument("--worlds", type=int, default=64)
+p.add_argument("--worlds", type=int, default=256)
 p.add_argument("--steps", type=int, default=128)
-p.add_argument("--piece", type=int, default=2048)
+p.add_argument("--piece", type=int, default=8192)
 p.add_argument("--size", type=int, default=84)
 args = p.parse_args()
 device = "cuda" if torch.cuda.is_available() else "cpu"
