@@ -38,7 +38,6 @@ SETS = {"known": cases, "held-out": held_out_cases}
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "lightning", "timm")
 MORE_PACKAGES = ("liger-kernel", "sentence-transformers", "triton")
-TRIALS = 8
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
@@ -96,11 +95,11 @@ class Results:
         print(row["name"], said, *row.get("error", [])[-4:], sep="\n    ", flush=True)
 
 
-def search(case: Case, data: Path, row: dict[str, Any], seconds: float) -> dict[str, Any]:
+def search(case: Case, data: Path, row: dict[str, Any], seconds: float, count: int) -> dict[str, Any]:
     """Bisects the smallest memory limit with which the program ends well, between its peak and what it reserved."""
     fails, runs = row["peak_bytes"] - 1, row["reserved_bytes"]
     trials = []
-    for _ in range(TRIALS):
+    for _ in range(count):
         middle = (fails + runs) // 2
         done = run_case(case, data, seconds, limit_bytes=middle)
         trials.append({"limit_bytes": middle, **{key: done.get(key) for key in ("exit_code", "retries", "seconds")}})
@@ -127,6 +126,7 @@ def main() -> None:
     parser.add_argument("--set", choices=SETS, default="known", help="the programs to run")
     parser.add_argument("--only", help="names, with commas")
     parser.add_argument("--at-once", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=8, help="runs that borders takes for a program")
     parser.add_argument("--seconds", type=float, default=150, help="time limit of one program")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else None
@@ -138,7 +138,9 @@ def main() -> None:
         each(
             chosen,
             arguments.at_once,
-            lambda name: results.add(search(programs[name], arguments.data, measured[name], arguments.seconds)),
+            lambda name: results.add(
+                search(programs[name], arguments.data, measured[name], arguments.seconds, arguments.trials)
+            ),
         )
         return
     tiny = arguments.action == "try"

@@ -47,7 +47,7 @@ PROGRAMS = [
     ),
     Case("vocoder-fp16", "held_out/vocoder_fp16.py", "--batch 2 --samples 8192 --width 32"),
     Case("lightning-manual", "held_out/lightning_manual.py", "--width 16 --batch 2 --size 32"),
-    Case("fabric-codegen", "held_out/fabric_loop.py", f"{SMALL} --seq 16"),
+    Case("fabric-codegen", "held_out/fabric_loop.py", "--layers 2 --width 256 --batch 2 --seq 16"),
     Case("electra-accelerate", "held_out/electra.py", f"{SMALL} --seq 16"),
     Case("modernbert-mlm", "held_out/modernbert.py {data}/granite", f"{SMALL} --seq 32"),
     Case("deberta-tags", "held_out/tag_words.py {data}/granite", f"{SMALL} --seq 32"),
