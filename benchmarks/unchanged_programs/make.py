@@ -200,8 +200,8 @@ def trl_configurations() -> dict[str, tuple[str, str, dict[str, Any]]]:
             max_length=1024,
             per_device_train_batch_size=2,
             eval_strategy="steps",
-        )
-        | {"eval_steps": 2},
+            eval_steps=2,
+        ),
         "dpo-precomputed": run(
             "qwen3", "preference", **lora, precompute_ref_log_probs=True, loss_type=["ipo"], max_length=768
         ),
@@ -213,8 +213,15 @@ def trl_configurations() -> dict[str, tuple[str, str, dict[str, Any]]]:
             gradient_accumulation_steps=2,
             per_device_train_batch_size=2,
         ),
-        "grpo-reference": run("smol", "prompts", **online, beta=0.04, num_iterations=2, dtype="bfloat16")
-        | {"per_device_train_batch_size": 8},
+        "grpo-reference": run(
+            "smol",
+            "prompts",
+            **online,
+            beta=0.04,
+            num_iterations=2,
+            dtype="bfloat16",
+            per_device_train_batch_size=8,
+        ),
         "rloo-lora": run("phi3", "prompts", **online, **lora),
         "kto-lora": run("smol", "judged", **lora, max_length=1024),
     }
