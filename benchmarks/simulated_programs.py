@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--set", choices=SETS, default="known")
     parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=float, default=900, help="time limit of one program")
     options = parser.parse_args()
     chosen = set(filter(None, options.only.split(",")))
     programs, path = SETS[options.set]
@@ -42,24 +43,24 @@ def main() -> None:
     with options.results.open("w") as file:
         for name, case in programs.items():
             if name in measured and (not chosen or name in chosen):
-                row = compare(name, case, measured[name], options.data.resolve())
+                row = compare(name, case, measured[name], options.data.resolve(), options.seconds)
                 print(json.dumps(row), file=file, flush=True)
                 print(row["name"], row.get("peak_error"), row.get("reserved_error"), row["problem"])
 
 
-def compare(name: str, case: object, truth: dict, data: Path) -> dict:
+def compare(name: str, case: object, truth: dict, data: Path, seconds: float) -> dict:
     words = case.argv.format(data=data).split()
     program = [str(PROGRAMS / words[0])] if words[0].endswith(".py") else ["-m", words[0]]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*OURS, "-o", f"{folder}/run", "--", sys.executable, *program, *words[1:]],
-            cwd=folder,
-            env={**os.environ, **case.env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [*OURS, "-o", f"{folder}/run", "--", sys.executable, *program, *words[1:]]
+        environment = {**os.environ, **case.env}
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"name": name, "seconds": seconds, "exit_code": 124, "problem": "took longer than the time limit"}
     row = {"name": name, "seconds": round(time.monotonic() - started, 1), "exit_code": done.returncode, "problem": ""}
     ranks = json.loads(done.stdout)["ranks"] if done.stdout else []
     if (done.returncode == 0) != (truth["exit_code"] == 0) or not ranks:
