@@ -273,4 +273,4 @@ TRL: dict[str, tuple[str, str, dict[str, Any]]] = {
 CASES = {case.name: case for case in PROGRAMS} | {
     name: Case(name, f"trl.scripts.{name.split('-')[0]} --config {{data}}/configs/{name}.yaml", "") for name in TRL
 }
-BORDERS = ["segmentation-fp16", "gptj-token-budget", "electra-accelerate", "orpo-starcoder2", "selective-scan"]
+BORDERS = ["segmentation-fp16", "simpo-olmo2", "vq-codebook", "gptj-token-budget", "modernbert-mlm"]
