@@ -26,6 +26,7 @@ from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
+from ligerprof.recipe.conflicts import require_gathered_head
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase
@@ -156,6 +157,7 @@ def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iter
 
 
 def _require_estimable(recipe: TrainingRecipe) -> None:
+    require_gathered_head(recipe, command="estimate")
     if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."

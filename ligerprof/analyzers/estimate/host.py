@@ -13,7 +13,7 @@ from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.optimizers import moment_count
+from ligerprof.torch_memory.optimizers import OPTIMIZERS, moment_count
 from ligerprof.torch_memory.pinned import pinned_bytes
 
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
@@ -56,7 +56,7 @@ def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
 
 
 def _shards(recipe: TrainingRecipe, weights: Collection[Weight]) -> Iterator[_Buffer]:
-    """FSDP2's CPUOffloadPolicy with page-locked memory, as on GPUs: shards, their gradients, and the states of Adam.
+    """FSDP2's CPUOffloadPolicy with page-locked memory, as on GPUs: shards, gradients, what the optimizer makes.
 
     The copy of a gradient to main memory page-locks its target (foreach_reduce in _fsdp_collectives.py).
     """
@@ -64,7 +64,8 @@ def _shards(recipe: TrainingRecipe, weights: Collection[Weight]) -> Iterator[_Bu
         yield _Buffer(size_bytes, locked=True)
     for tensor in trained_tensors(recipe, weights):
         yield _Buffer(tensor.size_bytes, locked=True)
-    for size_bytes in state_sizes(recipe, weights):
+    update = OPTIMIZERS[recipe.optimizer].update(trained_tensors(recipe, weights), recipe.gpu_spec)
+    for size_bytes in (*state_sizes(recipe, weights), *update):
         yield _Buffer(size_bytes)
 
 

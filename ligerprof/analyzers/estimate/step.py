@@ -7,6 +7,7 @@ from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
+from ligerprof.analyzers.estimate.partitioned import PartitionedHooks
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
@@ -78,6 +79,8 @@ def hooks_of(recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter
         return ShardedHooks(recipe, list(groups(recipe, weights)), meter)
     if recipe.engine is Engine.DDP:
         return ReplicatedHooks(recipe, weights.items(), meter, step)
+    if recipe.engine is Engine.DEEPSPEED and recipe.zero in (1, 2):
+        return PartitionedHooks(recipe, weights.values(), meter)
     return Hooks()
 
 
@@ -135,7 +138,7 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
     Gradients are whole from the second one on. If only the last one reduces, it differs from those before.
     """
-    if recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2):
+    if recipe.zero in (1, 2) or (recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2)):
         return (*(False,) * min(recipe.grad_accum - 1, 2), True)
     return (True,) * min(recipe.grad_accum, 2)
 
