@@ -16,12 +16,12 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 class PartitionedHooks(Hooks):
     """Stage 2 reduces gradients as they arrive; stage 1 those of the last micro-batch, when its backward has ended."""
 
-    def __init__(self, recipe: TrainingRecipe, weights: Iterable[Weight], meter: Meter) -> None:
+    def __init__(self, recipe: TrainingRecipe, weights: Iterable[Weight], meter: Meter, rank: int) -> None:
         self._recipe, self._meter = recipe, meter
         self._settings = zero_settings(recipe)
         self._trained = [weight for weight in weights if weight.trainable]
         self._slices = dict(zip(map(id, self._trained), _slices(recipe, self._trained), strict=True))
-        self._own = {id(weight) for weight in own_weights(recipe, self._trained)}
+        self._own = {id(weight) for weight in own_weights(recipe, self._trained, rank)}
         self._buckets: list[Allocation] = []
         self._held: list[Weight] = []
         # of this micro-batch and of those before
@@ -117,16 +117,10 @@ class PartitionedHooks(Hooks):
             weight.gradient = None
 
 
-def own_weights(recipe: TrainingRecipe, trained: Sequence[Weight]) -> list[Weight]:
-    """The weights with a part in this rank's share: of the first and the last rank, the one whose weights are larger.
-
-    Their gradients stay whole (params_in_partition).
-    """
-    ranks = [[rank for rank, _ in slices] for slices in _slices(recipe, trained)]
-    of_ranks = (
-        [weight for weight, on in zip(trained, ranks, strict=True) if rank in on] for rank in (0, recipe.gpus - 1)
-    )
-    return max(of_ranks, key=lambda weights: sum(weight.elements for weight in weights))
+def own_weights(recipe: TrainingRecipe, trained: Sequence[Weight], rank: int) -> list[Weight]:
+    """The weights with a part in a rank's share, whose gradients stay whole (params_in_partition)."""
+    slices = _slices(recipe, trained)
+    return [weight for weight, own in zip(trained, slices, strict=True) if rank in (item for item, _ in own)]
 
 
 def _slices(recipe: TrainingRecipe, trained: Sequence[Weight]) -> Iterator[list[tuple[int, int]]]:

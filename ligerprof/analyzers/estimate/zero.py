@@ -23,8 +23,8 @@ from ligerprof.torch_memory.optimizers import moment_count, step_copies
 AnyGathered = Gathered | GatheredOnDemand | NothingGathered
 
 
-def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
-    """One GPU's memory under the recipe's ZeRO stage, in the first step or a steady one.
+def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, rank: int) -> Placement:
+    """A rank's memory under the recipe's ZeRO stage, in the first step or a steady one.
 
     Raises:
         UnsupportedError: quantized weights, 8-bit or projected moments.
@@ -32,7 +32,7 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: 
     _require_known(recipe)
     weights = list(weights)
     if recipe.zero in (1, 2):
-        return _stage_1_or_2(recipe, weights, first=first)
+        return _stage_1_or_2(recipe, weights, first=first, rank=rank)
     elements = count_elements(recipe, weights)
     if recipe.zero == 0:
         return _stage_0(recipe, elements) if recipe.precision.is_mixed else _stage_0_in_fp32(recipe, elements, first)
@@ -85,11 +85,11 @@ def _stage_0_in_fp32(recipe: TrainingRecipe, elements: Elements, first: bool) ->
     )
 
 
-def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: bool) -> Placement:
+def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: bool, rank: int) -> Placement:
     """Stage 1 partitions the fp32 copy and the moments, stage 2 the gradients too: `PartitionedHooks`."""
     elements = count_elements(recipe, weights)
     offloaded, trained = recipe.offload is not Offload.NONE, elements.trained_share
-    own = own_weights(recipe, [weight for weight in weights if weight.trainable])
+    own = own_weights(recipe, [weight for weight in weights if weight.trainable], rank)
     return Placement(
         resident={
             Role.PARAMETERS: weight_width(recipe) * elements.whole,
