@@ -104,7 +104,8 @@ def _flce(shape: KernelShape) -> KernelMemory:
     chunk = lean_chunk_tokens(tokens=shape.tokens, hidden=shape.hidden, vocab=shape.vocab)
     workspace_bytes = chunk * shape.vocab * shape.product_bytes
     if shape.parameter_bytes != shape.product_bytes:
-        workspace_bytes += 2 * weight_elements * shape.product_bytes
+        # a trained weight's gradient is made next to the cast weight
+        workspace_bytes += (2 if shape.weight_requires_grad else 1) * weight_elements * shape.product_bytes
     if shape.product_bytes == FP32_BYTES and shape.weight_requires_grad:
         # in fp32, each chunk's gradient of the weight is a separate tensor
         workspace_bytes += weight_elements * FP32_BYTES
