@@ -119,6 +119,40 @@ def test_the_cross_entropy_of_liger_kernel_is_simulated() -> None:
     assert close(estimate(recipe).peak_bytes, simulate_step(recipe, record=False).peak_bytes)
 
 
+LIGER = {"provider": "liger", "checkpointing": False, "batch": 4, "seq": 1024}
+# what each depends on, in a small model
+CORNERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a frozen head that flce casts": (
+        "llama",
+        {"vocab_size": 20_000},
+        {"liger": "flce", "provider": "liger", "lora": 8, "seq": 64},
+    ),
+    "norms of heads that liger-kernel leaves": ("olmo2", {}, {"liger": "rms", **LIGER}),
+    "norms of heads that lie apart, and that it leaves": (
+        "hunyuan_v1_dense",
+        {"head_dim": 32},
+        {"liger": "rms", **LIGER},
+    ),
+    "shifted logits of one sequence": ("llama", {"vocab_size": 16_000}, {"loss": "hf-4.45", "seq": 512}),
+    "a cap of scores that the model's code ignores": (
+        "gemma3_text",
+        {"attn_logit_softcapping": 50.0, "head_dim": 32},
+        {"attention": "eager", "seq": 512},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CORNERS)
+def test_corners_are_estimated_as_they_are_simulated(case: str) -> None:
+    family, config, options = CORNERS[case]
+    if "provider" in options:
+        pytest.importorskip("liger_kernel")
+    given = {"batch": 1, "optimizer": "sgd", "alloc_conf": EXPANDABLE, **options}
+    recipe = TrainingRecipe(model=spec_of(family, **config), **given)
+    simulated_bytes = simulate_step(recipe, record=False).peak_bytes
+    assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=0.002)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-foreach", "adamw-fused", "sgd"])
 def test_main_memory_under_fsdp2(optimizer: str) -> None:
     recipe = TrainingRecipe(
@@ -177,5 +211,5 @@ def test_configs_of_other_kinds_are_errors_of_one_line(family: str, config: dict
 )
 def test_values_of_other_kinds_are_errors_of_one_line(tmp_path: Any, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(RecipeError, match="Fix the file|more than 4096 bits"):
+    with pytest.raises(RecipeError, match=r"Fix the file|more than 4096 bits"):
         load_options([str(tmp_path / name)], {})

@@ -1,5 +1,7 @@
 """The models that liger-kernel itself can patch, most of which have no row here."""
 
+from ligerprof.models import ModelSpec
+
 # what liger-kernel 0.8.5 can patch (transformers/monkey_patch.py) with a fused loss
 # fmt: off
 LIGER_MODEL_TYPES = frozenset({
@@ -22,6 +24,14 @@ _LACKING = {
     "flce": ("granite",),
     "swiglu": ("qwen3_moe",),
 }
+# architectures whose norms of query and key its patchers leave as they are
+_HEAD_NORMS_LEFT = frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe", "olmo2", "olmo3"})
+
+
+def unpatched_norms(spec: ModelSpec) -> tuple[str, ...]:
+    """The norms in a layer's attention that liger-kernel does not patch."""
+    row = spec.architecture
+    return row.attention.qk_norms or () if row.model_type in _HEAD_NORMS_LEFT else ()
 
 
 def unpatched_reason(model_type: str, kernel: str) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ligerprof.kernels.device import triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.plan import lean_chunk_tokens
-from ligerprof.kernels.providers.liger.model_types import unpatched_reason
+from ligerprof.kernels.providers.liger.model_types import unpatched_norms, unpatched_reason
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
@@ -129,6 +129,7 @@ def _spec(name: str, title: str, function: str, memory: Callable[[KernelShape], 
         memory=memory,
         applies=lambda spec: inapplicable_reason(name, spec) or unpatched_reason(spec.architecture.model_type, name),
         unavailable_reason=unavailable_reason if name in _INTERPRETABLE else _compiled_only_reason,
+        leaves=unpatched_norms if name == "rms" else lambda _spec: (),
     )
 
 
