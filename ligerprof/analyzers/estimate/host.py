@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
+from ligerprof.analyzers.estimate.partitioned import outer_ranks, own_weights
 from ligerprof.analyzers.estimate.placement import state_sizes, stored_sizes, trained_tensors
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Engine, Offload
@@ -81,11 +82,14 @@ def _stage_1_or_2(
     yield _Buffer(weight_width(recipe) * trained, locked)
     # temp_grad_buffer_for_cpu_offload
     yield _Buffer(weight_width(recipe) * elements.largest, locked)
-    if recipe.grad_accum > 1:
-        # accumulated_grads_in_cpu, a buffer for each parameter of this rank (async_accumulate_grad_in_cpu_via_gpu)
-        for weight in weights:
-            if weight.trainable:
-                yield _Buffer(weight_width(recipe) * part(recipe, weight.elements), locked)
+    if recipe.zero == 2 and recipe.grad_accum > 1:
+        # accumulated_grads_in_cpu, of each parameter with a part on this rank (async_accumulate_grad_in_cpu_via_gpu);
+        # stage 1 reduces once per step, and its micro_step_id stays 0
+        of_ranks = (
+            own_weights(recipe, [item for item in weights if item.trainable], rank) for rank in outer_ranks(recipe)
+        )
+        for weight in max(of_ranks, key=lambda own: sum(item.elements for item in own)):
+            yield _Buffer(weight_width(recipe) * weight.elements, locked)
 
 
 def _stage_3(

@@ -62,6 +62,9 @@ class PartitionedHooks(Hooks):
         self._held.append(weight)
         if weight.elements <= most:
             self._free(weight)
+        elif self._recipe.offload is not Offload.NONE:
+            # a gradient that is too large for the bucket is cloned
+            self._meter.touch(weight.size_bytes, Role.COMMUNICATION)
 
     def _flush(self) -> None:
         """reduce_ipg_grads."""
@@ -115,6 +118,11 @@ class PartitionedHooks(Hooks):
         if weight.gradient is not None:
             self._meter.drop(weight.gradient)
             weight.gradient = None
+
+
+def outer_ranks(recipe: TrainingRecipe) -> tuple[int, ...]:
+    """The ranks whose memory is estimated: the first and the last, whose weights differ under ZeRO-1 and 2."""
+    return (0, recipe.gpus - 1) if recipe.zero in (1, 2) and recipe.gpus > 1 else (0,)
 
 
 def own_weights(recipe: TrainingRecipe, trained: Sequence[Weight], rank: int) -> list[Weight]:

@@ -7,7 +7,7 @@ from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
-from ligerprof.analyzers.estimate.partitioned import PartitionedHooks
+from ligerprof.analyzers.estimate.partitioned import PartitionedHooks, outer_ranks
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
@@ -93,13 +93,9 @@ def step_kinds(recipe: TrainingRecipe) -> tuple[Step, ...]:
 
 
 def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step) -> StepPeaks:
-    """The highest moment of each phase of a step, on the rank whose peak is higher.
-
-    Under ZeRO-1 and 2, the first and the last rank keep gradients of different weights; otherwise ranks are equal.
-    """
-    ranks = {0, recipe.gpus - 1} if recipe.zero in (1, 2) else {0}
+    """The highest moment of each phase of a step, on the rank whose peak is highest."""
     return max(
-        (_step_peaks(recipe, kernels, step, rank) for rank in sorted(ranks)),
+        (_step_peaks(recipe, kernels, step, rank) for rank in outer_ranks(recipe)),
         key=lambda peaks: peaks.peak.total_bytes,
     )
 
