@@ -293,6 +293,8 @@ def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
 
 
 def _assumed_of_mixers(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.providers.get("swiglu") == "liger" and recipe.spec.experts:
+        yield "experts are computed by transformers' code; liger-kernel's swiglu replaces that of some architectures"
     if recipe.spec.delta is not None:
         yield "the gated delta rule is transformers' own code, without the package fla, whose kernels keep less"
     if recipe.spec.state_space is not None:
@@ -303,8 +305,6 @@ def _assumed_of_mixers(recipe: TrainingRecipe) -> Iterator[str]:
 
 
 def _assumed_of_packages(recipe: TrainingRecipe) -> Iterator[str]:
-    if recipe.providers.get("swiglu") == "liger" and recipe.spec.experts:
-        yield "experts are computed by transformers' code; liger-kernel's swiglu replaces that of some architectures"
     if recipe.activation_offload:
         yield "saved tensors of 1 KiB and more are offloaded as by TRL's OffloadActivations of July 2026"
     if recipe.packed_bits == 8:
