@@ -9,7 +9,7 @@ import click
 
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
-from ligerprof.cli.output import say, show
+from ligerprof.cli.output import say_written, show
 from ligerprof.errors import DoesNotFitError, RecipeError, ResultFormatError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.snapshots.watch import watched
@@ -109,7 +109,7 @@ def command(  # noqa: PLR0913 - one argument per option
             raise ResultFormatError("--html needs two snapshots: the JSON of `explain` has no timeline.")
         page = render_diff_page(*analyses, sources=(before.name, after.name))
         write_new_file(html_path, page, force=force)
-        say(f"wrote {html_path}")
+        say_written(html_path)
     diff = diff_peaks(*map(peak_of, sources))
     if as_markdown and not as_json:
         click.echo(diff_markdown(diff, top=top))

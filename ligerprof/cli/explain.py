@@ -19,7 +19,7 @@ from ligerprof.cli.common_options import (
     top_option,
     word_option,
 )
-from ligerprof.cli.output import say, show
+from ligerprof.cli.output import say_written, show
 from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
@@ -110,7 +110,7 @@ def command(  # noqa: PLR0913 - one argument per option
 
             worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
             write_new_file(html_path, render_ranks_page(ranks, worst, source=snapshot.name), force=force)
-            say(f"wrote {html_path}")
+            say_written(html_path)
         show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
         own.write(ranks.worst.report)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
@@ -122,7 +122,7 @@ def command(  # noqa: PLR0913 - one argument per option
         from ligerprof.reports.page.peak import render_peak_page
 
         write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
-        say(f"wrote {html_path}")
+        say_written(html_path)
     report = own.in_files(analysis.peak)
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time

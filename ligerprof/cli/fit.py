@@ -9,7 +9,7 @@ import click
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import say, show
+from ligerprof.cli.output import say_written, show
 from ligerprof.cli.progress import stages
 from ligerprof.cli.searched_files import ladder_of, recipe_and_files
 from ligerprof.errors import DoesNotFitError
@@ -59,7 +59,7 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
         )
     if figure is not None:
         write_figure(draw_frontier(found), figure, force=force)
-        say(f"wrote {figure}")
+        say_written(figure)
     show(found.to_json, lambda: render_fit(found), as_json=as_json)
     if found.batch is None and found.seq is None:
         require_host_memory(found.recipe)

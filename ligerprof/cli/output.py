@@ -93,6 +93,11 @@ def _written() -> Iterator[None]:
         raise OutputError(f"standard output: cannot be written ({error.strerror}). Redirect it elsewhere.") from None
 
 
+def say_written(path: Path | str, more: str = "") -> None:
+    """Say in one line, whatever the file is called, that it has been written."""
+    say(f"wrote {printable(str(path))}{more}")
+
+
 def say(text: str) -> None:
     """Print a status message to stderr."""
     click.echo(printable(text, keep="\n"), err=True)

@@ -26,12 +26,15 @@ from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
+from ligerprof.recipe.conflicts import require_gathered_head
+from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.text import printable
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 from ligerprof.torch_memory.fsdp2 import WORST_RANK
 from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, find_policy
 from ligerprof.units import format_bytes
@@ -156,6 +159,7 @@ def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iter
 
 
 def _require_estimable(recipe: TrainingRecipe) -> None:
+    require_gathered_head(recipe, command="estimate")
     if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
@@ -289,6 +293,8 @@ def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
 
 
 def _assumed_of_mixers(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.providers.get("swiglu") == "liger" and recipe.spec.experts:
+        yield "experts are computed by transformers' code; liger-kernel's swiglu replaces that of some architectures"
     if recipe.spec.delta is not None:
         yield "the gated delta rule is transformers' own code, without the package fla, whose kernels keep less"
     if recipe.spec.state_space is not None:
@@ -340,6 +346,12 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
         )
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
+    if recipe.zero == 3 and recipe.gpus > 1:
+        prefetched_bytes = DTYPE_BYTES[recipe.weight_dtype] * zero_settings(recipe)["stage3_prefetch_bucket_size"]
+        yield (
+            f"ZeRO-3's flat copies of prefetched weights, up to {format_bytes(prefetched_bytes)}, which can decide the"
+            " peak of a small model and of the first step"
+        )
     if recipe.offload is not Offload.NONE:
         yield "in main memory, what the process uses without training: 1.3 to 1.8 GB in measured runs"
     if paged := paged_bytes(recipe, make_weights(recipe).values()):

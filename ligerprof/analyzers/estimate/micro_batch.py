@@ -173,16 +173,13 @@ class MicroBatch:
         if flowing is not None:
             self._hooks.gradient_leaves(Part.NORM)
         self._top.tape.release(self._loss)
-        self._meter.add(self._placement.reduction, place=WHOLE)
         self._meter.add(self._placement.arriving, place=WHOLE)
         self._meter.add(self._placement.arriving, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, place=WHOLE)
-        self._meter.add(self._placement.bucket_copies, place=WHOLE)
         for repetition in reversed(self._traced):
             flowing = self._layers_backward(repetition, flowing)
             if not self._recipe.reentrant:
                 self._release_masks_after(repetition.first)
-        self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
         self._end_shared()
         self._across.end(self._bottom.tape)
@@ -194,7 +191,6 @@ class MicroBatch:
             self._bottom.tape.backward(self._layers[0].source, flowing, None)
         self._bottom.tape.forget_gradients()
         self._end_tables()
-        self._meter.add(self._placement.reduction, times=-1, place=WHOLE)
         self._meter.place = WHOLE
         self._hooks.end_backward()
         if self.offloading is not None:

@@ -29,10 +29,8 @@ class Placement:
         running: exist during forward and backward.
         in_layers: in addition to `running` during backward of the decoder layers, less what earlier layers have freed.
         arriving: allocated and freed during backward of the first of these layers.
-        reduction: exist from the first gradient until backward ends.
-        bucket_copies: allocated and freed when gradients are reduced during backward of the decoder layers, less what
-            earlier layers have freed.
-        reductions: the same, by the parameter whose gradient arrives then.
+        reductions: allocated and freed when gradients are reduced during backward of the decoder layers, less what
+            earlier layers have freed; by the parameter whose gradient arrives then.
         gathered: by parameter, gathered in addition to `running` while an operation reads it.
         last_reduction: replace `running` after backward, while the last gradients are reduced.
         gradient_share: the share of each complete gradient that stays on this GPU.
@@ -49,8 +47,6 @@ class Placement:
     running: Bytes = field(default_factory=dict)
     in_layers: Bytes = field(default_factory=dict)
     arriving: Bytes = field(default_factory=dict)
-    reduction: Bytes = field(default_factory=dict)
-    bucket_copies: Bytes = field(default_factory=dict)
     reductions: Mapping[str, int] = field(default_factory=dict)
     gathered: Mapping[str, int] = field(default_factory=dict)
     last_reduction: Bytes = field(default_factory=dict)

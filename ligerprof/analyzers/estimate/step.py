@@ -7,6 +7,7 @@ from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
+from ligerprof.analyzers.estimate.partitioned import PartitionedHooks, outer_ranks
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
@@ -66,18 +67,23 @@ class StepPeaks:
         return self.places[self.phase]
 
 
-def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
+def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, rank: int = 0) -> Placement:
     """Where the recipe's engine keeps weights, gradients and states, in the first step or a steady one."""
-    make = zero_placement if recipe.engine is Engine.DEEPSPEED else torch_placement
-    return make(recipe, weights, first=first)
+    if recipe.engine is Engine.DEEPSPEED:
+        return zero_placement(recipe, weights, first=first, rank=rank)
+    return torch_placement(recipe, weights, first=first)
 
 
-def hooks_of(recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, step: Step) -> Hooks:
+def hooks_of(
+    recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, step: Step, *, rank: int = 0
+) -> Hooks:
     """What the recipe's engine does around modules and when gradients arrive."""
     if recipe.engine is Engine.FSDP2:
         return ShardedHooks(recipe, list(groups(recipe, weights)), meter)
     if recipe.engine is Engine.DDP:
         return ReplicatedHooks(recipe, weights.items(), meter, step)
+    if recipe.engine is Engine.DEEPSPEED and recipe.zero in (1, 2):
+        return PartitionedHooks(recipe, weights.values(), meter, rank)
     return Hooks()
 
 
@@ -87,10 +93,17 @@ def step_kinds(recipe: TrainingRecipe) -> tuple[Step, ...]:
 
 
 def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step) -> StepPeaks:
-    """The highest moment of each phase of a step."""
+    """The highest moment of each phase of a step, on the rank whose peak is highest."""
+    return max(
+        (_step_peaks(recipe, kernels, step, rank) for rank in outer_ranks(recipe)),
+        key=lambda peaks: peaks.peak.total_bytes,
+    )
+
+
+def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step, rank: int) -> StepPeaks:
     first = step is Step.FIRST
     weights = make_weights(recipe)
-    placement = place(recipe, weights.values(), first=first)
+    placement = place(recipe, weights.values(), first=first, rank=rank)
     for name, weight in weights.items():
         weight.kept_share = placement.gradient_share
         weight.reduction_bytes = placement.reductions.get(name, 0)
@@ -98,7 +111,7 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
-    hooks = hooks_of(recipe, weights, meter, step)
+    hooks = hooks_of(recipe, weights, meter, step, rank=rank)
     hooks.start_step()
     highest = _Highest(meter)
     offloaded_bytes = 0
@@ -135,7 +148,7 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
     Gradients are whole from the second one on. If only the last one reduces, it differs from those before.
     """
-    if recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2):
+    if recipe.zero in (1, 2) or (recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2)):
         return (*(False,) * min(recipe.grad_accum - 1, 2), True)
     return (True,) * min(recipe.grad_accum, 2)
 
