@@ -27,7 +27,7 @@ class OperationHistory(TorchDispatchMode):
         self.fails_at = fails_at
 
     def start(self, **settings: Any) -> None:
-        if self.started is None:
+        if self.started is None or settings.get("clear"):
             self.dropped = len(self.program.events)
         self.started = settings
         self.starts.append(settings)
