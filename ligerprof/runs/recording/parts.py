@@ -298,7 +298,7 @@ def _unite(traces: Sequence[Sequence[Event]], frames: dict[tuple[Any, ...], Any]
 def _prefix(before: Snapshot, alive: Mapping[Place, Event]) -> list[list[Event]]:
     """Events that lead from an empty device to a part: those of the blocks that live there, before the first step."""
     known = {place: {**event, "user_metadata": _before_steps(event)} for place, event in alive.items()}
-    first_us = min((event["time_us"] for event in known.values()), default=0)
+    first_us = min((event.get("time_us", 0) for event in known.values()), default=0)
     bridge = Bridge(after=before, phases={}, step=0, time_us=first_us, known=known)
     return [list(made_up(device, {"segments": []}, bridge)) for device in range(device_count(before))]
 

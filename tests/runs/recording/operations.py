@@ -1,5 +1,6 @@
 """The history of a device that allocates for each operation of the CPU, in place of the CUDA allocator's."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,13 +72,30 @@ class OperationHistory(TorchDispatchMode):
                 for observer in self.observers:
                     observer()
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            first = len(self.program.events)
-            self.program.alloc(number, 2**20)
+            self._stamped(partial(self.program.alloc, number, 2**20))
+            self.release_held(number)
+        return func(*args, **(kwargs or {}))
+
+    def hold(self, size_bytes: int) -> int:
+        """Allocate a block that stays."""
+        number = -1 - len(self.program.events)
+        self._stamped(lambda: self.program.alloc(number, size_bytes))
+        return number
+
+    def release_held(self, number: int) -> None:
+        """Free a block that was held."""
+
+        def free() -> None:
             self.program.request_free(number)
             self.program.complete_free(number)
-            for event in self.program.events[first:]:
-                event["user_metadata"] = self.text
-        return func(*args, **(kwargs or {}))
+
+        self._stamped(free)
+
+    def _stamped(self, change: Any) -> None:
+        first = len(self.program.events)
+        change()
+        for event in self.program.events[first:]:
+            event["user_metadata"] = self.text
 
     def stamps_of(self, name: str) -> list[Stamp]:
         return [stamp for operation, stamp in self.operations if operation == name and stamp is not None]
