@@ -72,7 +72,9 @@ class Parts:
         keeps_all: whether all parts that fit on the disk are of use, not only those around the peak.
     """
 
-    def __init__(self, folder: Path, *, most_entries: int, disk_bytes: int = DISK_BYTES, keeps_all: bool) -> None:
+    def __init__(
+        self, folder: Path, *, most_entries: int, disk_bytes: int = DISK_BYTES, keeps_all: bool = False
+    ) -> None:
         self._folder = folder / _FOLDER
         self._most_entries, self._disk_bytes, self._keeps_all = most_entries, disk_bytes, keeps_all
         self._parts: list[_Part] = []

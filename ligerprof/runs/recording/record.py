@@ -273,8 +273,8 @@ class Recorder:
             self._start_history()
             phases.stamp(enabled=True)
         elif step == 2 and step < self._first_step:
-            self._take_part(step - 1)
             self._is_off = True
+            self._take_part(step - 1)
             self._history.stop()
             phases.rest(self._first_step - 2, self._on_update)
 
@@ -308,7 +308,9 @@ class Recorder:
         # it makes millions of objects
         with collector_paused():
             taken = self._history.snapshot()
-            self._start_history(clear=True)
+            # at the end, and before steps without a history, it is stopped instead
+            if self._phases is not None and not self._is_off:
+                self._start_history(clear=True)
             self._parts.add(taken, step=step, peak_bytes=self._history.peak_bytes(), begins_step=begins_step)
 
     def _end_of_gap(self, phases: LoopPhases, step: int) -> Bridge:
