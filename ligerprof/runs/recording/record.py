@@ -98,9 +98,9 @@ class CudaHistory:
         taken: dict[str, Any] = self._memory._snapshot()
         return taken
 
-    def locate(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Device and address of a tensor's storage; None if it is not in CUDA memory."""
-        return locate_on_cuda(tensor, storage)
+        return locate_on_cuda(tensor)
 
     def now_us(self) -> int:
         """The time by the clock of the events."""
@@ -317,7 +317,7 @@ class Recorder:
         known = {}
         for tensor, phase in phases.known_tensors():
             try:
-                place = self._history.locate(tensor, tensor.untyped_storage())
+                place = self._history.locate(tensor)
             except (RuntimeError, NotImplementedError):
                 # sharded and sparse tensors have no storage of their own
                 continue

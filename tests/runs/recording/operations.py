@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.runs.recording.record import Failure
+from ligerprof.runs.recording.saved import storage_address
 from ligerprof.snapshots.stamp import Stamp
 from tests.torch_memory.allocator.programs import SlowAllocator
 
@@ -42,8 +43,8 @@ class OperationHistory(TorchDispatchMode):
     def snapshot(self) -> dict[str, Any]:
         return self.program.snapshot(drop=self.dropped if self.started else len(self.program.events))
 
-    def locate(self, _tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
-        return 0, storage.data_ptr()
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int]:
+        return 0, storage_address(tensor)
 
     def now_us(self) -> int:
         return len(self.operations)
