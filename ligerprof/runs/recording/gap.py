@@ -51,7 +51,11 @@ class _Block(NamedTuple):
     block_bytes: int
     stream: int
     allocated: bool
-    has_frames: bool
+    frames: Sequence[Mapping[str, Any]]
+
+    @property
+    def has_frames(self) -> bool:
+        return bool(self.frames)
 
     def is_same(self, later: "_Block") -> bool:
         """Whether a block of a later snapshot is this one; blocks of the gap have no frames."""
@@ -68,10 +72,19 @@ def _pieces(segment: Mapping[str, Any]) -> Iterator[tuple[int, _Block | None, in
             block_bytes=size_bytes,
             stream=segment["stream"],
             allocated=piece["state"] == _ALLOCATED,
-            has_frames=bool(piece.get("frames")),
+            frames=piece.get("frames") or (),
         )
         yield start, None if piece["state"] == _INACTIVE else block, size_bytes
         end = start + size_bytes
+
+
+def allocations(snapshot: Snapshot, event: Mapping[str, Any]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The blocks that a device has at the end of a snapshot, as allocations; `event` has what is equal in all."""
+    for segment in snapshot["segments"]:
+        for address, block, _ in _pieces(segment):
+            if block is not None:
+                own = {"addr": address, "size": block.size_bytes, "stream": block.stream, "frames": block.frames}
+                yield (segment["device"], address), {"action": "alloc", **event, **own}
 
 
 def _blocks(segments: Sequence[Mapping[str, Any]]) -> dict[int, _Block]:
@@ -102,8 +115,13 @@ class _Events:
         self, address: int, block: _Block, phase: Phase, known: Mapping[str, Any] | None = None
     ) -> Iterator[dict[str, Any]]:
         """Map a block's memory alone, so that it gets exactly that, and allocate it; by the known event, if any."""
-        yield self.event("segment_map", address, block.block_bytes, block.stream, phase)
-        yield self.event("alloc", address, block.size_bytes, block.stream, phase) if known is None else dict(known)
+        mapped = self.event("segment_map", address, block.block_bytes, block.stream, phase)
+        if known is None:
+            yield mapped
+            yield self.event("alloc", address, block.size_bytes, block.stream, phase)
+        else:
+            yield {**mapped, "user_metadata": known["user_metadata"]}
+            yield dict(known)
         if not block.allocated:
             yield self.event("free_requested", address, block.size_bytes, block.stream, phase)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ligerprof.runs.recording.gap import Bridge, Place, Snapshot, device_count, made_up
+from ligerprof.runs.recording.gap import Bridge, Place, Snapshot, allocations, device_count, made_up
 from ligerprof.runs.recording.settings import DISK_BYTES
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import Stamp
@@ -149,6 +149,39 @@ class Parts:
         traces = [list(made_up(device, self._state, bridge)) for device in devices]
         self.add({**bridge.after, "device_traces": traces}, step=bridge.step, peak_bytes=peak_bytes)
 
+    def skip(self, taken: Snapshot, *, step: int, event: Event, begins_step: bool) -> None:
+        """Add a part of which nothing is kept but the blocks that live at its end.
+
+        Args:
+            taken: a snapshot there.
+            event: what the allocations have that are not known from earlier parts.
+            begins_step: as of `add`.
+        """
+        alive = {}
+        for place, found in allocations(taken, event):
+            known = self._alive.get(place)
+            is_same = known is not None and known["size"] == found["size"] and known["frames"] == found["frames"]
+            alive[place] = known if known is not None and is_same else found
+        # in the order of allocation
+        order = {place: number for number, place in enumerate(self._alive)}
+        self._alive = dict(sorted(alive.items(), key=lambda each: order.get(each[0], len(order))))
+        self._state = {**taken, "device_traces": ()}
+        part = _Part(
+            file=None,
+            file_bytes=0,
+            events=0,
+            first_step=self._step,
+            last_step=step - begins_step,
+            begins_step=self._begins_step,
+            has_all=True,
+        )
+        self._parts.append(part)
+        self._step, self._begins_step = step, begins_step
+
+    def has_peak(self, peak_bytes: int) -> bool:
+        """Whether an earlier part reached a peak of so many bytes."""
+        return peak_bytes <= self._peak_bytes
+
     @property
     def is_empty(self) -> bool:
         """Whether there is no part."""
@@ -239,12 +272,15 @@ class Parts:
         # the pickled one has its order
         alive = self._alive
         for device, trace in enumerate(traces):
+            stamp = ""
             for event in trace:
                 action = event["action"]
+                stamp = event.get("user_metadata") or stamp
                 if action == "alloc":
                     place = device, event["addr"]
                     alive.pop(place, None)
-                    alive[place] = event
+                    # torch stamps the events of one thread; what other threads load belongs to the phase that runs
+                    alive[place] = event if event.get("user_metadata") else {**event, "user_metadata": stamp}
                 elif action == "free_completed":
                     alive.pop((device, event["addr"]), None)
 
@@ -309,5 +345,5 @@ def _before_steps(event: Event) -> Any:
     stamp = Stamp.parse(event.get("user_metadata") or "")
     if stamp is None:
         return event.get("user_metadata")
-    tail = (event["user_metadata"]).split(";", 3)[3]
+    tail = event["user_metadata"].split(";", 3)[3]
     return f"{Stamp.prefix(step=0, phase=stamp.phase)}{tail}"

@@ -21,6 +21,7 @@ from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_ti
 from ligerprof.runs.recording.settings import DISK_BYTES
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.saved import with_saved_tensors
+from ligerprof.snapshots.stamp import Stamp
 
 Stacks = Literal["python", "all"]
 MAX_ENTRIES = 1_000_000
@@ -176,6 +177,9 @@ class Recorder:
         self._parts = Parts(
             self._run.path, most_entries=max_entries, disk_bytes=disk_bytes or DISK_BYTES, keeps_all=keeps_all
         )
+        self._keeps_all = keeps_all
+        # whether the running part has more than evaluations
+        self._trains = True
         # whether the history has stacks, and whether it is off
         self._frames, self._is_off, self._running_stacks = True, False, stacks
         # the first and the last step of the recording that was written, if it lacks others
@@ -286,6 +290,7 @@ class Recorder:
         if self._is_off:
             return
         self._end_part()
+        self._trains |= phase not in (Phase.EVALUATION, Phase.OUTSIDE)
         # stacks of C++ take most of the time of a long generation; in evaluations, nothing but operators' names is lost
         only_python = phase is Phase.EVALUATION and self._frames and not self._parts.is_empty
         stacks: Stacks = "python" if only_python else self._stacks
@@ -299,10 +304,22 @@ class Recorder:
         if phases is None or self._is_off or not self._parts.is_due(self._history.events, begins_step=begins_step):
             return
         try:
-            self._take_part(phases.step, begins_step=begins_step)
+            if self._keeps_all or self._trains or not self._parts.has_peak(self._history.peak_bytes()):
+                self._take_part(phases.step, begins_step=begins_step)
+            else:
+                self._skip_part(phases.step, begins_step=begins_step)
         except (OSError, RuntimeError) as error:
             warnings.warn(f"the recording misses events of step {phases.step}: {error}", stacklevel=2)
+        self._trains = False
         self._parts.restart(self._history.events())
+
+    def _skip_part(self, step: int, *, begins_step: bool) -> None:
+        """Leave out the events of an evaluation below the peak: to make objects of them takes most of the time."""
+        with collector_paused():
+            self._start_history(clear=True)
+            stamp = Stamp(step=step, phase=Phase.EVALUATION).to_text()
+            event = {"time_us": self._history.now_us(), "user_metadata": stamp}
+            self._parts.skip(self._history.snapshot(), step=step, event=event, begins_step=begins_step)
 
     def _take_part(self, step: int, *, begins_step: bool = False) -> None:
         # it makes millions of objects
