@@ -94,9 +94,7 @@ def test_a_long_analysis_says_so_once_on_a_terminal_and_goes_on(
 def test_a_machine_without_memory_is_not_a_crafted_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "available_bytes", lambda: 1.0)
 
-    with pytest.raises(
-        LimitError, match=r"needs more than the 1 B of memory .*free\. Record fewer"
-    ):
+    with pytest.raises(LimitError, match=r"needs more than the 1 B of memory .*free\. Record fewer"):
         run(5 * 2**20)
 
 

@@ -73,14 +73,14 @@ class OperationHistory(TorchDispatchMode):
                 for observer in self.observers:
                     observer()
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            self._stamped(partial(self.program.alloc, number, 2**20))
+            self._stamped(partial(self.program.alloc, number, 2**20), self.text)
             self.release_held(number)
         return func(*args, **(kwargs or {}))
 
-    def hold(self, size_bytes: int) -> int:
-        """Allocate a block that stays."""
+    def hold(self, size_bytes: int, *, has_stamp: bool = True) -> int:
+        """Allocate a block that stays; threads other than the recorder's have no stamp."""
         number = -1 - len(self.program.events)
-        self._stamped(lambda: self.program.alloc(number, size_bytes))
+        self._stamped(lambda: self.program.alloc(number, size_bytes), self.text if has_stamp else "")
         return number
 
     def release_held(self, number: int) -> None:
@@ -90,13 +90,13 @@ class OperationHistory(TorchDispatchMode):
             self.program.request_free(number)
             self.program.complete_free(number)
 
-        self._stamped(free)
+        self._stamped(free, self.text)
 
-    def _stamped(self, change: Any) -> None:
+    def _stamped(self, change: Any, text: str) -> None:
         first = len(self.program.events)
         change()
         for event in self.program.events[first:]:
-            event["user_metadata"] = self.text
+            event["user_metadata"] = text
 
     def stamps_of(self, name: str) -> list[Stamp]:
         return [stamp for operation, stamp in self.operations if operation == name and stamp is not None]

@@ -232,7 +232,8 @@ def test_a_long_recording_has_its_peak_and_the_weights_that_it_lost_the_events_o
     recording, history = start(tmp_path)
     with history:
         model = nn.Linear(4, 4)
-        weights = [history.hold(4 * 2**20) for _ in range(3)]
+        # other threads, as those that load weights, have no stamp
+        weights = [history.hold(4 * 2**20, has_stamp=has_stamp) for has_stamp in (True, False, False)]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(12):
             model(torch.ones(2, 4)).sum().backward()
