@@ -61,6 +61,14 @@ class _Part:
     has_all: bool
 
 
+class LostPeak(NamedTuple):
+    """A peak in a part whose file could not be written, and the steps that ran in it."""
+
+    peak_bytes: int
+    first_step: int
+    step: int
+
+
 class Parts:
     """The parts of a recording, in a folder of files that only this process reads.
 
@@ -178,6 +186,14 @@ class Parts:
         self._parts.append(part)
         self._step, self._begins_step = step, begins_step
 
+    @property
+    def lost_peak(self) -> LostPeak | None:
+        """The peak, if the recording lacks it."""
+        if not self._parts or self._parts[self._peak_part].file is not None:
+            return None
+        part = self._parts[self._peak_part]
+        return LostPeak(self._peak_bytes, part.first_step, part.last_step)
+
     def has_peak(self, peak_bytes: int) -> bool:
         """Whether an earlier part reached a peak of so many bytes."""
         return peak_bytes <= self._peak_bytes
@@ -197,6 +213,8 @@ class Parts:
             OSError: a file cannot be read.
         """
         center = len(self._parts) - 1 if at_end else self._peak_part
+        numbers = [number for number, part in enumerate(self._parts) if part.file is not None]
+        center = min(numbers, key=lambda number: abs(number - center), default=center)
         first, last = self._window(center)
         chosen = self._parts[first : last + 1]
         notes: list[Any] = []

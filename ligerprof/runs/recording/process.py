@@ -124,12 +124,9 @@ class ProcessRecording:
             recorder.close(getattr(sys, "last_value", None))
             state = State.WRITTEN
             if recorder.kept_steps is not None:
-                first, last = recorder.kept_steps
-                self._summary = replace(self._summary, last_recorded=last)
-                self._note(
-                    f"the recording is long: steps {first} to {last} are whole; of earlier ones, it has the blocks that"
-                    " live then"
-                )
+                self._note_length(*recorder.kept_steps)
+            if recorder.lost_peak is not None:
+                self._summary = replace(self._summary, late_peak=LatePeak(**recorder.lost_peak._asdict()))
         except LigerprofError as error:
             say(f"the recording is lost: {error}")
         except Exception as error:
@@ -137,6 +134,16 @@ class ProcessRecording:
         finally:
             self._history.release()
         self._summary = replace(self._summary, state=state)
+
+    def _note_length(self, first: int, last: int) -> None:
+        self._summary = replace(self._summary, last_recorded=last)
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        chosen = self._steps.last is not None
+        remedy = "a larger --disk keeps more" if chosen else "--steps FIRST:LAST keeps those steps whole"
+        self._note(
+            f"the recording is long: it has the events around the peak, of {steps}, and of earlier ones the blocks that"
+            f" still live then; {remedy}"
+        )
 
     def _begin_step(self, step: int) -> None:
         """Count a step of the recording; end the recording in front of a step that is not to be recorded."""

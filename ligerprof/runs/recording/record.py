@@ -15,7 +15,7 @@ from ligerprof.files import require_absent
 from ligerprof.roles import Phase
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.gap import Bridge
-from ligerprof.runs.recording.parts import Parts
+from ligerprof.runs.recording.parts import LostPeak, Parts
 from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.settings import DISK_BYTES
@@ -184,6 +184,8 @@ class Recorder:
         self._frames, self._is_off, self._running_stacks = True, False, stacks
         # the first and the last step of the recording that was written, if it lacks others
         self.kept_steps: tuple[int, int] | None = None
+        # its peak, if the disk was too full for the events
+        self.lost_peak: LostPeak | None = None
         try:
             self._run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -394,6 +396,7 @@ class Recorder:
         if self._parts.is_empty:
             return self._history.snapshot()
         snapshot, self.kept_steps = self._parts.joined(at_end=failure is not None)
+        self.lost_peak = self._parts.lost_peak
         return snapshot
 
     def _save_out_of_memory(self) -> None:

@@ -1,5 +1,6 @@
 """A recording whose history was off in between: its replay fits the allocator's state at both ends and after it."""
 
+import contextlib
 import copy
 import pickle
 import random
@@ -210,3 +211,24 @@ def test_parts_that_the_disk_has_no_room_for_are_dropped_the_one_of_the_peak_las
     assert found.joined(at_end=False)[1] == (1, 1)
     found.remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_peak_that_the_disk_had_no_room_for_has_its_steps_and_the_rest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, found, start = Program(1, expandable=False), Parts(tmp_path, most_entries=MANY), 0
+    for step, peak_bytes in enumerate((1, 9, 9)):
+        program.run(30, recorded=True)
+        end = len(program.allocator.events)
+        with monkeypatch.context() as patched, contextlib.suppress(OSError):
+            if step == 1:
+                patched.setattr(Path, "write_bytes", full_disk)
+            found.add(program.snapshot(start, end), step=step + 1, peak_bytes=peak_bytes, begins_step=True)
+        start = end
+
+    assert found.lost_peak == (9, 1, 1)
+    assert found.joined(at_end=False)[1] in ((0, 0), (2, 2))
+
+
+def full_disk(_path: Path, _content: bytes) -> None:
+    raise OSError(28, "No space left on device")

@@ -249,7 +249,7 @@ def test_a_long_recording_has_its_peak_and_the_weights_that_it_lost_the_events_o
     assert report.roles.roles[Role.PARAMETERS] == len(weights) * 4 * 2**20
     assert not (run / "parts").exists()
     assert summary.last_recorded is not None
-    assert summary.notes[0].startswith("the recording is long: steps ")
+    assert summary.notes[0].startswith("the recording is long: it has the events around the peak, of steps ")
     # whole steps alone, and the one of the peak among them
     steps = [each.step for each in report.steps]
     assert 1 not in steps
