@@ -37,7 +37,7 @@ def storage_address(tensor: Tensor) -> int:
     and autograd then no longer adds gradients in place.
     """
     address = tensor.data_ptr()
-    return address - tensor.storage_offset() * tensor.element_size() if address else 0
+    return address - int(tensor.storage_offset()) * tensor.element_size() if address else 0
 
 
 def _extent_bytes(tensor: Tensor) -> int:
@@ -45,7 +45,7 @@ def _extent_bytes(tensor: Tensor) -> int:
     if not tensor.numel():
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    last = int(tensor.storage_offset()) + sum((size - 1) * stride for size, stride in steps)
     return (last + 1) * tensor.element_size()
 
 
