@@ -83,7 +83,7 @@ def allocations(snapshot: Snapshot, event: Mapping[str, Any]) -> Iterator[tuple[
     for segment in snapshot["segments"]:
         for address, block, _ in _pieces(segment):
             if block is not None:
-                own = {"addr": address, "size": block.size_bytes, "stream": block.stream, "frames": block.frames}
+                own = {"addr": address, "size": block.size_bytes, "stream": block.stream, "frames": [*block.frames]}
                 yield (segment["device"], address), {"action": "alloc", **event, **own}
 
 

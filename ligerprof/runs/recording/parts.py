@@ -168,8 +168,7 @@ class Parts:
         alive = {}
         for place, found in allocations(taken, event):
             known = self._alive.get(place)
-            is_same = known is not None and known["size"] == found["size"] and known["frames"] == found["frames"]
-            alive[place] = known if known is not None and is_same else found
+            alive[place] = known if known is not None and _are_same(known, found) else found
         # in the order of allocation
         order = {place: number for number, place in enumerate(self._alive)}
         self._alive = dict(sorted(alive.items(), key=lambda each: order.get(each[0], len(order))))
@@ -301,6 +300,11 @@ class Parts:
                     alive[place] = event if event.get("user_metadata") else {**event, "user_metadata": stamp}
                 elif action == "free_completed":
                     alive.pop((device, event["addr"]), None)
+
+
+def _are_same(event: Event, other: Event) -> bool:
+    """Whether two allocations at one address are probably one; without stacks, events lack frames."""
+    return bool(event["size"] == other["size"] and list(event.get("frames") or ()) == other["frames"])
 
 
 def _share(traces: Sequence[Sequence[Event]]) -> None:

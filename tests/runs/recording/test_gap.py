@@ -198,6 +198,29 @@ def test_a_recording_without_its_first_parts_has_their_blocks_and_the_peak(
     assert int(replayed.allocated_bytes.max()) == max(program.allocator.allocated)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_part_that_is_left_out_leaves_its_blocks(seed: int, tmp_path: Path) -> None:
+    program, found = Program(seed, expandable=False), Parts(tmp_path, most_entries=MANY)
+    program.run(60, recorded=True)
+    found.add(program.snapshot(0), step=1, peak_bytes=1)
+    program.run(80, recorded=True)
+    end = len(program.allocator.events)
+    evaluation = Stamp(step=1, phase=Phase.EVALUATION).to_text()
+    event = {"time_us": 7, "user_metadata": evaluation}
+    found.skip(program.snapshot(end), step=2, event=event, begins_step=True)
+    program.run(60, recorded=True)
+    found.add(program.snapshot(end), step=2, peak_bytes=2)
+
+    taken, steps = found.joined(at_end=False)
+
+    assert steps == (2, 2)
+    (tmp_path / "joined.pickle").write_bytes(pickle.dumps(taken))
+    replayed = replay(read_snapshot(tmp_path / "joined.pickle"), 0)
+    assert (replayed.mismatches, replayed.verified, replayed.complete) == (0, True, True)
+    truth = program.allocator.allocated[end:]
+    assert replayed.allocated_bytes[-len(truth) :].tolist() == truth
+
+
 def test_parts_that_the_disk_has_no_room_for_are_dropped_the_one_of_the_peak_last(tmp_path: Path) -> None:
     program = Program(1, expandable=False)
     found, start = Parts(tmp_path, most_entries=MANY, disk_bytes=1, keeps_all=True), 0
