@@ -34,9 +34,10 @@ from ligerprof.runs.recording.settings import Steps
 @click.option(
     "--steps",
     metavar="FIRST:LAST",
-    help="The training steps to record, such as 2:4 or 3, counted from 1. Default: all, up to about 400,000 events.",
+    help="The training steps to record, such as 2:4 or 3, counted from 1. Default: all, those around the peak whole.",
     callback=lambda _ctx, _param, text: Steps() if text is None else or_usage_error(Steps.parse, text),
 )
+@size_option("--disk", "disk_bytes", "Limit on files of a recording while the command runs. Default: 4GB.")
 @click.option(
     "--device",
     type=WordChoice(("cuda", "simulated")),
@@ -59,6 +60,7 @@ def command(  # noqa: PLR0913 - one argument per option
     ctx: click.Context,
     *,
     steps: Steps,
+    disk_bytes: int | None,
     device: str,
     gpu: str | None,
     limit_bytes: int | None,
@@ -87,7 +89,7 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.runs.directory import RESULT, create_run_directory
     from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
     from ligerprof.runs.recording.launch import environment_of, python_command, run_command
-    from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu
+    from ligerprof.runs.recording.settings import DISK_BYTES, Mode, Settings, SimulatedGpu
 
     simulated = None
     if device == "simulated":
@@ -97,7 +99,14 @@ def command(  # noqa: PLR0913 - one argument per option
     own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
-    environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps, simulated=simulated))
+    settings = Settings(
+        mode=Mode.RUN,
+        output=run.path,
+        steps=steps,
+        disk_bytes=DISK_BYTES if disk_bytes is None else disk_bytes,
+        simulated=simulated,
+    )
+    environment = environment_of(settings)
     # with --json, stdout is for the result alone
     try:
         end = run_command(python_command(command_line), environment, stdout=2 if as_json else None)

@@ -50,7 +50,8 @@ class Device(SimulatedDevice):
     def start_history(self, *, most_entries: int | None, stacks: bool) -> None:
         """Record events from now on, the newest `most_entries`, with Python stacks of allocations or without."""
         limit = None if most_entries is None or most_entries > _MOST_ENTRIES else most_entries
-        self._history = deque(self._history or (), maxlen=limit)
+        if self._history is None or self._history.maxlen != limit:
+            self._history = deque(self._history or (), maxlen=limit)
         self._takes_stacks = stacks
 
     def stop_history(self) -> None:

@@ -98,9 +98,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._run_in_place(call, overwritten)
         return call.run_untracked() if func is _ON_HOST or func.is_view else call.run()
 
-    def locate(self, _tensor: Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
-        """Device and address of a storage's block, None if it has none."""
-        held = self._held.get(storage._cdata)
+    def locate(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Device and address of the block of a tensor's storage, None if it has none."""
+        held = self._held.get(tensor.untyped_storage()._cdata)
         return None if held is None else (0, held[0].address)
 
     @contextmanager
