@@ -20,6 +20,20 @@ _WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cu
 _MOST_ENTRIES = 2**40
 
 
+class Tape:
+    """What happens on the device while something runs.
+
+    Attributes:
+        events: requested bytes, address and context of each allocation; 0 in the place of the bytes if it is a free.
+        spoiled: whether something else happened than allocations and frees of one stream.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+        self.events: list[tuple[int, int, EventContext]] = []
+        self.spoiled = False
+
+
 class Device(SimulatedDevice):
     """The allocator behind torch's storages, with torch's history of events.
 
@@ -27,6 +41,8 @@ class Device(SimulatedDevice):
         allocations: number of blocks handed out so far.
         frees: number of blocks taken back so far.
         failures: how often it ran out.
+        given: the context of events that are repeated.
+        tapes: what notes the events now.
         observers: called with (device, requested, allocated, free bytes) when memory runs out.
     """
 
@@ -46,6 +62,10 @@ class Device(SimulatedDevice):
         self._ended: list[int] | None = None
         # name of the C++ function that allocates a workspace; attribution reads it
         self._native = ""
+        self.tapes: list[Tape] = []
+        self.given: EventContext | None = None
+        # contexts with the stacks of others
+        self._alike: list[tuple[EventContext, EventContext]] = []
 
     def start_history(self, *, most_entries: int | None, stacks: bool) -> None:
         """Record events from now on, the newest `most_entries`, with Python stacks of allocations or without."""
@@ -57,6 +77,7 @@ class Device(SimulatedDevice):
         """Stop recording and drop the events."""
         self._history, self._takes_stacks = None, False
         self._tracebacks.clear()
+        self._alike.clear()
 
     def clear_history(self) -> None:
         """Drop the events."""
@@ -90,6 +111,9 @@ class Device(SimulatedDevice):
                 observe(0, size_bytes, self.allocator.allocated_bytes, free)
             raise
         self.allocations += 1
+        for tape in self.tapes:
+            tape.events.append((size_bytes, block.address, self._context_of(block)))
+            tape.spoiled |= self.stream != tape.stream
         return block
 
     def hold_for_good(self, name: str, size_bytes: int) -> None:
@@ -103,7 +127,11 @@ class Device(SimulatedDevice):
     def release(self, block: Block) -> None:
         """Take a block back."""
         self.frees += 1
-        super().release(block)
+        self._event_stream = block.pool.stream
+        context = self.given or self._stamp
+        for tape in self.tapes:
+            tape.events.append((0, block.address, context))
+        self.allocator.free(block, context)
 
     def give_back(self, address: int) -> None:
         """Free the block of a storage that ended, or as soon as the streams that use it have ended their work."""
@@ -132,12 +160,14 @@ class Device(SimulatedDevice):
 
     def use_on(self, address: int, stream: int) -> None:
         """Note that another stream uses a block, as `record_stream` does."""
+        self.spoil_tapes()
         block = self._blocks.get(address)
         if block is not None and block.pool.stream != stream:
             self._used_by.setdefault(address, set()).add(stream)
 
     def synchronize(self, stream: int) -> None:
         """End the work of a stream, or of all if it is negative; free the blocks that wait for it."""
+        self.spoil_tapes()
         with self.lock:
             if not self._waiting and not self._used_by:
                 return
@@ -158,17 +188,54 @@ class Device(SimulatedDevice):
         block = self._blocks.get(address)
         return 0 if block is None else block.requested_bytes
 
+    @contextmanager
+    def taping(self) -> Iterator[Tape]:
+        """Note what happens inside."""
+        tape = Tape(self.stream)
+        self.tapes.append(tape)
+        try:
+            yield tape
+        finally:
+            self.tapes.remove(tape)
+
+    def spoil_tapes(self) -> None:
+        """What runs depends on values, or on other streams."""
+        for tape in self.tapes:
+            tape.spoiled = True
+
+    def context_like(self, context: EventContext, stamp: str, other: str) -> EventContext:
+        """A context with the stack of another, and its stamp with another beginning."""
+        if self._history is None:
+            return self._stamp
+        text = context.stamp
+        alike = EventContext(other + text[len(stamp) :] if text.startswith(stamp) else text)
+        if self._takes_stacks:
+            self._alike.append((alike, context))
+        return alike
+
+    def room_bytes(self) -> int:
+        """What the allocator can still reserve."""
+        return self.allocator.room_bytes()
+
     def snapshot(self) -> dict[str, Any]:
         """What torch.cuda.memory._snapshot() returns."""
         with self.lock:
             self._resolve_stacks()
+            for alike, context in self._alike:
+                alike.frames = context.frames
+            self._alike.clear()
             return build_snapshot(self.allocator, list(self._history or ()), self._settings)
 
     def stamp_context(self) -> EventContext:
         """The context of an event without a stack; its stamp is the metadata of the events that follow."""
         return self._stamp
 
+    def _context_of(self, block: Block) -> EventContext:
+        return block.context if isinstance(block.context, EventContext) else self._stamp
+
     def _context(self) -> EventContext | None:
+        if self.given is not None:
+            return self.given
         if not self._takes_stacks:
             return self._stamp
         context = self._with_stack()

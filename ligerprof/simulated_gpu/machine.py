@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.simulated_gpu import cuda_api
+from ligerprof.simulated_gpu import cuda_api, siblings
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.operators import Operators
@@ -53,6 +53,8 @@ class Machine:
         patch_process(self)
         self.operators.register()
         self.checkpoints.install()
+        if not os.environ.get("LP_NOFOLD"):
+            self.siblings = siblings.install(self.device, self.values)
         atexit.register(self._backend.detach)
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:

@@ -54,10 +54,12 @@ class Values:
 
     Attributes:
         made_up: how often each kind of value was made up.
+        on_change: called with the address of a storage whose known values change.
     """
 
     def __init__(self, size_of: Callable[[int], int]) -> None:
         self._size_of = size_of
+        self.on_change: Callable[[int], None] | None = None
         self._known: dict[int, Known] = {}
         self.made_up: Counter[MadeUp] = Counter()
 
@@ -88,6 +90,8 @@ class Values:
         size_bytes = self._size_of(address)
         if not is_small(tensor) or not size_bytes:
             return
+        if self.on_change is not None:
+            self.on_change(address)
         copy = torch.UntypedStorage(size_bytes, device="cpu")  # type: ignore[no-untyped-call]
         _shown(tensor, copy).copy_(value)
         self._known[address] = Known(copy, made_up)
@@ -108,6 +112,10 @@ class Values:
         if func in _KEEPS or func in _EMPTY:
             return
         written = _written(func, args, kwargs) if mutable else ()
+        if self.on_change is not None and self._known:
+            for tensor in written:
+                if self.known(tensor) is not None:
+                    self.on_change(address_of(tensor))
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
                 self._known.pop(address_of(tensor), None)

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.runs.simulated.memo import compute
 from ligerprof.torch_memory.scratch import Scratch
@@ -48,8 +46,3 @@ class Call:
 
 
 Internal = Callable[[Call], Any]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in torch_memory, such as `float32`."""
-    return str(dtype).removeprefix("torch.")
