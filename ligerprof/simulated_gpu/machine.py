@@ -7,12 +7,13 @@ from typing import Any
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.simulated_gpu import cuda_api, siblings
+from ligerprof.simulated_gpu import cuda_api
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
 from ligerprof.simulated_gpu.saving import Checkpoints
+from ligerprof.simulated_gpu.siblings import Siblings
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -34,6 +35,7 @@ class Machine:
         values: what is known of the values on it.
         operators: its kernels.
         checkpoints: what the program saved.
+        siblings: its layers that do not run.
     """
 
     def __init__(self, gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False) -> None:
@@ -44,6 +46,7 @@ class Machine:
         self.values = Values(self.device.size_of)
         self.operators = Operators(self.device, self.values)
         self.checkpoints = Checkpoints()
+        self.siblings = Siblings(self.device, self.values)
         self._backend = Backend()
 
     def install(self) -> None:
@@ -53,8 +56,7 @@ class Machine:
         patch_process(self)
         self.operators.register()
         self.checkpoints.install()
-        if not os.environ.get("LP_NOFOLD"):
-            self.siblings = siblings.install(self.device, self.values)
+        self.siblings.install()
         atexit.register(self._backend.detach)
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:

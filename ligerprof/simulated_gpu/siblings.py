@@ -7,11 +7,12 @@ model's code does not run. Layers that read values, keep what they allocate else
 that are not plain run as they are.
 """
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ _SKIPPED = frozenset(
         *("_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
     ]
 )
+_NUMBER = re.compile(r"\.\d+\.")
 _original: Any = nn.Module._call_impl
 
 
@@ -105,6 +107,7 @@ class Siblings:
     """Repeats layers.
 
     Attributes:
+        enabled: whether layers are repeated.
         repeated: how many calls of layers did not run.
     """
 
@@ -112,10 +115,11 @@ class Siblings:
         self._device, self._values = device, values
         self._passes: dict[Any, _Pass | None] = {}
         self._called: set[int] = set()
-        self._structures: dict[int, tuple[nn.Module, Any, list[Tensor]]] = {}
+        # no layer may live longer because it is known here
+        self._structures: WeakKeyDictionary[nn.Module, tuple[Any, list[ref[Tensor]]]] = WeakKeyDictionary()
         self._changes = self._seen_changes = 0
         self._classes: set[type] = set()
-        self.repeated = 0
+        self.enabled, self.repeated = True, 0
 
     def install(self) -> None:
         """Watch the lists of layers that programs make."""
@@ -149,7 +153,7 @@ class Siblings:
 
     def _method(self) -> Any:
         def call(layer: nn.Module, *arguments: Any, **named: Any) -> Any:
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or not self.enabled:
                 return _original(layer, *arguments, **named)
             return self._call(layer, arguments, named)
 
@@ -197,13 +201,14 @@ class Siblings:
         if changes != self._seen_changes:
             self._structures.clear()
             self._seen_changes = changes
-        found = self._structures.get(id(layer))
-        if found is None or found[0] is not layer:
-            weights = [*layer.parameters(), *layer.buffers()]
-            found = self._structures[id(layer)] = (layer, _structure_of(layer), weights)
-        if found[1] is None:
+        found = self._structures.get(layer)
+        if found is None:
+            weights = [ref(weight) for weight in (*layer.parameters(), *layer.buffers())]
+            found = self._structures[layer] = (_structure_of(layer), weights)
+        structure, kept = found
+        if structure is None:
             raise _NotAlikeError
-        return found[1], found[2]
+        return structure, [weight for reference in kept if (weight := reference()) is not None]
 
     def _record(
         self, layer: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], cache: Any, given: list[Tensor]
@@ -383,6 +388,9 @@ def _structure_of(layer: nn.Module) -> Any:
 
 
 def _attribute_key(value: Any) -> Any:
+    if isinstance(value, str):
+        # some packages keep a module's dotted name in it
+        return _NUMBER.sub(".", value)
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, Tensor):
@@ -428,10 +436,3 @@ def _cache_of(layer: nn.Module, values: Iterable[Any]) -> Any:
 def _state_key(cache: Any) -> Any:
     given: list[Tensor] = []
     return type(cache), tuple([(name, _key_of(value, given, None)) for name, value in vars(cache).items()])
-
-
-def install(device: Device, values: Values) -> Siblings:
-    """Repeat layers in this process from now on."""
-    siblings = Siblings(device, values)
-    siblings.install()
-    return siblings
