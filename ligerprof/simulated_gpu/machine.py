@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.simulated_gpu import cuda_api
+from ligerprof.simulated_gpu import cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
 from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.siblings import Siblings
+from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -36,6 +37,7 @@ class Machine:
         operators: its kernels.
         checkpoints: what the program saved.
         siblings: its layers that do not run.
+        stand_ins: models that are not on this machine.
     """
 
     def __init__(self, gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False) -> None:
@@ -46,6 +48,7 @@ class Machine:
         self.values = Values(self.device.size_of)
         self.operators = Operators(self.device, self.values)
         self.checkpoints = Checkpoints()
+        self.stand_ins = StandIns()
         self.siblings = Siblings(self.device, self.values)
         self._backend = Backend()
 
@@ -55,6 +58,7 @@ class Machine:
         cuda_api.install(self.device, self._backend)
         patch_process(self)
         self.operators.register()
+        loading.install(self.stand_ins)
         self.checkpoints.install()
         self.siblings.install()
         atexit.register(self._backend.detach)
@@ -74,6 +78,7 @@ class Machine:
                 {"what": what, "place": where, "is_shape": is_shape, "times": times}
                 for (what, where, is_shape), times in made_up
             ],
+            "stand_ins": self.stand_ins.models,
             "not_written": self.checkpoints.paths,
             "pinned_bytes": self._backend.highest_pinned_bytes(),
         }

@@ -22,8 +22,10 @@ _EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 # the result of these is what it is on a GPU whatever the values: gradients are finite, the scale stays
 _KEEPS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default})
 _FILLS = frozenset(
-    (aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default)
-    + (aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
+    [
+        *(aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default),
+        *(aten.random_.default, aten.random_.to, getattr(aten.random_, "from")),
+    ]
 )
 _SKIPPED_FILES = ("/torch/", "/ligerprof/")
 
@@ -115,10 +117,7 @@ class Values:
         if func in _KEEPS or func in _EMPTY:
             return
         written = _written(func, args, kwargs) if mutable else ()
-        if self.on_change is not None and self._known:
-            for tensor in written:
-                if self.known(tensor) is not None:
-                    self.on_change(address_of(tensor))
+        self._tell(written)
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
                 self._known.pop(address_of(tensor), None)
@@ -136,6 +135,12 @@ class Values:
             # the CPU has no kernel for these types, or for a random generator of the GPU
             for tensor in written:
                 self._known.pop(address_of(tensor), None)
+
+    def _tell(self, written: Iterable[Tensor]) -> None:
+        if self.on_change is not None and self._known:
+            for tensor in written:
+                if self.known(tensor) is not None:
+                    self.on_change(address_of(tensor))
 
     def _all_known(self, func: Any, inputs: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
         """Whether the values of all arguments are known; those of what is overwritten as a whole need not be."""
