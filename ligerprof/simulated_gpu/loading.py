@@ -8,13 +8,18 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
 from ligerprof.simulated_gpu.saving import SAFETENSORS_DTYPES
 from ligerprof.simulated_gpu.stand_ins import StandIns
+from ligerprof.simulated_gpu.values import place
+from ligerprof.units import format_bytes
 
 # as kWeightBytes in backend.cpp
 WEIGHT_BYTES = 4 << 20
@@ -34,7 +39,9 @@ def install(stand_ins: StandIns) -> None:
     torch.load = load_without_reading
     after_import_or_now("safetensors", _open_headers)
     after_import_or_now("transformers.utils.hub", stand_ins.install)
+    after_import_or_now("transformers.modeling_utils", _leave_new_embeddings)
     after_import_or_now("datasets.load", _name_missing_data)
+    register_optimizer_step_pre_hook(_Updates().check)
 
 
 def _open_headers(module: Any) -> None:
@@ -94,7 +101,45 @@ def _without_values(part: Any) -> torch.Tensor | None:
     if dtype is None or not dtype.is_floating_point:
         return None
     whole = torch.empty(part.get_shape(), dtype=dtype, device="cpu")
-    return whole if whole.nbytes >= WEIGHT_BYTES else None
+    return whole if has_no_values(whole) else None
+
+
+def _leave_new_embeddings(module: Any) -> None:
+    """A resized embedding begins with the mean and the covariance of the old one, which has no values here."""
+    model: Any = module.PreTrainedModel
+    begin = model._init_added_embeddings_weights_with_mean
+
+    def begin_on_gpu(self: Any, old_embeddings: Any, *arguments: Any, **named: Any) -> Any:
+        if has_no_values(old_embeddings.weight):
+            return None
+        return begin(self, old_embeddings, *arguments, **named)
+
+    model._init_added_embeddings_weights_with_mean = begin_on_gpu
+
+
+class _Updates:
+    """Optimizers that would update weights in main memory, which have no values."""
+
+    def __init__(self) -> None:
+        self._checked: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+    def check(self, optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+        """Refuse a step on the CPU."""
+        if optimizer in self._checked:
+            return
+        self._checked.add(optimizer)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"] if has_no_values(weight)]
+        if weights:
+            size = format_bytes(sum(weight.nbytes for weight in weights))
+            raise UnsupportedError(
+                f"{place()}: {type(optimizer).__name__} updates {size} of weights in main memory, which have no values"
+                " in a simulated run. Move them to the GPU, or run on one."
+            )
+
+
+def has_no_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor in main memory is so large that it has no values."""
+    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= WEIGHT_BYTES
 
 
 def _name_missing_data(module: Any) -> None:

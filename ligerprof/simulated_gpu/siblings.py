@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -388,19 +389,22 @@ def _structure_of(layer: nn.Module) -> Any:
 
 
 def _attribute_key(value: Any) -> Any:
+    key: Any = id(value)
     if isinstance(value, str):
         # some packages keep a module's dotted name in it
-        return _NUMBER.sub(".", value)
-    if isinstance(value, _PLAIN):
-        return type(value), value
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple([_attribute_key(item) for item in value])
-    if isinstance(value, dict):
-        return type(value), tuple([(key, _attribute_key(item)) for key, item in value.items()])
-    # the same configuration or function
-    return type(value), id(value)
+        key = _NUMBER.sub(".", value)
+    elif isinstance(value, _PLAIN):
+        key = value
+    elif isinstance(value, Tensor):
+        key = value.shape, value.dtype, value.device
+    elif isinstance(value, (list, tuple)):
+        key = tuple([_attribute_key(item) for item in value])
+    elif isinstance(value, dict):
+        key = tuple([(name, _attribute_key(item)) for name, item in value.items()])
+    elif isinstance(value, partial):
+        key = value.func, _attribute_key(value.args), _attribute_key(value.keywords)
+    # anything else is alike if it is the same, such as a configuration or a function
+    return type(value), key
 
 
 def _key_of(value: Any, given: list[Tensor], cache: Any) -> Any:
