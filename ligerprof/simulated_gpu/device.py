@@ -2,14 +2,14 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
+from ligerprof.simulated_gpu.history import ContextLike, History
+from ligerprof.snapshots.writer import EventContext, build_snapshot
 from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
@@ -53,7 +53,7 @@ class Device(SimulatedDevice):
         self.allocations = self.frees = self.segments = self.segment_frees = self.failures = 0
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.lock = threading.RLock()
-        self._history: deque[TraceEvent] | None = None
+        self._history: History | None = None
         self._takes_stacks = False
         self._blocks: dict[int, Block] = {}
         # blocks whose storage has ended while another stream may use them
@@ -64,20 +64,18 @@ class Device(SimulatedDevice):
         self._native = ""
         self.tapes: list[Tape] = []
         self.given: EventContext | None = None
-        # contexts with the stacks of others
-        self._alike: list[tuple[EventContext, EventContext]] = []
 
     def start_history(self, *, most_entries: int | None, stacks: bool) -> None:
         """Record events from now on, the newest `most_entries`, with Python stacks of allocations or without."""
         limit = None if most_entries is None or most_entries > _MOST_ENTRIES else most_entries
-        self._history = deque(self._history or (), maxlen=limit)
+        if self._history is None or self._history.limit != limit:
+            self._history = History(limit, self._history or ())
         self._takes_stacks = stacks
 
     def stop_history(self) -> None:
         """Stop recording and drop the events."""
         self._history, self._takes_stacks = None, False
         self._tracebacks.clear()
-        self._alike.clear()
 
     def clear_history(self) -> None:
         """Drop the events."""
@@ -99,7 +97,8 @@ class Device(SimulatedDevice):
     def allocate(self, size_bytes: int) -> Block:
         """Allocate a block on the current stream."""
         try:
-            block = super().allocate(size_bytes)
+            # `super()` would be an object for each block
+            block = SimulatedDevice.allocate(self, size_bytes)
         except AllocatorFullError as full:
             if self._waiting:
                 # the allocator waits for other streams before it gives up
@@ -208,10 +207,8 @@ class Device(SimulatedDevice):
         if self._history is None:
             return self._stamp
         text = context.stamp
-        alike = EventContext(other + text[len(stamp) :] if text.startswith(stamp) else text)
-        if self._takes_stacks:
-            self._alike.append((alike, context))
-        return alike
+        text = other + text[len(stamp) :] if text.startswith(stamp) else text
+        return ContextLike(text, context) if self._takes_stacks else EventContext(text)
 
     def room_bytes(self) -> int:
         """What the allocator can still reserve."""
@@ -221,9 +218,6 @@ class Device(SimulatedDevice):
         """What torch.cuda.memory._snapshot() returns."""
         with self.lock:
             self._resolve_stacks()
-            for alike, context in self._alike:
-                alike.frames = context.frames
-            self._alike.clear()
             return build_snapshot(self.allocator, list(self._history or ()), self._settings)
 
     def stamp_context(self) -> EventContext:
@@ -251,4 +245,4 @@ class Device(SimulatedDevice):
         if self._history is not None:
             kept = context if isinstance(context, EventContext) else self._stamp
             now = time.time_ns() // 1000
-            self._history.append(TraceEvent(action, address, size_bytes, kept, self._event_stream, now))
+            self._history.append(action, address, size_bytes, kept, self._event_stream, now)

@@ -16,14 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
-from ligerprof.simulated_gpu.saving import SAFETENSORS_DTYPES
 from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import place
 from ligerprof.units import format_bytes
 
 # as kWeightBytes in backend.cpp
 WEIGHT_BYTES = 4 << 20
-_DTYPES = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
 
 
 def install(stand_ins: StandIns) -> None:
@@ -97,7 +95,9 @@ class _Slice:
 
 def _without_values(part: Any) -> torch.Tensor | None:
     """A tensor of a slice's shape; None if its values are needed."""
-    dtype = _DTYPES.get(part.get_dtype())
+    from safetensors.torch import _TYPES
+
+    dtype = _TYPES.get(part.get_dtype())
     if dtype is None or not dtype.is_floating_point:
         return None
     whole = torch.empty(part.get_shape(), dtype=dtype, device="cpu")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ligerprof.runs.recording.imports import after_import_or_now
 
-SAFETENSORS_DTYPES = {
+_SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -66,7 +66,7 @@ class Checkpoints:
 
         def save_file(tensors: Any, filename: Any, *_arguments: Any, **_named: Any) -> None:
             self._keep(filename, _in_main_memory(dict(tensors)))
-            write_header(Path(filename), tensors)
+            self._write_header(Path(filename), tensors)
 
         def load_kept(filename: Any, device: Any = "cpu", **named: Any) -> Any:
             kept = self._contents.get(_name(filename))
@@ -74,26 +74,25 @@ class Checkpoints:
 
         module.save_file, module.load_file = save_file, load_kept
 
+    def _write_header(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        """A file of shapes with a hole in the place of values, which goes when the process ends."""
+        if path.exists():
+            return
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, tensor in tensors.items():
+            begin, end = end, end + tensor.numel() * tensor.element_size()
+            kind = _SAFETENSORS_DTYPES[tensor.dtype]
+            entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header = json.dumps(entries).encode()
+        header += b" " * (-len(header) % 8)
+        with path.open("xb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + end)
+        atexit.register(path.unlink, missing_ok=True)
+
     def _keep(self, path: Any, content: Any) -> None:
         self._contents[_name(path)] = content
-
-
-def write_header(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file of shapes with a hole in the place of values, which goes when the process ends."""
-    if path.exists():
-        return
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        kind = SAFETENSORS_DTYPES[tensor.dtype]
-        entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    header = json.dumps(entries).encode()
-    header += b" " * (-len(header) % 8)
-    with path.open("xb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + end)
-    atexit.register(path.unlink, missing_ok=True)
 
 
 def _name(path: Any) -> str:

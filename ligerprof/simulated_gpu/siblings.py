@@ -53,9 +53,9 @@ class _NotAlikeError(Exception):
 
 
 class _Made(NamedTuple):
-    """A tensor in a new block: the index of its event, and how it shows the block."""
+    """A tensor in a new block: the number of its event, and how it shows the block."""
 
-    index: int
+    number: int
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
@@ -63,22 +63,22 @@ class _Made(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """An argument, by its index among the tensors."""
+    """An argument, by its number among the tensors."""
 
-    index: int
+    number: int
 
 
 class _Step(NamedTuple):
     """An event to repeat.
 
     Attributes:
-        index: of the event that allocated the block.
+        number: of the event that allocated the block.
         size_bytes: requested; 0 to free it.
         replaced: names of the cache's attributes that show a block from before the call, to free it.
         is_kept: whether a tensor shows the block after the call.
     """
 
-    index: int
+    number: int
     size_bytes: int
     context: EventContext
     replaced: tuple[str, ...]
@@ -117,7 +117,7 @@ class Siblings:
         self._passes: dict[Any, _Pass | None] = {}
         self._called: set[int] = set()
         # no layer may live longer because it is known here
-        self._structures: WeakKeyDictionary[nn.Module, tuple[Any, list[ref[Tensor]]]] = WeakKeyDictionary()
+        self._structures: WeakKeyDictionary[nn.Module, tuple[Any, list[ref[Tensor]], int | None]] = WeakKeyDictionary()
         self._changes = self._seen_changes = 0
         self._classes: set[type] = set()
         self.enabled, self.repeated = True, 0
@@ -167,8 +167,9 @@ class Siblings:
         self._called.add(id(layer))
         given: list[Tensor] = []
         try:
-            cache = _cache_of(layer, (*arguments, *named.values()))
-            key = self._key(layer, arguments, named, cache, given)
+            structure, weights, index = self._structure(layer)
+            cache = _cache_of(index, (*arguments, *named.values()))
+            key = (structure, self._state(weights), self._arguments(arguments, named, cache, given))
         except _NotAlikeError:
             return _original(layer, *arguments, **named)
         if key not in self._passes:
@@ -179,25 +180,24 @@ class Siblings:
             return _original(layer, *arguments, **named)
         return self._repeat(known, cache, given)
 
-    def _key(
-        self, layer: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], cache: Any, given: list[Tensor]
-    ) -> Any:
-        structure, weights = self._structure(layer)
+    def _state(self, weights: Sequence[Tensor]) -> Any:
         autocast = torch.is_autocast_enabled("cuda")
-        if autocast and any(weight.dtype == torch.float32 for weight in weights):
+        if autocast and any(weight.dtype == torch.float32 and weight.requires_grad for weight in weights):
             # casts of weights stay in autocast's cache
             raise _NotAlikeError
+        modes = (autocast, torch.get_default_dtype(), torch.is_inference_mode_enabled(), self._device.stream)
+        return modes, tuple([(weight.dtype, weight.is_cuda) for weight in weights])
+
+    @staticmethod
+    def _arguments(arguments: tuple[Any, ...], named: Mapping[str, Any], cache: Any, given: list[Tensor]) -> Any:
         return (
-            structure,
-            tuple([(weight.dtype, weight.is_cuda) for weight in weights]),
             _key_of(arguments, given, cache),
             tuple([(name, _key_of(value, given, cache)) for name, value in named.items()]),
             None if cache is None else _state_key(cache),
-            (autocast, torch.get_default_dtype(), torch.is_inference_mode_enabled(), self._device.stream),
         )
 
-    def _structure(self, layer: nn.Module) -> tuple[Any, list[Tensor]]:
-        """What a layer consists of, and its weights; looked up as long as no module has changed."""
+    def _structure(self, layer: nn.Module) -> tuple[Any, list[Tensor], int | None]:
+        """What a layer consists of, its weights and its index; looked up as long as no module has changed."""
         changes = self._changes + RemovableHandle.next_id
         if changes != self._seen_changes:
             self._structures.clear()
@@ -205,11 +205,11 @@ class Siblings:
         found = self._structures.get(layer)
         if found is None:
             weights = [ref(weight) for weight in (*layer.parameters(), *layer.buffers())]
-            found = self._structures[layer] = (_structure_of(layer), weights)
-        structure, kept = found
+            found = self._structures[layer] = (_structure_of(layer), weights, _index_of(layer))
+        structure, kept, index = found
         if structure is None:
             raise _NotAlikeError
-        return structure, [weight for reference in kept if (weight := reference()) is not None]
+        return structure, [weight for reference in kept if (weight := reference()) is not None], index
 
     def _record(
         self, layer: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], cache: Any, given: list[Tensor]
@@ -250,7 +250,7 @@ class Siblings:
         device = self._device
         self.repeated += 1
         self._values.made_up.update(known.made_up)
-        made = {item.index: item for item in _all_made((known.output, *known.state.values()))}
+        made = {item.number: item for item in _all_made((known.output, *known.state.values()))}
         blocks: dict[int, Any] = {}
         tensors: dict[int, Tensor] = {}
         old, new = known.stamp.rstrip(";"), device.stamp_context().stamp.rstrip(";")
@@ -310,7 +310,7 @@ class _Reader:
             for name, value in after.items()
             if name not in self._before or not _is_same(self._before[name], value)
         }
-        reached = {item.index for item in _all_made((result, *state.values()))}
+        reached = {item.number for item in _all_made((result, *state.values()))}
         if reached != set(open_blocks.values()) or any(name not in after for name in self._before):
             raise _NotAlikeError
         return [_Step(*step, step[0] in reached and step[1] > 0) for step in read], result, state
@@ -343,9 +343,9 @@ def _make(made: _Made, size_bytes: int) -> Tensor:
 def _shown(value: Any, tensors: Mapping[int, Tensor], given: Sequence[Tensor]) -> Any:
     kind = type(value)
     if kind is _Given:
-        return given[value.index]
+        return given[value.number]
     if kind is _Made:
-        whole = tensors[value.index]
+        whole = tensors[value.number]
         if whole.dtype != value.dtype:
             whole = whole.view(value.dtype)
         if whole.shape == value.shape and whole.stride() == value.strides:
@@ -422,19 +422,22 @@ def _key_of(value: Any, given: list[Tensor], cache: Any) -> Any:
     raise _NotAlikeError
 
 
-def _cache_of(layer: nn.Module, values: Iterable[Any]) -> Any:
+def _cache_of(index: int | None, values: Iterable[Any]) -> Any:
     """The layer of transformers' cache that a model's layer writes to, None without a cache."""
     module = sys.modules.get("transformers.cache_utils")
     caches = [] if module is None else [value for value in values if isinstance(value, module.Cache)]
     if not caches:
         return None
-    indices = {part.layer_idx for part in layer.modules() if isinstance(getattr(part, "layer_idx", None), int)}
-    if len(caches) > 1 or len(indices) != 1:
+    if len(caches) > 1 or index is None or index >= len(caches[0].layers):
         raise _NotAlikeError
-    layers, index = caches[0].layers, indices.pop()
-    if index >= len(layers):
-        raise _NotAlikeError
-    return layers[index]
+    return caches[0].layers[index]
+
+
+def _index_of(layer: nn.Module) -> int | None:
+    """The index of a layer in transformers' cache, None if it has none or several."""
+    indices = {part.__dict__.get("layer_idx") for part in layer.modules()} - {None}
+    index = indices.pop() if len(indices) == 1 else None
+    return index if isinstance(index, int) else None
 
 
 def _state_key(cache: Any) -> Any:

@@ -8,6 +8,7 @@ import atexit
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from ligerprof.models.catalog import hub_names
 from ligerprof.models.hub_cache import find_cached_config
 from ligerprof.runs.recording.messages import say
-from ligerprof.simulated_gpu.saving import write_header
 
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _CHAT = (
@@ -83,12 +83,29 @@ def _make(name: str, config: dict[str, Any]) -> Path:
     }
     tokenizer.save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    write_header(folder / "model.safetensors", weights)
+    _write_header(folder / "model.safetensors", weights)
     say(
         f"{name} is not on this machine: its configuration is the catalog's, its weights are in {config['dtype']}, and"
         " its tokenizer makes a token of each byte, so sequences are as long as they can be"
     )
     return folder
+
+
+def _write_header(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """A file of safetensors with a hole in the place of values."""
+    from safetensors.torch import _TYPES
+
+    names = {dtype: name for name, dtype in _TYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, tensor in weights.items():
+        begin, end = end, end + tensor.nbytes
+        shape = list(tensor.shape)
+        header[key] = {"dtype": names[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def _tokenizer(config: dict[str, Any]) -> Any:
