@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ligerprof.gpus import GpuSpec
@@ -16,6 +17,8 @@ from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 
 # aten/src/ATen/cuda/CublasHandlePool.cpp
 _WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cuda::getCUDABlasLtWorkspace()"}
+_SEGMENTS_MADE = frozenset({"segment_alloc", "segment_map"})
+_SEGMENTS_FREED = frozenset({"segment_free", "segment_unmap"})
 # torch's own default for max_entries is the largest integer
 _MOST_ENTRIES = 2**40
 
@@ -238,11 +241,23 @@ class Device(SimulatedDevice):
         return context
 
     def _note(self, action: str, address: int, size_bytes: int, context: object) -> None:
-        if action in ("segment_alloc", "segment_map"):
-            self.segments += 1
-        elif action in ("segment_free", "segment_unmap"):
-            self.segment_frees += 1
         if self._history is not None:
             kept = context if isinstance(context, EventContext) else self._stamp
-            now = time.time_ns() // 1000
-            self._history.append(action, address, size_bytes, kept, self._event_stream, now)
+            self._history.append(action, address, size_bytes, kept, self._event_stream, time.time_ns() // 1000)
+        # nearly all events are allocations and frees
+        if action in _SEGMENTS_MADE:
+            self.segments += 1
+        elif action in _SEGMENTS_FREED:
+            self.segment_frees += 1
+
+    def repeated_calls(
+        self, blocks: int
+    ) -> tuple[Callable[[int, EventContext], Block], Callable[[Block, object], None]]:
+        """Functions that allocate and free on the current stream, `blocks` times each, with a context."""
+        if self.tapes:
+            return lambda size_bytes, _context: self.allocate(size_bytes), lambda block, _context: self.release(block)
+        # the allocator itself, without two calls of Python for each block
+        self.allocations += blocks
+        self.frees += blocks
+        self._event_stream = self.stream
+        return partial(self.allocator.malloc, stream=self.stream), self.allocator.free

@@ -56,6 +56,6 @@ class ContextLike(EventContext):
         self._other = other
 
     @property
-    def frames(self) -> Sequence[Frame]:  # type: ignore[override]
+    def frames(self) -> Sequence[Frame]:
         """Those of the other context."""
         return self._other.frames

@@ -94,6 +94,7 @@ class _Pass(NamedTuple):
         made_up: how often values were made up.
         most_bytes: what the allocator may reserve for it at most.
         stamp: the stamp when it was called.
+        temporaries: how many blocks it allocated and freed.
     """
 
     steps: list[_Step]
@@ -102,6 +103,7 @@ class _Pass(NamedTuple):
     made_up: Counter[Any]
     most_bytes: int
     stamp: str
+    temporaries: int
 
 
 class Siblings:
@@ -244,7 +246,8 @@ class Siblings:
             return output, None
         steps, result, state = done
         most_bytes = sum(segment_bytes(step.size_bytes) for step in steps if step.size_bytes)
-        return output, _Pass(steps, result, state, values.made_up - made_up, most_bytes, stamp)
+        temporaries = sum(step.size_bytes > 0 and not step.is_kept for step in steps)
+        return output, _Pass(steps, result, state, values.made_up - made_up, most_bytes, stamp, temporaries)
 
     def _repeat(self, known: _Pass, cache: Any, given: Sequence[Tensor]) -> Any:
         device = self._device
@@ -255,20 +258,21 @@ class Siblings:
         tensors: dict[int, Tensor] = {}
         old, new = known.stamp.rstrip(";"), device.stamp_context().stamp.rstrip(";")
         contexts: dict[int, EventContext] = {}
-        for index, size_bytes, context, replaced, is_kept in known.steps:
+        take, give_back = device.repeated_calls(known.temporaries)
+        for number, size_bytes, context, replaced, is_kept in known.steps:
             mine = contexts.get(id(context))
             if mine is None:
                 mine = contexts[id(context)] = device.context_like(context, old, new)
             device.given = mine
             if is_kept:
-                tensors[index] = _make(made[index], size_bytes)
+                tensors[number] = _make(made[number], size_bytes)
             elif size_bytes:
-                blocks[index] = device.allocate(size_bytes)
+                blocks[number] = take(size_bytes, mine)
             elif replaced:
                 for name in replaced:
                     setattr(cache, name, None)
             else:
-                device.release(blocks.pop(index))
+                give_back(blocks.pop(number), mine)
         device.given = None
         for name, value in known.state.items():
             setattr(cache, name, _shown(value, tensors, given))

@@ -1,9 +1,12 @@
 """The training step without a GPU: real model code on fake tensors, and a model of the caching allocator."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ligerprof.lazy_names import lazy_names
 from ligerprof.snapshots.collector import collector_paused
+
+if TYPE_CHECKING:
+    from ligerprof.runs.simulated.driver import simulate_step
 
 __all__ = ["simulate_step"]
 
