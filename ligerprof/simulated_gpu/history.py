@@ -39,7 +39,7 @@ class History:
             column.clear()
 
     def __iter__(self) -> Iterator[TraceEvent]:
-        return map(TraceEvent, *self._columns)  # type: ignore[arg-type]
+        return map(TraceEvent, *self._columns)
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -56,6 +56,6 @@ class ContextLike(EventContext):
         self._other = other
 
     @property
-    def frames(self) -> Sequence[Frame]:
+    def frames(self) -> Sequence[Frame]:  # type: ignore[override]
         """Those of the other context."""
         return self._other.frames
