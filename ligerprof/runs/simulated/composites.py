@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ligerprof.torch_memory.dtypes import dtype_name
+from ligerprof.runs.simulated.internals.call import dtype_name
 from ligerprof.torch_memory.softmax import casts_first
 
 aten = torch.ops.aten

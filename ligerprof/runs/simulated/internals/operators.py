@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 
-from ligerprof.runs.simulated.internals.call import Call, Internal
+from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
 from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
 from ligerprof.torch_memory.decompositions import svd_scratch
-from ligerprof.torch_memory.dtypes import dtype_name
 from ligerprof.torch_memory.embedding import embedding_gradient
 from ligerprof.torch_memory.foreach import norm_partials_bytes
 from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, index_copies
