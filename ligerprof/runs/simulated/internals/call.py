@@ -6,8 +6,10 @@ from typing import Any
 
 from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.runs.simulated.memo import compute
-from ligerprof.torch_memory.dtypes import dtype_name as dtype_name
+from ligerprof.torch_memory.dtypes import dtype_name
 from ligerprof.torch_memory.scratch import Scratch
+
+__all__ = ["Call", "Internal", "dtype_name"]
 
 
 @dataclass(slots=True)
