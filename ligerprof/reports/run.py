@@ -42,6 +42,8 @@ def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:
     gpu = find_gpu(str(simulated["gpu"]))
     figures = "" if gpu.measured else ", whose figures come from data sheets"
     yield f"Simulated for {gpu.title}{figures}; this machine's GPU was not used."
+    for name in simulated.get("stand_ins", ()):
+        yield f"{name} was not on this machine: its configuration is the catalog's, and each byte of a text is a token."
     made_up = simulated["made_up"]
     shapes = [row for row in made_up if row["is_shape"]]
     if made_up:

@@ -1,23 +1,27 @@
 """Turn this process into one with a simulated GPU: for the rest of its life, torch's `cuda` is the simulation."""
 
 import atexit
+import gc
 import os
 from typing import Any
 
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.simulated_gpu import cuda_api
+from ligerprof.simulated_gpu import cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
 from ligerprof.simulated_gpu.saving import Checkpoints
+from ligerprof.simulated_gpu.siblings import Siblings
+from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.units import GIB, MIB
 
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 _ALLOC_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -26,7 +30,7 @@ class Machine:
 
     Args:
         gpu: which one.
-        limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
+        limit_bytes: limit on reserved memory, which may be more than the GPU has; None: what torch gets of the GPU's.
         eager: whether functions of torch.compile run without it, instead of being refused.
 
     Attributes:
@@ -34,25 +38,32 @@ class Machine:
         values: what is known of the values on it.
         operators: its kernels.
         checkpoints: what the program saved.
+        siblings: its layers that do not run.
+        stand_ins: models that are not on this machine.
     """
 
     def __init__(self, gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False) -> None:
         self.eager = eager
         text = next((os.environ[name] for name in _ALLOC_CONFS if os.environ.get(name)), "")
-        capacity = gpu.usable_bytes if limit_bytes is None else min(limit_bytes, gpu.usable_bytes)
+        capacity = gpu.usable_bytes if limit_bytes is None else limit_bytes
         self.device = Device(gpu, capacity_bytes=capacity, settings=parse_allocator_settings(text))
         self.values = Values(self.device.size_of)
         self.operators = Operators(self.device, self.values)
         self.checkpoints = Checkpoints()
+        self.stand_ins = StandIns()
+        self.siblings = Siblings(self.device, self.values)
         self._backend = Backend()
 
     def install(self) -> None:
         """Replace torch's CUDA; it cannot be undone."""
+        _collect_rarely()
         self._backend.install(self._allocate, self._release, self.device.synchronize)
         cuda_api.install(self.device, self._backend)
         patch_process(self)
         self.operators.register()
+        loading.install(self.stand_ins)
         self.checkpoints.install()
+        self.siblings.install()
         atexit.register(self._backend.detach)
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
@@ -70,6 +81,7 @@ class Machine:
                 {"what": what, "place": where, "is_shape": is_shape, "times": times}
                 for (what, where, is_shape), times in made_up
             ],
+            "stand_ins": self.stand_ins.models,
             "not_written": self.checkpoints.paths,
             "pinned_bytes": self._backend.highest_pinned_bytes(),
         }
@@ -96,6 +108,15 @@ class Machine:
             f" {_torch_size(allocator.reserved_bytes - allocator.allocated_bytes)} is reserved by PyTorch but"
             " unallocated. (This GPU is simulated by ligerprof.)"
         )
+
+
+def _collect_rarely() -> None:
+    """Python's collector takes a fifth of the imports of a trainer, which leave nothing to collect."""
+    before = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
+    # from the first tensor on the GPU, cycles end as they do on a GPU
+    cuda: Any = torch.cuda
+    cuda._lazy_call(lambda: gc.set_threshold(*before))
 
 
 def _torch_size(size_bytes: int) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.plans import GPU
-from ligerprof.simulated_gpu.values import address_of, place, tensors_in
+from ligerprof.simulated_gpu.values import MOST_FLOATS, address_of, place, tensors_in
 
 aten = torch.ops.aten
 
@@ -57,7 +57,8 @@ def _copy_in_steps(target: Tensor, source: Tensor, *, wait: bool) -> Tensor:
     converts_on_gpu = not wait
     if source.is_cuda == converts_on_gpu:
         into = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
-        from_ = source.to(target.dtype).expand_as(target).contiguous()
+        from_ = _cast_on_host(source, target) if target.is_cuda else source.to(target.dtype)
+        from_ = from_.expand_as(target).contiguous()
     else:
         same = target.dtype == source.dtype
         into = target
@@ -68,6 +69,13 @@ def _copy_in_steps(target: Tensor, source: Tensor, *, wait: bool) -> Tensor:
     if into is not target:
         target.copy_(into, non_blocking=not wait)
     return target
+
+
+def _cast_on_host(source: Tensor, target: Tensor) -> Tensor:
+    """A tensor of main memory in the type of one on the GPU, without values if those would be forgotten."""
+    if source.is_floating_point() and target.is_floating_point() and source.numel() > MOST_FLOATS:
+        return torch.empty_like(source, dtype=target.dtype)
+    return source.to(target.dtype)
 
 
 def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:

@@ -21,7 +21,12 @@ MOST_INTEGERS, MOST_FLOATS = 1 << 22, 1 << 12
 _EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 # the result of these is what it is on a GPU whatever the values: gradients are finite, the scale stays
 _KEEPS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default})
-_FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default})
+_FILLS = frozenset(
+    [
+        *(aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default),
+        *(aten.random_.default, aten.random_.to, getattr(aten.random_, "from")),
+    ]
+)
 _SKIPPED_FILES = ("/torch/", "/ligerprof/")
 
 
@@ -54,10 +59,12 @@ class Values:
 
     Attributes:
         made_up: how often each kind of value was made up.
+        on_change: called with the address of a storage whose known values change.
     """
 
     def __init__(self, size_of: Callable[[int], int]) -> None:
         self._size_of = size_of
+        self.on_change: Callable[[int], None] | None = None
         self._known: dict[int, Known] = {}
         self.made_up: Counter[MadeUp] = Counter()
 
@@ -88,6 +95,8 @@ class Values:
         size_bytes = self._size_of(address)
         if not is_small(tensor) or not size_bytes:
             return
+        if self.on_change is not None:
+            self.on_change(address)
         copy = torch.UntypedStorage(size_bytes, device="cpu")  # type: ignore[no-untyped-call]
         _shown(tensor, copy).copy_(value)
         self._known[address] = Known(copy, made_up)
@@ -108,6 +117,7 @@ class Values:
         if func in _KEEPS or func in _EMPTY:
             return
         written = _written(func, args, kwargs) if mutable else ()
+        self._tell(written)
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
                 self._known.pop(address_of(tensor), None)
@@ -125,6 +135,12 @@ class Values:
             # the CPU has no kernel for these types, or for a random generator of the GPU
             for tensor in written:
                 self._known.pop(address_of(tensor), None)
+
+    def _tell(self, written: Iterable[Tensor]) -> None:
+        if self.on_change is not None and self._known:
+            for tensor in written:
+                if self.known(tensor) is not None:
+                    self.on_change(address_of(tensor))
 
     def _all_known(self, func: Any, inputs: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
         """Whether the values of all arguments are known; those of what is overwritten as a whole need not be."""
