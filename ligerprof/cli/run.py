@@ -130,7 +130,7 @@ def command(  # noqa: PLR0913 - one argument per option
         else:
             run.remove_if_empty()
         ctx.exit(end.exit_code)
-    report = collect(run.path, command_line, end.exit_code, own.in_files)
+    report = collect(run.path, command_line, end.exit_code, own.in_files, is_simulated=simulated is not None)
     result = report.to_json()
     if report.ranks:
         run.write_text(RESULT, json.dumps(result, indent=2) + "\n")
