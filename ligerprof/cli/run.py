@@ -125,9 +125,10 @@ def command(  # noqa: PLR0913 - one argument per option
     if end.interrupted:
         if end.runs:
             say(f"interrupted; the command is still ending, and writes its recordings to {run.path}")
-        elif arrange(run.path, []):
+        elif arrange(run.path, notes := []):
             say(f"interrupted; the recordings are in {run.path}, for `ligerprof explain`")
         else:
+            say("; ".join(("interrupted", *notes)))
             run.remove_if_empty()
         ctx.exit(end.exit_code)
     report = collect(run.path, command_line, end.exit_code, own.in_files, is_simulated=simulated is not None)

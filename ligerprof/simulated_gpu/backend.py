@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ligerprof.errors import MissingDependencyError
+from ligerprof.simulated_gpu.files import unwatched
 from ligerprof.torch_memory.allocator.compiled import compilers
 
 _SOURCE = Path(__file__).with_name("backend.cpp")
@@ -90,7 +91,8 @@ def built_library() -> Path:
         with suppress(OSError):
             if path.is_file() and path.stat().st_uid == os.getuid():
                 return path
-    return _build(name)
+    with unwatched():
+        return _build(name)
 
 
 def _folders() -> Iterator[Path]:

@@ -17,7 +17,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -585,6 +585,13 @@ def watch_files(output: Path) -> None:
 def watched() -> Files | None:
     """The files of this process; None if they are not watched."""
     return _WATCHED[0] if _WATCHED else None
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Leave the files that this thread writes inside."""
+    with _WATCHED[0].unwatched() if _WATCHED else nullcontext():
+        yield
 
 
 def remove_new_files(output: Path) -> None:

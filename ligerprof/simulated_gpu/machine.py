@@ -4,7 +4,7 @@ import atexit
 import os
 import signal
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -41,6 +41,7 @@ class Machine:
         device: its memory.
         values: what is known of the values on it.
         operators: its kernels.
+        checkpoints: how the program saves and loads.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class Machine:
         self.values = Values(self.device.size_of, routing)
         self.operators = Operators(self.device, self.values)
         self._files = watched()
-        with nullcontext() if self._files is None else self._files.unwatched():
-            self._backend = Backend()
+        self.checkpoints = Checkpoints(self.values, self._files, self.device.synchronize)
+        self._backend = Backend()
 
     def install(self) -> None:
         """Replace torch's CUDA; it cannot be undone."""
@@ -62,7 +63,7 @@ class Machine:
         cuda_api.install(self.device, self._backend)
         patch_process(self)
         self.operators.register()
-        Checkpoints(self.values, self._files, self.device.synchronize).install()
+        self.checkpoints.install()
         atexit.register(self._backend.detach)
         # only the main thread may set handlers
         with suppress(ValueError):

@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("file_program.py")
 def contents(folder: Path) -> dict[str, tuple[int, object]]:
     found: dict[str, tuple[int, object]] = {}
     for path in folder.rglob("*"):
-        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        content = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
         found[str(path.relative_to(folder))] = path.lstat().st_mode, content
     return found
 

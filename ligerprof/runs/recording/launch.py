@@ -19,7 +19,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 # si_code of a signal that the terminal sent to the whole foreground group, the command included
 _FROM_KERNEL = 0x80
 _AFTER_INTERRUPT_SECONDS = 0.7
-_UNTIL_KILLED_SECONDS = 10
+_UNTIL_KILLED_SECONDS = 60
 _POLL_SECONDS = 0.05
 
 
