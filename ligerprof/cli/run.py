@@ -122,10 +122,11 @@ def command(  # noqa: PLR0913 - one argument per option
     except KeyboardInterrupt:
         # before the command started, and after its end
         ctx.exit(128 + signal.SIGINT)
+    notes: list[str] = []
     if end.interrupted:
         if end.runs:
             say(f"interrupted; the command is still ending, and writes its recordings to {run.path}")
-        elif arrange(run.path, notes := []):
+        elif arrange(run.path, notes):
             say(f"interrupted; the recordings are in {run.path}, for `ligerprof explain`")
         else:
             say("; ".join(("interrupted", *notes)))

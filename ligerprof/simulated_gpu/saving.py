@@ -70,7 +70,8 @@ class Checkpoints:
 
         torch.save = torch.serialization.save = save
         torch.load = torch.serialization.load = load_described
-        shutil.copyfile = copy
+        tools: Any = shutil
+        tools.copyfile = copy
         after_import_or_now("safetensors", self._replace_opening)
         after_import_or_now("safetensors.torch", self._replace_saving)
         after_import_or_now("tokenizers", self._replace_tokenizers)
@@ -137,15 +138,15 @@ class Checkpoints:
         def persistent_load(_unpickler: Any, description: Any) -> Any:
             _, key, dtype, content = description
             if key not in loaded:
-                loaded[key] = self._made(*content, map_location)
-            return torch.storage.TypedStorage(wrap_storage=loaded[key], dtype=dtype, _internal=True)
+                loaded[key] = self._made(content, map_location)
+            storage_type: Any = torch.storage.TypedStorage
+            return storage_type(wrap_storage=loaded[key], dtype=dtype, _internal=True)
 
         base = (pickle_module or pickle).Unpickler
         return type("_Unpickler", (base,), {"persistent_load": persistent_load})(file).load()
 
-    def _made(
-        self, location: str, size_bytes: int, content: bytes | None, made_up: bool, map_location: Any
-    ) -> torch.UntypedStorage:
+    def _made(self, described: tuple[str, int, bytes | None, bool], map_location: Any) -> torch.UntypedStorage:
+        location, size_bytes, content, made_up = described
         host = torch.zeros(size_bytes, dtype=torch.uint8)
         if content:
             host.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
