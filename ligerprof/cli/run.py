@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,14 +150,11 @@ def command(  # noqa: PLR0913 - one argument per option
 def _run(command_line: Sequence[str], settings: "Settings", stdout: int | None) -> "CommandEnd":
     """Run the command; a simulated one leaves nothing but the run directory."""
     from ligerprof.runs.recording.launch import environment_of, python_command, run_command
-    from ligerprof.simulated_gpu.files import remove_new_files
+    from ligerprof.simulated_gpu.files import leaving_nothing
 
     is_real = settings.simulated is None
-    try:
+    with nullcontext() if is_real or settings.output is None else leaving_nothing(settings.output):
         return run_command(python_command(command_line), environment_of(settings), stdout=stdout, outlives=is_real)
-    finally:
-        if settings.output is not None and not is_real:
-            remove_new_files(settings.output)
 
 
 def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bool) -> OwnConfig:

@@ -34,7 +34,7 @@ class Backend:
     """
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(str(built_library()))
+        library = _loaded()
         self.stream: Callable[[], int] = library.gpu_stream
         self.set_stream: Callable[[int], None] = library.gpu_set_stream
         self.new_stream: Callable[[], int] = library.gpu_new_stream
@@ -75,6 +75,17 @@ class Backend:
         """
         if not self._library.gpu_resize_storage(storage._cdata, size_bytes):
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes.")
+
+
+def _loaded() -> Any:
+    path = built_library()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        # damaged, such as by a disk that was full
+        with unwatched():
+            path.unlink(missing_ok=True)
+        return ctypes.CDLL(str(built_library()))
 
 
 def built_library() -> Path:

@@ -9,15 +9,17 @@ code that kept the original functions. Uses the standard library alone: every Py
 
 import builtins
 import errno
+import fcntl
 import hashlib
 import io
 import json
 import os
 import pathlib
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ from ligerprof.runs.recording.imports import after_import_or_now
 
 FOLDER = "files"
 _JOURNAL = "journal"
+_WRITTEN = f"{FOLDER}/{_JOURNAL}"
+# entries of the runs of this user that have not ended
+_RUNS = "simulated-run-"
 _NEW, _MOVED = "new", "moved"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # not files of the program: the kernel's, Python's compiled modules
@@ -594,19 +599,69 @@ def unwatched() -> Iterator[None]:
         yield
 
 
-def remove_new_files(output: Path) -> None:
-    """Remove what the processes of a command that has ended left behind, and the copies of existing files."""
+@contextmanager
+def leaving_nothing(output: Path) -> Iterator[None]:
+    """Remove what the processes of a command left behind after the block, and the copies of existing files.
+
+    A folder in which another simulated run has files is left to that run.
+    """
+    folder = Path(tempfile.gettempdir(), f"ligerprof-{os.getuid()}")
+    entry = folder / f"{_RUNS}{os.getpid()}-{hashlib.sha256(os.fsencode(output.absolute())).hexdigest()[:16]}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid == os.getuid():
+            entry.write_bytes(os.fsencode(output.absolute()))
+    try:
+        yield
+    finally:
+        with _alone(folder):
+            _remove_new(output, [other for other in _journals_in(folder) if other != output.absolute() / _WRITTEN])
+            with suppress(OSError):
+                entry.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other run removes its files, if the file system can tell."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _journals_in(folder: Path) -> Iterator[Path]:
+    """The journals of the runs that have not ended."""
+    for entry in folder.glob(f"{_RUNS}*"):
+        with suppress(OSError, ValueError):
+            os.kill(int(entry.name.removeprefix(_RUNS).partition("-")[0]), 0)
+            yield Path(os.fsdecode(entry.read_bytes()), _WRITTEN)
+
+
+def _new_in(journal: Path) -> set[str]:
+    with suppress(OSError, ValueError):
+        return {path for kind, path in map(json.loads, journal.read_text().splitlines()) if kind == _NEW}
+    return set()
+
+
+def _remove_new(output: Path, others: Sequence[Path]) -> None:
     import shutil
 
-    journal = Path(output, FOLDER, _JOURNAL)
-    with suppress(OSError):
-        paths = {path for kind, path in map(json.loads, journal.read_text().splitlines()) if kind == _NEW}
-        for path in sorted(map(Path, paths), reverse=True):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
+    journal = output / _WRITTEN
+    kept = [(other, _new_in(other)) for other in others]
+    for path in sorted(_new_in(journal), reverse=True):
+        inside = [other for other, paths in kept if any(each.startswith(f"{path}{os.sep}") for each in paths)]
+        if inside:
+            with suppress(OSError), inside[0].open("ab") as file:
+                file.write(json.dumps([_NEW, path]).encode() + b"\n")
+        elif os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                os.unlink(path)
     shutil.rmtree(journal.parent, ignore_errors=True)
 
 

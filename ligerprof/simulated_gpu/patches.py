@@ -33,6 +33,7 @@ def patch_process(machine: Machine) -> None:
     # weights arrive in the order of threads otherwise, which varies on a GPU, too
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
     after_import_or_now("triton.runtime.jit", _leave_out_launches)
+    after_import_or_now("vllm.entrypoints.llm", _vllm_is_refused)
 
 
 def _plans_touch_no_gpu() -> None:
@@ -87,6 +88,18 @@ def _run_on_host(name: str, function: Any, source: Any, *arguments: Any) -> Any:
     if source.is_cuda:
         raise UnsupportedError(f"{place()}: the simulated GPU does not cover {name}. Run without it, or on a GPU.")
     return function(source, *arguments)
+
+
+def _vllm_is_refused(module: Any) -> None:
+    """It measures the memory of a GPU, and runs kernels of its own in other processes."""
+
+    def refuse(*_arguments: Any, **_named: Any) -> None:
+        raise UnsupportedError(
+            f"{place()}: the simulated GPU does not cover vLLM. Generate with transformers instead"
+            " (TRL: use_vllm: false), or run on a GPU."
+        )
+
+    module.LLM.__init__ = refuse
 
 
 def _refusals_in_a_line() -> None:

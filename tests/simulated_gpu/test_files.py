@@ -4,12 +4,14 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.files import leaving_nothing
 from ligerprof.simulated_gpu.values import Values
 
 PROGRAM = Path(__file__).with_name("file_program.py")
@@ -54,6 +56,24 @@ def test_a_program_has_its_files_and_leaves_none(tmp_path: Path) -> None:
     # a program without torch has no recording, so that not even the run directory stays
     assert contents(folder) == before
     assert list(temporary.iterdir()) == []
+
+
+def test_runs_at_the_same_time_leave_each_other_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    shared, outputs = tmp_path / "out", (tmp_path / "first", tmp_path / "second")
+    shared.mkdir()
+    first, second = (leaving_nothing(output) for output in outputs)
+    first.__enter__()
+    second.__enter__()
+    for output, made in zip(outputs, ((shared, shared / "a"), (shared / "b",)), strict=True):
+        (output / "files").mkdir(parents=True)
+        (output / "files/journal").write_text("".join(f'["new", "{path}"]\n' for path in made))
+    (shared / "a").touch()
+    (shared / "b").touch()
+    first.__exit__(None, None, None)
+    assert [path.name for path in shared.iterdir()] == ["b"]
+    second.__exit__(None, None, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
 
 
 @pytest.mark.parametrize(
