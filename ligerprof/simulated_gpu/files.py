@@ -124,7 +124,9 @@ class Files:
     def new(self) -> list[str]:
         """The outermost new files and folders that are there now."""
         self._update()
-        return [path for path in sorted(self._new) if os.path.lexists(path) and not self._is_new(os.path.dirname(path))]
+        return [
+            path for path in sorted(set(self._new)) if os.path.lexists(path) and not self._is_new(os.path.dirname(path))
+        ]
 
     def unchanged(self) -> list[str]:
         """The existing files and folders that the program wrote to or removed."""
@@ -154,14 +156,14 @@ class Files:
             return
         with self._lock, self._original(), io.FileIO(self._journal) as file:
             file.seek(self._read)
-            content = (file.read() or b"").rpartition(b"\n")[0]
-            self._read += len(content) + 1
-        for line in content.splitlines():
-            kind, path = json.loads(line)
-            if kind == _NEW:
-                self._new.add(path)
-            else:
-                self._moved[path] = self._private(path)
+            lines = file.readlines()
+            self._read += sum(map(len, lines))
+            for line in lines:
+                kind, path = json.loads(line)
+                if kind == _NEW:
+                    self._new.add(path)
+                else:
+                    self._moved[path] = self._private(path)
 
     def _note(self, kind: str, path: str) -> None:
         with self._original():
@@ -382,7 +384,7 @@ class Files:
         folder = self._absolute("", path) if isinstance(path, int) else self._absolute(path or ".")
         with self._original():
             folder = os.path.realpath(folder)
-            moved = [(key, private) for key, private in self._moved.items() if os.path.dirname(key) == folder]
+            moved = [(key, private) for key, private in list(self._moved.items()) if os.path.dirname(key) == folder]
             return {os.path.basename(key) for key, private in moved if not os.path.lexists(private)}
 
     def _listdir(self, path: Any = ".") -> Any:
