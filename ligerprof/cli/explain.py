@@ -109,7 +109,8 @@ def command(  # noqa: PLR0913 - one argument per option
             from ligerprof.reports.page.ranks import render_ranks_page
 
             worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
-            write_new_file(html_path, render_ranks_page(ranks, worst, source=snapshot.name), force=force)
+            title = _title(snapshot.name, ranks.worst.source)
+            write_new_file(html_path, render_ranks_page(ranks, worst, source=title), force=force)
             say_written(html_path)
         show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
         own.write(ranks.worst.report)
@@ -121,7 +122,8 @@ def command(  # noqa: PLR0913 - one argument per option
     if html_path is not None:
         from ligerprof.reports.page.peak import render_peak_page
 
-        write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
+        title = _title(snapshot.name, snapshot)
+        write_new_file(html_path, render_peak_page(analysis, source=title), force=force)
         say_written(html_path)
     report = own.in_files(analysis.peak)
     if len(report.blocks) > _MANY_GROUPS:
@@ -132,9 +134,24 @@ def command(  # noqa: PLR0913 - one argument per option
 
         click.echo(peak_markdown(report, top=top))
     else:
-        show(report.to_json, lambda: _text(report, by, top), as_json=as_json)
+        gpu = _simulated_gpu(snapshot)
+        if gpu is not None and not as_json:
+            click.echo(f"Simulated for {gpu}.")
+        mark = {} if gpu is None else {"simulated": gpu}
+        show(lambda: {**report.to_json(), **mark}, lambda: _text(report, by, top), as_json=as_json)
     own.write(report)
     _check_peak(report.peak_bytes, max_peak_bytes)
+
+
+def _title(name: str, recording: Path) -> str:
+    gpu = _simulated_gpu(recording)
+    return name if gpu is None else f"{name} (simulated for {gpu})"
+
+
+def _simulated_gpu(recording: Path) -> str | None:
+    from ligerprof.runs.recording.summary import simulated_gpu
+
+    return simulated_gpu(recording)
 
 
 def _rules(path: str | None) -> Sequence["UserRule"]:

@@ -3,7 +3,10 @@
 import json
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +25,12 @@ from ligerprof.cli.output import print_json, say
 from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.files import is_file, is_folder
+from ligerprof.recipe.routing import canonical_routing
 from ligerprof.runs.recording.settings import Steps
+
+if TYPE_CHECKING:
+    from ligerprof.runs.recording.launch import CommandEnd
+    from ligerprof.runs.recording.settings import Settings
 
 
 @click.command(
@@ -48,6 +56,12 @@ from ligerprof.runs.recording.settings import Steps
 @click.option("--gpu", metavar="NAME", help="The simulated GPU. Default: h200.")
 @size_option("--memory-limit", "limit_bytes", "Limit on the simulated GPU's reserved memory.")
 @click.option("--eager", is_flag=True, help="Simulate functions of torch.compile without it.")
+@click.option(
+    "--routing",
+    metavar="uniform|worst|FILE",
+    callback=lambda _ctx, _param, text: None if text is None else or_usage_error(canonical_routing, text),
+    help="How tokens choose experts in the simulation, as for `ligerprof step`. Default: uniform.",
+)
 @own_file_option
 @changed_copy_option("--fixed-config", what="the first suggestion")
 @top_option
@@ -65,6 +79,7 @@ def command(  # noqa: PLR0913 - one argument per option
     gpu: str | None,
     limit_bytes: int | None,
     eager: bool,
+    routing: str | None,
     configs: tuple[str, ...],
     copies: tuple[Path, ...],
     top: int,
@@ -88,14 +103,15 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.reports.terminal import console
     from ligerprof.runs.directory import RESULT, create_run_directory
     from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
-    from ligerprof.runs.recording.launch import environment_of, python_command, run_command
-    from ligerprof.runs.recording.settings import DISK_BYTES, Mode, Settings, SimulatedGpu
+    from ligerprof.runs.recording.settings import DEFAULT_ROUTING, DISK_BYTES, Mode, Settings, SimulatedGpu
 
     simulated = None
     if device == "simulated":
-        simulated = SimulatedGpu(gpu=_gpu_name(gpu), limit_bytes=limit_bytes, eager=eager)
-    elif gpu is not None or limit_bytes is not None or eager:
-        raise click.UsageError("--gpu, --memory-limit and --eager need --device simulated.")
+        simulated = SimulatedGpu(
+            gpu=_gpu_name(gpu), limit_bytes=limit_bytes, eager=eager, routing=routing or DEFAULT_ROUTING
+        )
+    elif gpu is not None or limit_bytes is not None or eager or routing is not None:
+        raise click.UsageError("--gpu, --memory-limit, --eager and --routing need --device simulated.")
     own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
@@ -106,25 +122,26 @@ def command(  # noqa: PLR0913 - one argument per option
         disk_bytes=DISK_BYTES if disk_bytes is None else disk_bytes,
         simulated=simulated,
     )
-    environment = environment_of(settings)
     # with --json, stdout is for the result alone
     try:
-        end = run_command(python_command(command_line), environment, stdout=2 if as_json else None)
+        end = _run(command_line, settings, stdout=2 if as_json else None)
     except MissingDependencyError:
         run.remove_if_empty()
         raise
     except KeyboardInterrupt:
         # before the command started, and after its end
         ctx.exit(128 + signal.SIGINT)
+    notes: list[str] = []
     if end.interrupted:
         if end.runs:
             say(f"interrupted; the command is still ending, and writes its recordings to {run.path}")
-        elif arrange(run.path, []):
+        elif arrange(run.path, notes):
             say(f"interrupted; the recordings are in {run.path}, for `ligerprof explain`")
         else:
+            say("; ".join(("interrupted", *notes)))
             run.remove_if_empty()
         ctx.exit(end.exit_code)
-    report = collect(run.path, command_line, end.exit_code, own.in_files)
+    report = collect(run.path, command_line, end.exit_code, own.in_files, is_simulated=simulated is not None)
     result = report.to_json()
     if report.ranks:
         run.write_text(RESULT, json.dumps(result, indent=2) + "\n")
@@ -136,6 +153,16 @@ def command(  # noqa: PLR0913 - one argument per option
         console(sys.stderr).print(render_run(report, top=top))
     own.write(report.ranks[0].report if report.ranks else None)
     ctx.exit(DoesNotFitError.exit_code if report.ran_out else end.exit_code)
+
+
+def _run(command_line: Sequence[str], settings: "Settings", stdout: int | None) -> "CommandEnd":
+    """Run the command; a simulated one leaves nothing but the run directory."""
+    from ligerprof.runs.recording.launch import environment_of, python_command, run_command
+    from ligerprof.simulated_gpu.files import leaving_nothing
+
+    is_real = settings.simulated is None
+    with nullcontext() if is_real or settings.output is None else leaving_nothing(settings.output):
+        return run_command(python_command(command_line), environment_of(settings), stdout=stdout, outlives=is_real)
 
 
 def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bool) -> OwnConfig:

@@ -167,13 +167,14 @@ def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
 
 def _chosen(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The indices of topk: rows take turns, so that experts get the same number of tokens."""
+    """The indices of topk, by which tokens choose experts: those of the routing."""
     result = run.compute(func, args, kwargs)
     indices = result[1]
     if run.values.known(indices) is None and indices.numel():
         run.values.note("choice of topk")
-        choices = torch.arange(indices.numel()).view(indices.shape) % max(args[0].shape[-1], 1)
-        run.values.set(indices, choices, made_up=True)
+        chosen = indices.shape[-1] if indices.dim() else 1
+        choices = run.values.experts_of(indices.numel() // chosen, args[0].shape[-1] if args[0].dim() else 1, chosen)
+        run.values.set(indices, choices.view(indices.shape), made_up=True)
     return result
 
 

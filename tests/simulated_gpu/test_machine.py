@@ -1,13 +1,16 @@
 """`ligerprof run --device simulated`: whole programs without a GPU, against peaks that a GPU measured."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from ligerprof.cli.main import main
 from tests.paths import REPOSITORY
 
 SCRIPTS = REPOSITORY / "benchmarks/run_scripts"
@@ -76,6 +79,50 @@ def test_memory_that_runs_out_ends_with_3(tmp_path: Path) -> None:
     done = simulate(tmp_path, str(program), options=("--memory-limit", "8GiB"))
     assert done.returncode == 3
     assert json.loads(done.stdout)["ranks"][0]["oom"]["requested_bytes"] == 1 << 30
+
+
+TRAINS = """
+import json, torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(9):
+    loss = model(torch.randn(8, 256, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    if loss > 3:
+        print("diverged")
+    with open("metrics.json", "a") as file:
+        json.dump(loss.item(), file)
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def test_the_report_names_steps_branches_and_files(tmp_path: Path) -> None:
+    program, metrics = tmp_path / "train.py", tmp_path / "metrics.json"
+    program.write_text(TRAINS)
+    metrics.write_text("mine")
+    done = subprocess.run(
+        [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--steps", "2:3", "--", "train.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stderr.split())
+    assert "The command ran 3 training steps, recorded up to step 3" in words
+    assert "- item of bool at train.py:9, 3 times; the program branches on it" in words
+    assert "- item of float32 at train.py:12, 3 times" in words
+    assert "follows from made-up values: model.pt." in words
+    assert "wrote to them or removed them: metrics.json." in words
+    assert max(map(len, done.stderr.splitlines())) <= 80
+    assert metrics.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.json", "runs", "train.py"]
+    page = tmp_path / "page.html"
+    shown = CliRunner().invoke(main, ["explain", str(tmp_path / "runs/001"), "--json", "--html", str(page)])
+    assert json.loads(shown.stdout)["simulated"] == "NVIDIA H200"
+    assert "simulated for NVIDIA H200" in page.read_text()
 
 
 def test_options_of_the_simulation_need_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.messages import say
+from ligerprof.runs.recording.progress import Progress
 from ligerprof.runs.recording.record import CudaHistory, Recorder
 from ligerprof.runs.recording.saved import unix_time_us
 from ligerprof.runs.recording.settings import Settings
@@ -54,7 +55,9 @@ class ProcessRecording:
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
         self._machine: Machine | None = None
+        self._progress: Progress | None = None
         if settings.simulated is not None:
+            self._progress = Progress(settings.steps.last)
             from ligerprof.simulated_gpu.machine import installed
 
             self._machine = installed()
@@ -146,9 +149,13 @@ class ProcessRecording:
         )
 
     def _begin_step(self, step: int) -> None:
+        if self._progress is not None:
+            self._progress.begin(step)
+        if self._recorder is not None:
+            self._record_step(step)
+
+    def _record_step(self, step: int) -> None:
         """Count a step of the recording; end the recording in front of a step that is not to be recorded."""
-        if self._recorder is None:
-            return
         first = self._steps.first
         if 2 < step < first:
             # the steps up to here may have run without a history
@@ -164,11 +171,9 @@ class ProcessRecording:
             self._counts = register_optimizer_step_post_hook(self._note_update)
         if self._steps.last is None or step <= self._steps.last:
             return
-        self._summary = replace(self._summary, last_recorded=step - 1)
-        self._stop()
-        self._write_summary()
-        self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step - 1
-        self._counts.remove()
+        if self._machine is not None:
+            self._step = self._begun = step - 1
+        self._end(step - 1)
         if self._machine is not None:
             # the rest would take time and show nothing
             say(f"simulated up to step {step - 1}")
@@ -176,6 +181,14 @@ class ProcessRecording:
         # DeepSpeed updates groups of weights one after another
         self._updates_per_step = max(updates.values(), default=1)
         self._counts = register_optimizer_step_post_hook(self._count)
+
+    def _end(self, step: int) -> None:
+        """End the recording after a step."""
+        self._summary = replace(self._summary, last_recorded=step)
+        self._stop()
+        self._write_summary()
+        self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step
+        self._counts.remove()
 
     def _end_update(self, step: int) -> float:
         """Note the peak of a step without a history; returns when it is to be read again."""

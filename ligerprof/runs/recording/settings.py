@@ -15,6 +15,9 @@ _OUTPUT, _STEPS, _DISK = "LIGERPROF_OUTPUT", "LIGERPROF_STEPS", "LIGERPROF_DISK"
 # the most bytes on disk that a recording of any length takes while it runs
 DISK_BYTES = 4 * 10**9
 _GPU, _LIMIT, _EAGER = "LIGERPROF_GPU", "LIGERPROF_MEMORY_LIMIT", "LIGERPROF_EAGER"
+_ROUTING = "LIGERPROF_ROUTING"
+# recipe/routing.py's, which a process does not load until it needs it
+DEFAULT_ROUTING = "uniform"
 
 
 class Mode(str, Enum):
@@ -61,16 +64,18 @@ class SimulatedGpu:
         gpu: its name.
         limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
         eager: whether functions of torch.compile run without it.
+        routing: how tokens choose experts, as `recipe/routing.py` stores it.
     """
 
     gpu: str
     limit_bytes: int | None = None
     eager: bool = False
+    routing: str = DEFAULT_ROUTING
 
     def to_environment(self) -> dict[str, str]:
         """The variables that `from_environment` reads."""
         limit = {} if self.limit_bytes is None else {_LIMIT: str(self.limit_bytes)}
-        return {_GPU: self.gpu, _EAGER: str(int(self.eager)), **limit}
+        return {_GPU: self.gpu, _EAGER: str(int(self.eager)), _ROUTING: self.routing, **limit}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SimulatedGpu | None":
@@ -78,7 +83,12 @@ class SimulatedGpu:
         gpu, limit = environment.get(_GPU), environment.get(_LIMIT, "")
         if not gpu:
             return None
-        return cls(gpu=gpu, limit_bytes=int(limit) if limit.isdecimal() else None, eager=environment.get(_EAGER) == "1")
+        return cls(
+            gpu=gpu,
+            limit_bytes=int(limit) if limit.isdecimal() else None,
+            eager=environment.get(_EAGER) == "1",
+            routing=environment.get(_ROUTING) or DEFAULT_ROUTING,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
