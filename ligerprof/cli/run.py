@@ -3,7 +3,11 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +27,9 @@ from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.files import is_file, is_folder
 from ligerprof.runs.recording.settings import Steps
+
+if TYPE_CHECKING:
+    from ligerprof.runs.recording.settings import SimulatedGpu
 
 
 @click.command(
@@ -47,6 +54,14 @@ from ligerprof.runs.recording.settings import Steps
 @click.option("--gpu", metavar="NAME", help="The simulated GPU. Default: h200.")
 @size_option("--memory-limit", "limit_bytes", "Limit on the simulated GPU's reserved memory.")
 @click.option("--eager", is_flag=True, help="Simulate functions of torch.compile without it.")
+@click.option("--world", type=click.IntRange(min=1), help="Number of simulated ranks. Default: what the launcher says.")
+@click.option(
+    "--ranks",
+    metavar="LIST",
+    default="",
+    help="The ranks to simulate, such as 0,63. Default: the first, the last, and those that these wait for.",
+    callback=lambda _ctx, _param, text: or_usage_error(_ranks, text),
+)
 @own_file_option
 @changed_copy_option("--fixed-config", what="the first suggestion")
 @top_option
@@ -63,6 +78,8 @@ def command(  # noqa: PLR0913 - one argument per option
     gpu: str | None,
     limit_bytes: int | None,
     eager: bool,
+    world: int | None,
+    ranks: tuple[int, ...],
     configs: tuple[str, ...],
     copies: tuple[Path, ...],
     top: int,
@@ -86,21 +103,20 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.reports.terminal import console
     from ligerprof.runs.directory import RESULT, create_run_directory
     from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
-    from ligerprof.runs.recording.launch import environment_of, python_command, run_command
-    from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu
+    from ligerprof.runs.recording.launch import environment_of, run_command
+    from ligerprof.runs.recording.settings import Mode, Settings
 
-    simulated = None
-    if device == "simulated":
-        simulated = SimulatedGpu(gpu=_gpu_name(gpu), limit_bytes=limit_bytes, eager=eager)
-    elif gpu is not None or limit_bytes is not None or eager:
-        raise click.UsageError("--gpu, --memory-limit and --eager need --device simulated.")
+    simulated = _simulated_gpu(gpu, limit_bytes, eager=eager) if device == "simulated" else None
+    if simulated is None and (any(value is not None for value in (gpu, limit_bytes, world)) or eager or ranks):
+        raise click.UsageError("--gpu, --memory-limit, --eager, --world and --ranks need --device simulated.")
     own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
     environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps, simulated=simulated))
     # with --json, stdout is for the result alone
     try:
-        end = run_command(python_command(command_line), environment, stdout=2 if as_json else None)
+        with _ranked(command_line, world, ranks) as (started, variables):
+            end = run_command(started, {**environment, **variables}, stdout=2 if as_json else None)
     except MissingDependencyError:
         run.remove_if_empty()
         raise
@@ -142,7 +158,31 @@ def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bo
         return OwnConfig((), (), force=force)
 
 
-def _gpu_name(gpu: str | None) -> str:
+def _simulated_gpu(gpu: str | None, limit_bytes: int | None, *, eager: bool) -> "SimulatedGpu":
     from ligerprof.gpus import DEFAULT_GPU, find_gpu
+    from ligerprof.runs.recording.settings import SimulatedGpu
 
-    return or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
+    name = or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
+    return SimulatedGpu(gpu=name, limit_bytes=limit_bytes, eager=eager)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    from ligerprof.simulated_gpu.ranks.world import parse_ranks
+
+    return parse_ranks(text) if text else ()
+
+
+@contextmanager
+def _ranked(
+    command_line: tuple[str, ...], world: int | None, ranks: tuple[int, ...]
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command as it is started, and variables for its ranks, which have a folder for messages meanwhile."""
+    from ligerprof.recipe.commands.launch import has_launcher
+    from ligerprof.runs.recording.launch import python_command
+    from ligerprof.simulated_gpu.ranks.world import World, script_command
+
+    started = python_command(command_line)
+    if world is not None and not has_launcher(command_line):
+        started = script_command(started, world)
+    with TemporaryDirectory(prefix="ligerprof-ranks-", ignore_cleanup_errors=True) as folder:
+        yield started, World(size=world, ranks=ranks, folder=Path(folder)).to_environment()

@@ -12,6 +12,7 @@ from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
+from ligerprof.simulated_gpu.ranks.group import install_ranks
 from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
@@ -53,6 +54,7 @@ class Machine:
         patch_process(self)
         self.operators.register()
         self.checkpoints.install()
+        install_ranks(self)
         atexit.register(self._backend.detach)
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
