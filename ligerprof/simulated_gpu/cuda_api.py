@@ -43,8 +43,13 @@ def install(device: Device, backend: Backend) -> None:
     if torch.version.cuda is None:
         torch.version.cuda = _CUDA_VERSION
     torch.backends.cuda.is_built = lambda: True
+    # marks for NVIDIA's profilers
+    cuda.nvtx._nvtx = SimpleNamespace(**dict.fromkeys(_MARKS, _nothing))
     _replace_streams(backend)
     _refuse_graphs()
+
+
+_MARKS = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 
 
 def _device_functions(device: Device) -> dict[str, Callable[..., Any]]:
