@@ -84,12 +84,12 @@ class SimulatedGroup(dist.ProcessGroup):
         """Reduce to one rank; the others' values are not used."""
         return self.allreduce(tensors, opts) if opts is None or opts.rootRank == self._rank else _done(tensors)
 
-    def barrier(self, _opts: Any = None) -> Any:
+    def barrier(self, opts: Any = None) -> Any:
         """ProcessGroupNCCL reduces a tensor of one number."""
         torch.empty(1, device="cuda")
         return _done([])
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], _opts: Any = None) -> Any:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """ProcessGroupNCCL gathers into one flat tensor first if the sizes are the same."""
         for parts, tensor in zip(outputs, inputs, strict=True):
             flat = self._flat(parts)
@@ -97,18 +97,18 @@ class SimulatedGroup(dist.ProcessGroup):
             del flat
         return _done(outputs)
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, _opts: Any = None) -> Any:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Gather into one tensor."""
         self._gathered(self._parts(output), tensor)
         return _done([output])
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], _opts: Any = None) -> Any:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather several."""
         for output, tensor in zip(outputs, inputs, strict=True):
             self._gathered(self._parts(output), tensor)
         return _done(outputs)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], _opts: Any = None) -> Any:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather at one rank."""
         for parts, tensor in zip(outputs, inputs, strict=False):
             self._gathered(parts, tensor)
@@ -133,14 +133,19 @@ class SimulatedGroup(dist.ProcessGroup):
             self._reduced(output, self._parts(tensor)[self._rank], opts)
         return _done(outputs)
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], _opts: Any = None) -> Any:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Exchange parts; the others send what this rank sends itself."""
         for output in outputs:
             self._taken("all_to_all", output, inputs[self._rank])
         return _done(outputs)
 
     def all_to_all_single(
-        self, output: Tensor, tensor: Tensor, _output_sizes: Any = None, _input_sizes: Any = None, _opts: Any = None
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_sizes: Any = None,
+        input_sizes: Any = None,
+        opts: Any = None,
     ) -> Any:
         """Exchange parts of one tensor."""
         if tensor.numel() == output.numel():
@@ -172,14 +177,14 @@ class SimulatedGroup(dist.ProcessGroup):
                 self._sent(output, root, str(self._rank))
         return _done(outputs)
 
-    def send(self, tensors: list[Tensor], target: int, _tag: int = 0) -> Any:
+    def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Any:
         """Send to one rank."""
         for tensor in tensors:
             if is_message(tensor):
                 self._post(tensor, f"{target}/p2p")
         return _done(tensors)
 
-    def recv(self, tensors: list[Tensor], source: int, _tag: int = 0) -> Any:
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
         """Receive from one rank."""
         for tensor in tensors:
             self._sent(tensor, source, f"{self._rank}/p2p")
@@ -301,10 +306,10 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
             group_name=named.get("group_name", ""),
         )
 
-    def new(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any) -> Any:  # noqa: ARG001 - new_group's arguments
+    def new(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any) -> Any:
         return new_group(ranks, timeout, None, None, **named)
 
-    def backend_of(group: Any = None) -> str:  # noqa: ARG001 - get_backend's argument
+    def backend_of(group: Any = None) -> str:
         name = asked.get("backend", "nccl")
         return "nccl" if "nccl" in name else name
 
