@@ -1,4 +1,4 @@
-"""Run a program as one rank of a larger world on one GPU, with torch's fake process group: its collectives send nothing.
+"""Run a program as one rank of a larger world on one GPU; collectives of its fake process group send nothing.
 
 RANK=1 WORLD_SIZE=8 LOCAL_RANK=0 python alone.py PROGRAM [ARGUMENTS]
 """
