@@ -5,10 +5,10 @@ GPU's, and where numbers matter (sums of token counts, lengths to pad to), the r
 (broadcasts, scatters, sends) comes from that rank, which runs beside.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -294,16 +294,17 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
     asked: dict[str, str] = {}
     init, new_group = c10d.init_process_group, c10d.new_group
 
-    def init_process_group(backend: Any = None, _init_method: Any = None, timeout: Any = None, **named: Any) -> None:
-        asked["backend"] = str(backend or "cpu:gloo,cuda:nccl")
-        own_size, own_rank = named.get("world_size", -1), named.get("rank", -1)
+    def init_process_group(*arguments: Any, **named: Any) -> None:
+        given = inspect.signature(init).bind(*arguments, **named).arguments
+        asked["backend"] = str(given.get("backend") or "cpu:gloo,cuda:nccl")
+        own_size, own_rank = given.get("world_size", -1), given.get("rank", -1)
         init(
             NAME,
             store=dist.HashStore(),
             world_size=size if own_size in (-1, None) else own_size,
             rank=rank if own_rank in (-1, None) else own_rank,
-            timeout=timeout if isinstance(timeout, timedelta) else None,
-            group_name=named.get("group_name", ""),
+            timeout=given.get("timeout"),
+            group_name=given.get("group_name", ""),
         )
 
     def new(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any) -> Any:
