@@ -225,7 +225,9 @@ def main():
             return context_parallel(whole, buffers=tensors, buffer_seq_dims=[1] * len(tensors))
 
         model = model.bfloat16()
-    train(model, torch.optim.AdamW(model.parameters(), lr=1e-4), device, context)
+    # tensor parallelism leaves some weights as they are, which foreach does not mix with sharded ones
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False if mode == "tp" else None)
+    train(model, optimizer, device, context)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ class SimulatedGroup(dist.ProcessGroup):
         super().__init__(rank, len(members))
         self._rank, self._members, self._key = rank, list(members), name
         self._machine, self._messages = machine, messages
-        self._coalesced = False
+        # what is sent and received at once
+        self._batch: list[Tensor] | None = None
 
     def size(self) -> int:
         """The number of ranks."""
@@ -182,21 +183,22 @@ class SimulatedGroup(dist.ProcessGroup):
         for tensor in tensors:
             if is_message(tensor):
                 self._post(tensor, f"{target}/p2p")
-        return _done(tensors)
+        return self._transferred(tensors)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
         """Receive from one rank."""
         for tensor in tensors:
             self._sent(tensor, source, f"{self._rank}/p2p")
-        return _done(tensors)
+        return self._transferred(tensors)
 
     # what torch asks a group that is made of backends
 
     def _start_coalescing(self, _device: Any) -> None:
-        """Nothing: each operation is done when it is called."""
+        self._batch = []
 
     def _end_coalescing(self, _device: Any) -> Any:
-        return _done([])
+        batch, self._batch = self._batch or [], None
+        return _Transfer(batch)
 
     def _get_backend(self, _device: Any) -> Any:
         return self
@@ -210,6 +212,12 @@ class SimulatedGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+    def _transferred(self, tensors: list[Tensor]) -> Any:
+        if self._batch is None:
+            return _Transfer(tensors)
+        self._batch += tensors
+        return _Transfer([])
 
     def _knows(self, tensor: Tensor) -> bool:
         return not tensor.is_cuda or self._machine.values.copy_of(tensor) is not None
@@ -257,6 +265,23 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def _post(self, tensor: Tensor, to: str) -> None:
         self._messages.send(self._key, to, self._machine.values.copy_of(tensor) if tensor.is_cuda else tensor)
+
+
+class _Transfer(dist.Work):
+    """What is sent and received; its tensors stay until the program waits for it, as ProcessGroupNCCL keeps them."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let the tensors go."""
+        self._tensors = []
+        return True
+
+    def is_completed(self) -> bool:
+        """It was done when it was called."""
+        return True
 
 
 def _done(value: Any) -> Any:
@@ -314,8 +339,6 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
         name = asked.get("backend", "nccl")
         return "nccl" if "nccl" in name else name
 
-    # DistributedDataParallel logs times of CUDA's events
-    dist.Logger.set_runtime_stats_and_log = lambda _logger: None  # type: ignore[method-assign]
     _replace(c10d.get_backend, backend_of)
     _replace(c10d.init_process_group, init_process_group)
     _replace(c10d.new_group, new)
