@@ -3,9 +3,10 @@
 import json
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -30,7 +31,7 @@ from ligerprof.runs.recording.settings import Steps
 
 if TYPE_CHECKING:
     from ligerprof.runs.recording.launch import CommandEnd
-    from ligerprof.runs.recording.settings import Settings
+    from ligerprof.runs.recording.settings import Settings, SimulatedGpu
 
 
 @click.command(
@@ -62,6 +63,14 @@ if TYPE_CHECKING:
     callback=lambda _ctx, _param, text: None if text is None else or_usage_error(canonical_routing, text),
     help="How tokens choose experts in the simulation, as for `ligerprof step`. Default: uniform.",
 )
+@click.option("--world", type=click.IntRange(min=1), help="Number of simulated ranks. Default: what the launcher says.")
+@click.option(
+    "--ranks",
+    metavar="LIST",
+    default="",
+    help="The ranks to simulate, such as 0,63. Default: the first, the last, and those that these wait for.",
+    callback=lambda _ctx, _param, text: or_usage_error(_ranks, text),
+)
 @own_file_option
 @changed_copy_option("--fixed-config", what="the first suggestion")
 @top_option
@@ -80,6 +89,8 @@ def command(  # noqa: PLR0913 - one argument per option
     limit_bytes: int | None,
     eager: bool,
     routing: str | None,
+    world: int | None,
+    ranks: tuple[int, ...],
     configs: tuple[str, ...],
     copies: tuple[Path, ...],
     top: int,
@@ -103,15 +114,14 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.reports.terminal import console
     from ligerprof.runs.directory import RESULT, create_run_directory
     from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
-    from ligerprof.runs.recording.settings import DEFAULT_ROUTING, DISK_BYTES, Mode, Settings, SimulatedGpu
+    from ligerprof.runs.recording.settings import DISK_BYTES, Mode, Settings
 
-    simulated = None
-    if device == "simulated":
-        simulated = SimulatedGpu(
-            gpu=_gpu_name(gpu), limit_bytes=limit_bytes, eager=eager, routing=routing or DEFAULT_ROUTING
+    simulated = _simulated_gpu(gpu, limit_bytes, routing, eager=eager) if device == "simulated" else None
+    given = any(value is not None for value in (gpu, limit_bytes, routing, world)) or eager or ranks
+    if simulated is None and given:
+        raise click.UsageError(
+            "--gpu, --memory-limit, --eager, --routing, --world and --ranks need --device simulated."
         )
-    elif gpu is not None or limit_bytes is not None or eager or routing is not None:
-        raise click.UsageError("--gpu, --memory-limit, --eager and --routing need --device simulated.")
     own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
@@ -124,7 +134,8 @@ def command(  # noqa: PLR0913 - one argument per option
     )
     # with --json, stdout is for the result alone
     try:
-        end = _run(command_line, settings, stdout=2 if as_json else None)
+        with _ranked(command_line, world, ranks) as (started, variables):
+            end = _run(started, variables, settings, stdout=2 if as_json else None)
     except MissingDependencyError:
         run.remove_if_empty()
         raise
@@ -155,14 +166,16 @@ def command(  # noqa: PLR0913 - one argument per option
     ctx.exit(DoesNotFitError.exit_code if report.ran_out else end.exit_code)
 
 
-def _run(command_line: Sequence[str], settings: "Settings", stdout: int | None) -> "CommandEnd":
+def _run(
+    started: Sequence[str], variables: Mapping[str, str], settings: "Settings", stdout: int | None
+) -> "CommandEnd":
     """Run the command; a simulated one leaves nothing but the run directory."""
-    from ligerprof.runs.recording.launch import environment_of, python_command, run_command
+    from ligerprof.runs.recording.launch import environment_of, run_command
     from ligerprof.simulated_gpu.files import leaving_nothing
 
     is_real = settings.simulated is None
     with nullcontext() if is_real or settings.output is None else leaving_nothing(settings.output):
-        return run_command(python_command(command_line), environment_of(settings), stdout=stdout, outlives=is_real)
+        return run_command(started, {**environment_of(settings), **variables}, stdout=stdout, outlives=is_real)
 
 
 def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bool) -> OwnConfig:
@@ -178,7 +191,31 @@ def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bo
         return OwnConfig((), (), force=force)
 
 
-def _gpu_name(gpu: str | None) -> str:
+def _simulated_gpu(gpu: str | None, limit_bytes: int | None, routing: str | None, *, eager: bool) -> "SimulatedGpu":
     from ligerprof.gpus import DEFAULT_GPU, find_gpu
+    from ligerprof.runs.recording.settings import DEFAULT_ROUTING, SimulatedGpu
 
-    return or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
+    name = or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
+    return SimulatedGpu(gpu=name, limit_bytes=limit_bytes, eager=eager, routing=routing or DEFAULT_ROUTING)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    from ligerprof.simulated_gpu.ranks.world import parse_ranks
+
+    return parse_ranks(text) if text else ()
+
+
+@contextmanager
+def _ranked(
+    command_line: tuple[str, ...], world: int | None, ranks: tuple[int, ...]
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command as it is started, and variables for its ranks, which have a folder for messages meanwhile."""
+    from ligerprof.recipe.commands.launch import has_launcher
+    from ligerprof.runs.recording.launch import python_command
+    from ligerprof.simulated_gpu.ranks.world import World, script_command
+
+    started = python_command(command_line)
+    if world is not None and not has_launcher(command_line):
+        started = script_command(started, world)
+    with TemporaryDirectory(prefix="ligerprof-ranks-", ignore_cleanup_errors=True) as folder:
+        yield started, World(size=world, ranks=ranks, folder=Path(folder)).to_environment()

@@ -19,6 +19,7 @@ from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
+from ligerprof.simulated_gpu.ranks.group import install_ranks
 from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.siblings import Siblings
 from ligerprof.simulated_gpu.stand_ins import StandIns
@@ -75,6 +76,7 @@ class Machine:
         loading.install(self.stand_ins)
         self.checkpoints.install()
         self.siblings.install()
+        install_ranks(self)
         atexit.register(self._backend.detach)
         # only the main thread may set handlers
         with suppress(ValueError):
