@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ligerprof.simulated_gpu.plans import callable_for
+
 aten = torch.ops.aten
 
 # tensors with more elements have no values: integers and bools (labels, positions, masks), and others
@@ -21,7 +23,9 @@ MOST_INTEGERS, MOST_FLOATS = 1 << 22, 1 << 12
 _EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 # the result of these is what it is on a GPU whatever the values: gradients are finite, the scale stays
 _KEEPS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default})
-_FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default})
+_FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}) | {
+    getattr(aten.random_, overload) for overload in aten.random_.overloads() if not overload.endswith("out")
+}
 _SKIPPED_FILES = ("/torch/", "/ligerprof/")
 
 
@@ -149,7 +153,7 @@ class Values:
         real_args = [self.real(value) for value in args]
         real_kwargs = {name: self.real(value) for name, value in kwargs.items()}
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=random):
-            values = func(*real_args, **real_kwargs)
+            values = callable_for(func, args)(*real_args, **real_kwargs)
         for tensor, value in zip(tensors_in(result), tensors_in(values), strict=False):
             if tensor.is_cuda and tensor.shape == value.shape and self.known(tensor) is None:
                 self.set(tensor, value, made_up=made_up)
