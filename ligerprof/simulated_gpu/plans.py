@@ -5,7 +5,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 
 GPU = torch.device("cuda", 0)
 _META = torch.device("meta")
@@ -110,13 +115,9 @@ class Planner:
             try:
                 with self._mode:
                     result = callable_for(func, args)(*fake_args, **fake_kwargs)
-            except (UnsupportedOperatorException, NotImplementedError):
+            except (UnsupportedOperatorException, DynamicOutputShapeException, NotImplementedError):
                 return self._compute_on_host(func, args, kwargs, tensors)
-        resized = tuple(
-            (index, fake.shape, fake.stride())
-            for index, (fake, old) in enumerate(zip(fakes, before, strict=True))
-            if (fake.shape, fake.stride()) != old
-        )
+        resized = _resized(fakes, before)
         storages = {fake.untyped_storage()._cdata: index for index, fake in reversed(list(enumerate(fakes)))}
         most = [0, 0]
         outputs = self._described(result, fakes, storages, most)
@@ -134,10 +135,11 @@ class Planner:
         waiting = iter(zeros)
         host_args = _replaced(args, lambda _: next(waiting))
         host_kwargs = {name: _replaced(value, lambda _: next(waiting)) for name, value in kwargs.items()}
+        before = [(zero.shape, zero.stride()) for zero in zeros]
         result = callable_for(func, args)(*host_args, **host_kwargs)
         most = [0, 0]
         outputs = self._described(result, zeros, {}, most)
-        return Plan(_on_gpu(outputs), (), (most[0], most[1]))
+        return Plan(_on_gpu(outputs), _resized(zeros, before), (most[0], most[1]))
 
     def _fake(self, tensor: Tensor) -> Tensor:
         meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
@@ -175,6 +177,14 @@ def callable_for(func: Any, args: Sequence[Any]) -> Any:
     if any(type(value) in _NUMBERS and isinstance(argument.type, torch.TensorType) for argument, value in arguments):
         return func.overloadpacket
     return func
+
+
+def _resized(tensors: Sequence[Tensor], before: Sequence[Any]) -> tuple[tuple[int, torch.Size, tuple[int, ...]], ...]:
+    return tuple(
+        (index, tensor.shape, tensor.stride())
+        for index, (tensor, old) in enumerate(zip(tensors, before, strict=True))
+        if (tensor.shape, tensor.stride()) != old
+    )
 
 
 def _on_gpu(output: Any) -> Any:
