@@ -16,7 +16,8 @@ config = AutoConfig.for_model(
 )
 with torch.device("cuda"):
     policy = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    reference = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(requires_grad=False)
+    reference = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+reference.requires_grad_(requires_grad=False)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
 
 

@@ -137,7 +137,8 @@ class Operators:
 
 def _refuse(kind: str, func: Any, *_args: Any, **_kwargs: Any) -> None:
     raise UnsupportedError(
-        f"{place()}: {func}: the simulated GPU does not cover tensors of the kind {kind}. Run without them, or on a GPU."
+        f"{place()}: {func}: the simulated GPU does not cover tensors of the kind {kind}."
+        " Run without them, or on a GPU."
     )
 
 

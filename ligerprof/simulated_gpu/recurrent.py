@@ -135,9 +135,9 @@ def _flatten(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[
     return flat
 
 
-def _layers(source: Tensor, weights: Sequence[Tensor], options: Sequence[Any]) -> RecurrentLayers:
+def _layers(source: Tensor, options: Sequence[Any]) -> RecurrentLayers:
     """The problem as cuDNN sees it."""
-    per_layer, mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes = options
+    mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes = options
     if batch_sizes:
         steps, batch = len(batch_sizes), batch_sizes[0]
     else:
@@ -160,8 +160,8 @@ def _layers(source: Tensor, weights: Sequence[Tensor], options: Sequence[Any]) -
 def _forward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     source, weights, per_layer, flat, state, cell, mode, hidden_size, projected, layers = args[:10]
     batch_first, dropout, train, bidirectional, batch_sizes = args[10:15]
-    options = (per_layer, mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes)
-    problem = _layers(source, weights, options)
+    options = (mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes)
+    problem = _layers(source, options)
     is_turned = batch_first and not batch_sizes
     if is_turned:
         source = source.transpose(0, 1)
@@ -189,8 +189,8 @@ def _backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping
     needed = args[21]
     if given is None and given_state is None and given_cell is None:
         return None, None, None, [None] * len(weights)
-    options = (per_layer, mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes)
-    workspace_bytes, _ = recurrent.spaces(_layers(source, weights, options), train=True)
+    options = (mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes)
+    workspace_bytes, _ = recurrent.spaces(_layers(source, options), train=True)
     given = torch.zeros_like(output, memory_format=_LEGACY) if given is None else given
     given_state = torch.zeros_like(state, memory_format=_LEGACY) if given_state is None else given_state
     if cell is not None and given_cell is None:
