@@ -126,6 +126,7 @@ def write_empty(folder: Path, model: torch.nn.Module) -> None:
             begin, end = end, end + tensor.nbytes
             header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
