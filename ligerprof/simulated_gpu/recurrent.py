@@ -53,7 +53,8 @@ def _run(mode: int, function: Callable[..., Any], source: Tensor, *arguments: An
     per_layer = (4 if has_biases else 2) + bool(projected)
     if train and dropout > 0 and not _dropout_state:
         torch.empty((), dtype=torch.int64, device=GPU).random_().item()
-        _dropout_state.append(torch.empty(recurrent.DROPOUT_STATE_BYTES, dtype=torch.uint8, device=GPU))
+        state_bytes = recurrent.dropout_state_bytes(torch.cuda.get_device_properties(0).multi_processor_count)
+        _dropout_state.append(torch.empty(state_bytes, dtype=torch.uint8, device=GPU))
     if torch.is_autocast_enabled("cuda"):
         source, state, cell, weights, flat = _cast(source, state, cell, weights, flat, has_biases=has_biases)
     with torch.autocast("cuda", enabled=False):

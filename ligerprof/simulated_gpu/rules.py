@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
+from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.simulated_gpu.recurrent import RECURRENT_RULES
 from ligerprof.simulated_gpu.values import address_of, place, tensors_in
@@ -153,6 +155,8 @@ def _by_rule(func: Any, args: Sequence[Any]) -> Any:
 def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A sampled token never ends a text, so that generation goes on to its longest length."""
     result = run.compute(func, args, kwargs)
+    if func is aten.multinomial.default:
+        draw(args[0], args[1], replacement=args[2] if len(args) > 2 else kwargs.get("replacement", False))
     if run.values.known(result) is None and args[0].dim() > 0:
         run.values.note(f"token of {func._schema.name.removeprefix('aten::')}")
         run.values.set(result, torch.tensor(max(args[0].shape[-1] - _FROM_END, 0)), made_up=True)
@@ -239,6 +243,8 @@ def _gru_cell_backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs
 
 
 RULES: dict[Any, Rule] = {
+    **CONVOLUTION_RULES,
+    **LOSS_RULES,
     **RECURRENT_RULES,
     **dict.fromkeys(_ctc_choices(), _native_ctc),
     aten._nested_tensor_from_mask_left_aligned.default: _padded,

@@ -53,9 +53,19 @@ def _efficient_forward(call: Call) -> Any:
 def _backward(kernel: AttentionKernel) -> Internal:
     def run(call: Call) -> Any:
         inputs: Sequence[Tensor] = call.args[1:4]
-        return call.run_with_scratch(lambda _: backward_scratch(kernel, problem_of(*inputs)))
+        gradient = call.args[0]
+        copied = _is_copied(kernel, gradient, call.args[4])
+        with call.device.held(gradient.numel() * gradient.element_size() if copied else 0):
+            return call.run_with_scratch(lambda _: backward_scratch(kernel, problem_of(*inputs)))
 
     return run
+
+
+def _is_copied(kernel: AttentionKernel, gradient: Tensor, output: Tensor) -> bool:
+    """Whether the output's gradient does not have the layout that the kernel reads."""
+    if kernel is AttentionKernel.CUDNN:
+        return gradient.stride() != output.stride()
+    return kernel is AttentionKernel.EFFICIENT and not gradient.transpose(1, 2).is_contiguous()
 
 
 ATTENTION_INTERNALS: dict[Any, Internal] = {

@@ -9,10 +9,13 @@ from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
 from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
 from ligerprof.torch_memory.decompositions import svd_scratch
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.embedding import embedding_gradient
 from ligerprof.torch_memory.foreach import norm_partials_bytes
 from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, index_copies
 from ligerprof.torch_memory.scans import cumsum_scratch
+from ligerprof.torch_memory.scratch import together
+from ligerprof.torch_memory.sorting import sort_scratch
 
 aten = torch.ops.aten
 
@@ -83,6 +86,37 @@ def _native_layer_norm_backward(call: Call) -> Any:
     return call.run_with_scratch(lambda _: sizes)
 
 
+def _native_group_norm(call: Call) -> Any:
+    """aten/src/ATen/native/cuda/group_norm_kernel.cu: factors per channel, in fp32."""
+    batch, channels = call.args[3], call.args[4]
+    return call.run_with_scratch(lambda _: together(*2 * (batch * channels * FP32_BYTES,)))
+
+
+def _native_group_norm_backward(call: Call) -> Any:
+    batch, channels, groups = call.args[5], call.args[6], call.args[8]
+    of_channels, of_groups = batch * channels * FP32_BYTES, batch * groups * FP32_BYTES
+    return call.run_with_scratch(lambda _: together(of_channels, of_channels, of_groups, of_groups, of_channels))
+
+
+def _sort(call: Call) -> Any:
+    source = call.args[0]
+    dim = call.argument(2 if call.func is aten.sort.stable else 1, "dim", -1)
+    if source.dim() == 0 or source.numel() == 0:
+        return call.run()
+    inner = source.stride(dim) == 1 or source.shape[dim] == source.numel()
+    return call.run_with_scratch(
+        lambda _: sort_scratch(source.numel(), source.shape[dim], source.element_size(), inner=inner)
+    )
+
+
+def _roll(call: Call) -> Any:
+    """Axes are rolled one after the other."""
+    source = call.args[0]
+    size_bytes = source.numel() * source.element_size()
+    with call.device.held(*(size_bytes,) * (max(len(call.args[1]), 1) - 1)):
+        return call.run()
+
+
 def _native_dropout(call: Call) -> Any:
     """CUDA allocates the mask before the result (aten/src/ATen/native/cuda/Dropout.cu, dropout_cuda)."""
     output, mask = call.run_untracked()
@@ -149,4 +183,9 @@ OPERATOR_INTERNALS: dict[Any, Internal] = {
     aten._softmax_backward_data.default: _softmax_backward,
     aten._safe_softmax.default: _safe_softmax,
     aten._linalg_svd.default: _svd,
+    aten.native_group_norm.default: _native_group_norm,
+    aten.native_group_norm_backward.default: _native_group_norm_backward,
+    aten.sort.default: _sort,
+    aten.sort.stable: _sort,
+    aten.roll.default: _roll,
 }
