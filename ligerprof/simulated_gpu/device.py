@@ -76,14 +76,14 @@ class Device(SimulatedDevice):
             return block.address
 
     def allocate(self, size_bytes: int) -> Block:
-        """Allocate a block on the current stream."""
+        """Allocate a block on the current stream, once blocks that waited for other streams are free.
+
+        The GPU keeps up with the host: what other streams were given has ended by the next allocation.
+        """
+        self.synchronize(-1)
         try:
             block = super().allocate(size_bytes)
         except AllocatorFullError as full:
-            if self._waiting:
-                # the allocator waits for other streams before it gives up
-                self.synchronize(-1)
-                return self.allocate(size_bytes)
             self.failures += 1
             free = max(self.capacity_bytes - full.reserved_bytes, 0)
             for observe in self.observers:

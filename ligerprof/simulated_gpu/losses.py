@@ -32,7 +32,7 @@ def _reduce(run: Operators, elements: Tensor) -> None:
 
 
 def _scalar_in_place_of_elements(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """mse_loss and smooth_l1_loss: the result is made as large as the elements, and resized without giving memory back."""
+    """mse_loss and smooth_l1_loss: the result keeps the memory of one number per element."""
     result = _elements(args, args[2] if len(args) > 2 else kwargs.get("reduction", 1))
     if result is None:
         return run.compute(func, args, kwargs)

@@ -1,8 +1,10 @@
 """What cuDNN's convolutions allocate besides their results.
 
-Tensor cores read channels last. In other layouts, cuDNN copies the source, the weight and the result into its workspace,
-with channels in multiples of 16 bytes; gradients of weights are sums of parts. The rules follow 116 convolutions measured on
-an H200 with cuDNN 9 (benchmarks/results/convolutions-h200.jsonl); cuDNN's heuristics may choose another algorithm.
+Tensor cores read channels last. In other layouts, cuDNN copies the source, the weight and the result into its
+workspace, with channels in multiples of 16 bytes; gradients of weights are sums of parts. The rules follow 132
+convolutions measured on an H200 with cuDNN 9 (benchmarks/results/convolutions-h200.jsonl). cuDNN's heuristics may
+choose another algorithm: of the 348 workspaces of conv2d there, 73 % are within 5 % of the bytes that the convolution
+reads and writes.
 """
 
 from collections.abc import Sequence

@@ -15,11 +15,16 @@ LONG_SCAN_TILE = 384 * 12
 SHORT_SCAN_TILE = 128 * 7
 
 
-def sort_bytes(count: int, value_bytes: int, key_bytes: int = 8) -> int:
-    """DeviceRadixSort::SortPairs: second buffers of keys and values, and counters."""
+def sort_bytes(count: int, value_bytes: int, key_bytes: int = 8, *, key_bits: int | None = None) -> int:
+    """DeviceRadixSort::SortPairs: second buffers of keys and values, and counters.
+
+    Args:
+        key_bits: bits of the keys that are compared; None: all.
+    """
+    passes = key_bytes if key_bits is None else max(-(-key_bits // 8), 1)
     buffers_bytes = _aligned(count * key_bytes) + _aligned(count * value_bytes)
     tile = _SORT_TILES.get(key_bytes, _SORT_TILES[2])
-    return buffers_bytes + key_bytes * _PASS_BYTES + _tile_counters_bytes(count, tile)
+    return buffers_bytes + passes * _PASS_BYTES + _tile_counters_bytes(count, tile)
 
 
 def partial_sort_bytes(count: int) -> int:

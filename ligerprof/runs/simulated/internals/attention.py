@@ -20,7 +20,8 @@ _CUDNN_FORWARD_ORDER = (6, 7, 0, 1)
 
 def _cudnn_forward(call: Call) -> Any:
     result = call.run_untracked()
-    for index in _CUDNN_FORWARD_ORDER:
+    # the statistics are for the backward pass alone
+    for index in _CUDNN_FORWARD_ORDER if call.argument(4, "compute_log_sumexp") else _CUDNN_FORWARD_ORDER[:-1]:
         call.track(result[index])
     call.device.run_scratch(forward_scratch(AttentionKernel.CUDNN, problem_of(*call.args[:3]), call.device.gpu))
     return result

@@ -1,6 +1,7 @@
 """Operators whose CUDA implementation allocates temporaries, or returns tensors of other dtypes or in another order."""
 
 import importlib.util
+import math
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ligerprof.torch_memory.decompositions import svd_scratch
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.embedding import embedding_gradient
 from ligerprof.torch_memory.foreach import norm_partials_bytes
-from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, index_copies
+from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, accumulation_scratch, index_copies
 from ligerprof.torch_memory.scans import cumsum_scratch
 from ligerprof.torch_memory.scratch import together
 from ligerprof.torch_memory.sorting import sort_scratch
@@ -51,6 +52,19 @@ def _index(call: Call) -> Any:
     described = [(item.stride(), item.numel() * item.element_size(), item.is_contiguous()) for item in broadcast]
     with call.device.held(*index_copies(described)):
         return call.run()
+
+
+def _index_put(call: Call) -> Any:
+    if not call.argument(3, "accumulate", default=False):
+        return call.run()
+    target = call.args[0]
+    indexed = [(dim, index) for dim, index in enumerate(call.args[1]) if index is not None]
+    if not indexed or any(index.dtype == torch.bool for _, index in indexed):
+        return call.run()
+    count = math.prod(torch.broadcast_shapes(*(index.shape for _, index in indexed)))  # type: ignore[no-untyped-call]
+    rows = math.prod(target.shape[dim] for dim, _ in indexed)
+    call.device.run_scratch(accumulation_scratch(count, len(indexed), rows))
+    return call.run()
 
 
 def _pow_of_scalar(call: Call) -> Any:
@@ -175,6 +189,7 @@ OPERATOR_INTERNALS: dict[Any, Internal] = {
     aten.embedding_dense_backward.default: _embedding_dense_backward,
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.index.Tensor: _index,
+    aten._index_put_impl_.default: _index_put,
     aten.pow.Scalar: _pow_of_scalar,
     aten.cumsum.default: _cumsum,
     aten.native_layer_norm.default: _native_layer_norm,
