@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.backends.cudnn import rnn
 
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.torch_memory import recurrent
@@ -27,8 +28,10 @@ def install() -> None:
     """Replace torch's choice of a kernel, which looks for cuDNN below the dispatcher."""
     cudnn: Any = torch.backends.cudnn
     cudnn.is_available = lambda: True
-    cudnn._init = lambda: True
+    cudnn.is_acceptable = lambda tensor: cudnn.enabled and tensor.is_cuda and tensor.dtype in _DTYPES
     cudnn.version = lambda: recurrent.CUDNN_VERSION
+    # torch's own reads numbers of a library that only its builds for CUDA have
+    rnn.get_cudnn_mode = lambda name: _MODES[name.lower()]
     functions: Any = torch._VF
     for name, mode in _MODES.items():
         setattr(functions, name, functools.partial(_run, mode, getattr(functions, name)))
