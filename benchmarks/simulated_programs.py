@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen = set(filter(None, options.only.split(",")))
     rows = map(json.loads, (HERE / "results" / MEASURED[options.action]).read_text().splitlines())
-    measured = [row for row in rows if not chosen or row["name"] in chosen]
+    measured = [row for row in rows if row["name"] in CASES and (not chosen or row["name"] in chosen)]
     compare = compare_border if options.action == "borders" else compare_peak
     lock = threading.Lock()
 

@@ -27,6 +27,7 @@ def sort_scratch(elements: int, row: int, width: int, *, inner: bool) -> Scratch
         return together(row * INDEX_BYTES, sort_bytes(row, INDEX_BYTES, width))
     # copies with the sorted axis last: source, values, indices
     copies = () if inner else (keys, keys, positions)
+    sorting: Scratch
     if rows < _FEW_ROWS:
         first, second = sort_bytes(elements, INDEX_BYTES, width), partial_sort_bytes(elements)
         # rows are sorted together with their number, then by it
