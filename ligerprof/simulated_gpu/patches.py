@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
+from ligerprof.simulated_gpu import recurrent
 from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
 
 # machine.Machine, which imports this module
@@ -28,7 +29,7 @@ def patch_process(machine: Machine) -> None:
     _scalers_go_on()
     _casts_end_in_order(machine)
     _refusals_in_a_line()
-    _recurrent_layers_are_refused()
+    recurrent.install()
     _compiled_functions(eager=machine.eager)
     # weights arrive in the order of threads otherwise, which varies on a GPU, too
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
@@ -75,19 +76,6 @@ def _scalers_go_on() -> None:
     """GradScaler skips a step whose gradients are not finite; these have no values."""
     scaler: Any = torch.amp.GradScaler
     scaler._maybe_opt_step = lambda _scaler, optimizer, _state, *args, **kwargs: optimizer.step(*args, **kwargs)
-
-
-def _recurrent_layers_are_refused() -> None:
-    """CuDNN's kernels of LSTM and GRU are called below the dispatcher."""
-    functions: Any = torch._VF
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        setattr(functions, name, functools.partial(_run_on_host, name, getattr(functions, name)))
-
-
-def _run_on_host(name: str, function: Any, source: Any, *arguments: Any) -> Any:
-    if source.is_cuda:
-        raise UnsupportedError(f"{place()}: the simulated GPU does not cover {name}. Run without it, or on a GPU.")
-    return function(source, *arguments)
 
 
 def _vllm_is_refused(module: Any) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 import ligerprof
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.routing import UNIFORM, WORST, tokens_per_expert
+from ligerprof.simulated_gpu.plans import callable_for
 
 aten = torch.ops.aten
 
@@ -213,7 +214,7 @@ class Values:
         real_args = [self.real(value) for value in args]
         real_kwargs = {name: self.real(value) for name, value in kwargs.items()}
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=random):
-            values = func(*real_args, **real_kwargs)
+            values = callable_for(func, args)(*real_args, **real_kwargs)
         for tensor, value in zip(tensors_in(result), tensors_in(values), strict=False):
             if tensor.is_cuda and tensor.shape == value.shape and self.known(tensor) is None:
                 self.set(tensor, value, made_up=made_up)
