@@ -19,7 +19,7 @@ from ligerprof.cli.common_options import (
     top_option,
     word_option,
 )
-from ligerprof.cli.output import say, show
+from ligerprof.cli.output import limit_json, say, show
 from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
@@ -111,7 +111,12 @@ def command(  # noqa: PLR0913 - one argument per option
             worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
             write_new_file(html_path, render_ranks_page(ranks, worst, source=snapshot.name), force=force)
             say(f"wrote {html_path}")
-        show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
+        judged = limit_json(max_peak_bytes, ranks.highest.report.peak_bytes)
+        show(
+            lambda: {**ranks.to_json(), "source": str(snapshot), **judged},
+            lambda: render_ranks(ranks, top=top),
+            as_json=as_json,
+        )
         own.write(ranks.worst.report)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
         return
@@ -132,7 +137,12 @@ def command(  # noqa: PLR0913 - one argument per option
 
         click.echo(peak_markdown(report, top=top))
     else:
-        show(report.to_json, lambda: _text(report, by, top), as_json=as_json)
+        judged = limit_json(max_peak_bytes, report.peak_bytes)
+        show(
+            lambda: {**report.to_json(), "source": str(snapshot), **judged},
+            lambda: _text(report, by, top),
+            as_json=as_json,
+        )
     own.write(report)
     _check_peak(report.peak_bytes, max_peak_bytes)
 

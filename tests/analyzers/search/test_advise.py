@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ligerprof.analyzers.search.advise import Advice, advise
-from ligerprof.analyzers.search.budget import Judge, Limit, Reserved, find_limit, needed_bytes
+from ligerprof.analyzers.search.budget import Judge, Reserved, needed_bytes
 from ligerprof.analyzers.search.changes import LADDER, SAME_DATA, expandable_segments
 from ligerprof.cli.options import recipe_options
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import Limit, find_limit
 from ligerprof.units import GIB
 
 NAMES = [*(change.name for change in LADDER), expandable_segments.name]
@@ -57,7 +58,7 @@ recipes = st.builds(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(recipes, st.floats(0.02, 1.2))
 def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, share: float) -> None:
     judge = estimating(max(1, int(share * needed_bytes(recipe))))
@@ -80,7 +81,7 @@ def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, sh
         assert len({number for number, _ in tried}) == len(LADDER)
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(recipes, st.lists(st.floats(0.02, 1.2), min_size=2, max_size=2).map(sorted))
 def test_what_fits_a_limit_fits_a_higher_one(recipe: TrainingRecipe, shares: list[float]) -> None:
     less, more = (advise(recipe, estimating(max(1, int(share * needed_bytes(recipe))))) for share in shares)
