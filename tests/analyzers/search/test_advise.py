@@ -86,7 +86,7 @@ def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, sh
 def test_what_fits_a_limit_fits_a_higher_one(recipe: TrainingRecipe, shares: list[float]) -> None:
     less, more = (advise(recipe, estimating(max(1, int(share * needed_bytes(recipe))))) for share in shares)
 
-    assert less.plan_verdict.fits <= more.plan_verdict.fits
+    assert bool(less.plan_verdict.fits) <= bool(more.plan_verdict.fits)
 
 
 def test_zero_stages_come_before_offloading_on_several_gpus() -> None:
@@ -138,7 +138,7 @@ def test_a_useless_rung_is_retried_before_a_more_expensive_one() -> None:
     assert_adds_up(advice)
 
 
-def test_an_estimated_plan_leaves_room_for_fragmentation_if_the_ladder_reaches_it() -> None:
+def test_fragmentation_counts_in_an_estimated_plan() -> None:
     recipe = TrainingRecipe(batch=8)
     kernels = needed_bytes(dataclasses.replace(recipe, liger="all"))
 
@@ -147,7 +147,7 @@ def test_an_estimated_plan_leaves_room_for_fragmentation_if_the_ladder_reaches_i
 
     # the kernels alone would fit, with no room to spare
     assert [step.change.name for step in tight.applied] != ["kernels"]
-    assert tight.plan_needed_bytes < 0.97 * (kernels + 1000)
+    assert tight.plan_verdict.fits
     assert [step.change.name for step in roomy.applied] == ["kernels"]
     assert_adds_up(tight)
 
