@@ -19,7 +19,7 @@ from ligerprof.cli.common_options import (
     top_option,
     word_option,
 )
-from ligerprof.cli.output import say_written, show
+from ligerprof.cli.output import limit_json, say_written, show
 from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
@@ -112,7 +112,12 @@ def command(  # noqa: PLR0913 - one argument per option
             title = _title(snapshot.name, ranks.worst.source)
             write_new_file(html_path, render_ranks_page(ranks, worst, source=title), force=force)
             say_written(html_path)
-        show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
+        judged = limit_json(max_peak_bytes, ranks.highest.report.peak_bytes)
+        show(
+            lambda: {**ranks.to_json(), "source": str(snapshot), **judged},
+            lambda: render_ranks(ranks, top=top),
+            as_json=as_json,
+        )
         own.write(ranks.worst.report)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
         return
@@ -137,8 +142,12 @@ def command(  # noqa: PLR0913 - one argument per option
         gpu = _simulated_gpu(snapshot)
         if gpu is not None and not as_json:
             click.echo(f"Simulated for {gpu}.")
-        mark = {} if gpu is None else {"simulated": gpu}
-        show(lambda: {**report.to_json(), **mark}, lambda: _text(report, by, top), as_json=as_json)
+        judged = limit_json(max_peak_bytes, report.peak_bytes) | ({} if gpu is None else {"simulated": gpu})
+        show(
+            lambda: {**report.to_json(), "source": str(snapshot), **judged},
+            lambda: _text(report, by, top),
+            as_json=as_json,
+        )
     own.write(report)
     _check_peak(report.peak_bytes, max_peak_bytes)
 

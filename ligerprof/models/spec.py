@@ -99,6 +99,11 @@ class ModelSpec:
     no_estimate_reason: str | None = None
 
     @property
+    def needs_eager(self) -> bool:
+        """Whether transformers 5.23 computes its attention with eager alone: capped scores, or attention sinks."""
+        return self.attention_softcap is not None or self.architecture.attention.sinks
+
+    @property
     def config(self) -> dict[str, Any]:
         """The transformers config, a fresh dict each time."""
         config: dict[str, Any] = json.loads(self.config_json)

@@ -127,7 +127,7 @@ class MicroBatch:
         self._top.tape.release(hidden)
         for layer in self._layers:
             self._meter.place = layer.place
-            self._meter.repeat(layer.repetition.times, layer.context.leave_autocast)
+            self._meter.repeat(layer.repetition.times, layer.context.leave_autocast, first_layer=layer.repetition.first)
         self._meter.place = HEAD
         self._top.leave_autocast()
         self._bottom.leave_autocast()
@@ -203,7 +203,9 @@ class MicroBatch:
             self._meter.drop(block)
         for layer in self._layers:
             self._meter.place = layer.place
-            self._meter.repeat(layer.repetition.times, layer.context.tape.release_pins)
+            self._meter.repeat(
+                layer.repetition.times, layer.context.tape.release_pins, first_layer=layer.repetition.first
+            )
         self._meter.place = WHOLE
 
     def _stream_role(self, index: int) -> Role:
@@ -274,7 +276,7 @@ class MicroBatch:
                 self._meter.place = repetition.place(index)
                 reached = self._layer_forward(index, repetition, *reached)
 
-        self._meter.repeat(repetition.times, run, repetition.places)
+        self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first)
         return reached
 
     def _layer_forward(
@@ -307,7 +309,7 @@ class MicroBatch:
                 self._meter.place = layer.place
                 flowing = None if flowing is None else self._layer_backward(layer, flowing)
 
-        self._meter.repeat(repetition.times, run, repetition.places)
+        self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first, backward=True)
         return flowing
 
     def _layer_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:

@@ -10,6 +10,7 @@ from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.partitioned import PartitionedHooks, outer_ranks
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
+from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
 from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
@@ -35,16 +36,16 @@ class StepPeaks:
         places: the same by part of the model.
         remainders: blocks at those moments that the allocator may leave larger than was asked.
         logits_bytes: the most that tensors of tokens times vocabulary took together.
-        streams_bytes: the highest bytes of each CUDA stream, added up; memory of one does not serve another.
         host_bytes: main memory that offloaded activations take.
+        recording: the events after what is static was there.
     """
 
     phases: Mapping[Phase, MemoryBreakdown]
     places: Mapping[Phase, Mapping[str, MemoryBreakdown]]
     remainders: Mapping[Phase, UnsplitRemainders]
     logits_bytes: int
-    streams_bytes: int
     host_bytes: int
+    recording: Recording
 
     @property
     def phase(self) -> Phase:
@@ -111,6 +112,7 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
+    recording = meter.recording = Recording()
     hooks = hooks_of(recipe, weights, meter, step, rank=rank)
     hooks.start_step()
     highest = _Highest(meter)
@@ -119,6 +121,7 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
         meter.expect_workspaces(workspace_sizes(recipe, weights))
     for reduces in _micro_batches(recipe):
         hooks.reduces = reduces
+        recording.micro_batches.append(len(recording.events))
         micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
@@ -130,6 +133,7 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
         meter.add(placement.last_reduction, times=-1)
         meter.add(placement.running)
         highest.note(Phase.BACKWARD)
+    recording.micro_batches.append(len(recording.events))
     if recipe.optimizer is not Optimizer.NONE:
         static.update(meter, first=first)
         highest.note(Phase.OPTIMIZER)
@@ -138,8 +142,8 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
         places=highest.places,
         remainders=highest.remainders,
         logits_bytes=meter.logits_peak_bytes,
-        streams_bytes=meter.stream_peaks_bytes,
         host_bytes=offloaded_bytes,
+        recording=recording,
     )
 
 
@@ -221,6 +225,9 @@ class StaticMemory:
         meter.add(placement.running, times=-1)
         if placement.gradients_at_update is not None:
             meter.settle(Role.GRADIENTS, placement.gradients_at_update)
+        # the parts of the model share blocks
+        recording, meter.recording = meter.recording, Recording()
+        self._record_update(recording, first=first)
         meter.start()
         if first:
             meter.add_remainders(placement.states_remainders)
@@ -228,6 +235,21 @@ class StaticMemory:
         for made in placement.updates:
             self._add(meter, made)
             self._add(meter, made, times=-1)
+
+    def _record_update(self, recording: Recording, *, first: bool) -> None:
+        placement = self._placement
+        states = tuple(placement.states.values()) if placement.blocks is None else placement.blocks.states
+        if first and placement.blocks is not None:
+            recording.touch(placement.blocks.creation, Role.OPTIMIZER_TEMPORARIES)
+        for size_bytes in states if first else ():
+            recording.allocate(size_bytes, Role.OPTIMIZER_STATES, kept=True)
+        if placement.blocks is not None:
+            for sizes in placement.blocks.updates:
+                recording.touch(sizes, Role.OPTIMIZER_TEMPORARIES)
+            return
+        for made in placement.updates:
+            sizes = [size for role, size in made.items() if not (first and role is Role.OPTIMIZER_STATES)]
+            recording.touch(sizes, Role.OPTIMIZER_TEMPORARIES)
 
     def _add(self, meter: Meter, held: Mapping[Role, int], times: int = 1) -> None:
         for role, size_bytes in held.items():
