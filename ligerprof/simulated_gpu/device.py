@@ -102,7 +102,8 @@ class Device(SimulatedDevice):
 
         The GPU keeps up with the host: what other streams were given has ended by the next allocation.
         """
-        self.synchronize(-1)
+        if self._waiting:
+            self.synchronize(-1)
         try:
             # `super()` would be an object for each block
             block = SimulatedDevice.allocate(self, size_bytes)

@@ -89,7 +89,7 @@ def _cast(source: Any, state: Any, cell: Any, weights: Any, flat: Any, *, has_bi
         flat = torch.zeros(_elements(weights, has_biases=has_biases), dtype=half, device=GPU)
         cast = []
         for weight, (begin, _) in zip(weights, _places(weights), strict=True):
-            view = torch.empty(0, dtype=half, device=GPU)
+            view: Any = torch.empty(0, dtype=half, device=GPU)
             with torch.no_grad():
                 view.set_(flat.untyped_storage(), begin, weight.shape)
             cast.append(view.copy_(weight))

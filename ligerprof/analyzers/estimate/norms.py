@@ -27,7 +27,7 @@ def norm(context: Context, value: Value, name: str) -> Value:
             return _bare_layer_norm(context, value)
         case NormForm.CENTERED:
             return _centered_norm(context, value, context.weights[f"{name}.weight"])
-    as_reference = slot in context.kernels and not context.is_fused(slot)
+    as_reference = slot is not None and slot in context.kernels and not context.is_fused(slot)
     return _rms_norm(context, value, context.weights[f"{name}.weight"], as_reference=as_reference)
 
 

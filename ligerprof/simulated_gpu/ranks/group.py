@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _create_work_from_future
 
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
@@ -25,9 +24,13 @@ from ligerprof.simulated_gpu.ranks.world import World
 Machine = Any
 NAME = "simulated"
 _ALL = "all"
+c10d: Any = dist.distributed_c10d
+# torch describes their methods with overloads of other names
+_ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = dist.Work
 
 
-class SimulatedGroup(dist.ProcessGroup):
+class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     """A group of ranks of which this process is one.
 
     Args:
@@ -56,7 +59,7 @@ class SimulatedGroup(dist.ProcessGroup):
     @property
     def pg_name(self) -> str:
         """The name under which torch registers it."""
-        return str(dist.distributed_c10d._world.pg_names[self])
+        return str(c10d._world.pg_names[self])
 
     @property
     def group_name(self) -> str:
@@ -267,7 +270,7 @@ class SimulatedGroup(dist.ProcessGroup):
         self._messages.send(self._key, to, self._machine.values.copy_of(tensor) if tensor.is_cuda else tensor)
 
 
-class _Transfer(dist.Work):
+class _Transfer(_Work):  # type: ignore[misc]
     """What is sent and received; its tensors stay until the program waits for it, as ProcessGroupNCCL keeps them."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -288,7 +291,7 @@ def _done(value: Any) -> Any:
     """The work of a collective that has ended."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(value)
-    return _create_work_from_future(future)
+    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
 
 def install_ranks(machine: Machine) -> None:
@@ -314,7 +317,6 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
         name = f"{members}/{counted[members]}"
         return SimulatedGroup(options.group_rank, members, name, machine, messages)
 
-    c10d: Any = dist.distributed_c10d
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
     asked: dict[str, str] = {}
     init, new_group = c10d.init_process_group, c10d.new_group
@@ -325,7 +327,7 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
         own_size, own_rank = given.get("world_size", -1), given.get("rank", -1)
         init(
             NAME,
-            store=dist.HashStore(),
+            store=c10d.HashStore(),
             world_size=size if own_size in (-1, None) else own_size,
             rank=rank if own_rank in (-1, None) else own_rank,
             timeout=given.get("timeout"),
