@@ -1,5 +1,6 @@
 """The events of a simulated GPU, in columns: Python's collector would visit millions of objects otherwise."""
 
+import gc
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -39,7 +40,15 @@ class History:
             column.clear()
 
     def __iter__(self) -> Iterator[TraceEvent]:
-        return map(TraceEvent, *self._columns)
+        # the collector frees tensors, and their events would come between the columns
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            columns = [column.copy() for column in self._columns]
+        finally:
+            if was_on:
+                gc.enable()
+        return map(TraceEvent, *columns)
 
     def __len__(self) -> int:
         return len(self._columns[0])

@@ -1,5 +1,6 @@
 """`ligerprof run --device simulated`: whole programs without a GPU, against peaks that a GPU measured."""
 
+import gc
 import json
 import os
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
+from ligerprof.simulated_gpu.history import History
+from ligerprof.snapshots.writer import EventContext
 from tests.paths import REPOSITORY
 
 SCRIPTS = REPOSITORY / "benchmarks/run_scripts"
@@ -135,3 +138,27 @@ def test_options_of_the_simulation_need_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "--device simulated" in done.stderr
+
+
+def test_events_of_the_garbage_collector_do_not_come_between_those_that_are_read() -> None:
+    context = EventContext("")
+    history = History(None)
+
+    class Freed:
+        """Adds an event when the collector finds it."""
+
+        def __del__(self) -> None:
+            history.append("free_completed", 1, 1, context, 0, None)
+
+    for number in range(1000):
+        history.append("alloc", number, 1, context, 0, None)
+        cycle = [Freed()]
+        cycle.append(cycle)  # type: ignore[arg-type]
+    del cycle
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        events = [event for event in history if event.action == "alloc"]
+    finally:
+        gc.set_threshold(*threshold)
+    assert [event.address for event in events] == list(range(1000))

@@ -25,6 +25,7 @@ Machine = Any
 NAME = "simulated"
 _ALL = "all"
 c10d: Any = dist.distributed_c10d
+_bindings: Any = torch._C._distributed_c10d
 # torch describes their methods with overloads of other names
 _ProcessGroup: Any = dist.ProcessGroup
 _Work: Any = dist.Work
@@ -291,7 +292,7 @@ def _done(value: Any) -> Any:
     """The work of a collective that has ended."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(value)
-    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
+    return _bindings._create_work_from_future(future)
 
 
 def install_ranks(machine: Machine) -> None:
@@ -327,7 +328,7 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
         own_size, own_rank = given.get("world_size", -1), given.get("rank", -1)
         init(
             NAME,
-            store=c10d.HashStore(),
+            store=_bindings.HashStore(),
             world_size=size if own_size in (-1, None) else own_size,
             rank=rank if own_rank in (-1, None) else own_rank,
             timeout=given.get("timeout"),
