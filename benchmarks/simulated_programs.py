@@ -3,6 +3,7 @@
 python benchmarks/unchanged_programs/make.py DATA --empty
 python benchmarks/simulated_programs.py programs DATA results.jsonl [--only NAME,...] [--at-once N]
 python benchmarks/simulated_programs.py borders DATA results.jsonl
+python benchmarks/simulated_programs.py table results.jsonl
 
 `--set held-out`, also of make.py, takes the held-out programs instead.
 """
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,14 +38,17 @@ PRECISION = 1 / 1000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("programs", "borders"))
+    parser.add_argument("action", choices=("programs", "borders", "table"))
     parser.add_argument("data", type=Path)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="?")
     parser.add_argument("--set", choices=SETS, default="known")
     parser.add_argument("--only", default="")
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=600, help="time limit of one program")
     options = parser.parse_args()
+    if options.action == "table":
+        table(options.data)
+        return
     chosen = set(filter(None, options.only.split(",")))
     programs, name = SETS[options.set]
     rows = map(json.loads, (HERE / f"results/{name}-{options.action}-h200.jsonl").read_text().splitlines())
@@ -59,6 +64,17 @@ def main() -> None:
 
     with ThreadPoolExecutor(options.at_once) as pool:
         list(pool.map(work, measured))
+
+
+def table(results: Path) -> None:
+    """Prints the row of docs/simulated-gpu.md."""
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    peaks = sorted(abs(row["peak_error"]) for row in rows if "peak_error" in row)
+    reserved = sorted(abs(row["reserved_error"]) for row in rows if "reserved_error" in row)
+    figures = (
+        f"{statistics.median(peaks):.4%} | {peaks[-1]:.2%} | {statistics.median(reserved):.2%} | {reserved[-1]:.1%}"
+    )
+    print(f"| {len(rows)} | {len(peaks)} | {peaks.count(0)} | {figures.replace('%', ' %')} |")
 
 
 def simulate(case: Case, options: argparse.Namespace, *limit: str) -> tuple[int, dict | None, str]:
