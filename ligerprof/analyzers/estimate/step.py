@@ -9,6 +9,7 @@ from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
+from ligerprof.analyzers.estimate.replayed import ReplayedMicroBatch
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
 from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
@@ -106,7 +107,11 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         meter.expect_workspaces(workspace_sizes(recipe, weights))
     for reduces in _micro_batches(recipe):
         hooks.reduces = reduces
-        micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
+        micro_batch: MicroBatch | ReplayedMicroBatch
+        if recipe.spec.tape is None:
+            micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
+        else:
+            micro_batch = ReplayedMicroBatch(recipe, weights, meter, placement, hooks)
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
@@ -142,6 +147,12 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
 def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[Phase, int]:
     """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
+    if (tape := recipe.spec.tape) is not None:
+        again = tape.workspaces["recomputed"] if recipe.checkpointing else 0
+        return {
+            Phase.FORWARD: tape.workspaces["forward"],
+            Phase.BACKWARD: tape.workspaces["backward"] + again,
+        }
     biased = [name for name in weights if name.endswith(".bias") and _adds_with_cublas(recipe, weights, name)]
     kept = {} if recipe.selective is None else find_policy(recipe.selective).every
     layers = [index for name in biased if (index := layer_index(name)) is not None]

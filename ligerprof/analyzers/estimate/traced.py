@@ -60,10 +60,14 @@ def traced_layers(recipe: TrainingRecipe) -> TracedLayers:
     leaves is freed by the next, and an engine gathers the weights of the next in advance. So the first and the last
     layer of a model run by themselves. Every layer does if its activations move to main memory.
     """
-    layers = recipe.spec.layers
+    tape = recipe.spec.tape
+    layers = recipe.spec.layers if tape is None else len(tape.kinds)
     if recipe.activation_offload:
         return [Repetition(index) for index in range(layers)]
-    kinds = layer_memory_kinds(recipe)
+    if tape is None:
+        kinds: Sequence[object] = layer_memory_kinds(recipe)
+    else:
+        kinds = [(kind, recipe.checkpoints_layer(tape.numbers[index])) for index, kind in enumerate(tape.kinds)]
     traced: list[Repetition] = []
     index = 0
     while index < layers:

@@ -1,0 +1,420 @@
+"""Record what a model's forward and backward pass allocate, save and free, from its own code on fake tensors."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+
+from ligerprof.analyzers.explain.analysis import analyze
+from ligerprof.models.tape import TapeParameter, encoded
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import ROLES, Phase, Role
+from ligerprof.runs.model_errors import model_failures_in_a_line
+from ligerprof.runs.recording.saved import SavedTensors
+from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.runs.simulated import internals
+from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
+from ligerprof.runs.simulated.engines import STAND_IN
+from ligerprof.runs.simulated.meter import PhaseMeter
+from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
+from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
+from ligerprof.snapshots.collector import collector_paused
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.saved import with_saved_tensors
+from ligerprof.snapshots.writer import EventContext
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+
+# a recording counts bytes; whether they fit is the replay's question
+_NO_LIMIT = DeviceLimits(capacity_bytes=2**62, limit_bytes=None)
+
+
+# name, arguments and named arguments of a call
+Scratched = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+# where operators ask what they allocate while they run; the answer here is nothing, and the call is recorded
+_ASKED: Mapping[str, tuple[Any, str]] = {
+    "reduction": (internals.reductions, "reduction_scratch"),
+    "layer norm": (internals.operators.layer_norm, "backward_scratch"),
+    "softmax": (internals.operators.softmax, "backward_scratch"),
+    "safe softmax": (internals.operators.softmax, "safe_scratch"),
+    "cumsum": (internals.operators, "cumsum_scratch"),
+    "attention forward": (internals.attention, "forward_scratch"),
+    "attention backward": (internals.attention, "backward_scratch"),
+    "flash splits": (internals.attention, "flash_split_sizes"),
+    "embedding": (internals.operators, "embedding_gradient"),
+}
+_DETACH = torch.ops.aten.detach.default
+_ADDING = frozenset({torch.ops.aten.addmm.default, torch.ops.aten.addmm.out})
+
+
+class UnlikePassesError(Exception):
+    """Passes do not allocate in one order, or their sizes follow no polynomial."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """One forward pass that keeps nothing for backward, and the backward pass of one that keeps all of it.
+
+    Blocks have the numbers of their allocations, those of backward after those of forward.
+
+    Attributes:
+        sizes: requested bytes of each block.
+        scratches: the calls that say what operators allocate while they run: name, arguments and named arguments.
+        forward: in order ("take", block), ("touch", scratch), ("drop", block) where the last Python variable of a block ends, ("save", node,
+            block or None), ("enter", layer, blocks of the arguments, next node) and ("leave", layer, next node).
+        graph: blocks that nodes of the graph keep without saving them.
+        backward: in order ("run", node or None, operator), ("take", block), ("touch", scratch), ("drop", block) and
+            ("arrive", parameter, block).
+        unpacked: the same where hooks pack and unpack what is saved, as checkpointing's do.
+        order: the order in which blocks of forward and backward begin and end.
+        workspaces: bytes of libraries' workspaces by name.
+        adds_bias: whether a layer takes cuBLASLt's.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    scratches: list[Scratched] = field(default_factory=list)
+    forward: list[tuple[Any, ...]] = field(default_factory=list)
+    graph: list[int] = field(default_factory=list)
+    backward: list[tuple[Any, ...]] = field(default_factory=list)
+    unpacked: list[tuple[Any, ...]] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    workspaces: dict[str, int] = field(default_factory=dict)
+    adds_bias: bool = False
+
+    @property
+    def numbers(self) -> list[int]:
+        """The sizes of blocks, then the integers in the arguments of scratches."""
+        numbers = self.sizes.copy()
+        for _, arguments, named in self.scratches:
+            encoded((arguments, tuple(named.values())), numbers)
+        return numbers
+
+
+class _Device(SimulatedDevice):
+    """A device that tells its events, records them for a snapshot in one pass, and lists its workspaces.
+
+    Attributes:
+        observer: callback that receives (action, address, bytes) of each event.
+        snaps: whether events are recorded with their stacks.
+    """
+
+    def __init__(self, recipe: TrainingRecipe) -> None:
+        self.observer: Callable[[str, int, int], None] | None = None
+        self.snaps = False
+        self.workspaces: dict[str, int] = {}
+        super().__init__(recipe.gpu_spec, _NO_LIMIT, parse_allocator_settings(None), record=True)
+
+    def hold_for_good(self, name: str, size_bytes: int) -> None:
+        """Allocate a workspace."""
+        self.workspaces.setdefault(name, size_bytes)
+        super().hold_for_good(name, size_bytes)
+
+    def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
+        if self.observer is not None:
+            self.observer(action, address, size_bytes)
+        if self.snaps:
+            super()._keep(action, address, size_bytes, context)
+
+    def _context(self) -> EventContext | None:
+        return super()._context() if self.snaps else None
+
+
+class _Recorder(StorageRecorder):
+    """Notes which autograd node runs an operator.
+
+    Attributes:
+        events: receives the notes; None pauses it.
+        in_layer: whether a layer's forward runs.
+        adds_bias: whether a layer has multiplied matrices and added a bias in one operator.
+        scratched: what the running operator has asked about its scratch.
+        touch: callback that receives it when the operator has run.
+    """
+
+    events: list[tuple[Any, ...]] | None = None
+    in_layer = adds_bias = False
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__(device)
+        self.scratched: list[Scratched] = []
+        self.touch: Callable[[Sequence[Scratched]], None] = _ignore
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        # hooks that unpack what is saved detach it
+        if self.events is not None and func is not _DETACH and torch._C._current_graph_task_id() != -1:
+            node = torch._C._current_autograd_node()
+            self.events.append(("run", None if node is None else node._sequence_nr(), str(func)))
+        self.adds_bias |= self.in_layer and func in _ADDING
+        result = super()._run(func, args, kwargs)
+        if self.scratched:
+            self.touch(tuple(self.scratched))
+            self.scratched.clear()
+        return result
+
+
+class Passes:
+    """A simulated model whose passes can be recorded at any size."""
+
+    def __init__(self, trainer: Trainer, device: _Device, recorder: _Recorder) -> None:
+        self._recipe, self._trainer, self._device, self._recorder = trainer.recipe, trainer, device, recorder
+        self._layers = checkpointed_layers(trainer.model)
+        names = {module: name for name, module in trainer.model.named_modules()}
+        self.paths = [names[layer] for layer in self._layers]
+        self._numbers: dict[int, int] = {}
+        self._recording = Recording()
+        for index, layer in enumerate(self._layers):
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = partial(self._run_layer, index)
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
+            for name, parameter in trainer.model.named_parameters()
+            if parameter.requires_grad
+        ]
+
+        device.observer = self._observe
+        recorder.touch = self._touch
+
+    def _touch(self, scratches: Sequence[Scratched]) -> None:
+        if self._recorder.events is None:
+            return
+        for scratch in scratches:
+            self._recorder.events.append(("touch", len(self._recording.scratches)))
+            self._recording.scratches.append(scratch)
+
+    def _observe(self, action: str, address: int, size_bytes: int) -> None:
+        """Note an event of the allocator."""
+        events = self._recorder.events
+        if events is None:
+            return
+        if action == "alloc":
+            self._numbers[address] = len(self._recording.sizes)
+            events.append(("take", len(self._recording.sizes)))
+            self._recording.sizes.append(size_bytes)
+        elif action == "free_completed" and (number := self._numbers.pop(address, None)) is not None:
+            events.append(("drop", number))
+
+    def record(self, batch: int, seq: int) -> Recording:
+        """Run forward without keeping anything, then forward and backward twice: with hooks and without."""
+        tokens = self.batch(batch, seq)
+        self._run(tokens)
+        recording = self._forward_alone(tokens)
+        taken = recording.sizes
+        recording.unpacked = self._forward_and_backward(tokens, saved_tensors_hooks(_packed, list.pop)).backward
+        plain = self._forward_and_backward(tokens, nullcontext())
+        if plain.sizes[: len(taken)] != taken:
+            raise UnlikePassesError("forward allocates otherwise when it runs again")
+        recording.sizes, recording.scratches, recording.backward = plain.sizes, plain.scratches, plain.backward
+        recording.order = plain.order
+        recording.workspaces, recording.adds_bias = dict(self._device.workspaces), self._recorder.adds_bias
+        return recording
+
+    def sizes(self, batch: int, seq: int) -> tuple[list[int], list[int]]:
+        """The sizes of blocks and scratches at another size, and the order in which blocks begin and end."""
+        plain = self._forward_and_backward(self.batch(batch, seq), nullcontext())
+        return plain.numbers, plain.order
+
+    def roles(self, batch: int, seq: int) -> list[Role]:
+        """The role of each block, as `explain` finds it in a snapshot of the passes."""
+        tokens, device = self.batch(batch, seq), self._device
+        saved = SavedTensors(locate=self._recorder.locate, clock=device.now_us)
+        device.snaps = True
+        with closing(Stamper(device.stamp, saved)) as stamper:
+            stamper.open()
+            stamper.attach(self._trainer.model)
+            meter = PhaseMeter(device, stamper)
+            meter.next_step()
+            with meter.phase(Phase.FORWARD):
+                loss = self._trainer.forward(tokens)
+                meter.loss_made(loss)
+            with meter.phase(Phase.BACKWARD):
+                self._trainer.backward(loss)
+                loss = loss.detach()
+            with meter.phase(Phase.OPTIMIZER):
+                torch.zeros(1)
+        snapshot = with_saved_tensors(device.snapshot(), saved.rows)
+        device.snaps = False
+        self._trainer.drop_gradients()
+        analysis = analyze(Snapshot.from_dict(snapshot))
+        new = np.flatnonzero(analysis.replayed.allocated_by >= 0)
+        return [ROLES[code] for code in analysis.role_codes[new][:-1].tolist()]
+
+    @property
+    def parameters(self) -> tuple[TapeParameter, ...]:
+        """All parameters of the model."""
+        return tuple(
+            TapeParameter(
+                name=name,
+                shape=tuple(parameter.shape),
+                width=parameter.element_size(),
+                trained=parameter.requires_grad,
+            )
+            for name, parameter in self._trainer.model.named_parameters()
+        )
+
+    def batch(self, batch: int, seq: int) -> dict[str, Tensor]:
+        """A batch of a size."""
+        return make_batch(replace(self._recipe, batch=batch, seq=seq), STAND_IN)
+
+    def _forward_and_backward(self, tokens: dict[str, Tensor], hooks: AbstractContextManager[Any]) -> Recording:
+        recording = self._start()
+        base = torch.autograd._get_sequence_nr()
+        self._recorder.events = recording.forward
+        with hooks:
+            loss = self._trainer.forward(tokens)
+        self._recorder.events = recording.backward
+        self._trainer.backward(loss)
+        loss = loss.detach()
+        self._recorder.events = None
+        recording.backward = [
+            ("run", None if event[1] is None else event[1] - base, event[2]) if event[0] == "run" else event
+            for event in recording.backward
+        ]
+        recording.order = list(_order(recording))
+        self._trainer.drop_gradients()
+        return recording
+
+    def _forward_alone(self, tokens: dict[str, Tensor]) -> Recording:
+        recording = self._start()
+        base = torch.autograd._get_sequence_nr()
+        self._recorder.events = recording.forward
+
+        def pack(tensor: Tensor) -> None:
+            recording.forward.append(("save", torch.autograd._get_sequence_nr() - 1, self._block_of(tensor)))
+
+        with saved_tensors_hooks(pack, _unreadable):
+            loss = self._trainer.forward(tokens)
+        # what remains is held by the graph alone, or for good
+        self._recorder.events = ended = []
+        del loss
+        self._recorder.events = None
+        recording.graph = [event[1] for event in ended]
+        recording.forward = [
+            (event[0], event[1] - base, event[2])
+            if event[0] == "save"
+            else (*event[:-1], event[-1] - base)
+            if event[0] in ("enter", "leave")
+            else event
+            for event in recording.forward
+        ]
+        return recording
+
+    def _start(self) -> Recording:
+        self._numbers.clear()
+        self._recording = Recording()
+        return self._recording
+
+    def _run(self, tokens: dict[str, Tensor]) -> None:
+        """Run once unrecorded: caches and workspaces are made."""
+        self._trainer.backward(self._trainer.forward(tokens))
+        self._trainer.drop_gradients()
+
+    def _run_layer(self, index: int, run: Callable[..., Any], *args: Any) -> Any:
+        """Called in place of torch.utils.checkpoint.checkpoint."""
+        events = self._recorder.events
+        if events is None or self._recorder.in_layer:
+            return run(*args)
+        self._recorder.in_layer = True
+        held = getattr(run, "keywords", {})
+        tensors = list(_tensors((*args, *held.values())))
+        blocks = [block for tensor in tensors if (block := self._block_of(tensor)) is not None]
+        del tensors
+        events.append(("enter", index, tuple(dict.fromkeys(blocks)), torch.autograd._get_sequence_nr()))
+        result = run(*args)
+        self._recorder.in_layer = False
+        events.append(("leave", index, torch.autograd._get_sequence_nr()))
+        return result
+
+    def _arrive(self, name: str, parameter: Tensor) -> None:
+        if self._recorder.events is not None and parameter.grad is not None:
+            self._recorder.events.append(("arrive", name, self._block_of(parameter.grad)))
+
+    def _block_of(self, tensor: Tensor) -> int | None:
+        found = self._recorder.locate(tensor, tensor.untyped_storage())
+        return None if found is None else self._numbers.get(found[1])
+
+
+def _order(recording: Recording) -> Iterator[int]:
+    """The blocks that begin and scratches, and, less than 0, the blocks that end in between, sorted."""
+    ended: list[int] = []
+    for event in (*recording.forward, *recording.backward):
+        if event[0] == "drop":
+            ended.append(-1 - event[1])
+        elif event[0] in ("take", "touch"):
+            yield from sorted(ended)
+            ended.clear()
+            yield event[1]
+    yield from sorted(ended)
+
+
+@contextmanager
+def _asking(recorder: _Recorder) -> Iterator[None]:
+    """Record what operators ask about their scratch, and answer that it is nothing."""
+
+    def asked(name: str, *arguments: Any, **named: Any) -> Any:
+        recorder.scratched.append((name, arguments, named))
+        return None if name == "embedding" else ()
+
+    with ExitStack() as stack:
+        for name, (module, function) in _ASKED.items():
+            stack.enter_context(mock.patch.object(module, function, partial(asked, name)))
+        yield
+
+
+def _ignore(_scratches: Sequence[Scratched]) -> None:
+    pass
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _packed(tensor: Tensor) -> list[Tensor]:
+    return [tensor]
+
+
+def _unreadable(_packed: None) -> Tensor:
+    raise AssertionError("a forward pass that is recorded alone has no backward")
+
+
+def checkpointed_layers(model: nn.Module) -> list[Any]:
+    """The layers that gradient checkpointing runs again, in the order of the model's modules."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def passes_of(recipe: TrainingRecipe) -> Iterator[Passes]:
+    """Build the model of a recipe on a simulated GPU.
+
+    Raises:
+        LigerprofError: as `simulate_step` does.
+    """
+    device = _Device(recipe)
+    recorder = _Recorder(device)
+    with (
+        collector_paused(),
+        simulated_process(recipe.gpu_spec, recorder, set(), packed=recipe.packing),
+        FakeTensorMode(),
+        recorder,
+        _asking(recorder),
+        model_failures_in_a_line(recipe, AllocatorFullError),
+        built_model(recipe, STAND_IN) as model,
+        providers_take_cpu_for_cuda(),
+    ):
+        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder)

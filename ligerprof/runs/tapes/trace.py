@@ -1,0 +1,86 @@
+"""Trace the tape of a recipe's model."""
+
+from collections.abc import Iterator
+
+from ligerprof.errors import UnsupportedError
+from ligerprof.models.tape import Tape
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.tapes.build import Folder, Size, polynomials
+from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
+
+# tokens are traced at multiples of the largest of these that divides the recipe's
+_MULTIPLES = (128, 64, 32, 16, 8, 1)
+
+
+def trace_tape(recipe: TrainingRecipe) -> Tape:
+    """Trace the model of a recipe around the recipe's size, over a range as wide as one tape holds for.
+
+    Raises:
+        UnsupportedError: the passes do not allocate in one order even at one size.
+        LigerprofError: as `simulate_step` does.
+    """
+    with passes_of(recipe) as passes:
+        batch, seq = recipe.rows, recipe.row_tokens
+        recording, roles = passes.record(batch, seq), passes.roles(batch, seq)
+        problem = f"a traced pass has {len(recording.sizes)} blocks, and a recorded one {len(roles)}"
+        for sizes in _grids(recipe) if len(roles) == len(recording.sizes) else ():
+            try:
+                return _tape(passes, recording, roles, sizes)
+            except UnlikePassesError as error:
+                problem = str(error)
+    raise UnsupportedError(
+        f"estimate: {recipe.spec.name} cannot be traced: {problem}. Use `ligerprof step --device simulated`."
+    )
+
+
+def _multiple(seq: int) -> int:
+    return next(multiple for multiple in _MULTIPLES if seq % multiple == 0)
+
+
+def _grids(recipe: TrainingRecipe) -> Iterator[list[Size]]:
+    """Sizes to trace, wider ranges first; the recipe's own is the last of each."""
+    batch, seq = recipe.rows, recipe.row_tokens
+    multiple = _multiple(seq)
+    batches = (1,) if batch == 1 else (2, max(4 * batch, 5))
+    for factor in (4, 2):
+        lowest = max(seq // factor // multiple * multiple, multiple)
+        highest = factor * seq
+        if seq <= recipe.spec.max_positions:
+            highest = max(min(highest, recipe.spec.max_positions // multiple * multiple), seq)
+        middle = (lowest + highest) // 2 // multiple * multiple
+        if middle == seq:
+            middle -= multiple
+        seqs = sorted({lowest, middle, highest} - {seq})
+        yield [*((each, other) for each in batches for other in seqs), (batch, seq)]
+    yield [*((each, seq) for each in batches if each != batch), (batch, seq)]
+    yield [(batch, seq)]
+
+
+def _tape(passes: Passes, recording: Recording, roles: list, sizes: list[Size]) -> Tape:
+    traced: dict[Size, list[int]] = {}
+    for size in sizes[:-1]:
+        traced[size], order = passes.sizes(*size)
+        if order != recording.order:
+            raise UnlikePassesError(f"blocks begin and end in another order at {size[0]} x {size[1]} tokens")
+    traced[sizes[-1]] = recording.numbers
+    found, numbers, bounded_bytes = polynomials(traced, len(recording.sizes))
+    folder = Folder(recording, numbers, roles, passes.paths)
+    lt = recording.workspaces.get("cublaslt forward", 0) if recording.adds_bias else 0
+    return Tape(
+        polynomials=tuple(found),
+        scratches=folder.scratches,
+        units=folder.units,
+        order=tuple(folder.order),
+        layers=tuple(folder.paths),
+        numbers=tuple(folder.called),
+        parameters=passes.parameters,
+        workspaces={
+            "forward": sum(size for name, size in recording.workspaces.items() if name.endswith(" forward")),
+            "backward": sum(size for name, size in recording.workspaces.items() if name.endswith(" backward")),
+            "recomputed": lt,
+        },
+        batch=(min(size[0] for size in sizes), max(size[0] for size in sizes)),
+        seq=(min(size[1] for size in sizes), max(size[1] for size in sizes)),
+        multiple=_multiple(sizes[-1][1]),
+        bounded_bytes=bounded_bytes,
+    )
