@@ -51,7 +51,9 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     from ligerprof.analyzers.estimate import estimate, judged, require_host_memory
     from ligerprof.reports.estimate import layers_table, render_estimate
     from ligerprof.reports.terminal import console
+    from ligerprof.runs.tapes.traced import with_tape
 
+    recipe = with_tape(recipe, say)
     estimated = estimate(recipe)
     if knows_method():
         estimated = judged(recipe, estimated, by_gpu=was_given("gpu"))

@@ -6,7 +6,6 @@ what follows the last. Units that are alike are stored once. Sizes are polynomia
 
 import dataclasses
 import json
-import lzma
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,8 +27,8 @@ POWERS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
 # unit: (its distance, number), and (None, number) and (0, number) are blocks of the last and of the first unit.
 Ref = int | tuple[int | None, int]
 
-# forward: ("take", size, role), ("touch", scratch, role), ("drop", ref), ("save", node, ref or None), and ("enter", refs)
-# and ("leave",) around what checkpointing runs again; backward: ("take", size, role), ("touch", scratch, role),
+# forward: ("take", size, role), ("touch", scratch, role), ("drop", ref), ("save", node, ref or None), ("multiply",) at the
+# first product of matrices, ("enter", refs) and ("leave",) around what checkpointing runs again; backward: ("multiply",), ("take", size, role), ("touch", scratch, role),
 # ("drop", ref), ("start", node), ("unpacked", node) where the node frees what a hook has unpacked for it,
 # ("release", node) where autograd frees what it has saved, and ("arrive", parameter, ref)
 Event = tuple[Any, ...]
@@ -86,6 +85,8 @@ class Tape:
         layers: path of each layer's module in the order of their calls; `{}` in parameters of a unit stands for it.
         numbers: number of each layer among the model's modules, by which checkpointing chooses layers.
         parameters: all parameters.
+        buffers: bytes of each buffer of the model.
+        attention: names of the attention kernels that ran.
         workspaces: bytes that libraries keep for good after a first pass, by "forward" and "backward"
             and with "recomputed" for those that a layer's recomputation adds to backward.
         batch, seq: the lowest and highest numbers that the polynomials were checked between.
@@ -100,6 +101,8 @@ class Tape:
     layers: tuple[str, ...]
     numbers: tuple[int, ...]
     parameters: tuple[TapeParameter, ...]
+    buffers: tuple[int, ...]
+    attention: tuple[str, ...]
     workspaces: Mapping[str, int]
     batch: tuple[int, int]
     seq: tuple[int, int]
@@ -128,6 +131,10 @@ class Tape:
             found.append(highest_bytes(SCRATCHES[name](*values, **options)))
         return found
 
+    def layer_of(self, parameter: str) -> int | None:
+        """Index of the layer that a parameter belongs to, in the order of calls; None outside the layers."""
+        return next((index for index, path in enumerate(self.layers) if parameter.startswith(f"{path}.")), None)
+
     def unit(self, position: int) -> Unit:
         """The unit at a position."""
         return self.units[self.order[position]]
@@ -139,6 +146,20 @@ class Tape:
             kind if _is_local(self.units[kind]) else -1 - index for index, kind in enumerate(self.order[1:-1])
         )
 
+    def stream(self, position: int) -> frozenset[int]:
+        """Blocks of a unit that the next layer alone receives, which is what checkpointing keeps of it."""
+        following = self._received(position + 1)
+        if position == 0:
+            return frozenset(number for where, number in following - self._received(2) if where == 0)
+        return frozenset(number for where, number in following if where == -1)
+
+    def _received(self, position: int) -> set[tuple[int | None, int]]:
+        """Blocks of other units that a layer receives."""
+        if position >= len(self.order) - 1:
+            return set()
+        refs = next((event[1] for event in self.unit(position).forward if event[0] == "enter"), ())
+        return {ref for ref in refs if isinstance(ref, tuple)}
+
     def position_of(self, ref: Ref, position: int) -> tuple[int, int]:
         """The position of the unit that a block belongs to, and its number there."""
         if isinstance(ref, int):
@@ -149,22 +170,22 @@ class Tape:
         return (0 if distance == 0 else position + distance), number
 
     def dumps(self) -> bytes:
-        """The tape as compressed JSON."""
+        """The tape as JSON."""
         content = {
             "format": FORMAT,
             "polynomials": self.polynomials,
             "units": [{"forward": unit.forward, "backward": unit.backward, "graph": unit.graph} for unit in self.units],
-            **{name: getattr(self, name) for name in ("scratches", "order", "layers", "numbers", "workspaces", "batch", "seq")},
+            **{name: getattr(self, name) for name in ("scratches", "order", "buffers", "attention", "layers", "numbers", "workspaces", "batch", "seq")},
             "parameters": [(item.name, item.shape, item.width, item.trained) for item in self.parameters],
             "multiple": self.multiple,
             "bounded_bytes": self.bounded_bytes,
         }
-        return lzma.compress(json.dumps(content, separators=(",", ":")).encode(), preset=1)
+        return json.dumps(content, separators=(",", ":")).encode()
 
     @classmethod
     def loads(cls, data: bytes) -> "Tape":
-        """Read what `dumps` wrote; raises ValueError, KeyError, TypeError or LZMAError for anything else."""
-        content = json.loads(lzma.decompress(data))
+        """Read what `dumps` wrote; raises ValueError, KeyError, TypeError or IndexError for anything else."""
+        content = json.loads(data)
         if content.pop("format") != FORMAT:
             raise ValueError("another format")
         units = tuple(

@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
-from ligerprof.analyzers.estimate.replayed import ReplayedMicroBatch
+from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
 from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
@@ -107,11 +107,11 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         meter.expect_workspaces(workspace_sizes(recipe, weights))
     for reduces in _micro_batches(recipe):
         hooks.reduces = reduces
-        micro_batch: MicroBatch | ReplayedMicroBatch
+        micro_batch: MicroBatch | TracedMicroBatch
         if recipe.spec.tape is None:
             micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
         else:
-            micro_batch = ReplayedMicroBatch(recipe, weights, meter, placement, hooks)
+            micro_batch = TracedMicroBatch(recipe, weights, meter, placement, hooks)
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
@@ -194,7 +194,7 @@ class StaticMemory:
     def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:
         self._recipe, self._weights, self._placement = recipe, weights, placement
         traced = traced_layers(recipe)
-        placed = [(weight_place(name, traced), weight) for name, weight in weights.items()]
+        placed = [(weight_place(name, traced, recipe.spec.tape), weight) for name, weight in weights.items()]
         trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
         self._parts = {
             Role.PARAMETERS: sums((place, sum(weight.stored_sizes)) for place, weight in placed),
@@ -208,6 +208,8 @@ class StaticMemory:
         meter.add(self._placement.running)
         for size_bytes in input_sizes(self._recipe):
             meter.take(size_bytes, Role.INPUTS)
+        for size_bytes in () if self._recipe.spec.tape is None else self._recipe.spec.tape.buffers:
+            meter.take(size_bytes, Role.PARAMETERS)
         if not first:
             self._add(meter, self._placement.states)
             meter.add_remainders(self._placement.states_remainders)

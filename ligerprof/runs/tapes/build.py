@@ -156,7 +156,8 @@ class Folder:
     def _take(self, block: int, position: int) -> Event:
         self._homes.append((position, self._counts[position]))
         self._counts[position] += 1
-        return ("take", self._numbers[block], self._roles[block])
+        role = Role.WEIGHT_CASTS if block in self._recording.casts else self._roles[block]
+        return ("take", self._numbers[block], role)
 
     def _position(self, node: int) -> int:
         """The position of the unit that made a node."""
@@ -186,6 +187,8 @@ class Folder:
             elif kind == "save":
                 ref = None if event[2] is None else self._ref(event[2], position)
                 unit.append(("save", self._node(event[1], position), ref))
+            elif kind == "multiply":
+                unit.append(event)
             elif kind == "enter":
                 unit.append(("enter", tuple(self._ref(block, position) for block in event[2])))
             else:
@@ -225,6 +228,8 @@ class Folder:
                 events.setdefault(position, []).append(self._touch(event[1]))
             elif kind == "drop" and event[1] >= taken:
                 events.setdefault(position, []).append(("drop", self._ref(event[1], position)))
+            elif kind == "multiply":
+                events.setdefault(position, []).append(event)
             elif kind == "arrive":
                 name = self._relative(event[1], position)
                 events.setdefault(position, []).append(("arrive", name, self._ref(event[2], position)))

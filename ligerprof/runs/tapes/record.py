@@ -23,6 +23,7 @@ from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated import internals
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.runs.simulated.engines import STAND_IN
+from ligerprof.runs.simulated.internals.products import PRODUCT_INTERNALS
 from ligerprof.runs.simulated.meter import PhaseMeter
 from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
@@ -53,6 +54,7 @@ _ASKED: Mapping[str, tuple[Any, str]] = {
     "flash splits": (internals.attention, "flash_split_sizes"),
     "embedding": (internals.operators, "embedding_gradient"),
 }
+_CAST = torch.ops.aten._to_copy.default
 _DETACH = torch.ops.aten.detach.default
 _ADDING = frozenset({torch.ops.aten.addmm.default, torch.ops.aten.addmm.out})
 
@@ -69,9 +71,11 @@ class Recording:
 
     Attributes:
         sizes: requested bytes of each block.
+        casts: blocks that are copies of weights in another dtype.
         scratches: the calls that say what operators allocate while they run: name, arguments and named arguments.
         forward: in order ("take", block), ("touch", scratch), ("drop", block) where the last Python variable of a block ends, ("save", node,
-            block or None), ("enter", layer, blocks of the arguments, next node) and ("leave", layer, next node).
+            block or None), ("multiply",) at the first product of matrices, ("enter", layer, blocks of the arguments, next
+            node) and ("leave", layer, next node).
         graph: blocks that nodes of the graph keep without saving them.
         backward: in order ("run", node or None, operator), ("take", block), ("touch", scratch), ("drop", block) and
             ("arrive", parameter, block).
@@ -82,6 +86,7 @@ class Recording:
     """
 
     sizes: list[int] = field(default_factory=list)
+    casts: set[int] = field(default_factory=set)
     scratches: list[Scratched] = field(default_factory=list)
     forward: list[tuple[Any, ...]] = field(default_factory=list)
     graph: list[int] = field(default_factory=list)
@@ -105,12 +110,12 @@ class _Device(SimulatedDevice):
 
     Attributes:
         observer: callback that receives (action, address, bytes) of each event.
-        snaps: whether events are recorded with their stacks.
+        snaps: whether events are recorded with their stacks, as at first.
     """
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         self.observer: Callable[[str, int, int], None] | None = None
-        self.snaps = False
+        self.snaps = True
         self.workspaces: dict[str, int] = {}
         super().__init__(recipe.gpu_spec, _NO_LIMIT, parse_allocator_settings(None), record=True)
 
@@ -138,6 +143,7 @@ class _Recorder(StorageRecorder):
         adds_bias: whether a layer has multiplied matrices and added a bias in one operator.
         scratched: what the running operator has asked about its scratch.
         touch: callback that receives it when the operator has run.
+        see_cast: callback that receives copies of weights in another dtype.
     """
 
     events: list[tuple[Any, ...]] | None = None
@@ -147,14 +153,19 @@ class _Recorder(StorageRecorder):
         super().__init__(device)
         self.scratched: list[Scratched] = []
         self.touch: Callable[[Sequence[Scratched]], None] = _ignore
+        self.see_cast: Callable[[Tensor], None] = _ignore
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # hooks that unpack what is saved detach it
         if self.events is not None and func is not _DETACH and torch._C._current_graph_task_id() != -1:
             node = torch._C._current_autograd_node()
             self.events.append(("run", None if node is None else node._sequence_nr(), str(func)))
+        if self.events is not None and func in PRODUCT_INTERNALS:
+            self.events.append(("multiply",))
         self.adds_bias |= self.in_layer and func in _ADDING
         result = super()._run(func, args, kwargs)
+        if func is _CAST and isinstance(args[0], nn.Parameter):
+            self.see_cast(result)
         if self.scratched:
             self.touch(tuple(self.scratched))
             self.scratched.clear()
@@ -162,9 +173,15 @@ class _Recorder(StorageRecorder):
 
 
 class Passes:
-    """A simulated model whose passes can be recorded at any size."""
+    """A simulated model whose passes can be recorded at any size.
 
-    def __init__(self, trainer: Trainer, device: _Device, recorder: _Recorder) -> None:
+    Attributes:
+        attention: names of the attention kernels that have run.
+        paths: path of each layer's module that checkpointing runs again.
+    """
+
+    def __init__(self, trainer: Trainer, device: _Device, recorder: _Recorder, attention: set[str]) -> None:
+        self.attention = attention
         self._recipe, self._trainer, self._device, self._recorder = trainer.recipe, trainer, device, recorder
         self._layers = checkpointed_layers(trainer.model)
         names = {module: name for name, module in trainer.model.named_modules()}
@@ -181,7 +198,11 @@ class Passes:
         ]
 
         device.observer = self._observe
-        recorder.touch = self._touch
+        recorder.touch, recorder.see_cast = self._touch, self._see_cast
+
+    def _see_cast(self, copy: Tensor) -> None:
+        if self._recorder.events is not None and (block := self._block_of(copy)) is not None:
+            self._recording.casts.add(block)
 
     def _touch(self, scratches: Sequence[Scratched]) -> None:
         if self._recorder.events is None:
@@ -205,7 +226,6 @@ class Passes:
     def record(self, batch: int, seq: int) -> Recording:
         """Run forward without keeping anything, then forward and backward twice: with hooks and without."""
         tokens = self.batch(batch, seq)
-        self._run(tokens)
         recording = self._forward_alone(tokens)
         taken = recording.sizes
         recording.unpacked = self._forward_and_backward(tokens, saved_tensors_hooks(_packed, list.pop)).backward
@@ -223,29 +243,31 @@ class Passes:
         return plain.numbers, plain.order
 
     def roles(self, batch: int, seq: int) -> list[Role]:
-        """The role of each block, as `explain` finds it in a snapshot of the passes."""
+        """The role of each block, as `explain` finds it in a snapshot of the passes; called before any other pass."""
         tokens, device = self.batch(batch, seq), self._device
         saved = SavedTensors(locate=self._recorder.locate, clock=device.now_us)
-        device.snaps = True
         with closing(Stamper(device.stamp, saved)) as stamper:
             stamper.open()
             stamper.attach(self._trainer.model)
             meter = PhaseMeter(device, stamper)
-            meter.next_step()
-            with meter.phase(Phase.FORWARD):
-                loss = self._trainer.forward(tokens)
-                meter.loss_made(loss)
-            with meter.phase(Phase.BACKWARD):
-                self._trainer.backward(loss)
-                loss = loss.detach()
-            with meter.phase(Phase.OPTIMIZER):
-                torch.zeros(1)
+            for _ in range(2):
+                older = sum(event.action == "alloc" for event in device.events)
+                meter.next_step()
+                with meter.phase(Phase.FORWARD):
+                    loss = self._trainer.forward(tokens)
+                    meter.loss_made(loss)
+                with meter.phase(Phase.BACKWARD):
+                    self._trainer.backward(loss)
+                    loss = loss.detach()
+                    blocks = sum(event.action == "alloc" for event in device.events) - older
+                with meter.phase(Phase.OPTIMIZER):
+                    pass
+                self._trainer.drop_gradients()
         snapshot = with_saved_tensors(device.snapshot(), saved.rows)
         device.snaps = False
-        self._trainer.drop_gradients()
-        analysis = analyze(Snapshot.from_dict(snapshot))
-        new = np.flatnonzero(analysis.replayed.allocated_by >= 0)
-        return [ROLES[code] for code in analysis.role_codes[new][:-1].tolist()]
+        device.events.clear()
+        analysis = analyze(Snapshot.from_dict(snapshot), step=2)
+        return [ROLES[code] for code in analysis.role_codes[older : older + blocks].tolist()]
 
     @property
     def parameters(self) -> tuple[TapeParameter, ...]:
@@ -259,6 +281,12 @@ class Passes:
             )
             for name, parameter in self._trainer.model.named_parameters()
         )
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """Bytes of each buffer on the GPU; some share memory."""
+        buffers = {item.untyped_storage()._cdata: item.untyped_storage() for item in self._trainer.model.buffers()}
+        return tuple(storage.nbytes() for storage in buffers.values())
 
     def batch(self, batch: int, seq: int) -> dict[str, Tensor]:
         """A batch of a size."""
@@ -276,7 +304,7 @@ class Passes:
         self._recorder.events = None
         recording.backward = [
             ("run", None if event[1] is None else event[1] - base, event[2]) if event[0] == "run" else event
-            for event in recording.backward
+            for event in _first_product(recording.backward)
         ]
         recording.order = list(_order(recording))
         self._trainer.drop_gradients()
@@ -303,7 +331,7 @@ class Passes:
             else (*event[:-1], event[-1] - base)
             if event[0] in ("enter", "leave")
             else event
-            for event in recording.forward
+            for event in _first_product(recording.forward)
         ]
         return recording
 
@@ -311,11 +339,6 @@ class Passes:
         self._numbers.clear()
         self._recording = Recording()
         return self._recording
-
-    def _run(self, tokens: dict[str, Tensor]) -> None:
-        """Run once unrecorded: caches and workspaces are made."""
-        self._trainer.backward(self._trainer.forward(tokens))
-        self._trainer.drop_gradients()
 
     def _run_layer(self, index: int, run: Callable[..., Any], *args: Any) -> Any:
         """Called in place of torch.utils.checkpoint.checkpoint."""
@@ -340,6 +363,15 @@ class Passes:
     def _block_of(self, tensor: Tensor) -> int | None:
         found = self._recorder.locate(tensor, tensor.untyped_storage())
         return None if found is None else self._numbers.get(found[1])
+
+
+def _first_product(events: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """The events without all products of matrices but the first."""
+    found = False
+    for event in events:
+        if event[0] != "multiply" or not found:
+            yield event
+        found |= event[0] == "multiply"
 
 
 def _order(recording: Recording) -> Iterator[int]:
@@ -369,7 +401,7 @@ def _asking(recorder: _Recorder) -> Iterator[None]:
         yield
 
 
-def _ignore(_scratches: Sequence[Scratched]) -> None:
+def _ignore(_value: Any) -> None:
     pass
 
 
@@ -407,9 +439,10 @@ def passes_of(recipe: TrainingRecipe) -> Iterator[Passes]:
     """
     device = _Device(recipe)
     recorder = _Recorder(device)
+    attention = set[str]()
     with (
         collector_paused(),
-        simulated_process(recipe.gpu_spec, recorder, set(), packed=recipe.packing),
+        simulated_process(recipe.gpu_spec, recorder, attention, packed=recipe.packing),
         FakeTensorMode(),
         recorder,
         _asking(recorder),
@@ -417,4 +450,4 @@ def passes_of(recipe: TrainingRecipe) -> Iterator[Passes]:
         built_model(recipe, STAND_IN) as model,
         providers_take_cpu_for_cuda(),
     ):
-        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder)
+        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder, attention)

@@ -21,7 +21,7 @@ def trace_tape(recipe: TrainingRecipe) -> Tape:
     """
     with passes_of(recipe) as passes:
         batch, seq = recipe.rows, recipe.row_tokens
-        recording, roles = passes.record(batch, seq), passes.roles(batch, seq)
+        roles, recording = passes.roles(batch, seq), passes.record(batch, seq)
         problem = f"a traced pass has {len(recording.sizes)} blocks, and a recorded one {len(roles)}"
         for sizes in _grids(recipe) if len(roles) == len(recording.sizes) else ():
             try:
@@ -74,6 +74,8 @@ def _tape(passes: Passes, recording: Recording, roles: list, sizes: list[Size]) 
         layers=tuple(folder.paths),
         numbers=tuple(folder.called),
         parameters=passes.parameters,
+        buffers=passes.buffers,
+        attention=tuple(sorted(passes.attention)),
         workspaces={
             "forward": sum(size for name, size in recording.workspaces.items() if name.endswith(" forward")),
             "backward": sum(size for name, size in recording.workspaces.items() if name.endswith(" backward")),

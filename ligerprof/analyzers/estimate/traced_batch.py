@@ -32,7 +32,7 @@ class _Run:
     recomputed: set[int] | None = None
 
 
-class ReplayedMicroBatch:
+class TracedMicroBatch:
     """One pass over a traced model on a meter that holds already what is static; `MicroBatch` runs forms instead."""
 
     offloading: Offloading | None = None
@@ -59,7 +59,6 @@ class ReplayedMicroBatch:
     def forward(self) -> None:
         """Run the model's forward pass; what is left is what backward needs."""
         self._hooks.enter(Part.ROOT)
-        self._meter.multiply()
         self._meter.place = EMBEDDING
         self._hooks.enter(Part.EMBEDDING)
         self._forward(0)
@@ -77,7 +76,6 @@ class ReplayedMicroBatch:
     def backward(self) -> None:
         """Run the backward pass; what is left are the gradients of the weights."""
         placement, add = self._placement, self._meter.add
-        self._meter.multiply()
         self._meter.place = HEAD
         for part in (Part.ROOT, Part.HEAD):
             self._hooks.gradient_arrives(part)
@@ -124,12 +122,16 @@ class ReplayedMicroBatch:
         meter, run = self._meter, _Run()
         self._runs[position] = run
         saving = True
+        stream = self._tape.stream(position) if self._is_checkpointed(position + 1) else frozenset[int]()
         for event in self._tape.unit(position).forward:
             kind = event[0]
             if kind == "take":
-                run.blocks.append(meter.take(self._sizes[event[1]], event[2]))
+                role = Role.CHECKPOINTS if len(run.blocks) in stream else event[2]
+                run.blocks.append(meter.take(self._sizes[event[1]], role))
             elif kind == "touch":
                 meter.touch(self._touched[event[1]], event[2])
+            elif kind == "multiply":
+                meter.multiply()
             elif kind == "drop":
                 self._end(event[1], position, run)
             elif kind == "save":
@@ -137,12 +139,16 @@ class ReplayedMicroBatch:
                     block = meter.keep(self._block(event[2], position, run))
                     run.saved.setdefault(event[1], []).append(block)
             elif kind == "enter":
-                if self._recipe.checkpoints_layer(self._tape.numbers[position - 1]):
+                if self._is_checkpointed(position):
                     saving = False
                     run.inputs = [meter.keep(self._block(ref, position, run)) for ref in event[1]]
-            else:
+            elif kind == "leave":
                 saving = True
                 self._hooks.leave(position - 1)
+
+    def _is_checkpointed(self, position: int) -> bool:
+        inside = 0 < position < self._last
+        return inside and self._recipe.checkpoints_layer(self._tape.numbers[position - 1])
 
     def _backward(self, position: int) -> None:
         meter, run, unit = self._meter, self._runs[position], self._tape.unit(position)
@@ -153,6 +159,8 @@ class ReplayedMicroBatch:
                 run.blocks.append(meter.take(self._sizes[event[1]], event[2]))
             elif kind == "touch":
                 meter.touch(self._touched[event[1]], event[2])
+            elif kind == "multiply":
+                meter.multiply()
             elif kind == "drop":
                 self._end(event[1], position, run)
             elif kind == "start":
@@ -161,7 +169,7 @@ class ReplayedMicroBatch:
                     self._recompute(unit, position, run)
             elif kind == "arrive":
                 self._arrive(event[1], position, self._block(event[2], position, run))
-            elif (kind == "unpacked") == (event[1] in inner):
+            elif kind in ("unpacked", "release") and (kind == "unpacked") == (event[1] in inner):
                 for block in run.saved.pop(event[1], ()):
                     meter.drop(block)
                 inner_left = run.recomputed
