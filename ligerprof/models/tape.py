@@ -85,6 +85,7 @@ class Tape:
         layers: path of each layer's module in the order of their calls; `{}` in parameters of a unit stands for it.
         numbers: number of each layer among the model's modules, by which checkpointing chooses layers.
         parameters: all parameters.
+        built: bytes of each block that building the model allocates, and its number less than 0 where it frees one.
         buffers: bytes of each buffer of the model.
         attention: names of the attention kernels that ran.
         workspaces: bytes that libraries keep for good after a first pass, by "forward" and "backward"
@@ -101,6 +102,7 @@ class Tape:
     layers: tuple[str, ...]
     numbers: tuple[int, ...]
     parameters: tuple[TapeParameter, ...]
+    built: tuple[int, ...]
     buffers: tuple[int, ...]
     attention: tuple[str, ...]
     workspaces: Mapping[str, int]
@@ -130,6 +132,11 @@ class Tape:
             options = {key: _decoded(value, numbers, gpu) for key, value in named}
             found.append(highest_bytes(SCRATCHES[name](*values, **options)))
         return found
+
+    def workspaces_of(self, *, checkpointing: bool) -> tuple[int, int]:
+        """Bytes of libraries' workspaces in the threads of forward and backward."""
+        again = self.workspaces["recomputed"] if checkpointing else 0
+        return self.workspaces["forward"], self.workspaces["backward"] + again
 
     def layer_of(self, parameter: str) -> int | None:
         """Index of the layer that a parameter belongs to, in the order of calls; None outside the layers."""
@@ -175,7 +182,7 @@ class Tape:
             "format": FORMAT,
             "polynomials": self.polynomials,
             "units": [{"forward": unit.forward, "backward": unit.backward, "graph": unit.graph} for unit in self.units],
-            **{name: getattr(self, name) for name in ("scratches", "order", "buffers", "attention", "layers", "numbers", "workspaces", "batch", "seq")},
+            **{name: getattr(self, name) for name in ("scratches", "order", "built", "buffers", "attention", "layers", "numbers", "workspaces", "batch", "seq")},
             "parameters": [(item.name, item.shape, item.width, item.trained) for item in self.parameters],
             "multiple": self.multiple,
             "bounded_bytes": self.bounded_bytes,

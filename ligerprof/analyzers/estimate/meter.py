@@ -104,7 +104,10 @@ class Meter:
     Attributes:
         place: the current part of the model.
         logits_peak_bytes: the highest sum of all [T, V] tensors so far.
+        folds: whether `repeat` runs one repetition for all.
     """
+
+    folds = True
 
     def __init__(self, rules: SizeRules) -> None:
         self._rules = rules

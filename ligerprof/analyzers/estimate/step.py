@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ligerprof.analyzers.estimate.block_meter import block_meter
 from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
@@ -96,7 +97,10 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         weight.kept_share = placement.gradient_share
         weight.reduction_bytes = placement.reductions.get(name, 0)
         weight.gathered_bytes = placement.gathered.get(name, 0)
-    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    if recipe.spec.tape is not None and recipe.engine is Engine.TORCH:
+        meter: Meter = block_meter(recipe, placement, len(_micro_batches(recipe)), first=first)
+    else:
+        meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
     hooks = hooks_of(recipe, weights, meter, step)
@@ -148,11 +152,8 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[Phase, int]:
     """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
     if (tape := recipe.spec.tape) is not None:
-        again = tape.workspaces["recomputed"] if recipe.checkpointing else 0
-        return {
-            Phase.FORWARD: tape.workspaces["forward"],
-            Phase.BACKWARD: tape.workspaces["backward"] + again,
-        }
+        sizes = tape.workspaces_of(checkpointing=recipe.checkpointing)
+        return dict(zip((Phase.FORWARD, Phase.BACKWARD), sizes, strict=True))
     biased = [name for name in weights if name.endswith(".bias") and _adds_with_cublas(recipe, weights, name)]
     kept = {} if recipe.selective is None else find_policy(recipe.selective).every
     layers = [index for name in biased if (index := layer_index(name)) is not None]

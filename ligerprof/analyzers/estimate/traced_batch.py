@@ -52,7 +52,12 @@ class TracedMicroBatch:
         self._sizes = self._tape.values(recipe.rows, recipe.row_tokens)
         self._touched = self._tape.touched(self._sizes, recipe.gpu_spec)
         self._last = len(self._tape.order) - 1
-        self._traced = traced_layers(recipe)
+        traced = traced_layers(recipe)
+        self._places = {
+            index: each.place(each.representative(index)) for each in traced for index in range(each.first, each.end)
+        }
+        # a meter that knows each block runs each layer
+        self._traced = traced if meter.folds else [Repetition(index) for index in sorted(self._places)]
         self._repetitions = [each for each in self._traced for _ in range(each.period * each.times)]
         self._runs: dict[int, _Run] = {}
 
@@ -104,7 +109,7 @@ class TracedMicroBatch:
     def _repeat(self, repetition: Repetition, act: Callable[[int], None], indices: Iterable[int]) -> None:
         def run() -> None:
             for index in indices:
-                self._meter.place = repetition.place(index)
+                self._meter.place = self._places[index]
                 act(index)
 
         self._meter.repeat(repetition.times, run, repetition.places)

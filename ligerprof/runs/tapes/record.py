@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.models.tape import TapeParameter, encoded
+from ligerprof.models.tape import SCRATCHES, TapeParameter, encoded
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.runs.model_errors import model_failures_in_a_line
@@ -31,9 +32,11 @@ from ligerprof.runs.training import Trainer, built_model, make_batch, make_train
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.saved import with_saved_tensors
-from ligerprof.snapshots.writer import EventContext
+from ligerprof.snapshots.writer import EventContext, TraceEvent
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.scratch import highest_bytes
 
 # a recording counts bytes; whether they fit is the replay's question
 _NO_LIMIT = DeviceLimits(capacity_bytes=2**62, limit_bytes=None)
@@ -177,6 +180,7 @@ class Passes:
 
     Attributes:
         attention: names of the attention kernels that have run.
+        built: bytes of each block that came while the model was built, and its number less than 0 where one was freed.
         paths: path of each layer's module that checkpointing runs again.
     """
 
@@ -187,7 +191,7 @@ class Passes:
         names = {module: name for name, module in trainer.model.named_modules()}
         self.paths = [names[layer] for layer in self._layers]
         self._numbers: dict[int, int] = {}
-        self._recording = Recording()
+        self._recording, self._checkpoints = Recording(), False
         for index, layer in enumerate(self._layers):
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = partial(self._run_layer, index)
@@ -198,6 +202,7 @@ class Passes:
         ]
 
         device.observer = self._observe
+        self.built = tuple(_built(device.events))
         recorder.touch, recorder.see_cast = self._touch, self._see_cast
 
     def _see_cast(self, copy: Tensor) -> None:
@@ -241,6 +246,23 @@ class Passes:
         """The sizes of blocks and scratches at another size, and the order in which blocks begin and end."""
         plain = self._forward_and_backward(self.batch(batch, seq), nullcontext())
         return plain.numbers, plain.order
+
+    def peak_bytes(self, batch: int, seq: int, *, checkpointing: bool) -> int:
+        """The most bytes in blocks that forward and backward allocate, with torch's checkpointing of all layers."""
+        self._checkpoints = checkpointing
+        passes = self._forward_and_backward(self.batch(batch, seq), nullcontext())
+        self._checkpoints = False
+        rules, held_bytes, most_bytes = SizeRules(), 0, 0
+        for kind, number, *_ in (event for event in (*passes.forward, *passes.backward) if len(event) > 1):
+            if kind in ("take", "drop"):
+                size_bytes = rules.round_request(passes.sizes[number])
+                held_bytes += size_bytes if kind == "take" else -size_bytes
+                most_bytes = max(most_bytes, held_bytes)
+            elif kind == "touch":
+                name, arguments, named = passes.scratches[number]
+                scratch_bytes = rules.round_request(highest_bytes(SCRATCHES[name](*arguments, **named)))
+                most_bytes = max(most_bytes, held_bytes + scratch_bytes)
+        return most_bytes
 
     def roles(self, batch: int, seq: int) -> list[Role]:
         """The role of each block, as `explain` finds it in a snapshot of the passes; called before any other pass."""
@@ -343,6 +365,8 @@ class Passes:
     def _run_layer(self, index: int, run: Callable[..., Any], *args: Any) -> Any:
         """Called in place of torch.utils.checkpoint.checkpoint."""
         events = self._recorder.events
+        if self._checkpoints:
+            return checkpoint(run, *args, use_reentrant=False)
         if events is None or self._recorder.in_layer:
             return run(*args)
         self._recorder.in_layer = True
@@ -363,6 +387,17 @@ class Passes:
     def _block_of(self, tensor: Tensor) -> int | None:
         found = self._recorder.locate(tensor, tensor.untyped_storage())
         return None if found is None else self._numbers.get(found[1])
+
+
+def _built(events: Sequence[TraceEvent]) -> Iterator[int]:
+    numbers: dict[int, int] = {}
+    blocks = 0
+    for event in events:
+        if event.action == "alloc":
+            numbers[event.address], blocks = blocks, blocks + 1
+            yield event.size_bytes
+        elif event.action == "free_completed":
+            yield -1 - numbers.pop(event.address)
 
 
 def _first_product(events: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

@@ -1,13 +1,23 @@
 """Trace the tape of a recipe's model."""
 
+import dataclasses
 from collections.abc import Iterator
 
+from ligerprof.analyzers.estimate.hooks import Hooks
+from ligerprof.analyzers.estimate.meter import Meter
+from ligerprof.analyzers.estimate.placement import Placement
+from ligerprof.analyzers.estimate.static import make_weights
+from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.errors import UnsupportedError
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
+from ligerprof.runs.tapes.traced import with_tape_of
+from ligerprof.torch_memory.allocator.sizes import SizeRules
 
+_NOTHING = Placement(resident={}, states={}, updates=())
+_TOLERANCE = 0.001
 # tokens are traced at multiples of the largest of these that divides the recipe's
 _MULTIPLES = (128, 64, 32, 16, 8, 1)
 
@@ -25,12 +35,30 @@ def trace_tape(recipe: TrainingRecipe) -> Tape:
         problem = f"a traced pass has {len(recording.sizes)} blocks, and a recorded one {len(roles)}"
         for sizes in _grids(recipe) if len(roles) == len(recording.sizes) else ():
             try:
-                return _tape(passes, recording, roles, sizes)
+                tape = _tape(passes, recording, roles, sizes)
+                _check(tape, passes, recipe)
+                return tape
             except UnlikePassesError as error:
                 problem = str(error)
     raise UnsupportedError(
         f"estimate: {recipe.spec.name} cannot be traced: {problem}. Use `ligerprof step --device simulated`."
     )
+
+
+def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
+    """Raise UnlikePassesError if the replay's peak is not that of the model's own passes."""
+    # where adapters are trained, checkpointing changes what has a gradient
+    for checkpointing in (False, True) if recipe.lora is None else (recipe.checkpointing,):
+        replayed = with_tape_of(dataclasses.replace(recipe, checkpointing=checkpointing), tape)
+        meter = Meter(SizeRules())
+        passed = TracedMicroBatch(replayed, make_weights(replayed), meter, _NOTHING, Hooks())
+        passed.forward()
+        passed.backward()
+        expected_bytes = passes.peak_bytes(recipe.rows, recipe.row_tokens, checkpointing=checkpointing)
+        off = meter.peak().total_bytes / expected_bytes - 1
+        if abs(off) > _TOLERANCE:
+            how = "with" if checkpointing else "without"
+            raise UnlikePassesError(f"the replay {how} checkpointing is {100 * off:+.2f} % from the passes")
 
 
 def _multiple(seq: int) -> int:
@@ -74,6 +102,7 @@ def _tape(passes: Passes, recording: Recording, roles: list, sizes: list[Size]) 
         layers=tuple(folder.paths),
         numbers=tuple(folder.called),
         parameters=passes.parameters,
+        built=passes.built,
         buffers=passes.buffers,
         attention=tuple(sorted(passes.attention)),
         workspaces={
