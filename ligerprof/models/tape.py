@@ -16,7 +16,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory import embedding, layer_norm, reductions, scans, softmax
 from ligerprof.torch_memory.attention import fused
 from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem
-from ligerprof.torch_memory.scratch import Scratch, highest_bytes, together
+from ligerprof.torch_memory.scratch import Scratch, together
 
 FORMAT = 1
 
@@ -124,13 +124,13 @@ class Tape:
             for denominator, *rest in self.polynomials
         ]
 
-    def touched(self, numbers: Sequence[int], gpu: GpuSpec) -> list[int]:
-        """The most bytes of each scratch."""
+    def touched(self, numbers: Sequence[int], gpu: GpuSpec) -> list[Scratch]:
+        """The blocks of each scratch."""
         found = []
         for name, arguments, named in self.scratches:
             values = _decoded(arguments, numbers, gpu)
             options = {key: _decoded(value, numbers, gpu) for key, value in named}
-            found.append(highest_bytes(SCRATCHES[name](*values, **options)))
+            found.append(SCRATCHES[name](*values, **options))
         return found
 
     def workspaces_of(self, *, checkpointing: bool) -> tuple[int, int]:
@@ -271,4 +271,12 @@ def _decoded(value: Any, numbers: Sequence[int], gpu: GpuSpec) -> Any:
 
 
 def _embedding_scratch(gradient: embedding.EmbeddingGradient | None) -> Scratch:
-    return () if gradient is None else together(gradient.sum_bytes)
+    """All blocks once the gradient is there, although it comes after the sort."""
+    if gradient is None:
+        return ()
+    index, segment = gradient.index_bytes, gradient.segment_bytes
+    sort = together(index, gradient.sort_bytes)
+    rank = together(index, gradient.rank_scan_bytes)
+    sums = (*together(gradient.segment_scan_bytes), *together(*gradient.part_sizes))
+    inner = (index, gradient.count_bytes, *rank, segment, segment, *sums, -segment, -segment, -gradient.count_bytes)
+    return (index, index, *sort, *inner, -index, -index, -index)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 
 from ligerprof.analyzers.estimate.hooks import Hooks
-from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream
+from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream, UnsplitRemainders
 from ligerprof.analyzers.estimate.placement import Placement, state_sizes, trained_tensors
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
@@ -13,6 +13,7 @@ from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.optimizers import OPTIMIZERS
+from ligerprof.torch_memory.scratch import Scratch
 
 
 class BlockMeter(Meter):
@@ -30,12 +31,16 @@ class BlockMeter(Meter):
         super().__init__(parse_allocator_settings(recipe.alloc_conf).rules)
         self._allocator = allocator
         self._blocks: dict[int, Block] = {}
+        self._cublas_bytes = recipe.gpu_spec.cublas_workspace_bytes
         self._starts = False
 
     def start(self) -> None:
         """Start a new peak from the current bytes."""
         self._starts = True
         super().start()
+
+    def add_remainders(self, remainders: UnsplitRemainders) -> None:
+        """Remainders are part of the blocks."""
 
     def repeat(self, times: int, act: Callable[[], None], places: Collection[str] = ()) -> None:
         """Act once: each repetition runs."""
@@ -63,6 +68,25 @@ class BlockMeter(Meter):
             del self._blocks[id(block)]
             self._change(block, -block.size_bytes, -held.size_bytes)
             self._allocator.free(held)
+
+    def multiply(self) -> None:
+        """Run a matrix product: cuBLAS and cuBLASLt have a workspace each."""
+        size_bytes = self._workspaces.pop(self._thread, 0)
+        first_bytes = min(size_bytes, self._cublas_bytes)
+        for part_bytes in (first_bytes, size_bytes - first_bytes):
+            if part_bytes:
+                self.take(part_bytes, Role.LIBRARY_WORKSPACE)
+
+    def run_scratch(self, scratch: Scratch, role: Role) -> None:
+        """Allocate and free the temporaries of an operator, block by block."""
+        held: list[Allocation] = []
+        for size_bytes in scratch:
+            if size_bytes > 0:
+                held.append(self.take(size_bytes, role))
+            else:
+                oldest = next(block for block in held if block.size_bytes == -size_bytes)
+                held.remove(oldest)
+                self.drop(oldest)
 
 
 def block_meter(recipe: TrainingRecipe, placement: Placement, micro_batches: int, *, first: bool) -> BlockMeter:

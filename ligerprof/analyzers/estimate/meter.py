@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
+from ligerprof.torch_memory.scratch import Scratch, highest_bytes
 from ligerprof.words import Word
 
 
@@ -211,6 +212,10 @@ class Meter:
         """Allocate and free a temporary."""
         if size_bytes:
             self.drop(self.take(size_bytes, role))
+
+    def run_scratch(self, scratch: Scratch, role: Role) -> None:
+        """Allocate and free the temporaries of an operator, as one block."""
+        self.touch(highest_bytes(scratch), role)
 
     def expect_workspaces(self, sizes: Mapping[Phase, int]) -> None:
         """Allocate cuBLAS's workspace at the first matrix product of each thread: forward's, and that of autograd."""

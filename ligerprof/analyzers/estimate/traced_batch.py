@@ -134,7 +134,7 @@ class TracedMicroBatch:
                 role = Role.CHECKPOINTS if len(run.blocks) in stream else event[2]
                 run.blocks.append(meter.take(self._sizes[event[1]], role))
             elif kind == "touch":
-                meter.touch(self._touched[event[1]], event[2])
+                meter.run_scratch(self._touched[event[1]], event[2])
             elif kind == "multiply":
                 meter.multiply()
             elif kind == "drop":
@@ -163,7 +163,7 @@ class TracedMicroBatch:
             if kind == "take":
                 run.blocks.append(meter.take(self._sizes[event[1]], event[2]))
             elif kind == "touch":
-                meter.touch(self._touched[event[1]], event[2])
+                meter.run_scratch(self._touched[event[1]], event[2])
             elif kind == "multiply":
                 meter.multiply()
             elif kind == "drop":
@@ -205,7 +205,7 @@ class TracedMicroBatch:
                 variables[len(again)] = block
                 again.append(block)
             elif kind == "touch":
-                meter.touch(self._touched[event[1]], event[2])
+                meter.run_scratch(self._touched[event[1]], event[2])
             elif kind == "drop":
                 if isinstance(event[1], int) and (ended := variables.pop(event[1], None)) is not None:
                     meter.drop(ended)

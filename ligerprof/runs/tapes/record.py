@@ -163,10 +163,10 @@ class _Recorder(StorageRecorder):
         if self.events is not None and func is not _DETACH and torch._C._current_graph_task_id() != -1:
             node = torch._C._current_autograd_node()
             self.events.append(("run", None if node is None else node._sequence_nr(), str(func)))
-        if self.events is not None and func in PRODUCT_INTERNALS:
-            self.events.append(("multiply",))
         self.adds_bias |= self.in_layer and func in _ADDING
         result = super()._run(func, args, kwargs)
+        if self.events is not None and func in PRODUCT_INTERNALS:
+            self.events.append(("multiply",))
         if func is _CAST and isinstance(args[0], nn.Parameter):
             self.see_cast(result)
         if self.scratched:
