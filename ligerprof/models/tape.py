@@ -27,10 +27,10 @@ POWERS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
 # unit: (its distance, number), and (None, number) and (0, number) are blocks of the last and of the first unit.
 Ref = int | tuple[int | None, int]
 
-# forward: ("take", size, role), ("touch", scratch, role), ("drop", ref), ("save", node, ref or None), ("multiply",) at the
-# first product of matrices, ("enter", refs) and ("leave",) around what checkpointing runs again; backward: ("multiply",), ("take", size, role), ("touch", scratch, role),
-# ("drop", ref), ("start", node), ("unpacked", node) where the node frees what a hook has unpacked for it,
-# ("release", node) where autograd frees what it has saved, and ("arrive", parameter, ref)
+# Both passes: ("take", size, role), ("touch", scratch, role), ("drop", ref), ("multiply",) at the first product of
+# matrices. Forward: ("save", node, ref or None), ("enter", refs) and ("leave",) around what checkpointing runs again.
+# Backward: ("start", node); ("unpacked", node) where the node frees what a hook has unpacked for it, ("release", node)
+# where autograd frees what it has saved; ("arrive", parameter, ref).
 Event = tuple[Any, ...]
 
 # what operators allocate while they run, which is no polynomial
@@ -149,9 +149,7 @@ class Tape:
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """What makes layers alike: their units, and those that no repetition may stand for are all different."""
-        return tuple(
-            kind if _is_local(self.units[kind]) else -1 - index for index, kind in enumerate(self.order[1:-1])
-        )
+        return tuple(kind if _is_local(self.units[kind]) else -1 - index for index, kind in enumerate(self.order[1:-1]))
 
     def stream(self, position: int) -> frozenset[int]:
         """Blocks of a unit that the next layer alone receives, which is what checkpointing keeps of it."""
@@ -182,7 +180,21 @@ class Tape:
             "format": FORMAT,
             "polynomials": self.polynomials,
             "units": [{"forward": unit.forward, "backward": unit.backward, "graph": unit.graph} for unit in self.units],
-            **{name: getattr(self, name) for name in ("scratches", "order", "built", "buffers", "attention", "layers", "numbers", "workspaces", "batch", "seq")},
+            **{
+                name: getattr(self, name)
+                for name in (
+                    "scratches",
+                    "order",
+                    "built",
+                    "buffers",
+                    "attention",
+                    "layers",
+                    "numbers",
+                    "workspaces",
+                    "batch",
+                    "seq",
+                )
+            },
             "parameters": [(item.name, item.shape, item.width, item.trained) for item in self.parameters],
             "multiple": self.multiple,
             "bounded_bytes": self.bounded_bytes,

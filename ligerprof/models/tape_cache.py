@@ -1,11 +1,11 @@
-"""The user's cache of tapes: one file per traced model, settings and range of sizes, named by a hash of what decides it."""
+"""The user's cache of tapes: one file per model, settings and range of sizes, named by a hash of what decides it."""
 
 import hashlib
 import json
 import lzma
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def keep_tape(key: str, tape: Tape) -> None:
         _folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=_folder(), delete=False) as file:
             file.write(lzma.compress(tape.dumps(), preset=1))
-        os.replace(file.name, _folder() / f"{key}-{sizes}{_ENDING}")
+        Path(file.name).replace(_folder() / f"{key}-{sizes}{_ENDING}")
 
 
 def _folder() -> Path:

@@ -10,12 +10,12 @@ from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
-from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
 from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import traced_layers
+from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.analyzers.estimate.zero import zero_placement
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models.module_names import layer_index

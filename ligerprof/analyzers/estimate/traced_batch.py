@@ -22,14 +22,20 @@ class _Run:
     Attributes:
         blocks: by number.
         saved: what each node holds.
+        stream: numbers of the blocks that checkpointing keeps for the next layer.
         inputs: what checkpointing keeps to run the layer again.
-        recomputed: nodes whose saved tensors hooks unpack; None if checkpointing has not run the layer again yet.
+        inner: nodes of a checkpointed layer, whose saved tensors hooks unpack.
+        again: whether the layer has run again.
+        recomputed: nodes that have yet to free what this run has saved.
     """
 
     blocks: list[Allocation] = field(default_factory=list)
     saved: dict[int, list[Allocation]] = field(default_factory=dict)
     inputs: list[Allocation] = field(default_factory=list)
-    recomputed: set[int] | None = None
+    stream: frozenset[int] = frozenset()
+    inner: set[int] = field(default_factory=set)
+    again: bool = False
+    recomputed: set[int] = field(default_factory=set)
 
 
 class TracedMicroBatch:
@@ -126,20 +132,12 @@ class TracedMicroBatch:
     def _forward(self, position: int) -> None:
         meter, run = self._meter, _Run()
         self._runs[position] = run
+        if self._is_checkpointed(position + 1):
+            run.stream = self._tape.stream(position)
         saving = True
-        stream = self._tape.stream(position) if self._is_checkpointed(position + 1) else frozenset[int]()
         for event in self._tape.unit(position).forward:
             kind = event[0]
-            if kind == "take":
-                role = Role.CHECKPOINTS if len(run.blocks) in stream else event[2]
-                run.blocks.append(meter.take(self._sizes[event[1]], role))
-            elif kind == "touch":
-                meter.run_scratch(self._touched[event[1]], event[2])
-            elif kind == "multiply":
-                meter.multiply()
-            elif kind == "drop":
-                self._end(event[1], position, run)
-            elif kind == "save":
+            if kind == "save":
                 if saving and event[2] is not None:
                     block = meter.keep(self._block(event[2], position, run))
                     run.saved.setdefault(event[1], []).append(block)
@@ -150,42 +148,52 @@ class TracedMicroBatch:
             elif kind == "leave":
                 saving = True
                 self._hooks.leave(position - 1)
+            else:
+                self._run_common(event, position, run)
+
+    def _run_common(self, event: Event, position: int, run: _Run) -> None:
+        """An event that both passes have."""
+        kind, meter = event[0], self._meter
+        if kind == "take":
+            role = Role.CHECKPOINTS if len(run.blocks) in run.stream else event[2]
+            run.blocks.append(meter.take(self._sizes[event[1]], role))
+        elif kind == "touch":
+            meter.run_scratch(self._touched[event[1]], event[2])
+        elif kind == "multiply":
+            meter.multiply()
+        else:
+            self._end(event[1], position, run)
 
     def _is_checkpointed(self, position: int) -> bool:
         inside = 0 < position < self._last
         return inside and self._recipe.checkpoints_layer(self._tape.numbers[position - 1])
 
     def _backward(self, position: int) -> None:
-        meter, run, unit = self._meter, self._runs[position], self._tape.unit(position)
-        inner = _nodes_inside(unit) if run.inputs else set[int]()
+        run, unit = self._runs[position], self._tape.unit(position)
+        run.inner = _nodes_inside(unit) if run.inputs else set()
         for event in unit.backward:
             kind = event[0]
-            if kind == "take":
-                run.blocks.append(meter.take(self._sizes[event[1]], event[2]))
-            elif kind == "touch":
-                meter.run_scratch(self._touched[event[1]], event[2])
-            elif kind == "multiply":
-                meter.multiply()
-            elif kind == "drop":
-                self._end(event[1], position, run)
-            elif kind == "start":
-                if event[1] in inner and run.recomputed is None:
-                    run.recomputed = inner
+            if kind == "start":
+                if event[1] in run.inner and not run.again:
+                    run.again, run.recomputed = True, set(run.inner)
                     self._recompute(unit, position, run)
             elif kind == "arrive":
                 self._arrive(event[1], position, self._block(event[2], position, run))
-            elif kind in ("unpacked", "release") and (kind == "unpacked") == (event[1] in inner):
-                for block in run.saved.pop(event[1], ()):
-                    meter.drop(block)
-                inner_left = run.recomputed
-                if inner_left is not None:
-                    inner_left.discard(event[1])
-                    if not inner_left:
-                        self._drop(run.inputs)
-                        run.inputs, run.recomputed = [], None
-                        inner = set()
+            elif kind not in ("unpacked", "release"):
+                self._run_common(event, position, run)
+            elif (kind == "unpacked") == (event[1] in run.inner):
+                self._release(event[1], run)
         self._drop(run.inputs)
         run.inputs = []
+
+    def _release(self, node: int, run: _Run) -> None:
+        """A node frees what it has saved; with the last of a checkpointed layer, the layer's inputs end."""
+        self._drop(run.saved.pop(node, ()))
+        if node in run.recomputed:
+            run.recomputed.discard(node)
+            if not run.recomputed:
+                self._drop(run.inputs)
+                run.inputs = []
 
     def _recompute(self, unit: Unit, position: int, run: _Run) -> None:
         """torch.utils.checkpoint runs the layer again up to the last tensor that it saves."""
@@ -229,7 +237,7 @@ class TracedMicroBatch:
         self._hooks.weight_gradient_arrives(weight)
 
     def _end(self, ref: Ref, position: int, run: _Run) -> None:
-        """A variable ends; where the embedding or the head ends blocks of layers that repeat, in all of them at once."""
+        """A variable ends; where code outside the layers ends blocks of layers that repeat, in all of them at once."""
         meter, (other, _) = self._meter, self._tape.position_of(ref, position)
         if other == position or not 0 < other < self._last or 0 < position < self._last:
             meter.drop(self._block(ref, position, run))

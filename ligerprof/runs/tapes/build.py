@@ -63,7 +63,10 @@ def _polynomial(
     denominator = lcm(*(coefficient.denominator for coefficient in coefficients))
     whole = [int(coefficient * denominator) for coefficient in coefficients]
     for size, value in zip(sizes, values, strict=True):
-        if sum(factor * _value(power, size) for factor, power in zip(whole, POWERS, strict=True)) != value * denominator:
+        if (
+            sum(factor * _value(power, size) for factor, power in zip(whole, POWERS, strict=True))
+            != value * denominator
+        ):
             return None
     return denominator, *whole
 
@@ -117,7 +120,7 @@ class Folder:
         self.paths = [paths[number] for number in self.called]
         self._last = len(enters) + 1
         forward = self._forward()
-        backward = self._backward(recording.unpacked)
+        backward = self._backward()
         graph: dict[int, list[Ref]] = {}
         for block in recording.graph:
             home = self._homes[block][0]
@@ -169,6 +172,17 @@ class Folder:
         """The number of a node within its unit."""
         return node - (self._starts[position - 1] if 0 < position < self._last else 0)
 
+    def _common(self, event: Event, position: int) -> Event | None:
+        """An event that both passes have, as a unit's; None for others."""
+        kind = event[0]
+        if kind == "take":
+            return self._take(event[1], position)
+        if kind == "touch":
+            return self._touch(event[1])
+        if kind == "drop":
+            return ("drop", self._ref(event[1], position))
+        return event if kind == "multiply" else None
+
     def _forward(self) -> dict[int, list[Event]]:
         events: dict[int, list[Event]] = {}
         position = entered = 0
@@ -178,17 +192,11 @@ class Folder:
                 entered += 1
                 position = entered
             unit = events.setdefault(position, [])
-            if kind == "take":
-                unit.append(self._take(event[1], position))
-            elif kind == "touch":
-                unit.append(self._touch(event[1]))
-            elif kind == "drop":
-                unit.append(("drop", self._ref(event[1], position)))
+            if (common := self._common(event, position)) is not None:
+                unit.append(common)
             elif kind == "save":
                 ref = None if event[2] is None else self._ref(event[2], position)
                 unit.append(("save", self._node(event[1], position), ref))
-            elif kind == "multiply":
-                unit.append(event)
             elif kind == "enter":
                 unit.append(("enter", tuple(self._ref(block, position) for block in event[2])))
             else:
@@ -197,44 +205,49 @@ class Folder:
                     position = self._last
         return events
 
-    def _backward(self, unpacked: Sequence[Event]) -> dict[int, list[Event]]:
+    def _backward(self) -> dict[int, list[Event]]:
         events: dict[int, list[Event]] = {}
         saves: dict[int, set[int | None]] = {}
         for event in self._recording.forward:
             if event[0] == "save":
                 saves.setdefault(event[1], set()).add(event[2])
-        taken = len(self._homes)
-        marks: dict[int, list[tuple[str, int]]] = {}
-        for kind, source in (("unpacked", unpacked), ("release", self._recording.backward)):
-            for place, node in _releases(source, saves):
-                marks.setdefault(place, []).append((kind, node))
+        marks = self._marks(saves)
+        taken, started = len(self._homes), set[int]()
         position, place = self._last if self._end is not None else 0, 0
-        started = set[int]()
         for event in self._recording.backward:
             kind = event[0]
             if kind in _PLACES:
                 self._mark(events, marks.pop(place, ()))
                 place += 1
             if kind == "run" and event[1] is not None and event[1] < _NO_NODE:
-                if (new := self._position(event[1])) > position:
-                    raise UnlikePassesError(f"backward returns to a later layer with {event[2]}")
-                position = new
+                position = self._moved(event, position)
                 if event[1] in saves and event[1] not in started:
                     started.add(event[1])
                     events.setdefault(position, []).append(("start", self._node(event[1], position)))
-            elif kind == "take":
-                events.setdefault(position, []).append(self._take(event[1], position))
-            elif kind == "touch":
-                events.setdefault(position, []).append(self._touch(event[1]))
-            elif kind == "drop" and event[1] >= taken:
-                events.setdefault(position, []).append(("drop", self._ref(event[1], position)))
-            elif kind == "multiply":
-                events.setdefault(position, []).append(event)
             elif kind == "arrive":
                 name = self._relative(event[1], position)
                 events.setdefault(position, []).append(("arrive", name, self._ref(event[2], position)))
+            elif kind != "drop" or event[1] >= taken:
+                # what forward has made is freed by its holders
+                common = self._common(event, position)
+                events.setdefault(position, []).extend(() if common is None else (common,))
         self._mark(events, marks.pop(place, ()))
         return events
+
+    def _marks(self, saves: Mapping[int, Collection[int | None]]) -> dict[int, list[tuple[str, int]]]:
+        """Where nodes free what they have saved, with hooks and without, by numbers of events of `_PLACES`."""
+        marks: dict[int, list[tuple[str, int]]] = {}
+        for kind, source in (("unpacked", self._recording.unpacked), ("release", self._recording.backward)):
+            for place, node in _releases(source, saves):
+                marks.setdefault(place, []).append((kind, node))
+        return marks
+
+    def _moved(self, event: Event, position: int) -> int:
+        """The position of a node that runs; raises UnlikePassesError if it is behind that of an earlier one."""
+        new = self._position(event[1])
+        if new > position:
+            raise UnlikePassesError(f"backward returns to a later layer with {event[2]}")
+        return new
 
     def _mark(self, events: dict[int, list[Event]], marks: Iterable[tuple[str, int]]) -> None:
         for kind, node in marks:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -76,9 +75,9 @@ class Recording:
         sizes: requested bytes of each block.
         casts: blocks that are copies of weights in another dtype.
         scratches: the calls that say what operators allocate while they run: name, arguments and named arguments.
-        forward: in order ("take", block), ("touch", scratch), ("drop", block) where the last Python variable of a block ends, ("save", node,
-            block or None), ("multiply",) at the first product of matrices, ("enter", layer, blocks of the arguments, next
-            node) and ("leave", layer, next node).
+        forward: in order ("take", block); ("touch", scratch); ("drop", block) where the last Python variable of a block
+            ends; ("save", node, block or None); ("multiply",) at the first product of matrices; ("enter", layer,
+            blocks of the arguments, next node) and ("leave", layer, next node).
         graph: blocks that nodes of the graph keep without saving them.
         backward: in order ("run", node or None, operator), ("take", block), ("touch", scratch), ("drop", block) and
             ("arrive", parameter, block).

@@ -58,7 +58,7 @@ def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRec
         say(f"tracing {recipe.spec.name}, which takes some seconds once")
         from ligerprof.runs.tapes.trace import trace_tape
 
-        tape = trace_tape(_to_trace(longest))
+        tape = trace_tape(to_trace(longest))
         keep_tape(key, tape)
     return with_tape_of(recipe, tape)
 
@@ -72,7 +72,7 @@ def with_tape_of(recipe: TrainingRecipe, tape: Tape) -> TrainingRecipe:
     return dataclasses.replace(recipe, model=spec)
 
 
-def _to_trace(recipe: TrainingRecipe) -> TrainingRecipe:
+def to_trace(recipe: TrainingRecipe) -> TrainingRecipe:
     """The part of a recipe that decides the passes of one micro-batch."""
     defaults = {item.name: item.default for item in dataclasses.fields(TrainingRecipe)}
     changed = {name: defaults[name] if value is None else value for name, value in _REPLAYED.items()}
@@ -85,7 +85,7 @@ def _to_trace(recipe: TrainingRecipe) -> TrainingRecipe:
 
 def _description(recipe: TrainingRecipe) -> dict[str, Any]:
     """All that decides a tape besides batch and sequence."""
-    traced = _to_trace(recipe)
+    traced = to_trace(recipe)
     left_out = {*_REPLAYED, "model", "like", "batch", "seq"}
     options = {name: str(getattr(traced, name)) for name in options_of(TrainingOptions) if name not in left_out}
     return {"config": recipe.spec.config_json, "options": options, "versions": package_versions()}
