@@ -16,8 +16,8 @@ from ligerprof.models import CONFIGS, spec_from_config
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
+from ligerprof.runs.tapes.recipes import to_trace, with_tape_of
 from ligerprof.runs.tapes.trace import trace_tape
-from ligerprof.runs.tapes.traced import to_trace, with_tape_of
 
 # in place of a published model's, so that a comparison takes seconds
 SMALL = {

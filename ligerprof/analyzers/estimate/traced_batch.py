@@ -203,8 +203,9 @@ class TracedMicroBatch:
         events = unit.forward[: _last_save(unit.forward) + 1]
 
         def block_of(ref: Ref) -> Allocation:
-            own = isinstance(ref, int) and ref < len(again)
-            return again[ref] if own else self._block(ref, position, run)
+            if isinstance(ref, int) and ref < len(again):
+                return again[ref]
+            return self._block(ref, position, run)
 
         for event in events:
             kind = event[0]

@@ -12,8 +12,8 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
+from ligerprof.runs.tapes.recipes import with_tape_of
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
-from ligerprof.runs.tapes.traced import with_tape_of
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 _NOTHING = Placement(resident={}, states={}, updates=())

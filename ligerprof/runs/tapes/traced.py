@@ -1,40 +1,18 @@
 """Give a recipe whose architecture has no row the tape of its model: from the user's cache, or traced now."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.models import ParameterShape
-from ligerprof.models.tape import Tape
 from ligerprof.models.tape_cache import cache_key, find_tape, keep_tape
-from ligerprof.recipe.categories import Engine, Optimizer
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.training_options import TrainingOptions
+from ligerprof.runs.tapes.recipes import REPLAYED, to_trace, with_tape_of
 from ligerprof.runs.versions import package_versions
-
-# what a replay decides, and a trace does without
-_REPLAYED: dict[str, Any] = {
-    "engine": Engine.TORCH,
-    "gpus": 1,
-    "grad_sync": None,
-    "bucket_view": None,
-    "optimizer": Optimizer.NONE,
-    "clip": 0.0,
-    "galore_rank": None,
-    "fp32_embedding_states": False,
-    "checkpoint_every": 1,
-    "memory_limit_bytes": None,
-    "host_memory_bytes": None,
-    "alloc_conf": None,
-    "lengths": None,
-    "length_order": None,
-    "pad_to_multiple_of": None,
-    "packing_strategy": None,
-}
 
 
 def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRecipe:
@@ -63,30 +41,10 @@ def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRec
     return with_tape_of(recipe, tape)
 
 
-def with_tape_of(recipe: TrainingRecipe, tape: Tape) -> TrainingRecipe:
-    """The recipe with a traced model."""
-    parameters = tuple(
-        ParameterShape(name=item.name, shape=item.shape, trained=item.trained) for item in tape.parameters
-    )
-    spec = dataclasses.replace(recipe.spec, parameters=parameters, no_estimate_reason=None, tape=tape)
-    return dataclasses.replace(recipe, model=spec)
-
-
-def to_trace(recipe: TrainingRecipe) -> TrainingRecipe:
-    """The part of a recipe that decides the passes of one micro-batch."""
-    defaults = {item.name: item.default for item in dataclasses.fields(TrainingRecipe)}
-    changed = {name: defaults[name] if value is None else value for name, value in _REPLAYED.items()}
-    changed["grad_accum"] = min(recipe.grad_accum, 2)
-    if recipe.lora is None:
-        # without adapters, the passes are the same where checkpointing keeps its hands off them
-        changed["checkpointing"] = False
-    return dataclasses.replace(recipe, **changed)
-
-
 def _description(recipe: TrainingRecipe) -> dict[str, Any]:
     """All that decides a tape besides batch and sequence."""
     traced = to_trace(recipe)
-    left_out = {*_REPLAYED, "model", "like", "batch", "seq"}
+    left_out = {*REPLAYED, "model", "like", "batch", "seq"}
     options = {name: str(getattr(traced, name)) for name in options_of(TrainingOptions) if name not in left_out}
     return {"config": recipe.spec.config_json, "options": options, "versions": package_versions()}
 

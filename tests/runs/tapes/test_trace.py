@@ -14,9 +14,9 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.tapes import trace
+from ligerprof.runs.tapes.recipes import with_tape_of
 from ligerprof.runs.tapes.record import UnlikePassesError
 from ligerprof.runs.tapes.trace import trace_tape
-from ligerprof.runs.tapes.traced import with_tape_of
 
 # docs/estimator.md quotes it; most peaks are equal to the byte
 TOLERANCE = 0.002
