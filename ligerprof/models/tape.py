@@ -20,6 +20,9 @@ from ligerprof.torch_memory.scratch import Scratch, together
 
 FORMAT = 1
 
+# kernels pad and copy what is not a multiple of these, so that tokens with another largest one have other operators
+_MULTIPLES = (128, 64, 32, 16, 8, 1)
+
 # powers of B and T, in the order of a polynomial's coefficients
 POWERS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
 
@@ -91,7 +94,7 @@ class Tape:
         workspaces: bytes that libraries keep for good after a first pass, by "forward" and "backward"
             and with "recomputed" for those that a layer's recomputation adds to backward.
         batch, seq: the lowest and highest numbers that the polynomials were checked between.
-        multiple: tokens are a multiple of it.
+        multiple: the `largest_multiple` of the tokens that it covers.
         bounded_bytes: the largest size that is an upper bound only; 0 without any.
     """
 
@@ -114,7 +117,7 @@ class Tape:
     def covers(self, batch: int, seq: int) -> bool:
         """Whether the polynomials were checked around this size."""
         inside = self.batch[0] <= batch <= self.batch[1] and self.seq[0] <= seq <= self.seq[1]
-        return inside and seq % self.multiple == 0
+        return inside and largest_multiple(seq) == self.multiple
 
     def values(self, batch: int, seq: int) -> list[int]:
         """The value of each polynomial."""
@@ -222,6 +225,11 @@ class Tape:
         workspaces = content.pop("workspaces")
         plain = {name: _tuples(value) for name, value in content.items()}
         return cls(units=units, parameters=parameters, workspaces=workspaces, **plain)
+
+
+def largest_multiple(seq: int) -> int:
+    """The largest of 128, 64, 32, 16, 8 and 1 that divides a number of tokens."""
+    return next(multiple for multiple in _MULTIPLES if seq % multiple == 0)
 
 
 def _tuples(value: Any) -> Any:

@@ -19,19 +19,21 @@ def tape(*, batch: tuple[int, int] = (2, 8), seq: tuple[int, int] = (128, 1024))
     outer = Unit(forward=(("take", 0, Role.ACTIVATIONS),), backward=(), graph=())
     return Tape(
         polynomials=(bytes_per_token, (2, *(0,) * 5, 1)),
-        scratches=(("softmax", (("number", 0), ("is", "float32"), ("is", "bfloat16")), ()),),
+        scratches=(("softmax", ("list", ("number", 0), ("is", "float32"), ("is", "bfloat16")), ()),),
         units=(outer, layer),
         order=(0, 1, 1, 0),
         layers=("layers.0", "layers.1"),
         numbers=(0, 1),
-        parameters=(TapeParameter(name="layers.0.weight", shape=(3, 4), width=2, trained=True),),
+        parameters=tuple(
+            TapeParameter(name=f"layers.{index}.weight", shape=(3, 4), width=2, trained=True) for index in range(2)
+        ),
         built=(24, 8, -2),
         buffers=(8,),
         attention=("cudnn",),
         workspaces={"forward": 1, "backward": 2, "recomputed": 3},
         batch=batch,
         seq=seq,
-        multiple=64,
+        multiple=128,
     )
 
 
@@ -44,9 +46,9 @@ def test_values_are_polynomials_of_batch_and_tokens() -> None:
 
 
 def test_covers_the_sizes_between_the_traced_ones() -> None:
-    assert tape().covers(5, 192)
-    assert not tape().covers(5, 200)
-    assert not tape().covers(1, 192)
+    assert tape().covers(5, 384)
+    assert not tape().covers(5, 320)
+    assert not tape().covers(1, 384)
     assert not tape().covers(5, 2048)
 
 

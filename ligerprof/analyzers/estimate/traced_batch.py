@@ -225,7 +225,8 @@ class TracedMicroBatch:
     def _arrive(self, name: str, position: int, block: Allocation) -> None:
         """A gradient of a parameter is there: it stays, or is added to the one that is there."""
         meter = self._meter
-        weight = self._weights[name.format(self._tape.layers[position - 1]) if name.startswith("{}") else name]
+        path = self._tape.layers[position - 1] if name.startswith("{}") else ""
+        weight = self._weights[name.replace("{}", path, 1)]
         meter.add({Role.COMMUNICATION: weight.reduction_bytes})
         meter.add({Role.COMMUNICATION: -weight.reduction_bytes})
         if weight.gradient is not None:

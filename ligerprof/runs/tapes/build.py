@@ -23,19 +23,18 @@ def polynomials(sizes: Mapping[Size, Sequence[int]], blocks: int) -> tuple[list[
     """The polynomials of all blocks; the number of each block's one; and the largest that is a bound only.
 
     Args:
-        sizes: numbers by (batch, seq): a grid of up to two by three sizes first, others check it.
+        sizes: numbers by (batch, seq), each batch with each seq but the last, which checks what the others give.
         blocks: how many of the numbers are blocks' bytes; the others have to be polynomials.
 
     Raises:
         UnlikePassesError: a large block's size is not a polynomial.
     """
-    rows = len({batch for batch, _ in list(sizes)[: len(POWERS)]})
-    grid: list[Size] = []
-    for size in sizes:
-        if len({batch for batch, _ in [*grid, size]}) <= 2 and len({seq for _, seq in [*grid, size]}) <= 3:
-            grid.append(size)
-    tokens = len(grid) // rows
-    powers = [index for index, (row, token) in enumerate(POWERS) if row < rows and token < tokens]
+    # the last size checks, unless it is the only one
+    others = list(sizes)[:-1] or list(sizes)
+    batches = list(dict.fromkeys(batch for batch, _ in others))[:2]
+    seqs = list(dict.fromkeys(seq for _, seq in others))[:3]
+    grid = [size for size in others if size[0] in batches and size[1] in seqs]
+    powers = [index for index, (row, token) in enumerate(POWERS) if row < len(batches) and token < len(seqs)]
     inverse = _inverse([[_value(POWERS[power], size) for power in powers] for size in grid])
     found: dict[tuple[int, ...], int] = {}
     known: dict[tuple[int, ...], int] = {}

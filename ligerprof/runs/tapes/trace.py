@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.errors import UnsupportedError
-from ligerprof.models.tape import Tape
+from ligerprof.models.tape import Tape, largest_multiple
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
 from ligerprof.runs.tapes.recipes import with_tape_of
@@ -18,8 +18,6 @@ from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 _NOTHING = Placement(resident={}, states={}, updates=())
 _TOLERANCE = 0.001
-# tokens are traced at multiples of the largest of these that divides the recipe's
-_MULTIPLES = (128, 64, 32, 16, 8, 1)
 
 
 def trace_tape(recipe: TrainingRecipe) -> Tape:
@@ -61,27 +59,26 @@ def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
             raise UnlikePassesError(f"the replay {how} checkpointing is {100 * off:+.2f} % from the passes")
 
 
-def _multiple(seq: int) -> int:
-    return next(multiple for multiple in _MULTIPLES if seq % multiple == 0)
-
-
 def _grids(recipe: TrainingRecipe) -> Iterator[list[Size]]:
     """Sizes to trace, wider ranges first; the recipe's own is the last of each."""
     batch, seq = recipe.rows, recipe.row_tokens
-    multiple = _multiple(seq)
     batches = (1,) if batch == 1 else (2, max(4 * batch, 5))
     for factor in (4, 2):
-        lowest = max(seq // factor // multiple * multiple, multiple)
         highest = factor * seq
         if seq <= recipe.spec.max_positions:
-            highest = max(min(highest, recipe.spec.max_positions // multiple * multiple), seq)
-        middle = (lowest + highest) // 2 // multiple * multiple
-        if middle == seq:
-            middle -= multiple
-        seqs = sorted({lowest, middle, highest} - {seq})
-        yield [*((each, other) for each in batches for other in seqs), (batch, seq)]
-    yield [*((each, seq) for each in batches if each != batch), (batch, seq)]
+            highest = max(min(highest, recipe.spec.max_positions), seq)
+        seqs = [_like(size, seq) for size in (seq // factor, (seq // factor + highest) // 2, highest)]
+        yield [*((each, other) for each in batches for other in sorted({*seqs} - {seq})), (batch, seq)]
+    if batch > 1:
+        yield [*((each, seq) for each in sorted({2, 3, batches[-1]} - {batch})), (batch, seq)]
     yield [(batch, seq)]
+
+
+def _like(size: int, seq: int) -> int:
+    """The largest number of tokens up to `size` that has the largest multiple of `seq`; without any, `seq`."""
+    multiple = largest_multiple(seq)
+    below = (each * multiple for each in range(size // multiple, 0, -1))
+    return next((tokens for tokens in below if largest_multiple(tokens) == multiple), seq)
 
 
 def _tape(passes: Passes, recording: Recording, roles: list, sizes: list[Size]) -> Tape:
@@ -112,6 +109,6 @@ def _tape(passes: Passes, recording: Recording, roles: list, sizes: list[Size]) 
         },
         batch=(min(size[0] for size in sizes), max(size[0] for size in sizes)),
         seq=(min(size[1] for size in sizes), max(size[1] for size in sizes)),
-        multiple=_multiple(sizes[-1][1]),
+        multiple=largest_multiple(sizes[-1][1]),
         bounded_bytes=bounded_bytes,
     )
