@@ -90,7 +90,10 @@ def main() -> None:
             line = recipe if isinstance(recipe, str) else differences(recipe)
         except LigerprofError as error:
             line = str(error)
-        print(f"{family:20} {title:22} {line}", flush=True)
+        if not isinstance(recipe, str) and line.endswith("Add --attention eager."):
+            title = f"{title}, eager"
+            line = differences(dataclasses.replace(recipe, attention="eager"))
+        print(f"{family:20} {title:26} {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from ligerprof.torch_memory.allocator.sizes import SizeRules
 
 _NOTHING = Placement(resident={}, states={}, updates=())
 _TOLERANCE = 0.001
+# a polynomial of tokens has three coefficients
+_LENGTHS = 3
 
 
 def trace_tape(recipe: TrainingRecipe) -> Tape:
@@ -64,21 +66,22 @@ def _grids(recipe: TrainingRecipe) -> Iterator[list[Size]]:
     batch, seq = recipe.rows, recipe.row_tokens
     batches = (1,) if batch == 1 else (2, max(4 * batch, 5))
     for factor in (4, 2):
-        highest = factor * seq
-        if seq <= recipe.spec.max_positions:
-            highest = max(min(highest, recipe.spec.max_positions), seq)
-        seqs = [_like(size, seq) for size in (seq // factor, (seq // factor + highest) // 2, highest)]
-        yield [*((each, other) for each in batches for other in sorted({*seqs} - {seq})), (batch, seq)]
+        seqs = _alike(seq, seq // factor, factor * seq, recipe.spec.max_positions)
+        if len(seqs) >= _LENGTHS:
+            chosen = (seqs[0], seqs[len(seqs) // 2], seqs[-1])
+            yield [*((each, other) for each in batches for other in chosen), (batch, seq)]
     if batch > 1:
         yield [*((each, seq) for each in sorted({2, 3, batches[-1]} - {batch})), (batch, seq)]
     yield [(batch, seq)]
 
 
-def _like(size: int, seq: int) -> int:
-    """The largest number of tokens up to `size` that has the largest multiple of `seq`; without any, `seq`."""
+def _alike(seq: int, lowest: int, highest: int, max_positions: int) -> list[int]:
+    """Other numbers of tokens in a range with the largest multiple of `seq`, without those that the model has not."""
     multiple = largest_multiple(seq)
-    below = (each * multiple for each in range(size // multiple, 0, -1))
-    return next((tokens for tokens in below if largest_multiple(tokens) == multiple), seq)
+    if seq <= max_positions:
+        highest = min(highest, max_positions)
+    around = range(max(lowest // multiple, 1) * multiple, highest + 1, multiple)
+    return [tokens for tokens in around if tokens != seq and largest_multiple(tokens) == multiple]
 
 
 def _tape(passes: Passes, recording: Recording, roles: list, sizes: list[Size]) -> Tape:
