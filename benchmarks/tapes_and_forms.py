@@ -91,8 +91,7 @@ def main() -> None:
         except LigerprofError as error:
             line = str(error)
         if not isinstance(recipe, str) and line.endswith("Add --attention eager."):
-            title = f"{title}, eager"
-            line = differences(dataclasses.replace(recipe, attention="eager"))
+            line = f"{differences(dataclasses.replace(recipe, attention='eager'))}  (eager)"
         print(f"{family:20} {title:26} {line}", flush=True)
 
 
