@@ -6,7 +6,6 @@ is traced at 2 x 256 tokens and replayed at 3 x 384.
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

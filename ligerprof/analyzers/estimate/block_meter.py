@@ -1,9 +1,9 @@
 """A meter that serves each block of a traced model from the model of torch's allocator, remainders included."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 
 from ligerprof.analyzers.estimate.hooks import Hooks
-from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream, UnsplitRemainders
+from ligerprof.analyzers.estimate.meter import Allocation, Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.placement import Placement, state_sizes, trained_tensors
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
@@ -39,35 +39,24 @@ class BlockMeter(Meter):
         self._starts = True
         super().start()
 
-    def add_remainders(self, remainders: UnsplitRemainders) -> None:
-        """Remainders are part of the blocks."""
+    def peak_remainders(self) -> UnsplitRemainders:
+        """None: remainders are part of the blocks."""
+        return UnsplitRemainders(blocks=0, counted_bytes=0)
 
-    def repeat(self, times: int, act: Callable[[], None], places: Collection[str] = ()) -> None:
-        """Act once: each repetition runs."""
-        del places
-        for _ in range(times):
-            act()
-
-    def take(self, size_bytes: int, role: Role, stream: Stream = Stream.COMPUTE) -> Allocation:
-        """Allocate a block with one holder."""
+    def _served_bytes(self, block: Allocation) -> int:
         if not self._starts:
-            return super().take(size_bytes, role, stream)
-        taken = Allocation(size_bytes=size_bytes, role=role, place=self.place, stream=stream)
-        block = self._blocks[id(taken)] = self._allocator.malloc(size_bytes)
-        self._change(taken, size_bytes, block.size_bytes)
-        return taken
+            return super()._served_bytes(block)
+        held = self._blocks[id(block)] = self._allocator.malloc(block.size_bytes)
+        return held.size_bytes
 
-    def drop(self, block: Allocation) -> None:
-        """Remove a holder; the last one frees the block."""
-        held = self._blocks.get(id(block))
+    def _freed_bytes(self, block: Allocation) -> int:
+        held = self._blocks.pop(id(block), None)
         if held is None:
-            super().drop(block)
-            return
-        block.holders -= 1
-        if block.holders == 0:
-            del self._blocks[id(block)]
-            self._change(block, -block.size_bytes, -held.size_bytes)
-            self._allocator.free(held)
+            return super()._freed_bytes(block)
+        # freeing merges it with its neighbours
+        size_bytes = held.size_bytes
+        self._allocator.free(held)
+        return size_bytes
 
     def multiply(self) -> None:
         """Run a matrix product: cuBLAS and cuBLASLt have a workspace each."""

@@ -193,7 +193,7 @@ class Meter:
         """Allocate a block with one holder."""
         block = Allocation(size_bytes=size_bytes, role=role, place=self.place, stream=stream)
         self._now.large_blocks += size_bytes > SMALL_REQUEST_BYTES
-        self._change(block, size_bytes, self._rules.round_request(size_bytes))
+        self._change(block, size_bytes, self._served_bytes(block))
         return block
 
     def keep(self, block: Allocation) -> Allocation:
@@ -206,7 +206,15 @@ class Meter:
         block.holders -= 1
         if block.holders == 0:
             self._now.large_blocks -= block.size_bytes > SMALL_REQUEST_BYTES
-            self._change(block, -block.size_bytes, -self._rules.round_request(block.size_bytes))
+            self._change(block, -block.size_bytes, -self._freed_bytes(block))
+
+    def _served_bytes(self, block: Allocation) -> int:
+        """Bytes of the allocator's block for a new allocation."""
+        return self._rules.round_request(block.size_bytes)
+
+    def _freed_bytes(self, block: Allocation) -> int:
+        """Bytes of the allocator's block of an allocation that ends."""
+        return self._rules.round_request(block.size_bytes)
 
     def touch(self, size_bytes: int, role: Role) -> None:
         """Allocate and free a temporary."""

@@ -41,7 +41,7 @@ def with_tape_of(recipe: TrainingRecipe, tape: Tape) -> TrainingRecipe:
 def to_trace(recipe: TrainingRecipe) -> TrainingRecipe:
     """The part of a recipe that decides the passes of one micro-batch."""
     defaults = {item.name: item.default for item in dataclasses.fields(TrainingRecipe)}
-    changed = {name: defaults[name] if value is None else value for name, value in REPLAYED.items()}
+    changed: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in REPLAYED.items()}
     changed["grad_accum"] = min(recipe.grad_accum, 2)
     if recipe.lora is None:
         # without adapters, the passes are the same where checkpointing keeps its hands off them

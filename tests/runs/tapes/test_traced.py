@@ -53,17 +53,25 @@ def test_what_a_replay_decides_is_not_traced_again(traced: list[TrainingRecipe])
     said: list[str] = []
     assert with_tape(recipe(), said.append).spec.tape == tape()
     assert said == ["tracing strange, which takes some seconds once"]
-    for options in (
+    replayed: tuple[dict[str, Any], ...] = (
         {"batch": 6, "seq": 512},
         {"checkpointing": False},
         {"checkpoint_every": 2},
         {"optimizer": "sgd", "clip": 1.0},
         {"engine": "ddp", "gpus": 2},
         {"memory_limit_bytes": 2**33, "alloc_conf": "expandable_segments:True"},
-    ):
+    )
+    for options in replayed:
         with_tape(recipe(**options), silent)
     assert len(traced) == 1
-    for options in ({"precision": "bf16"}, {"gpu": "rtx4090"}, {"padding": 0.5}, {"seq": 200}, {"grad_accum": 2}):
+    others: tuple[dict[str, Any], ...] = (
+        {"precision": "bf16"},
+        {"gpu": "rtx4090"},
+        {"padding": 0.5},
+        {"seq": 200},
+        {"grad_accum": 2},
+    )
+    for options in others:
         with_tape(recipe(**options), silent)
     assert len(traced) == 6
 
