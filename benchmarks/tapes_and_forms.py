@@ -13,6 +13,7 @@ from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
 from ligerprof.models import CONFIGS, spec_from_config
 from ligerprof.models.architectures import ARCHITECTURES
+from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.tapes.recipes import to_trace, with_tape_of
@@ -90,7 +91,7 @@ def main() -> None:
         except LigerprofError as error:
             line = str(error)
         if not isinstance(recipe, str) and line.endswith("Add --attention eager."):
-            line = f"{differences(dataclasses.replace(recipe, attention='eager'))}  (eager)"
+            line = f"{differences(dataclasses.replace(recipe, attention=Attention.EAGER))}  (eager)"
         print(f"{family:20} {title:26} {line}", flush=True)
 
 

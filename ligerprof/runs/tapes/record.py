@@ -32,6 +32,7 @@ from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.saved import with_saved_tensors
 from ligerprof.snapshots.writer import EventContext, TraceEvent
+from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SizeRules
@@ -47,9 +48,9 @@ Scratched = tuple[str, tuple[Any, ...], dict[str, Any]]
 # where operators ask what they allocate while they run; the answer here is nothing, and the call is recorded
 _ASKED: Mapping[str, tuple[Any, str]] = {
     "reduction": (internals.reductions, "reduction_scratch"),
-    "layer norm": (internals.operators.layer_norm, "backward_scratch"),
-    "softmax": (internals.operators.softmax, "backward_scratch"),
-    "safe softmax": (internals.operators.softmax, "safe_scratch"),
+    "layer norm": (layer_norm, "backward_scratch"),
+    "softmax": (softmax, "backward_scratch"),
+    "safe softmax": (softmax, "safe_scratch"),
     "cumsum": (internals.operators, "cumsum_scratch"),
     "attention forward": (internals.attention, "forward_scratch"),
     "attention backward": (internals.attention, "backward_scratch"),
@@ -136,7 +137,7 @@ class _Device(SimulatedDevice):
         return super()._context() if self.snaps else None
 
 
-class _Recorder(StorageRecorder):
+class _Recorder(StorageRecorder):  # type: ignore[no-untyped-call]
     """Notes which autograd node runs an operator.
 
     Attributes:
@@ -195,7 +196,7 @@ class Passes:
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = partial(self._run_layer, index)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
+            parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))  # type: ignore[no-untyped-call]
             for name, parameter in trainer.model.named_parameters()
             if parameter.requires_grad
         ]
@@ -315,7 +316,7 @@ class Passes:
 
     def _forward_and_backward(self, tokens: dict[str, Tensor], hooks: AbstractContextManager[Any]) -> Recording:
         recording = self._start()
-        base = torch.autograd._get_sequence_nr()
+        base = _next_node()
         self._recorder.events = recording.forward
         with hooks:
             loss = self._trainer.forward(tokens)
@@ -333,16 +334,17 @@ class Passes:
 
     def _forward_alone(self, tokens: dict[str, Tensor]) -> Recording:
         recording = self._start()
-        base = torch.autograd._get_sequence_nr()
+        base = _next_node()
         self._recorder.events = recording.forward
 
         def pack(tensor: Tensor) -> None:
-            recording.forward.append(("save", torch.autograd._get_sequence_nr() - 1, self._block_of(tensor)))
+            recording.forward.append(("save", _next_node() - 1, self._block_of(tensor)))
 
         with saved_tensors_hooks(pack, _unreadable):
             loss = self._trainer.forward(tokens)
         # what remains is held by the graph alone, or for good
-        self._recorder.events = ended = []
+        ended: list[tuple[Any, ...]] = []
+        self._recorder.events = ended
         del loss
         self._recorder.events = None
         recording.graph = [event[1] for event in ended]
@@ -373,10 +375,10 @@ class Passes:
         tensors = list(_tensors((*args, *held.values())))
         blocks = [block for tensor in tensors if (block := self._block_of(tensor)) is not None]
         del tensors
-        events.append(("enter", index, tuple(dict.fromkeys(blocks)), torch.autograd._get_sequence_nr()))
+        events.append(("enter", index, tuple(dict.fromkeys(blocks)), _next_node()))
         result = run(*args)
         self._recorder.in_layer = False
-        events.append(("leave", index, torch.autograd._get_sequence_nr()))
+        events.append(("leave", index, _next_node()))
         return result
 
     def _arrive(self, name: str, parameter: Tensor) -> None:
@@ -437,6 +439,11 @@ def _asking(recorder: _Recorder) -> Iterator[None]:
 
 def _ignore(_value: Any) -> None:
     pass
+
+
+def _next_node() -> int:
+    """The number that autograd gives to the next node."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

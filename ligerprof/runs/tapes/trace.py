@@ -11,6 +11,7 @@ from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.errors import UnsupportedError
 from ligerprof.models.tape import Tape, largest_multiple
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
 from ligerprof.runs.tapes.recipes import with_tape_of
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
@@ -84,7 +85,7 @@ def _alike(seq: int, lowest: int, highest: int, max_positions: int) -> list[int]
     return [tokens for tokens in around if tokens != seq and largest_multiple(tokens) == multiple]
 
 
-def _tape(passes: Passes, recording: Recording, roles: list, sizes: list[Size]) -> Tape:
+def _tape(passes: Passes, recording: Recording, roles: list[Role], sizes: list[Size]) -> Tape:
     traced: dict[Size, list[int]] = {}
     for size in sizes[:-1]:
         traced[size], order = passes.sizes(*size)

@@ -1,5 +1,7 @@
 """Polynomials of batch and tokens through traced sizes."""
 
+from collections.abc import Callable
+
 import pytest
 
 from ligerprof.runs.tapes.build import polynomials
@@ -10,7 +12,11 @@ GRID = [(2, 128), (2, 640), (2, 2048), (8, 128), (8, 640), (8, 2048), (4, 512)]
 
 
 def test_finds_products_sums_and_halves() -> None:
-    functions = [lambda b, t: 6 * b * t, lambda b, t: b * t * t // 2 + 512 * t, lambda _b, _t: 12]
+    functions: list[Callable[[int, int], int]] = [
+        lambda b, t: 6 * b * t,
+        lambda b, t: b * t * t // 2 + 512 * t,
+        lambda _b, _t: 12,
+    ]
     sizes = {size: [function(*size) for function in functions] for size in GRID}
     found, numbers, bounded_bytes = polynomials(sizes, len(functions))
     assert [found[number] for number in numbers] == [
