@@ -2,34 +2,26 @@
 
 One line per architecture and settings: the simulated peak, and how far each estimate is from it, in percent. The tape
 is traced at 2 x 256 tokens and replayed at 3 x 384.
+
+Run from the repository root: python -m benchmarks.tapes_and_forms [--family NAME] [--setting NAME]
 """
 
 import argparse
 import dataclasses
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
-from ligerprof.models import CONFIGS, spec_from_config
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.tapes.recipes import to_trace, with_tape_of
 from ligerprof.runs.tapes.trace import trace_tape
+from tests.drawn_recipes import draw_spec
 
-# in place of a published model's, so that a comparison takes seconds
-SMALL = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 4000,
-}
-_GPT2 = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 4000}
 SETTINGS: dict[str, dict[str, Any]] = {
     "amp": {},
     "bf16": {"precision": "bf16"},
@@ -43,16 +35,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def recipes(families: list[str], settings: list[str]) -> Iterator[tuple[str, str, TrainingRecipe | str]]:
     """A recipe of each architecture and settings, or why there is none."""
     for family in families:
-        published = next((config for config in CONFIGS.values() if config["model_type"] == family), {})
-        config = {**published, "model_type": family, **(_GPT2 if family == "gpt2" else SMALL)}
-        for layered in ("layer_types", "mlp_layer_types", "attn_layer_indices", "full_attn_idxs"):
-            config.pop(layered, None)
+        model = draw_spec(Random(family), family)
         for name in settings:
             for checkpointing in (True, False):
                 title = f"{name}{', checkpointed' if checkpointing else ''}"
                 options = {"batch": 3, "seq": 384, "checkpointing": checkpointing, **SETTINGS[name]}
                 try:
-                    yield family, title, TrainingRecipe(model=spec_from_config(config, name=family), **options)
+                    yield family, title, TrainingRecipe(model=model, **options)
                 except LigerprofError as error:
                     yield family, title, str(error)
 
