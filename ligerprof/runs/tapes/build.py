@@ -112,6 +112,7 @@ class Folder:
         self._counts: Counter[int] = Counter()
         self._scratches: dict[Any, int] = {}
         self._next = len(recording.sizes)
+        self._ran = {event[1] for event in recording.backward if event[0] == "run"}
         enters = [event for event in recording.forward if event[0] == "enter"]
         self.called = [event[1] for event in enters]
         self._starts = [event[3] for event in enters]
@@ -194,7 +195,8 @@ class Folder:
             if (common := self._common(event, position)) is not None:
                 unit.append(common)
             elif kind == "save":
-                ref = None if event[2] is None else self._ref(event[2], position)
+                # a node that never runs backward ends with its output, and what it has saved with it
+                ref = self._ref(event[2], position) if event[2] is not None and event[1] in self._ran else None
                 unit.append(("save", self._node(event[1], position), ref))
             elif kind == "enter":
                 unit.append(("enter", tuple(self._ref(block, position) for block in event[2])))
