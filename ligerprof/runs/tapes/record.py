@@ -305,6 +305,12 @@ class Passes:
         )
 
     @property
+    def max_positions(self) -> int | None:
+        """Positions that the model has, with transformers' defaults."""
+        found = getattr(self._trainer.model.config, "max_position_embeddings", None)
+        return found if isinstance(found, int) else None
+
+    @property
     def buffers(self) -> tuple[int, ...]:
         """Bytes of each buffer on the GPU; some share memory."""
         buffers = {item.untyped_storage()._cdata: item.untyped_storage() for item in self._trainer.model.buffers()}

@@ -34,7 +34,11 @@ def trace_tape(recipe: TrainingRecipe) -> Tape:
         batch, seq = recipe.rows, recipe.row_tokens
         roles, recording = passes.roles(batch, seq), passes.record(batch, seq)
         problem = f"a traced pass has {len(recording.sizes)} blocks, and a recorded one {len(roles)}"
-        for sizes in _grids(recipe) if len(roles) == len(recording.sizes) else ():
+        for sizes in (
+            _grids(recipe, passes.max_positions or recipe.spec.max_positions)
+            if len(roles) == len(recording.sizes)
+            else ()
+        ):
             try:
                 tape = _tape(passes, recording, roles, sizes)
                 _check(tape, passes, recipe)
@@ -62,12 +66,12 @@ def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
             raise UnlikePassesError(f"the replay {how} checkpointing is {100 * off:+.2f} % from the passes")
 
 
-def _grids(recipe: TrainingRecipe) -> Iterator[list[Size]]:
+def _grids(recipe: TrainingRecipe, max_positions: int) -> Iterator[list[Size]]:
     """Sizes to trace, wider ranges first; the recipe's own is the last of each."""
     batch, seq = recipe.rows, recipe.row_tokens
     batches = (1,) if batch == 1 else (2, max(4 * batch, 5))
     for factor in (4, 2):
-        seqs = _alike(seq, seq // factor, factor * seq, recipe.spec.max_positions)
+        seqs = _alike(seq, seq // factor, factor * seq, max_positions)
         if len(seqs) >= _LENGTHS:
             chosen = (seqs[0], seqs[len(seqs) // 2], seqs[-1])
             yield [*((each, other) for each in batches for other in chosen), (batch, seq)]
