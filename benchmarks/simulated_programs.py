@@ -1,66 +1,129 @@
-"""The measured programs of unchanged_programs/ on the simulated GPU: their peaks against torch's counters on the H200.
+"""The measured programs of unchanged_programs/ on the simulated GPU: peaks, roles and borders against the H200's.
 
-python benchmarks/unchanged_programs/make.py DATA
-python benchmarks/simulated_programs.py DATA results.jsonl [--only NAME,...]
+python benchmarks/unchanged_programs/make.py DATA --empty
+python benchmarks/simulated_programs.py programs DATA results.jsonl [--only NAME,...] [--at-once N]
+python benchmarks/simulated_programs.py borders DATA results.jsonl
+
+`--set held-out`, also of make.py, takes the held-out programs instead.
 """
 
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "unchanged_programs"
 sys.path.insert(0, str(PROGRAMS))
 
-from cases import CASES  # noqa: E402 - a module of the programs
+import cases  # noqa: E402 - modules of the programs
+import held_out_cases  # noqa: E402
+from cases import Case  # noqa: E402
 
-OURS = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--json"]
-MEASURED = HERE / "results/unchanged-programs-h200.jsonl"
+OURS = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--gpu", "h200", "--json"]
+SETS = {"known": (cases.CASES, "unchanged"), "held-out": (held_out_cases.CASES, "held-out")}
+OUT_OF_MEMORY = 3
+# the border is searched until both ends are this close
+PRECISION = 1 / 1000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("programs", "borders"))
     parser.add_argument("data", type=Path)
     parser.add_argument("results", type=Path)
+    parser.add_argument("--set", choices=SETS, default="known")
     parser.add_argument("--only", default="")
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=600, help="time limit of one program")
     options = parser.parse_args()
     chosen = set(filter(None, options.only.split(",")))
-    measured = {row["name"]: row for row in map(json.loads, MEASURED.read_text().splitlines())}
-    with options.results.open("w") as file:
-        for name, case in CASES.items():
-            if name in measured and (not chosen or name in chosen):
-                row = compare(name, case, measured[name], options.data.resolve())
-                print(json.dumps(row), file=file, flush=True)
-                print(row["name"], row.get("peak_error"), row.get("reserved_error"), row["problem"])
+    programs, name = SETS[options.set]
+    rows = map(json.loads, (HERE / f"results/{name}-{options.action}-h200.jsonl").read_text().splitlines())
+    measured = [row for row in rows if row["name"] in programs and (not chosen or row["name"] in chosen)]
+    compare = compare_border if options.action == "borders" else compare_peak
+    lock = threading.Lock()
+
+    def work(truth: dict) -> None:
+        row = {"name": truth["name"]} | compare(programs[truth["name"]], truth, options)
+        with lock, options.results.open("a") as file:
+            print(json.dumps(row), file=file, flush=True)
+            print({key: value for key, value in row.items() if "error" in key or key in ("name", "problem")})
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(work, measured))
 
 
-def compare(name: str, case: object, truth: dict, data: Path) -> dict:
-    words = case.argv.format(data=data).split()
+def simulate(case: Case, options: argparse.Namespace, *limit: str) -> tuple[int, dict | None, str]:
+    """Runs a program; gives its exit code, its report and the last line about an error."""
+    words = shlex.split(case.argv.format(data=options.data.resolve()))
     program = [str(PROGRAMS / words[0])] if words[0].endswith(".py") else ["-m", words[0]]
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*OURS, "-o", f"{folder}/run", "--", sys.executable, *program, *words[1:]],
-            cwd=folder,
-            env={**os.environ, **case.env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    row = {"name": name, "seconds": round(time.monotonic() - started, 1), "exit_code": done.returncode, "problem": ""}
+        command = [*OURS, *limit, "-o", f"{folder}/run", "--", sys.executable, *program, *words[1:]]
+        environment = {**os.environ, **case.env}
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=options.seconds,
+            )
+        except subprocess.TimeoutExpired:
+            return 124, None, f"over {options.seconds:.0f} s"
     ranks = json.loads(done.stdout)["ranks"] if done.stdout else []
-    if (done.returncode == 0) != (truth["exit_code"] == 0) or not ranks:
-        row["problem"] = next((line for line in reversed(done.stderr.splitlines()) if "rror" in line), "no recording")
-        return row
-    row |= {key: ranks[0][key] for key in ("peak_bytes", "reserved_bytes")}
+    errors = [line for line in done.stderr.splitlines() if "rror" in line or line.startswith("ligerprof: /")]
+    return done.returncode, ranks[0] if ranks else None, errors[-1] if errors else "no recording"
+
+
+def compare_peak(case: Case, truth: dict, options: argparse.Namespace) -> dict:
+    started = time.monotonic()
+    code, rank, error = simulate(case, options)
+    row = {"seconds": round(time.monotonic() - started, 1), "exit_code": code, "problem": ""}
+    if (code == 0) != (truth["exit_code"] == 0) or rank is None:
+        return row | {"problem": error}
+    row |= {key: rank[key] for key in ("peak_bytes", "reserved_bytes")}
     row["peak_error"] = row["peak_bytes"] / truth["peak_bytes"] - 1
-    row["reserved_error"] = row["reserved_bytes"] / truth["reserved_bytes"] - 1
+    if truth["reserved_bytes"]:
+        row["reserved_error"] = row["reserved_bytes"] / truth["reserved_bytes"] - 1
+    if "roles" in truth:
+        ours = row["roles"] = rank["roles"]
+        names = ours.keys() | truth["roles"].keys()
+        row["largest_role_error"] = (
+            max(abs(ours.get(name, 0) - truth["roles"].get(name, 0)) for name in names) / truth["peak_bytes"]
+        )
     return row
+
+
+def compare_border(case: Case, truth: dict, options: argparse.Namespace) -> dict:
+    """Bisects the smallest limit with which the program ends well."""
+    started = time.monotonic()
+    fails, runs, trials = truth["peak_bytes"] * 0.97, truth["reserved_bytes"] * 1.03, 0
+    while runs / fails - 1 > PRECISION:
+        middle = (fails + runs) / 2
+        code, _, error = simulate(case, options, "--memory-limit", f"{int(middle)} B")
+        if code not in (0, 1, OUT_OF_MEMORY):
+            return {"problem": error}
+        fails, runs = (fails, middle) if code == 0 else (middle, runs)
+        trials += 1
+    middle = (truth["smallest_that_runs_bytes"] + truth["largest_that_fails_bytes"]) / 2
+    return {
+        "seconds": round(time.monotonic() - started, 1),
+        "problem": "",
+        "trials": trials,
+        "smallest_that_runs_bytes": int(runs),
+        "largest_that_fails_bytes": int(fails),
+        "border_error": (runs + fails) / 2 / middle - 1,
+    }
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ prints torch's counters at the end.
     python benchmarks/unchanged_programs.py borders DATA benchmarks/results/unchanged-programs-h200.jsonl \\
         benchmarks/results/unchanged-borders-h200.jsonl
     python benchmarks/unchanged_programs.py try DATA   # with `make.py --tiny`, on a CPU
+
+`--set held-out`, also of make.py, takes the held-out programs instead.
 """
 
 import argparse
@@ -28,11 +30,14 @@ from typing import Any
 PROGRAMS = Path(__file__).parent / "unchanged_programs"
 sys.path.insert(0, str(PROGRAMS))
 
-from cases import BORDERS, CASES, Case  # noqa: E402
+import cases  # noqa: E402
+import held_out_cases  # noqa: E402
+from cases import Case  # noqa: E402
+
+SETS = {"known": cases, "held-out": held_out_cases}
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "lightning", "timm")
 MORE_PACKAGES = ("liger-kernel", "sentence-transformers", "triton")
-TRIALS = 8
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
@@ -90,11 +95,11 @@ class Results:
         print(row["name"], said, *row.get("error", [])[-4:], sep="\n    ", flush=True)
 
 
-def search(case: Case, data: Path, row: dict[str, Any], seconds: float) -> dict[str, Any]:
+def search(case: Case, data: Path, row: dict[str, Any], seconds: float, count: int) -> dict[str, Any]:
     """Bisects the smallest memory limit with which the program ends well, between its peak and what it reserved."""
     fails, runs = row["peak_bytes"] - 1, row["reserved_bytes"]
     trials = []
-    for _ in range(TRIALS):
+    for _ in range(count):
         middle = (fails + runs) // 2
         done = run_case(case, data, seconds, limit_bytes=middle)
         trials.append({"limit_bytes": middle, **{key: done.get(key) for key in ("exit_code", "retries", "seconds")}})
@@ -118,28 +123,33 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("results", type=Path, nargs="?", default=Path("/dev/null"))
     parser.add_argument("found", type=Path, nargs="?", help="where borders writes its rows")
+    parser.add_argument("--set", choices=SETS, default="known", help="the programs to run")
     parser.add_argument("--only", help="names, with commas")
     parser.add_argument("--at-once", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=8, help="runs that borders takes for a program")
     parser.add_argument("--seconds", type=float, default=150, help="time limit of one program")
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else None
+    programs = SETS[arguments.set].CASES
     if arguments.action == "borders":
         measured = {row["name"]: row for row in map(json.loads, arguments.results.read_text().splitlines())}
         results = Results(arguments.found)
-        chosen = names or BORDERS
+        chosen = names or SETS[arguments.set].BORDERS
         each(
             chosen,
             arguments.at_once,
-            lambda name: results.add(search(CASES[name], arguments.data, measured[name], arguments.seconds)),
+            lambda name: results.add(
+                search(programs[name], arguments.data, measured[name], arguments.seconds, arguments.trials)
+            ),
         )
         return
     tiny = arguments.action == "try"
     results = Results(arguments.results)
-    chosen = names or [name for name, case in CASES.items() if not tiny or case.tiny is not None]
+    chosen = names or [name for name, case in programs.items() if not tiny or case.tiny is not None]
     each(
         chosen,
         1 if tiny else arguments.at_once,
-        lambda name: results.add(run_case(CASES[name], arguments.data, arguments.seconds, tiny=tiny)),
+        lambda name: results.add(run_case(programs[name], arguments.data, arguments.seconds, tiny=tiny)),
     )
 
 

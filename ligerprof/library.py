@@ -15,12 +15,13 @@ from ligerprof.analyzers.compare import Comparison, figures_from_json, figures_o
 from ligerprof.analyzers.compare import compare as compare_figures
 from ligerprof.analyzers.estimate import MemoryEstimate, Moment
 from ligerprof.analyzers.result_reader import Figures
-from ligerprof.analyzers.search.budget import Judge, Reserved, find_limit
+from ligerprof.analyzers.search.budget import Judge, Reserved
 from ligerprof.errors import ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.lengths import require_simulated_run
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.runs.directory import find_trace, read_result
 from ligerprof.runs.simulators import Simulators, reserved
 from ligerprof.runs.tapes.traced import with_tape
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.analyzers.search.advise import Advice
     from ligerprof.analyzers.search.changes import Change, Settle, Sharding
-    from ligerprof.analyzers.search.fit import Fit
+    from ligerprof.analyzers.search.fit import Answered, Fit
     from ligerprof.analyzers.trace.report import TraceReport
     from ligerprof.runs.outcome import StepOutcome
     from ligerprof.snapshots.reader import Snapshot
@@ -85,7 +86,7 @@ def explain(
     return analyze(snapshot, device_index=device_index, step=step, rules=rules, stacks=stacks).peak
 
 
-def fit(
+def fit(  # noqa: PLR0913 - callbacks and changes
     recipe: TrainingRecipe,
     *,
     simulate: bool = True,
@@ -93,6 +94,8 @@ def fit(
     remaining: Callable[[int], None] | None = None,
     processes: int = 0,
     ladder: "Sequence[Change] | None" = None,
+    nearest: "Sequence[Change] | None" = None,
+    answered: "Answered | None" = None,
 ) -> "Fit":
     """Find the largest batch and sequence within the memory limit, or the GPU's memory; see `ligerprof fit`.
 
@@ -103,14 +106,17 @@ def fit(
         remaining: receives the number of simulations that are probably left, whenever it changes.
         processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
         ladder: the changes that may make the wanted batch and sequence fit; None: those of `advise` that keep both.
+        nearest: the changes that are tried one by one if no batch fits; None: bf16 weights, 8-bit Adam, offload.
+        answered: receives the name (`wanted`, `batch`, `seq`) and the value of each answer when it is known.
     """
     from ligerprof.analyzers.search import fit as search
-    from ligerprof.analyzers.search.changes import SAME_DATA
+    from ligerprof.analyzers.search.changes import NEAREST, SAME_DATA
 
     say = progress or _silent
     with closing(Simulators(processes)) as simulators:
         judge = make_judge(recipe, simulate=simulate, progress=say, simulators=simulators)
-        return search.fit(recipe, judge, say, remaining, ladder=ladder or SAME_DATA)
+        changes = {"ladder": ladder or SAME_DATA, "nearest": NEAREST if nearest is None else nearest}
+        return search.fit(recipe, judge, say, remaining, **changes, answered=answered)
 
 
 def advise(

@@ -311,3 +311,33 @@ def draw_rank_recipe(random: Random) -> TrainingRecipe:
         reduce_dtype=random.choice((None, None, "bfloat16", "float32")),
         offload=random.choice(("none", "none", "none", "all")),
     )
+
+
+def draw_deepspeed_recipe(random: Random) -> TrainingRecipe:
+    """The same under DeepSpeed: without ZeRO or in one of its stages, with and without offload.
+
+    Raises:
+        RecipeError: the drawn options do not go together.
+    """
+    drawn = draw_recipe(random)
+    zero = random.choice((0, 1, 2, 3))
+    offload = random.choice(("none", "none", *(("optimizer",) if zero else ()), *(("all",) if zero == 3 else ())))
+    # some of the sizes are below those of DeepSpeed, so that buckets fill
+    sizes: dict[str, Any] = {"reduce_bucket_size": random.choice((500_000_000, 1_000_000, 100_000))}
+    return dataclasses.replace(
+        drawn,
+        engine="deepspeed",
+        zero=zero,
+        offload=offload,
+        gpus=random.choice((1, 2, 3, 4, 8, 64)),
+        clip=random.choice((None, 1.0)),
+        precision=random.choice(("mixed", "mixed", "mixed-fp16", "fp32")),
+        adapter_dtype="float32",
+        reentrant=False,
+        activation_offload=False,
+        optimizer="deepspeed-cpu-adam"
+        if offload != "none"
+        else random.choice(("adamw-fused", "adamw-foreach", "adamw", "sgd")),
+        loss="hf",
+        deepspeed_config={"zero_optimization": {"overlap_comm": random.random() < 0.2, **sizes}},
+    )

@@ -68,12 +68,14 @@ class MeasuredStep:
 
     def recipe(self) -> TrainingRecipe:
         """The recipe of this step."""
+        # transformers 5.17 ran it for every model
+        options = {"attention": "sdpa", **self.options}
         if self.model == "odd":
-            return TrainingRecipe(model=str(TRUTH / "odd-llama"), **self.options)
+            return TrainingRecipe(model=str(TRUTH / "odd-llama"), **options)
         config = dict(_QWEN3) if self.model == "qwen3-0.6b" else load_model(self.model).config
         if self.layers:
             config["n_layer" if "n_layer" in config else "num_hidden_layers"] = self.layers
-        return TrainingRecipe(model=spec_from_config(config, name=self.model), **self.options)
+        return TrainingRecipe(model=spec_from_config(config, name=self.model), **options)
 
 
 def measured_steps() -> list[MeasuredStep]:

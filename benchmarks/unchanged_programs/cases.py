@@ -56,6 +56,9 @@ PROGRAMS = [
     Case("prefetched-streams", "prefetched.py"),
     Case("mixtral", "mixture.py", f"{SMALL} --seq 16"),
     Case("timm-convnext", "timm_convnext.py"),
+    Case("timm-vit", "timm_vit.py"),
+    Case("rl-loop", "rl_loop.py"),
+    Case("lightning-fit", "lightning_fit.py"),
 ]
 TRL = [
     "sft-completion",
@@ -70,6 +73,12 @@ TRL = [
     "grpo-reference",
     "rloo-lora",
     "kto-lora",
+    "sft-lora-1b",
+    "sft-full-1b-liger",
+    "sft-moe",
+    "sft-packing",
+    "sft-nll-reentrant",
+    "dpo-lora-1b",
 ]
 CASES = {case.name: case for case in PROGRAMS} | {
     name: Case(name, f"trl.scripts.{name.split('-')[0]} --config {{data}}/configs/{name}.yaml", "") for name in TRL

@@ -89,7 +89,7 @@ def command(
         as_json=as_json,
     )
     write_copies(edits, copies, force=force)
-    if not advice.plan_verdict.fits:
+    if advice.plan_verdict.fits is False:
         raise DoesNotFitError(
             f"no change of the ladder makes it fit {format_bytes(advice.limit.size_bytes)}."
             " Choose another GPU, a shorter sequence or a smaller model."

@@ -9,7 +9,7 @@ import click
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import WordChoice, folder_option, force_option, json_option
 from ligerprof.cli.completion import complete_benched, complete_providers
-from ligerprof.cli.output import say, show
+from ligerprof.cli.output import say, say_written, show
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.runs.bench.records import Direction
@@ -145,4 +145,4 @@ def _write(findings: "Sequence[Finding]", targets: Mapping[Path, str], *, force:
             write_figure(draw_bench(findings), path, force=force)
         else:
             write_new_file(path, write_csv(findings) if kind == TABLE else write_lines(findings), force=force)
-        say(f"wrote {path}")
+        say_written(path)

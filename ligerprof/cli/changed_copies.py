@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ligerprof.cli.output import say
+from ligerprof.cli.output import say, say_written
 from ligerprof.errors import OutputError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.recipe.configs.edits import FileEdit, require_editable
@@ -59,7 +59,7 @@ def write_copies(edits: Sequence[FileEdit], copies: Sequence[Path], *, force: bo
         return
     for (_, content), copy in zip(changed, copies, strict=False):
         write_new_file(copy, content, force=force)
-        say(f"wrote {copy}" + (f", without {lacking}" if lacking else ""))
+        say_written(copy, f", without {lacking}" if lacking else "")
     for copy in copies[len(changed) :]:
         say(f"{copy} is not written: no other file changes")
     for file, _ in changed[len(copies) :]:

@@ -9,7 +9,7 @@ import click
 
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
-from ligerprof.cli.output import say, show
+from ligerprof.cli.output import limit_json, say_written, show
 from ligerprof.errors import DoesNotFitError, RecipeError, ResultFormatError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.snapshots.watch import watched
@@ -38,11 +38,10 @@ class _Growth(NamedTuple):
         except RecipeError as error:
             raise RecipeError(f"{error} A share of the first peak is written as 2%.") from None
 
-    def is_exceeded(self, diff: "PeakDiff") -> bool:
-        """Whether the peak grew by more."""
+    def highest_bytes(self, diff: "PeakDiff") -> int:
+        """The highest second peak that it allows."""
         before_bytes = diff.before.peak_bytes
-        most_bytes = self.size_bytes if self.percent is None else before_bytes * self.percent / 100
-        return diff.difference_bytes > most_bytes
+        return before_bytes + int(self.size_bytes if self.percent is None else before_bytes * self.percent / 100)
 
 
 def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None) -> _Growth | None:
@@ -109,14 +108,17 @@ def command(  # noqa: PLR0913 - one argument per option
             raise ResultFormatError("--html needs two snapshots: the JSON of `explain` has no timeline.")
         page = render_diff_page(*analyses, sources=(before.name, after.name))
         write_new_file(html_path, page, force=force)
-        say(f"wrote {html_path}")
+        say_written(html_path)
     diff = diff_peaks(*map(peak_of, sources))
+    failure = diff.after.out_of_memory
+    failed = failure is not None and not failure.failure.caught
+    limit_bytes = None if max_growth is None else max_growth.highest_bytes(diff)
+    judged = limit_json(limit_bytes, diff.after.peak_bytes, failed=failed)
     if as_markdown and not as_json:
         click.echo(diff_markdown(diff, top=top))
     else:
-        show(diff.to_json, lambda: render_diff(diff, top=top), as_json=as_json)
-    failure = diff.after.out_of_memory
-    if max_growth is not None and failure is not None and not failure.failure.caught:
+        show(lambda: {**diff.to_json(), **judged}, lambda: render_diff(diff, top=top), as_json=as_json)
+    if max_growth is not None and failed:
         raise DoesNotFitError(f"memory ran out in {after}, which --max-growth {max_growth.text} does not allow.")
-    if max_growth is not None and max_growth.is_exceeded(diff):
+    if max_growth is not None and judged["fits"] is False:
         raise DoesNotFitError(f"{difference_sentence(diff)} That is over --max-growth {max_growth.text}.")

@@ -44,11 +44,12 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     ..., llamafactory-cli train ..., axolotl train ...), a line of a shell in quotes, or a shell script. It is read as
     a --config file is, and nothing is run.
 
-    With --memory-limit or --gpu the exit code is 3 if the allocated bytes, or those that torch is expected to
-    reserve for them, are over the limit; with --host-memory also if what it keeps in main memory is over that.
+    With --memory-limit or --gpu the exit code is 3 if the run does not fit: what it allocates and frees is replayed
+    through a model of torch's allocator. It is 0 where it may not fit, which a simulated step settles. With
+    --host-memory it is 3 also if what it keeps in main memory is over that.
     A --config file that does not say what it trains is counted as supervised fine-tuning, without a verdict.
     """
-    from ligerprof.analyzers.estimate import estimate, judged, require_host_memory
+    from ligerprof.analyzers.estimate import Answer, estimate, judged, require_host_memory
     from ligerprof.reports.estimate import layers_table, render_estimate
     from ligerprof.reports.terminal import console
     from ligerprof.runs.tapes.traced import with_tape
@@ -57,10 +58,10 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     given, recipe = recipe, with_tape(recipe, say)
     estimated = estimate(recipe)
     if knows_method():
-        estimated = judged(recipe, estimated, by_gpu=was_given("gpu"))
+        estimated = judged(estimated, by_gpu=was_given("gpu"))
     else:
         # whether another method than the counted one fits is not known
-        estimated = dataclasses.replace(estimated, verdict=None, host=None)
+        estimated = dataclasses.replace(estimated, gpu=None, host=None)
     longest = at_longest(recipe)
     # first, because it covers fewer recipes
     whole_run = _simulate_run(given) if simulate and recipe.lengths is not None else None
@@ -78,18 +79,18 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
         _print_run(whole_run)
     if whole_run is not None and whole_run.oom is not None:
         raise DoesNotFitError(f"the run does not fit: memory runs out in step {whole_run.oom.moment.step:,}.")
-    if estimated.verdict is not None and not estimated.verdict.fits:
-        raise DoesNotFitError(_reason(estimated.verdict))
+    if estimated.gpu is not None and estimated.gpu.answer is Answer.DOES_NOT_FIT:
+        raise DoesNotFitError(_reason(estimated, estimated.gpu))
     if knows_method():
         require_host_memory(recipe)
 
 
-def _reason(verdict: "FitVerdict") -> str:
+def _reason(estimated: "MemoryEstimate", verdict: "FitVerdict") -> str:
     from ligerprof.analyzers.estimate import Moment
 
     limit = f"{format_bytes(verdict.limit_bytes)} ({verdict.limit_source})"
     if verdict.allocated_fits:
-        return f"{format_bytes(verdict.expected_reserved_bytes)} will probably be reserved, more than {limit}."
+        return f"the estimate of {format_bytes(estimated.reserved_bytes)} reserved is more than {limit}."
     moment = "" if verdict.decided_by is Moment.STEADY else f" for the {verdict.decided_by}"
     return f"the estimate of {format_bytes(verdict.allocated_bytes)}{moment} is more than {limit}."
 

@@ -19,7 +19,7 @@ from ligerprof.cli.common_options import (
     top_option,
     word_option,
 )
-from ligerprof.cli.output import say, show
+from ligerprof.cli.output import limit_json, say_written, show
 from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
@@ -109,9 +109,15 @@ def command(  # noqa: PLR0913 - one argument per option
             from ligerprof.reports.page.ranks import render_ranks_page
 
             worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
-            write_new_file(html_path, render_ranks_page(ranks, worst, source=snapshot.name), force=force)
-            say(f"wrote {html_path}")
-        show(ranks.to_json, lambda: render_ranks(ranks, top=top), as_json=as_json)
+            title = _title(snapshot.name, ranks.worst.source)
+            write_new_file(html_path, render_ranks_page(ranks, worst, source=title), force=force)
+            say_written(html_path)
+        judged = limit_json(max_peak_bytes, ranks.highest.report.peak_bytes)
+        show(
+            lambda: {**ranks.to_json(), "source": str(snapshot), **judged},
+            lambda: render_ranks(ranks, top=top),
+            as_json=as_json,
+        )
         own.write(ranks.worst.report)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
         return
@@ -121,8 +127,9 @@ def command(  # noqa: PLR0913 - one argument per option
     if html_path is not None:
         from ligerprof.reports.page.peak import render_peak_page
 
-        write_new_file(html_path, render_peak_page(analysis, source=snapshot.name), force=force)
-        say(f"wrote {html_path}")
+        title = _title(snapshot.name, snapshot)
+        write_new_file(html_path, render_peak_page(analysis, source=title), force=force)
+        say_written(html_path)
     report = own.in_files(analysis.peak)
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
@@ -132,9 +139,28 @@ def command(  # noqa: PLR0913 - one argument per option
 
         click.echo(peak_markdown(report, top=top))
     else:
-        show(report.to_json, lambda: _text(report, by, top), as_json=as_json)
+        gpu = _simulated_gpu(snapshot)
+        if gpu is not None and not as_json:
+            click.echo(f"Simulated for {gpu}.")
+        judged = limit_json(max_peak_bytes, report.peak_bytes) | ({} if gpu is None else {"simulated": gpu})
+        show(
+            lambda: {**report.to_json(), "source": str(snapshot), **judged},
+            lambda: _text(report, by, top),
+            as_json=as_json,
+        )
     own.write(report)
     _check_peak(report.peak_bytes, max_peak_bytes)
+
+
+def _title(name: str, recording: Path) -> str:
+    gpu = _simulated_gpu(recording)
+    return name if gpu is None else f"{name} (simulated for {gpu})"
+
+
+def _simulated_gpu(recording: Path) -> str | None:
+    from ligerprof.runs.recording.summary import simulated_gpu
+
+    return simulated_gpu(recording)
 
 
 def _rules(path: str | None) -> Sequence["UserRule"]:

@@ -3,19 +3,25 @@
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import say, show
-from ligerprof.cli.progress import stages
-from ligerprof.cli.searched_files import ladder_of, recipe_and_files
+from ligerprof.cli.output import print_text, say_written, show
+from ligerprof.cli.progress import Stages, stages
+from ligerprof.cli.searched_files import changes_of, recipe_and_files
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.search.budget import Verdict
+    from ligerprof.analyzers.search.fit import Answered, Point
 
 # of about 500 MiB, most of it shared
 _MOST_PROCESSES = 4
@@ -49,24 +55,41 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
         require_absent([figure], force=force)
     recipe, own = recipe_and_files(recipe)
     with stages() as progress:
+        tell = None if as_json else _teller(recipe, progress)
         found = fit(
             recipe,
             simulate=simulate,
             progress=progress,
             remaining=progress.remaining,
             processes=_processes(),
-            ladder=ladder_of(own),
+            **changes_of(own),
+            answered=tell,
         )
     if figure is not None:
         write_figure(draw_frontier(found), figure, force=force)
-        say(f"wrote {figure}")
-    show(found.to_json, lambda: render_fit(found), as_json=as_json)
+        say_written(figure)
+    show(found.to_json, lambda: render_fit(found, answered=tell is not None), as_json=as_json)
     if found.batch is None and found.seq is None:
         require_host_memory(found.recipe)
+        remedy = "Take one of the changes above." if found.nearest else "Run `ligerprof advise` for changes that help."
         raise DoesNotFitError(
-            f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}."
-            " Run `ligerprof advise` for changes that help."
+            f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}. {remedy}"
         )
+
+
+def _teller(recipe: TrainingRecipe, progress: Stages) -> "Answered":
+    """Prints each answer when it is known, the first one below the recipe and its limit."""
+    from rich.text import Text
+
+    from ligerprof.reports.fit import answer_line, heading
+
+    def tell(name: str, answer: "Verdict | Point | None") -> None:
+        with progress.aside():
+            if name == "wanted":
+                print_text(heading(recipe, find_limit(recipe)))
+            print_text(Text(answer_line(recipe, name, answer)))
+
+    return tell
 
 
 def _processes() -> int:

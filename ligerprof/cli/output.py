@@ -42,7 +42,27 @@ def show(
         with _written():
             if not knows_method():
                 console().print(UNNAMED_METHOD)
-            console().print(text)
+        print_text(text)
+
+
+def print_text(text: "str | RenderableType") -> None:
+    """Print a part of a result to stdout; raises OutputError if that fails."""
+    from ligerprof.reports.terminal import console
+
+    with _written():
+        console().print(text)
+
+
+def limit_json(limit_bytes: int | None, peak_bytes: int, *, failed: bool = False) -> dict[str, Any]:
+    """The keys of a result about a limit on a peak that was recorded, and whether memory ran out; null without one."""
+    from ligerprof.analyzers.estimate.judge import judge
+
+    answer = None if limit_bytes is None else judge(limit_bytes, lambda limit: not failed and peak_bytes <= limit)
+    return {
+        "limit_bytes": limit_bytes,
+        "fits": None if answer is None else answer.fits,
+        "verdict": None if answer is None else answer.value,
+    }
 
 
 def keep_config_report(report: "ConfigReport", sources: Sequence[str], given: Mapping[str, Any]) -> None:
@@ -91,6 +111,11 @@ def _written() -> Iterator[None]:
         with suppress(OSError), Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise OutputError(f"standard output: cannot be written ({error.strerror}). Redirect it elsewhere.") from None
+
+
+def say_written(path: Path | str, more: str = "") -> None:
+    """Say in one line, whatever the file is called, that it has been written."""
+    say(f"wrote {printable(str(path))}{more}")
 
 
 def say(text: str) -> None:

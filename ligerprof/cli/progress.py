@@ -21,6 +21,11 @@ class Stages:
     def remaining(self, count: int) -> None:
         """About so many more stages of the longest kind will follow; shown as time on a terminal."""
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Print something else inside."""
+        yield
+
     def attempt(self, number: int, most: int) -> None:
         """Show on a terminal that attempt `number` of at most `most` starts; any attempt may be the last."""
 
@@ -31,13 +36,19 @@ class _ShownStages(Stages):
     Args:
         update: shows a stage and the time that is left.
         total: number of stages, or None.
+        pauses: hides the line, and shows it again.
     """
 
     def __init__(
-        self, update: Callable[[str, str], None], total: int | None, now: Callable[[], float] = time.monotonic
+        self,
+        update: Callable[[str, str], None],
+        total: int | None,
+        now: Callable[[], float] = time.monotonic,
+        pauses: tuple[Callable[[], None], Callable[[], None]] | None = None,
     ) -> None:
         super().__init__(self._start)
         self._update, self._total, self._now = update, total, now
+        self._pauses = pauses
         self._started = now()
         self._done, self._stage = -1, ""
         self._first_count: int | None = None
@@ -54,6 +65,13 @@ class _ShownStages(Stages):
         self._first_count = max(count, self._first_count or 0)
         self._left = about_left(self._first_count - count, count, self._now() - self._started)
         self._update(self._stage, self._left)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        hide, show = self._pauses or (_do_nothing, _do_nothing)
+        hide()
+        yield
+        show()
 
     def attempt(self, number: int, most: int) -> None:
         self._attempt = f"change {number} of at most {most}: "
@@ -82,10 +100,25 @@ def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> I
         table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
     )
     with Progress(
-        SpinnerColumn(), TimeElapsedColumn(), text, console=Console(stderr=True), expand=True, transient=True
+        SpinnerColumn(),
+        TimeElapsedColumn(),
+        text,
+        console=Console(stderr=True),
+        expand=True,
+        transient=True,
+        # results go to stdout, which may be a file
+        redirect_stdout=False,
     ) as shown:
         task = shown.add_task("", total=None, left="")
-        yield _ShownStages(lambda stage, left: shown.update(task, description=printable(stage), left=left), total)
+        yield _ShownStages(
+            lambda stage, left: shown.update(task, description=printable(stage), left=left),
+            total,
+            pauses=(shown.stop, shown.start),
+        )
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def about_left(done: int, left: int, seconds: float) -> str:

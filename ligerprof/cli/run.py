@@ -3,7 +3,11 @@
 import json
 import signal
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +26,12 @@ from ligerprof.cli.output import print_json, say
 from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.files import is_file, is_folder
+from ligerprof.recipe.routing import canonical_routing
 from ligerprof.runs.recording.settings import Steps
+
+if TYPE_CHECKING:
+    from ligerprof.runs.recording.launch import CommandEnd
+    from ligerprof.runs.recording.settings import Settings, SimulatedGpu
 
 
 @click.command(
@@ -34,9 +43,10 @@ from ligerprof.runs.recording.settings import Steps
 @click.option(
     "--steps",
     metavar="FIRST:LAST",
-    help="The training steps to record, such as 2:4 or 3, counted from 1. Default: all, up to about 400,000 events.",
+    help="The training steps to record, such as 2:4 or 3, counted from 1. Default: all, those around the peak whole.",
     callback=lambda _ctx, _param, text: Steps() if text is None else or_usage_error(Steps.parse, text),
 )
+@size_option("--disk", "disk_bytes", "Limit on files of a recording while the command runs. Default: 4GB.")
 @click.option(
     "--device",
     type=WordChoice(("cuda", "simulated")),
@@ -47,6 +57,20 @@ from ligerprof.runs.recording.settings import Steps
 @click.option("--gpu", metavar="NAME", help="The simulated GPU. Default: h200.")
 @size_option("--memory-limit", "limit_bytes", "Limit on the simulated GPU's reserved memory.")
 @click.option("--eager", is_flag=True, help="Simulate functions of torch.compile without it.")
+@click.option(
+    "--routing",
+    metavar="uniform|worst|FILE",
+    callback=lambda _ctx, _param, text: None if text is None else or_usage_error(canonical_routing, text),
+    help="How tokens choose experts in the simulation, as for `ligerprof step`. Default: uniform.",
+)
+@click.option("--world", type=click.IntRange(min=1), help="Number of simulated ranks. Default: what the launcher says.")
+@click.option(
+    "--ranks",
+    metavar="LIST",
+    default="",
+    help="The ranks to simulate, such as 0,63. Default: the first, the last, and those that these wait for.",
+    callback=lambda _ctx, _param, text: or_usage_error(_ranks, text),
+)
 @own_file_option
 @changed_copy_option("--fixed-config", what="the first suggestion")
 @top_option
@@ -59,10 +83,14 @@ def command(  # noqa: PLR0913 - one argument per option
     ctx: click.Context,
     *,
     steps: Steps,
+    disk_bytes: int | None,
     device: str,
     gpu: str | None,
     limit_bytes: int | None,
     eager: bool,
+    routing: str | None,
+    world: int | None,
+    ranks: tuple[int, ...],
     configs: tuple[str, ...],
     copies: tuple[Path, ...],
     top: int,
@@ -86,36 +114,45 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.reports.terminal import console
     from ligerprof.runs.directory import RESULT, create_run_directory
     from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
-    from ligerprof.runs.recording.launch import environment_of, python_command, run_command
-    from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu
+    from ligerprof.runs.recording.settings import DISK_BYTES, Mode, Settings
 
-    simulated = None
-    if device == "simulated":
-        simulated = SimulatedGpu(gpu=_gpu_name(gpu), limit_bytes=limit_bytes, eager=eager)
-    elif gpu is not None or limit_bytes is not None or eager:
-        raise click.UsageError("--gpu, --memory-limit and --eager need --device simulated.")
+    simulated = _simulated_gpu(gpu, limit_bytes, routing, eager=eager) if device == "simulated" else None
+    given = any(value is not None for value in (gpu, limit_bytes, routing, world)) or eager or ranks
+    if simulated is None and given:
+        raise click.UsageError(
+            "--gpu, --memory-limit, --eager, --routing, --world and --ranks need --device simulated."
+        )
     own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
-    environment = environment_of(Settings(mode=Mode.RUN, output=run.path, steps=steps, simulated=simulated))
+    settings = Settings(
+        mode=Mode.RUN,
+        output=run.path,
+        steps=steps,
+        disk_bytes=DISK_BYTES if disk_bytes is None else disk_bytes,
+        simulated=simulated,
+    )
     # with --json, stdout is for the result alone
     try:
-        end = run_command(python_command(command_line), environment, stdout=2 if as_json else None)
+        with _ranked(command_line, world, ranks) as (started, variables):
+            end = _run(started, variables, settings, stdout=2 if as_json else None)
     except MissingDependencyError:
         run.remove_if_empty()
         raise
     except KeyboardInterrupt:
         # before the command started, and after its end
         ctx.exit(128 + signal.SIGINT)
+    notes: list[str] = []
     if end.interrupted:
         if end.runs:
             say(f"interrupted; the command is still ending, and writes its recordings to {run.path}")
-        elif arrange(run.path, []):
+        elif arrange(run.path, notes):
             say(f"interrupted; the recordings are in {run.path}, for `ligerprof explain`")
         else:
+            say("; ".join(("interrupted", *notes)))
             run.remove_if_empty()
         ctx.exit(end.exit_code)
-    report = collect(run.path, command_line, end.exit_code, own.in_files)
+    report = collect(run.path, command_line, end.exit_code, own.in_files, is_simulated=simulated is not None)
     result = report.to_json()
     if report.ranks:
         run.write_text(RESULT, json.dumps(result, indent=2) + "\n")
@@ -127,6 +164,18 @@ def command(  # noqa: PLR0913 - one argument per option
         console(sys.stderr).print(render_run(report, top=top))
     own.write(report.ranks[0].report if report.ranks else None)
     ctx.exit(DoesNotFitError.exit_code if report.ran_out else end.exit_code)
+
+
+def _run(
+    started: Sequence[str], variables: Mapping[str, str], settings: "Settings", stdout: int | None
+) -> "CommandEnd":
+    """Run the command; a simulated one leaves nothing but the run directory."""
+    from ligerprof.runs.recording.launch import environment_of, run_command
+    from ligerprof.simulated_gpu.files import leaving_nothing
+
+    is_real = settings.simulated is None
+    with nullcontext() if is_real or settings.output is None else leaving_nothing(settings.output):
+        return run_command(started, {**environment_of(settings), **variables}, stdout=stdout, outlives=is_real)
 
 
 def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bool) -> OwnConfig:
@@ -142,7 +191,31 @@ def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bo
         return OwnConfig((), (), force=force)
 
 
-def _gpu_name(gpu: str | None) -> str:
+def _simulated_gpu(gpu: str | None, limit_bytes: int | None, routing: str | None, *, eager: bool) -> "SimulatedGpu":
     from ligerprof.gpus import DEFAULT_GPU, find_gpu
+    from ligerprof.runs.recording.settings import DEFAULT_ROUTING, SimulatedGpu
 
-    return or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
+    name = or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
+    return SimulatedGpu(gpu=name, limit_bytes=limit_bytes, eager=eager, routing=routing or DEFAULT_ROUTING)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    from ligerprof.simulated_gpu.ranks.world import parse_ranks
+
+    return parse_ranks(text) if text else ()
+
+
+@contextmanager
+def _ranked(
+    command_line: tuple[str, ...], world: int | None, ranks: tuple[int, ...]
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The command as it is started, and variables for its ranks, which have a folder for messages meanwhile."""
+    from ligerprof.recipe.commands.launch import has_launcher
+    from ligerprof.runs.recording.launch import python_command
+    from ligerprof.simulated_gpu.ranks.world import World, script_command
+
+    started = python_command(command_line)
+    if world is not None and not has_launcher(command_line):
+        started = script_command(started, world)
+    with TemporaryDirectory(prefix="ligerprof-ranks-", ignore_cleanup_errors=True) as folder:
+        yield started, World(size=world, ranks=ranks, folder=Path(folder)).to_environment()

@@ -1,6 +1,6 @@
 """The --config files of a command that searches for changes: what they can say, and how their frameworks shard."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,9 +38,10 @@ def sharding_of(frameworks: Collection[str], engine: Engine | None) -> "Sharding
     return Sharding(engine=first, wrap=Wrap.ACCELERATE, reduce_dtype=ReduceDtype.BFLOAT16)
 
 
-def ladder_of(own: OwnFiles) -> "Sequence[Change]":
-    """The changes that keep batch and sequence, as the files can say them."""
-    from ligerprof.analyzers.search.changes import make_ladder, same_data, settled
+def changes_of(own: OwnFiles) -> "Mapping[str, Sequence[Change]]":
+    """The changes of `fit`, which keep the sequence, as the files can say them."""
+    from ligerprof.analyzers.search.changes import NEAREST, make_ladder, same_data, settled
 
     ladder = same_data(make_ladder(sharding_of({framework for _, framework in own.files}, None)))
-    return settled(ladder, own.settle) if own.files else ladder
+    changes = {"ladder": ladder, "nearest": NEAREST}
+    return {name: settled(each, own.settle) for name, each in changes.items()} if own.files else changes

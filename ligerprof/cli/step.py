@@ -63,7 +63,7 @@ def command(
         except (MissingDependencyError, OutputError) as error:
             say(f"note: {error}")
         show(report.to_json, lambda: render_step(report), as_json=as_json)
-        fits = report.outcome.oom is None
+        fits = report.fits is not False
     if not fits:
         ctx.exit(DoesNotFitError.exit_code)
 

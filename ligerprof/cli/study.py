@@ -17,7 +17,7 @@ from ligerprof.cli.common_options import (
     timeout_option,
     word_option,
 )
-from ligerprof.cli.output import print_json, say
+from ligerprof.cli.output import print_json, say, say_written
 from ligerprof.cli.sweep import print_plan, print_result, watching
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.categories import Device, Engine
@@ -101,7 +101,7 @@ def _write_report(
     own = [folder.path] if (folder.path / RESULTS_NAME).exists() else []
     # a cell of the folder replaces the same cell of an earlier run
     written = write_report(study, [*earlier, *own], folder.path, command=command, force=force)
-    say(f"wrote {written}")
+    say_written(written)
     return written
 
 

@@ -127,6 +127,7 @@ class KernelSpec:
         memory: bytes of one call; None for plain torch, which the estimate counts operation by operation.
         applies: returns why an architecture has no such operation, or None.
         unavailable_reason: returns why it cannot run on a kind of device (`cuda`, `cpu`, `simulated`), or None.
+        leaves: returns the names of a model's modules that its provider does not patch, though they have the operation.
     """
 
     name: str
@@ -138,6 +139,7 @@ class KernelSpec:
     memory: Callable[[KernelShape], KernelMemory] | None
     applies: Callable[[ModelSpec], str | None]
     unavailable_reason: Callable[[str], str | None]
+    leaves: Callable[[ModelSpec], tuple[str, ...]] = lambda _spec: ()
 
 
 def triton_kernel(

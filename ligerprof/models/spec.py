@@ -19,6 +19,12 @@ from ligerprof.models.streams import StreamSizes
 from ligerprof.models.tape import Tape
 from ligerprof.text import short_repr
 
+# transformers' names of the functions that kernels of gated MLPs compute (activations.py, ACT2FN)
+_GATE_ACTIVATIONS = {
+    Feature.SWIGLU: ("silu", "swish"),
+    Feature.GEGLU: ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new"),
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterShape:
@@ -96,6 +102,11 @@ class ModelSpec:
     tape: Tape | None = field(default=None, repr=False, compare=False)
 
     @property
+    def needs_eager(self) -> bool:
+        """Whether transformers 5.23 computes its attention with eager alone: capped scores, or attention sinks."""
+        return self.attention_softcap is not None or self.architecture.attention.sinks
+
+    @property
     def config(self) -> dict[str, Any]:
         """The transformers config, a fresh dict each time."""
         config: dict[str, Any] = json.loads(self.config_json)
@@ -114,8 +125,12 @@ class ModelSpec:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not."""
+        """Operations that kernels can replace: a rotation of halves is one of them, a partial one is not.
+
+        Nor is a gated MLP whose activation the config replaces with another.
+        """
         found, rotary = self.architecture.features, self.architecture.attention.rotary
+        found -= {gate for gate, names in _GATE_ACTIVATIONS.items() if self.activation not in names}
         has_experts_alone = self.experts and all(self.layer_kinds.sparse) and not self.shared_size
         if has_experts_alone or all(self.layer_kinds.thinned):
             found -= {Feature.SWIGLU, Feature.GEGLU}
@@ -213,7 +228,8 @@ class ModelSpec:
 
     def dropout_rate(self, dropout: Dropout | None) -> float:
         """The dropout probability in the config; 0 for None."""
-        return 0.0 if dropout is None else self._share(dropout.key, self.setting(dropout.key, dropout.default))
+        rate = None if dropout is None else self.setting(dropout.key, dropout.default)
+        return 0.0 if dropout is None or rate is None else self._share(dropout.key, rate)
 
     def _share(self, key: str, value: Any) -> float:
         """A share of one under a config key; raises UnknownModelError for anything else."""

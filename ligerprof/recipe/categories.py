@@ -113,6 +113,13 @@ class Attention(Word):
     SDPA = "sdpa"
     EAGER = "eager"
     FLASH = "flash"
+    # resolved by the recipe: sdpa, or eager for models that transformers computes with eager alone
+    DEFAULT = "default"
+
+    @classmethod
+    def choices(cls) -> tuple["Attention", ...]:
+        """Every implementation; a user gets the default one by leaving the option out."""
+        return tuple(member for member in cls if member is not Attention.DEFAULT)
 
 
 class ExpertsImplementation(Word):

@@ -352,6 +352,7 @@ def require_supported(options: TrainingOptions, *, command: str, simulated: bool
     Raises:
         UnsupportedError: names the first such option.
     """
+    require_gathered_head(options, command=command)
     if simulated and (what := _not_simulated(options)) is not None:
         raise UnsupportedError(f"{command}: the simulator does not cover {what}. Use `ligerprof estimate`, or a GPU.")
     if simulated and options.gpu_spec.vendor is not Vendor.NVIDIA:
@@ -362,6 +363,21 @@ def require_supported(options: TrainingOptions, *, command: str, simulated: bool
     if options.attention is Attention.FLASH:
         flash = typed("attention", Attention.FLASH)
         raise UnsupportedError(f"{command}: {flash} is not supported yet; use {Attention.SDPA}.")
+
+
+def require_gathered_head(options: TrainingOptions, *, command: str) -> None:
+    """Raise UnsupportedError if a loss reads the head's weight where accelerate leaves it sharded.
+
+    With adapters, fsdp2_prepare_model finds no final norm, and the head becomes a group that nothing gathers.
+    """
+    liger = options.providers.get("flce") == "liger"
+    alone = options.lora is not None and options.wrap is Wrap.ACCELERATE and not options.spec.tied_embeddings
+    if alone and (liger or options.loss.is_chunked):
+        loss = "flce of liger" if liger else typed("loss", options.loss)
+        raise UnsupportedError(
+            f"{command}: {loss} reads the head's weight, which {typed('wrap', options.wrap)} leaves sharded beside"
+            f" adapters. Use {typed('wrap', Wrap.LAYERS)}, or ligerprof's flce."
+        )
 
 
 def _not_simulated(options: TrainingOptions) -> str | None:

@@ -118,7 +118,12 @@ class TrainingOptions(ModelOptions):
         requirement="a positive norm, or 0 not to clip",
         default_text="none; 1.0 with deepspeed",
     )
-    attention: Attention = option(Group.TRAINING, "Attention implementation.", default=Attention.SDPA)
+    attention: Attention = option(
+        Group.TRAINING,
+        "Attention implementation.",
+        default=Attention.DEFAULT,
+        default_text="sdpa; eager for models that transformers computes with eager alone",
+    )
     loss: Loss = option(
         Group.TRAINING,
         "Loss over the vocabulary: transformers' of today or of version 4.45, TRL's chunked_nll (up to version 1.14),"
@@ -264,6 +269,8 @@ class TrainingOptions(ModelOptions):
             self._settle("qlora", self.qlora or self.lora)
             self._settle("lora", None)
             self._settle("quantization", None)
+        if self.attention is Attention.DEFAULT:
+            self._settle("attention", Attention.EAGER if self.spec.needs_eager else Attention.SDPA)
         if self.optimizer is Optimizer.DEFAULT:
             on_gpu = self.offload is Offload.NONE or self.engine is not Engine.DEEPSPEED
             self._settle("optimizer", Optimizer.ADAMW_FUSED if on_gpu else Optimizer.DEEPSPEED_CPU_ADAM)

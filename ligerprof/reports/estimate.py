@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.estimate import FitVerdict, HostVerdict, MemoryEstimate, Moment
+from ligerprof.analyzers.estimate import Answer, FitVerdict, HostVerdict, MemoryEstimate, Moment
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.listing import listing_table
@@ -77,7 +77,7 @@ def summary(estimate: MemoryEstimate) -> str:
         text += f" {_fit_host(estimate.host)}"
     elif estimate.host_bytes:
         text += f" Training uses {format_bytes(estimate.host_bytes)} of main memory."
-    return text if estimate.verdict is None else f"{text} {_fit(estimate.verdict)}"
+    return text if estimate.gpu is None else f"{text} {_fit(estimate, estimate.gpu)}"
 
 
 def _fit_host(host: HostVerdict) -> str:
@@ -86,18 +86,21 @@ def _fit_host(host: HostVerdict) -> str:
     return f"What it keeps in main memory {verb} in {limit} (--host-memory): {needed} for all GPUs."
 
 
-def _fit(verdict: FitVerdict) -> str:
+def _fit(estimate: MemoryEstimate, verdict: FitVerdict) -> str:
     where = f" in the {verdict.decided_by}" if verdict.decided_by is not Moment.STEADY else ""
-    allocated, reserved = format_bytes(verdict.allocated_bytes), format_bytes(verdict.expected_reserved_bytes)
+    freely = " without the limit" if estimate.reserved_bytes > verdict.limit_bytes else ""
+    reserved = f"{format_bytes(estimate.reserved_bytes)} reserved{freely}"
+    sizes = f"{format_bytes(verdict.allocated_bytes)} allocated{where}, {reserved}"
     limit = f"{format_bytes(verdict.limit_bytes)} ({verdict.limit_source})"
-    if not verdict.allocated_fits:
-        return f"It DOES NOT FIT in {limit}: {allocated} allocated{where}."
-    if verdict.fits:
-        return f"It fits in {limit}: {allocated} allocated{where}, about {reserved} reserved."
-    return (
-        f"It MAY NOT FIT in {limit}: {allocated} allocated{where}, but about {reserved} reserved."
-        " `ligerprof step --device simulated` with --memory-limit tries it with torch's allocator."
-    )
+    text = f"It {answer_text(verdict.answer)} in {limit}: {sizes}."
+    if verdict.answer is not Answer.MAY_NOT_FIT:
+        return text
+    return f"{text} `ligerprof step --device simulated` with --memory-limit settles it."
+
+
+def answer_text(answer: Answer) -> str:
+    """The judge's answer after a subject, in capitals unless it fits."""
+    return str(answer) if answer is Answer.FITS else str(answer).upper()
 
 
 # the columns of a layer's memory; other roles go to `other`

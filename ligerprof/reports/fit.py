@@ -8,6 +8,9 @@ from ligerprof.analyzers.search.budget import Method, Verdict
 from ligerprof.analyzers.search.fit import Bound, Fit, Point
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import command_line
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import Limit
+from ligerprof.reports.estimate import answer_text
 from ligerprof.reports.listing import listing_table
 from ligerprof.reports.shell_command import ShellCommand
 from ligerprof.units import format_bytes
@@ -19,18 +22,32 @@ if TYPE_CHECKING:
 _ENDS = {Bound.POSITIONS: ", the model's maximum", Bound.SEQUENCES: ", all sequences of the file"}
 
 
-def render_fit(fit: Fit) -> "RenderableType":
-    """Lay out the answers: the limit, the wanted pair, the largest batch and sequence, the frontier, the settings."""
+def render_fit(fit: Fit, *, answered: bool = False) -> "RenderableType":
+    """Lay out the answers: the limit, the wanted pair, the largest batch and sequence, the frontier, the settings.
+
+    Args:
+        answered: whether the lines up to the answers are printed already.
+    """
     from rich.console import Group
     from rich.text import Text
 
     return Group(
-        Text(fit.recipe.summary, style="bold"),
-        Text(f"The limit is {format_bytes(fit.limit.size_bytes)} of reserved bytes ({fit.limit.source})."),
-        *(Text(line) for line in _answers(fit)),
+        *([] if answered else [heading(fit.recipe, fit.limit), *(Text(line) for line in _answers(fit))]),
         *([_frontier_table(fit)] if fit.frontier else []),
         *_settings(fit),
+        *_nearest(fit),
         *(Text(f"note: {sentence}") for sentence in fit.notes),
+    )
+
+
+def heading(recipe: TrainingRecipe, limit: Limit) -> "RenderableType":
+    """The recipe and the limit."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        Text(recipe.summary, style="bold"),
+        Text(f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source})."),
     )
 
 
@@ -39,11 +56,10 @@ def describe_verdict(verdict: Verdict) -> str:
     held, moment = format_bytes(verdict.held_bytes), _moment(verdict)
     if not verdict.fits_host:
         return "DOES NOT FIT main memory (--host-memory)"
-    if verdict.checked is Method.ESTIMATED:
-        return f"{'fits' if verdict.fits else 'DOES NOT FIT'}: {held} allocated{moment} (estimated)"
-    if verdict.fits:
-        return f"fits: {held} reserved{moment} (simulated)"
-    return f"DOES NOT FIT: out of memory{moment} (simulated)"
+    answer = answer_text(verdict.answer)
+    if verdict.checked is Method.SIMULATED and not verdict.fits:
+        return f"{answer}: out of memory{moment} (simulated)"
+    return f"{answer}: {held} {verdict.held}{moment} ({verdict.method})"
 
 
 def _moment(verdict: Verdict) -> str:
@@ -56,20 +72,34 @@ def _moment(verdict: Verdict) -> str:
 
 
 def _answers(fit: Fit) -> Iterator[str]:
-    yield f"{fit.recipe.batch} x {fit.recipe.seq} tokens {describe_verdict(fit.wanted)}."
-    yield f"Largest batch at {fit.recipe.seq} tokens: {_answer(fit.batch, Axis.BATCH)}"
-    if fit.recipe.lengths is not None:
-        return
-    yield f"Longest sequence at batch {fit.recipe.batch}: {_answer(fit.seq, Axis.SEQ)}"
+    yield answer_line(fit.recipe, "wanted", fit.wanted)
+    yield answer_line(fit.recipe, "batch", fit.batch)
+    if fit.recipe.lengths is None:
+        yield answer_line(fit.recipe, "seq", fit.seq)
 
 
-def _answer(point: Point | None, axis: Axis) -> str:
+def answer_line(recipe: TrainingRecipe, name: str, answer: Verdict | Point | None) -> str:
+    """One of the three answers: `wanted`, `batch` or `seq`."""
+    if isinstance(answer, Verdict):
+        return f"{recipe.batch} x {recipe.seq} tokens {describe_verdict(answer)}."
+    asked = {
+        "batch": f"Largest batch at {recipe.seq} tokens",
+        "seq": f"Longest sequence at batch {recipe.batch}",
+    }
+    return f"{asked[name]}: {_answer(answer)}"
+
+
+def _answer(point: Point | None) -> str:
     if point is None:
         return "none"
-    figure = point.batch if axis is Axis.BATCH else point.seq
+    figure = point.batch if point.axis is Axis.BATCH else point.seq
     end = _ENDS.get(point.bounded_by, "")
     verdict = point.verdict
-    return f"{figure}{end} ({format_bytes(verdict.held_bytes)} {verdict.held}{_moment(verdict)}, {verdict.method})"
+    text = f"{figure}{end} ({format_bytes(verdict.held_bytes)} {verdict.held}{_moment(verdict)}, {verdict.method})"
+    if not point.fragmented:
+        return text
+    verb = "fails" if len(point.fragmented) == 1 else "fail"
+    return f"{text}; {', '.join(map(str, point.fragmented))} {verb} through fragmentation"
 
 
 def _frontier_table(fit: Fit) -> "Table":
@@ -102,3 +132,12 @@ def _settings(fit: Fit) -> Iterator["RenderableType"]:
     yield Text(f"The cheapest settings for {wanted}: {titles}.")
     yield Text(f"With them it {describe_verdict(fit.settings.plan_verdict)}.")
     yield ShellCommand(f"  {command_line('estimate', fit.settings.plan)}")
+
+
+def _nearest(fit: Fit) -> Iterator["RenderableType"]:
+    from rich.text import Text
+
+    if fit.nearest:
+        yield Text("Each of these alone makes a batch fit:")
+    for each in fit.nearest:
+        yield Text(f"  {each.change.title}: largest batch {_answer(each.point)}; {each.change.cost}")

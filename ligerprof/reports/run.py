@@ -1,6 +1,8 @@
 """Render `ligerprof run`: what was recorded, the worst rank, and what holds its peak."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.gpus import find_gpu
@@ -14,7 +16,7 @@ from ligerprof.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_MOST_ROWS = 6
+_MOST_ROWS, _MOST_NAMES = 6, 4
 
 
 def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
@@ -42,13 +44,16 @@ def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:
     gpu = find_gpu(str(simulated["gpu"]))
     figures = "" if gpu.measured else ", whose figures come from data sheets"
     yield f"Simulated for {gpu.title}{figures}; this machine's GPU was not used."
+    for name in simulated.get("stand_ins", ()):
+        yield f"{name} was not on this machine: its configuration is the catalog's, and each byte of a text is a token."
     made_up = simulated["made_up"]
     shapes = [row for row in made_up if row["is_shape"]]
     if made_up:
         yield f"Values that the model computes were made up where the program read them, {_times(made_up)}:"
         for row in made_up[:_MOST_ROWS]:
             means = "; the size of a tensor depends on it" if row["is_shape"] else ""
-            yield f"- {row['what']} at {row['place']}, {_times([row])}{means}"
+            means += "; the program branches on it" if row.get("is_branch") else ""
+            yield f"- {row['what']} at {_short(row['place'])}, {_times([row])}{means}"
         if len(made_up) > _MOST_ROWS:
             yield f"- and at {len(made_up) - _MOST_ROWS} more places, in {RECORDING}"
         yield (
@@ -56,8 +61,24 @@ def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:
             if shapes
             else "They decide about no size; the program may branch on them."
         )
-    if simulated["not_written"]:
-        yield f"Not written, since weights have no values: {len(simulated['not_written'])} checkpoint files."
+    yield from _files_lines(simulated.get("not_written", ()), simulated.get("unchanged", ()))
+
+
+def _files_lines(new: Sequence[str], existing: Sequence[str]) -> Iterator[str]:
+    def listed(paths: Sequence[str]) -> str:
+        names = ", ".join(map(_short, paths[:_MOST_NAMES]))
+        more = len(paths) - _MOST_NAMES
+        return f"{names} and {more} more" if more > 0 else names
+
+    if new:
+        yield f"Not kept, since what a simulated run writes follows from made-up values: {listed(new)}."
+    if existing:
+        yield f"Not changed, although the program wrote to them or removed them: {listed(existing)}."
+
+
+def _short(place: str) -> str:
+    """A path as seen from here, or from the folder of Python's packages."""
+    return place.rpartition("/site-packages/")[2].removeprefix(f"{Path.cwd()}{os.sep}")
 
 
 def _times(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -81,7 +81,11 @@ def verdict_lines(report: StepReport) -> list[str]:
             *_reached_lines(report),
         ]
     where = f" in {peak.peak_phase.value}" if peak.peak_phase else ""
-    return [f"The peak is {format_bytes(report.outcome.peak_bytes)}{where}: {holders(peak.roles)}."]
+    lines = [f"The peak is {format_bytes(report.outcome.peak_bytes)}{where}: {holders(peak.roles)}."]
+    if report.verdict is not None and report.limit_bytes is not None:
+        reserved = format_bytes(report.outcome.highest_reserved_bytes)
+        lines.append(f"It {report.verdict} in {format_bytes(report.limit_bytes)}: {reserved} reserved.")
+    return lines
 
 
 def _reached_lines(report: StepReport) -> Iterator[str]:

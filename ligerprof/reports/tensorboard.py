@@ -39,10 +39,9 @@ def write_summaries(report: StepReport) -> None:
         # its thread raises errors of writing here, and again where Python would print a traceback
         with _quiet_threads(), SummaryWriter(log_dir=str(folder)) as writer:
             _write(writer, report)
-    except OSError as error:
-        raise OutputError(
-            f"{folder}: no TensorBoard scalars ({error.strerror or error}). Choose another place."
-        ) from None
+    except (OSError, UnicodeEncodeError) as error:
+        reason = (error.strerror or error) if isinstance(error, OSError) else "the folder's name is not UTF-8"
+        raise OutputError(f"{folder}: no TensorBoard scalars ({reason}). Choose another place.") from None
 
 
 @contextmanager

@@ -126,3 +126,9 @@ class StepOutcome:
     second_step_peak_bytes: int | None = None
     second_step_reserved_bytes: int | None = None
     outside: OutsideMemory | None = None
+
+    @property
+    def highest_reserved_bytes(self) -> int:
+        """The most that was reserved in any step and in an evaluation."""
+        others = (self.second_step_reserved_bytes or 0, self.evaluation_reserved_bytes or 0)
+        return max(self.reserved_bytes, self.first_step_reserved_bytes, *others)

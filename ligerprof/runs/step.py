@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from ligerprof.analyzers.estimate import MemoryEstimate, estimate, headroom_note, require_host_memory
+from ligerprof.analyzers.estimate import (
+    Answer,
+    MemoryEstimate,
+    estimate,
+    headroom_note,
+    judge,
+    require_host_memory,
+)
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import PeakReport
@@ -17,7 +24,7 @@ from ligerprof.recipe.categories import Device
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.recipe.usable_memory import outside_bytes
+from ligerprof.recipe.usable_memory import find_limit, outside_bytes
 from ligerprof.roles import STEP_PHASES, Backend, Phase, shown_phases
 from ligerprof.runs.directory import RECIPE, RESULT, RunDirectory
 from ligerprof.runs.outcome import Progress, StepOutcome
@@ -54,6 +61,26 @@ class StepReport:
         """The failed allocation if memory ran out and the recording contains it."""
         oom, failed = self.outcome.oom, self.analysis.out_of_memory
         return None if oom is None or failed is None else failed.under_limit(oom.limit_bytes)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The limit on reserved bytes that the step ran under; None if it was measured without one."""
+        if self.outcome.oom is not None:
+            return self.outcome.oom.limit_bytes
+        if self.outcome.backend is Backend.SIMULATED:
+            return find_limit(self.recipe).size_bytes
+        return self.recipe.memory_limit_bytes
+
+    @property
+    def verdict(self) -> Answer | None:
+        """Whether the step fits the limit; None without one."""
+        completed = self.outcome.oom is None
+        return None if self.limit_bytes is None else judge(self.limit_bytes, lambda _limit: completed)
+
+    @property
+    def fits(self) -> bool | None:
+        """The verdict in JSON."""
+        return None if self.verdict is None else self.verdict.fits
 
     @property
     def reached_phases(self) -> tuple[Phase, ...]:
@@ -97,6 +124,7 @@ class StepReport:
             select(outcome, "reserved_bytes", "first_step_peak_bytes", "first_step_reserved_bytes"),
             select(outcome, "second_step_peak_bytes", "second_step_reserved_bytes"),
             select(outcome, "evaluation_reserved_bytes"),
+            select(self, "limit_bytes", "fits", "verdict"),
             {"phases": _per_phase(outcome.phases), "after_phase": _per_phase(outcome.after_phase)},
             select(self, "peak.roles", "step_seconds", "step_seconds_all=outcome.step_seconds", "tokens_per_second"),
             {

@@ -1,5 +1,6 @@
 """One training step of a recipe; the same code runs on a GPU and on fake tensors."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -313,6 +314,10 @@ def find_architecture(spec: ModelSpec) -> tuple[Any, Any]:
         config: Any = AutoConfig.for_model(values.pop("model_type"), **values)
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except (KeyError, ValueError) as error:
+        if sys.flags.optimize > 1:
+            raise UnknownModelError(
+                f"{spec.name}: transformers reads docstrings, which python -OO leaves out. Run python without -OO."
+            ) from None
         raise UnknownModelError(
             f"{spec.name}: transformers has no causal language model for {spec.model_type!r} ({error})."
         ) from None

@@ -16,6 +16,7 @@
 #include <ATen/ops/normal_native.h>
 #include <ATen/ops/uniform_native.h>
 #include <ATen/ops/zero_native.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
 #include <atomic>
@@ -285,6 +286,15 @@ at::Tensor& fill_on_host(at::Tensor& self, const at::Scalar& value) {
 }
 at::Tensor& zero_on_host(at::Tensor& self) { return is_weight(self) ? self : at::native::zero_(self); }
 
+// Of DistributedDataParallel's log: the times when the host came by.
+struct HostTimer final : c10d::Timer {
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    auto first = getTimestamp(start), last = getTimestamp(end);
+    if (!first || !last) return std::nullopt;
+    return *last - *first;
+  }
+};
+
 // torch warns once about a kernel that replaces another, as some of these do on purpose
 struct Silent final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
@@ -312,6 +322,8 @@ void gpu_install(Allocate allocate, Release release_block, Synchronize wait) {
   host.impl("uniform_", TORCH_FN(uniform_on_host));
   host.impl("fill_.Scalar", TORCH_FN(fill_on_host));
   host.impl("zero_", TORCH_FN(zero_on_host));
+  c10d::TimerRegistry()->Register(
+      DeviceType::CUDA, [](Device) { return std::unique_ptr<c10d::Timer>(new HostTimer); }, c10::REGISTRY_PREFERRED);
   for (const char* name : kViews) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_on_cpu>());
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ligerprof.errors import MissingDependencyError
+from ligerprof.simulated_gpu.files import unwatched
 from ligerprof.torch_memory.allocator.compiled import compilers
 
 _SOURCE = Path(__file__).with_name("backend.cpp")
@@ -33,7 +34,7 @@ class Backend:
     """
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(str(built_library()))
+        library = _loaded()
         self.stream: Callable[[], int] = library.gpu_stream
         self.set_stream: Callable[[int], None] = library.gpu_set_stream
         self.new_stream: Callable[[], int] = library.gpu_new_stream
@@ -76,6 +77,17 @@ class Backend:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes.")
 
 
+def _loaded() -> Any:
+    path = built_library()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        # damaged, such as by a disk that was full
+        with unwatched():
+            path.unlink(missing_ok=True)
+        return ctypes.CDLL(str(built_library()))
+
+
 def built_library() -> Path:
     """The path of the built library, in the user's cache.
 
@@ -90,7 +102,8 @@ def built_library() -> Path:
         with suppress(OSError):
             if path.is_file() and path.stat().st_uid == os.getuid():
                 return path
-    return _build(name)
+    with unwatched():
+        return _build(name)
 
 
 def _folders() -> Iterator[Path]:

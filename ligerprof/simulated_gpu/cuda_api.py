@@ -18,6 +18,8 @@ from ligerprof.simulated_gpu.values import place
 
 # the CUDA version that a CPU build of torch pretends to have
 _CUDA_VERSION = "13.0"
+# 2.28.9, as torch writes it
+_NCCL_VERSION = 2 << 32 | 28 << 16 | 9
 _L2_BYTES = 50 << 20
 _POOLS = ("all", "small_pool", "large_pool")
 
@@ -43,8 +45,13 @@ def install(device: Device, backend: Backend) -> None:
     if torch.version.cuda is None:
         torch.version.cuda = _CUDA_VERSION
     torch.backends.cuda.is_built = lambda: True
+    # marks for NVIDIA's profilers
+    cuda.nvtx._nvtx = SimpleNamespace(**dict.fromkeys(_MARKS, _nothing))
     _replace_streams(backend)
     _refuse_graphs()
+
+
+_MARKS = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 
 
 def _device_functions(device: Device) -> dict[str, Callable[..., Any]]:
@@ -221,6 +228,8 @@ def _stream_functions(device: Device, backend: Backend) -> dict[str, Callable[..
         return number, 0, 1
 
     return {
+        "_nccl_version": lambda: _NCCL_VERSION,
+        "_nccl_version_suffix": lambda: b"",
         "_cuda_synchronize": lambda: device.synchronize(-1),
         "_cuda_getCurrentStream": lambda _index=0: stream(backend.stream()),
         "_cuda_getDefaultStream": lambda _index=0: stream(0),

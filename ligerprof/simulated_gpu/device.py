@@ -2,22 +2,39 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
+from ligerprof.simulated_gpu.history import ContextLike, History
+from ligerprof.snapshots.writer import EventContext, build_snapshot
 from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 
 # aten/src/ATen/cuda/CublasHandlePool.cpp
 _WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cuda::getCUDABlasLtWorkspace()"}
+_SEGMENTS_MADE = frozenset({"segment_alloc", "segment_map"})
+_SEGMENTS_FREED = frozenset({"segment_free", "segment_unmap"})
 # torch's own default for max_entries is the largest integer
 _MOST_ENTRIES = 2**40
+
+
+class Tape:
+    """What happens on the device while something runs.
+
+    Attributes:
+        events: requested bytes, address and context of each allocation; 0 in the place of the bytes if it is a free.
+        spoiled: whether something else happened than allocations and frees of one stream.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+        self.events: list[tuple[int, int, EventContext]] = []
+        self.spoiled = False
 
 
 class Device(SimulatedDevice):
@@ -27,6 +44,8 @@ class Device(SimulatedDevice):
         allocations: number of blocks handed out so far.
         frees: number of blocks taken back so far.
         failures: how often it ran out.
+        given: the context of events that are repeated.
+        tapes: what notes the events now.
         observers: called with (device, requested, allocated, free bytes) when memory runs out.
     """
 
@@ -37,7 +56,7 @@ class Device(SimulatedDevice):
         self.allocations = self.frees = self.segments = self.segment_frees = self.failures = 0
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.lock = threading.RLock()
-        self._history: deque[TraceEvent] | None = None
+        self._history: History | None = None
         self._takes_stacks = False
         self._blocks: dict[int, Block] = {}
         # blocks whose storage has ended while another stream may use them
@@ -46,11 +65,14 @@ class Device(SimulatedDevice):
         self._ended: list[int] | None = None
         # name of the C++ function that allocates a workspace; attribution reads it
         self._native = ""
+        self.tapes: list[Tape] = []
+        self.given: EventContext | None = None
 
     def start_history(self, *, most_entries: int | None, stacks: bool) -> None:
         """Record events from now on, the newest `most_entries`, with Python stacks of allocations or without."""
         limit = None if most_entries is None or most_entries > _MOST_ENTRIES else most_entries
-        self._history = deque(self._history or (), maxlen=limit)
+        if self._history is None or self._history.limit != limit:
+            self._history = History(limit, self._history or ())
         self._takes_stacks = stacks
 
     def stop_history(self) -> None:
@@ -76,20 +98,25 @@ class Device(SimulatedDevice):
             return block.address
 
     def allocate(self, size_bytes: int) -> Block:
-        """Allocate a block on the current stream."""
+        """Allocate a block on the current stream, once blocks that waited for other streams are free.
+
+        The GPU keeps up with the host: what other streams were given has ended by the next allocation.
+        """
+        if self._waiting:
+            self.synchronize(-1)
         try:
-            block = super().allocate(size_bytes)
+            # `super()` would be an object for each block
+            block = SimulatedDevice.allocate(self, size_bytes)
         except AllocatorFullError as full:
-            if self._waiting:
-                # the allocator waits for other streams before it gives up
-                self.synchronize(-1)
-                return self.allocate(size_bytes)
             self.failures += 1
             free = max(self.capacity_bytes - full.reserved_bytes, 0)
             for observe in self.observers:
                 observe(0, size_bytes, self.allocator.allocated_bytes, free)
             raise
         self.allocations += 1
+        for tape in self.tapes:
+            tape.events.append((size_bytes, block.address, self._context_of(block)))
+            tape.spoiled |= self.stream != tape.stream
         return block
 
     def hold_for_good(self, name: str, size_bytes: int) -> None:
@@ -103,7 +130,11 @@ class Device(SimulatedDevice):
     def release(self, block: Block) -> None:
         """Take a block back."""
         self.frees += 1
-        super().release(block)
+        self._event_stream = block.pool.stream
+        context = self.given or self._stamp
+        for tape in self.tapes:
+            tape.events.append((0, block.address, context))
+        self.allocator.free(block, context)
 
     def give_back(self, address: int) -> None:
         """Free the block of a storage that ended, or as soon as the streams that use it have ended their work."""
@@ -132,12 +163,14 @@ class Device(SimulatedDevice):
 
     def use_on(self, address: int, stream: int) -> None:
         """Note that another stream uses a block, as `record_stream` does."""
+        self.spoil_tapes()
         block = self._blocks.get(address)
         if block is not None and block.pool.stream != stream:
             self._used_by.setdefault(address, set()).add(stream)
 
     def synchronize(self, stream: int) -> None:
         """End the work of a stream, or of all if it is negative; free the blocks that wait for it."""
+        self.spoil_tapes()
         with self.lock:
             if not self._waiting and not self._used_by:
                 return
@@ -158,6 +191,33 @@ class Device(SimulatedDevice):
         block = self._blocks.get(address)
         return 0 if block is None else block.requested_bytes
 
+    @contextmanager
+    def taping(self) -> Iterator[Tape]:
+        """Note what happens inside."""
+        tape = Tape(self.stream)
+        self.tapes.append(tape)
+        try:
+            yield tape
+        finally:
+            self.tapes.remove(tape)
+
+    def spoil_tapes(self) -> None:
+        """What runs depends on values, or on other streams."""
+        for tape in self.tapes:
+            tape.spoiled = True
+
+    def context_like(self, context: EventContext, stamp: str, other: str) -> EventContext:
+        """A context with the stack of another, and its stamp with another beginning."""
+        if self._history is None:
+            return self._stamp
+        text = context.stamp
+        text = other + text[len(stamp) :] if text.startswith(stamp) else text
+        return ContextLike(text, context) if self._takes_stacks else EventContext(text)
+
+    def room_bytes(self) -> int:
+        """What the allocator can still reserve."""
+        return self.allocator.room_bytes()
+
     def snapshot(self) -> dict[str, Any]:
         """What torch.cuda.memory._snapshot() returns."""
         with self.lock:
@@ -168,7 +228,12 @@ class Device(SimulatedDevice):
         """The context of an event without a stack; its stamp is the metadata of the events that follow."""
         return self._stamp
 
+    def _context_of(self, block: Block) -> EventContext:
+        return block.context if isinstance(block.context, EventContext) else self._stamp
+
     def _context(self) -> EventContext | None:
+        if self.given is not None:
+            return self.given
         if not self._takes_stacks:
             return self._stamp
         context = self._with_stack()
@@ -177,11 +242,23 @@ class Device(SimulatedDevice):
         return context
 
     def _note(self, action: str, address: int, size_bytes: int, context: object) -> None:
-        if action in ("segment_alloc", "segment_map"):
-            self.segments += 1
-        elif action in ("segment_free", "segment_unmap"):
-            self.segment_frees += 1
         if self._history is not None:
             kept = context if isinstance(context, EventContext) else self._stamp
-            now = time.time_ns() // 1000
-            self._history.append(TraceEvent(action, address, size_bytes, kept, self._event_stream, now))
+            self._history.append(action, address, size_bytes, kept, self._event_stream, time.time_ns() // 1000)
+        # nearly all events are allocations and frees
+        if action in _SEGMENTS_MADE:
+            self.segments += 1
+        elif action in _SEGMENTS_FREED:
+            self.segment_frees += 1
+
+    def repeated_calls(
+        self, blocks: int
+    ) -> tuple[Callable[[int, EventContext], Block], Callable[[Block, object], None]]:
+        """Functions that allocate and free on the current stream, `blocks` times each, with a context."""
+        if self.tapes:
+            return lambda size_bytes, _context: self.allocate(size_bytes), lambda block, _context: self.release(block)
+        # the allocator itself, without two calls of Python for each block
+        self.allocations += blocks
+        self.frees += blocks
+        self._event_stream = self.stream
+        return partial(self.allocator.malloc, stream=self.stream), self.allocator.free

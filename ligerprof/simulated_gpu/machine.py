@@ -1,23 +1,35 @@
 """Turn this process into one with a simulated GPU: for the rest of its life, torch's `cuda` is the simulation."""
 
 import atexit
+import gc
 import os
+import signal
+import threading
+from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.simulated_gpu import cuda_api
+from ligerprof.recipe.routing import UNIFORM
+from ligerprof.simulated_gpu import cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
+from ligerprof.simulated_gpu.files import watched
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
+from ligerprof.simulated_gpu.ranks.group import install_ranks
 from ligerprof.simulated_gpu.saving import Checkpoints
+from ligerprof.simulated_gpu.siblings import Siblings
+from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.units import GIB, MIB
 
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
+_LATER_SECONDS = 0.01
 _ALLOC_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -26,34 +38,50 @@ class Machine:
 
     Args:
         gpu: which one.
-        limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
+        limit_bytes: limit on reserved memory, which may be more than the GPU has; None: what torch gets of the GPU's.
         eager: whether functions of torch.compile run without it, instead of being refused.
+        routing: how tokens choose experts.
 
     Attributes:
         device: its memory.
         values: what is known of the values on it.
         operators: its kernels.
-        checkpoints: what the program saved.
+        checkpoints: how the program saves and loads.
+        siblings: its layers that do not run.
+        stand_ins: models that are not on this machine.
     """
 
-    def __init__(self, gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False) -> None:
+    def __init__(
+        self, gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False, routing: str = UNIFORM
+    ) -> None:
         self.eager = eager
         text = next((os.environ[name] for name in _ALLOC_CONFS if os.environ.get(name)), "")
-        capacity = gpu.usable_bytes if limit_bytes is None else min(limit_bytes, gpu.usable_bytes)
+        capacity = gpu.usable_bytes if limit_bytes is None else limit_bytes
         self.device = Device(gpu, capacity_bytes=capacity, settings=parse_allocator_settings(text))
-        self.values = Values(self.device.size_of)
+        self.values = Values(self.device.size_of, routing)
         self.operators = Operators(self.device, self.values)
-        self.checkpoints = Checkpoints()
+        self._files = watched()
+        self.checkpoints = Checkpoints(self.values, self._files, self.device.synchronize)
+        self.stand_ins = StandIns()
+        self.siblings = Siblings(self.device, self.values)
         self._backend = Backend()
 
     def install(self) -> None:
         """Replace torch's CUDA; it cannot be undone."""
+        _collect_rarely()
         self._backend.install(self._allocate, self._release, self.device.synchronize)
         cuda_api.install(self.device, self._backend)
         patch_process(self)
         self.operators.register()
+        loading.install(self.stand_ins)
         self.checkpoints.install()
+        self.siblings.install()
+        install_ranks(self)
         atexit.register(self._backend.detach)
+        # only the main thread may set handlers
+        with suppress(ValueError):
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._interrupt)
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
         """Give a storage memory of another size, as UntypedStorage.resize_ does on a GPU."""
@@ -65,12 +93,15 @@ class Machine:
         return {
             "gpu": self.device.gpu.name,
             "measured_gpu": self.device.gpu.measured,
+            "routing": self.values.routing,
             "attention": sorted(self.operators.attention_used),
             "made_up": [
-                {"what": what, "place": where, "is_shape": is_shape, "times": times}
-                for (what, where, is_shape), times in made_up
+                {"what": what, "place": where, "is_shape": is_shape, "is_branch": is_branch, "times": times}
+                for (what, where, is_shape, is_branch), times in made_up
             ],
-            "not_written": self.checkpoints.paths,
+            "stand_ins": self.stand_ins.models,
+            "not_written": [] if self._files is None else self._files.new(),
+            "unchanged": [] if self._files is None else self._files.unchanged(),
             "pinned_bytes": self._backend.highest_pinned_bytes(),
         }
 
@@ -80,6 +111,17 @@ class Machine:
         except AllocatorFullError as full:
             self._backend.ran_out(self._message(full))
             return 0
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt, later if C++ has called the allocator, since ctypes would drop the exception."""
+        callbacks = {function.__code__ for function in (Machine._allocate, Machine._release, Device.synchronize)}
+        inner = frame
+        while inner is not None:
+            if inner.f_code in callbacks:
+                threading.Timer(_LATER_SECONDS, os.kill, (os.getpid(), number)).start()
+                return
+            inner = inner.f_back
+        signal.default_int_handler(number, frame)
 
     def _release(self, address: int) -> None:
         self.values.forget(address)
@@ -98,6 +140,15 @@ class Machine:
         )
 
 
+def _collect_rarely() -> None:
+    """Python's collector takes a fifth of the imports of a trainer, which leave nothing to collect."""
+    before = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
+    # from the first tensor on the GPU, cycles end as they do on a GPU
+    cuda: Any = torch.cuda
+    cuda._lazy_call(lambda: gc.set_threshold(*before))
+
+
 def _torch_size(size_bytes: int) -> str:
     """As CUDACachingAllocator's format_size, which programs read."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
@@ -106,10 +157,10 @@ def _torch_size(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def install(gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False) -> Machine:
+def install(gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False, routing: str = UNIFORM) -> Machine:
     """Make and install a machine, once per process."""
     if not _INSTALLED:
-        _INSTALLED.append(Machine(gpu, limit_bytes=limit_bytes, eager=eager))
+        _INSTALLED.append(Machine(gpu, limit_bytes=limit_bytes, eager=eager, routing=routing))
         _INSTALLED[0].install()
     return _INSTALLED[0]
 

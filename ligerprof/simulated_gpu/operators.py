@@ -88,6 +88,8 @@ class Operators:
             library.impl("scaled_dot_product_attention", attention, key)  # type: ignore[no-untyped-call]
         others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
         others.fallback(self.run, "CUDA")  # type: ignore[no-untyped-call]
+        for kind in ("Sparse", "SparseCsr", "Quantized", "NestedTensor"):
+            others.fallback(partial(_refuse, kind), f"{kind}CUDA")  # type: ignore[no-untyped-call]
         self._libraries += [library, others]
 
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,6 +133,13 @@ class Operators:
                 f"{place()}: the simulated GPU cannot run {func}: torch has no rule for the shape of its result."
                 " Run without it, or on a GPU."
             ) from error
+
+
+def _refuse(kind: str, func: Any, *_args: Any, **_kwargs: Any) -> None:
+    raise UnsupportedError(
+        f"{place()}: {func}: the simulated GPU does not cover tensors of the kind {kind}."
+        " Run without them, or on a GPU."
+    )
 
 
 class _Steps:

@@ -3,6 +3,8 @@
 import functools
 import os
 import sys
+import sysconfig
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -11,18 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
-from ligerprof.simulated_gpu.values import place
+from ligerprof.simulated_gpu import recurrent
+from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
 
 # machine.Machine, which imports this module
 Machine = Any
-_OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "WANDB_MODE": "disabled",
-    "MLFLOW_TRACKING_URI": "",
-    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
-    "COMET_MODE": "DISABLED",
-    "NEPTUNE_MODE": "debug",
-}
+# of huggingface_hub, which does not wait for a network if it is told that there is none
+_OFFLINE_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 
 
 def patch_process(machine: Machine) -> None:
@@ -32,13 +29,12 @@ def patch_process(machine: Machine) -> None:
     _scalers_go_on()
     _casts_end_in_order(machine)
     _refusals_in_a_line()
-    _recurrent_layers_are_refused()
+    recurrent.install()
     _compiled_functions(eager=machine.eager)
     # weights arrive in the order of threads otherwise, which varies on a GPU, too
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
-    # what models compute is made up, so nobody else may see it
-    os.environ.update(_OFFLINE)
     after_import_or_now("triton.runtime.jit", _leave_out_launches)
+    after_import_or_now("vllm.entrypoints.llm", _vllm_is_refused)
 
 
 def _plans_touch_no_gpu() -> None:
@@ -82,30 +78,54 @@ def _scalers_go_on() -> None:
     scaler._maybe_opt_step = lambda _scaler, optimizer, _state, *args, **kwargs: optimizer.step(*args, **kwargs)
 
 
-def _recurrent_layers_are_refused() -> None:
-    """CuDNN's kernels of LSTM and GRU are called below the dispatcher."""
-    functions: Any = torch._VF
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        setattr(functions, name, functools.partial(_run_on_host, name, getattr(functions, name)))
+def _vllm_is_refused(module: Any) -> None:
+    """It measures the memory of a GPU, and runs kernels of its own in other processes."""
 
+    def refuse(*_arguments: Any, **_named: Any) -> None:
+        raise UnsupportedError(
+            f"{place()}: the simulated GPU does not cover vLLM. Generate with transformers instead"
+            " (TRL: use_vllm: false), or run on a GPU."
+        )
 
-def _run_on_host(name: str, function: Any, source: Any, *arguments: Any) -> Any:
-    if source.is_cuda:
-        raise UnsupportedError(f"{place()}: the simulated GPU does not cover {name}. Run without it, or on a GPU.")
-    return function(source, *arguments)
+    module.LLM.__init__ = refuse
 
 
 def _refusals_in_a_line() -> None:
-    """What the machine does not cover ends the program with one line, as an error of a command."""
+    """What the machine does not cover ends the program with one line, as an error of a command; so does Ctrl-C."""
     before = sys.excepthook
 
     def report(kind: Any, error: BaseException, traceback: Any) -> None:
-        if isinstance(error, LigerprofError):
-            say(str(error))
-        else:
+        refusal = _refusal_behind(error)
+        if refusal is not None:
+            say(refusal + _called_from(traceback, refusal))
+        elif not isinstance(error, KeyboardInterrupt):
             before(kind, error, traceback)
 
     sys.excepthook = report
+
+
+def _refusal_behind(error: BaseException) -> str | None:
+    """The line of a refusal that an exception is or follows from."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, LigerprofError):
+            return str(seen)
+        if type(seen).__name__ in _OFFLINE_ERRORS:
+            first = str(error).splitlines()[0]
+            return f"{type(error).__name__}: {first} A simulated run has no network: download what is missing before."
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _called_from(traceback: Any, refusal: str) -> str:
+    """The user's line, where the refusal names one in a package."""
+    packages = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
+    lines = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in walk_tb(traceback)
+        if not frame.f_code.co_filename.startswith((*packages, *SKIPPED_FILES))
+    ]
+    return "" if not lines or lines[-1] in refusal else f" Called from {lines[-1]}."
 
 
 def _casts_end_in_order(machine: Machine) -> None:

@@ -5,11 +5,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 
 GPU = torch.device("cuda", 0)
 _META = torch.device("meta")
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_NUMBERS = frozenset({int, bool, float, complex})
+# elements among the arguments of an operator that runs in main memory for the shapes of its result
+_MOST_ON_HOST = 1 << 24
 # operators whose float arguments decide about shapes
 _BY_FLOAT = ("arange", "range", "linspace", "logspace", "upsample", "_upsample", "dropout", "native_dropout")
 # keys that select a cast of autocast, or the graph of autograd, neither of which a kernel sees
@@ -104,17 +112,34 @@ class Planner:
             fake_args = _replaced(args, lambda _: next(waiting))
             fake_kwargs = {name: _replaced(value, lambda _: next(waiting)) for name, value in kwargs.items()}
             before = [(fake.shape, fake.stride()) for fake in fakes]
-            with self._mode:
-                result = func(*fake_args, **fake_kwargs)
-        resized = tuple(
-            (index, fake.shape, fake.stride())
-            for index, (fake, old) in enumerate(zip(fakes, before, strict=True))
-            if (fake.shape, fake.stride()) != old
-        )
+            try:
+                with self._mode:
+                    result = callable_for(func, args)(*fake_args, **fake_kwargs)
+            except (UnsupportedOperatorException, DynamicOutputShapeException, NotImplementedError):
+                return self._compute_on_host(func, args, kwargs, tensors)
+        resized = _resized(fakes, before)
         storages = {fake.untyped_storage()._cdata: index for index, fake in reversed(list(enumerate(fakes)))}
         most = [0, 0]
         outputs = self._described(result, fakes, storages, most)
         return Plan(outputs, resized, (most[0], most[1]))
+
+    def _compute_on_host(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Any) -> Plan:
+        """Run an operator whose shapes torch has no rule for in main memory, on zeros.
+
+        Raises:
+            NotImplementedError: there is no such kernel, or too much to compute.
+        """
+        if sum(tensor.numel() for tensor in tensors) > _MOST_ON_HOST:
+            raise NotImplementedError
+        zeros = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        waiting = iter(zeros)
+        host_args = _replaced(args, lambda _: next(waiting))
+        host_kwargs = {name: _replaced(value, lambda _: next(waiting)) for name, value in kwargs.items()}
+        before = [(zero.shape, zero.stride()) for zero in zeros]
+        result = callable_for(func, args)(*host_args, **host_kwargs)
+        most = [0, 0]
+        outputs = self._described(result, zeros, {}, most)
+        return Plan(_on_gpu(outputs), _resized(zeros, before), (most[0], most[1]))
 
     def _fake(self, tensor: Tensor) -> Tensor:
         meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
@@ -144,6 +169,30 @@ class Planner:
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
         on_gpu = device.type == "cuda"
         return New(shape, strides, dtype, on_gpu, offset, None if exact else size_bytes)
+
+
+def callable_for(func: Any, args: Sequence[Any]) -> Any:
+    """The overload of an operator that takes numbers where this one, called from C++, takes them as tensors."""
+    arguments = zip(func._schema.arguments, args, strict=False)
+    if any(type(value) in _NUMBERS and isinstance(argument.type, torch.TensorType) for argument, value in arguments):
+        return func.overloadpacket
+    return func
+
+
+def _resized(tensors: Sequence[Tensor], before: Sequence[Any]) -> tuple[tuple[int, torch.Size, tuple[int, ...]], ...]:
+    return tuple(
+        (index, tensor.shape, tensor.stride())
+        for index, (tensor, old) in enumerate(zip(tensors, before, strict=True))
+        if (tensor.shape, tensor.stride()) != old
+    )
+
+
+def _on_gpu(output: Any) -> Any:
+    if type(output) is New:
+        return output._replace(on_gpu=True)
+    if isinstance(output, (list, tuple)) and type(output) is not Argument:
+        return type(output)([_on_gpu(item) for item in output])
+    return output
 
 
 def make(output: New, *, on_meta: bool = False) -> Tensor:

@@ -1,14 +1,17 @@
 """Operators whose result depends on values, or which move values between the GPU and main memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
+from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
 from ligerprof.simulated_gpu.plans import GPU
-from ligerprof.simulated_gpu.values import address_of, place, tensors_in
+from ligerprof.simulated_gpu.recurrent import RECURRENT_RULES
+from ligerprof.simulated_gpu.values import MOST_FLOATS, address_of, place, tensors_in
 
 aten = torch.ops.aten
 
@@ -57,7 +60,8 @@ def _copy_in_steps(target: Tensor, source: Tensor, *, wait: bool) -> Tensor:
     converts_on_gpu = not wait
     if source.is_cuda == converts_on_gpu:
         into = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
-        from_ = source.to(target.dtype).expand_as(target).contiguous()
+        from_ = _cast_on_host(source, target) if target.is_cuda else source.to(target.dtype)
+        from_ = from_.expand_as(target).contiguous()
     else:
         same = target.dtype == source.dtype
         into = target
@@ -68,6 +72,13 @@ def _copy_in_steps(target: Tensor, source: Tensor, *, wait: bool) -> Tensor:
     if into is not target:
         target.copy_(into, non_blocking=not wait)
     return target
+
+
+def _cast_on_host(source: Tensor, target: Tensor) -> Tensor:
+    """A tensor of main memory in the type of one on the GPU, without values if those would be forgotten."""
+    if source.is_floating_point() and target.is_floating_point() and source.numel() > MOST_FLOATS:
+        return torch.empty_like(source, dtype=target.dtype)
+    return source.to(target.dtype)
 
 
 def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:
@@ -152,6 +163,8 @@ def _by_rule(func: Any, args: Sequence[Any]) -> Any:
 def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A sampled token never ends a text, so that generation goes on to its longest length."""
     result = run.compute(func, args, kwargs)
+    if func is aten.multinomial.default:
+        draw(args[0], args[1], replacement=args[2] if len(args) > 2 else kwargs.get("replacement", False))
     if run.values.known(result) is None and args[0].dim() > 0:
         run.values.note(f"token of {func._schema.name.removeprefix('aten::')}")
         run.values.set(result, torch.tensor(max(args[0].shape[-1] - _FROM_END, 0)), made_up=True)
@@ -159,13 +172,14 @@ def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
 
 def _chosen(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The indices of topk: rows take turns, so that experts get the same number of tokens."""
+    """The indices of topk, by which tokens choose experts: those of the routing."""
     result = run.compute(func, args, kwargs)
     indices = result[1]
     if run.values.known(indices) is None and indices.numel():
         run.values.note("choice of topk")
-        choices = torch.arange(indices.numel()).view(indices.shape) % max(args[0].shape[-1], 1)
-        run.values.set(indices, choices, made_up=True)
+        chosen = indices.shape[-1] if indices.dim() else 1
+        choices = run.values.experts_of(indices.numel() // chosen, args[0].shape[-1] if args[0].dim() else 1, chosen)
+        run.values.set(indices, choices.view(indices.shape), made_up=True)
     return result
 
 
@@ -203,7 +217,48 @@ def _record_stream(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Map
     run.device.use_on(address_of(args[0]), args[1].stream_id)
 
 
+def _native_ctc(_run: Operators, _func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
+    """CTC's choice of a kernel: cuDNN's takes short targets in main memory only; its workspace is not measured."""
+    return False
+
+
+def _ctc_choices() -> Iterator[Any]:
+    for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
+        packet = getattr(aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            yield getattr(packet, overload)
+
+
+def _padded(run: Operators, _func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
+    """nn.TransformerEncoder keeps the padding, which a GPU leaves out in nested tensors without gradients."""
+    run.values.note("padding in place of a nested tensor", is_shape=True)
+    return False
+
+
+def _gru_cell(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
+    """_thnn_fused_gru_cell_cuda."""
+    state = args[2]
+    workspace = state.new_empty((state.shape[0], state.shape[1] * 5))
+    return torch.empty_like(state, memory_format=torch.contiguous_format), workspace
+
+
+def _gru_cell_backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
+    given, workspace, has_bias = args
+    shape = (workspace.shape[0], workspace.shape[1] // 5 * 3)
+    of_input, of_hidden = workspace.new_empty(shape), workspace.new_empty(shape)
+    of_state = torch.empty_like(given, memory_format=torch.contiguous_format)
+    biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
+    return of_input, of_hidden, of_state, *biases
+
+
 RULES: dict[Any, Rule] = {
+    **CONVOLUTION_RULES,
+    **LOSS_RULES,
+    **RECURRENT_RULES,
+    **dict.fromkeys(_ctc_choices(), _native_ctc),
+    aten._nested_tensor_from_mask_left_aligned.default: _padded,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.copy_.default: _copy,
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,

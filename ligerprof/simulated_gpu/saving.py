@@ -1,121 +1,232 @@
-"""Checkpoints of a simulated run: their memory is counted, nothing is written, and reading one gives its shapes."""
+"""Checkpoints of a simulated run: files with descriptions of tensors, and with values only where they are known.
 
-import atexit
+A file of torch.save holds what it would hold on a GPU but for the content of storages, and all processes of the command
+can read it. A file of safetensors has a header, and a hole in the place of values. Both have the size of the file on a
+GPU, and like every new file of a simulated run, they go when it has ended (`files.py`).
+"""
+
+import ctypes
 import json
 import os
-from collections.abc import Callable, Mapping
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.files import Files
+from ligerprof.simulated_gpu.values import Values, place
 
-_SAFETENSORS_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
+_MARK = b"ligerprof: a checkpoint of a simulated run\n"
+# larger storages in main memory have no values: weights and optimizer states that left the GPU
+_MOST_BYTES = 4 << 20
 
 
 class Checkpoints:
-    """What the program has saved instead of files."""
+    """What the program saves and loads.
 
-    def __init__(self) -> None:
-        self._contents: dict[str, Any] = {}
+    Args:
+        values: the values that are known on the GPU.
+        files: the files of this process.
+        synchronize: waits for a stream of the GPU, as copies to main memory do; -1 for all.
+    """
 
-    @property
-    def paths(self) -> list[str]:
-        """The files that were not written, in order."""
-        return sorted(self._contents)
+    def __init__(self, values: Values, files: Files | None, synchronize: Callable[[int], None]) -> None:
+        self._values, self._files, self._synchronize = values, files, synchronize
 
     def install(self) -> None:
         """Replace the functions that write and read tensors."""
-        save, load = torch.save, torch.load
+        load, copy_file = torch.load, shutil.copyfile
 
-        def save_nothing(obj: Any, f: Any, *arguments: Any, **named: Any) -> None:
+        def save(obj: Any, f: Any, pickle_module: Any = pickle, *_arguments: Any, **_named: Any) -> None:
             if isinstance(f, (str, os.PathLike)):
-                # what torch.save does on a GPU: one storage after another, through main memory
-                self._keep(f, _in_main_memory(obj))
+                with Path(f).open("wb") as file:
+                    self._write(obj, file, pickle_module)
             else:
-                save(_in_main_memory(obj, empty=True), f, *arguments, **named)
+                self._write(obj, f, pickle_module)
 
-        def load_kept(f: Any, *arguments: Any, **named: Any) -> Any:
-            kept = self._contents.get(_name(f)) if isinstance(f, (str, os.PathLike)) else None
-            if kept is None:
-                return load(f, *arguments, **named)
-            target = named.get("map_location", arguments[0] if arguments else None)
-            return _moved(kept, target)
+        def load_described(
+            f: Any, map_location: Any = None, pickle_module: Any = None, *arguments: Any, **named: Any
+        ) -> Any:
+            if not isinstance(f, (str, os.PathLike)):
+                before = f.tell()
+                if f.read(len(_MARK)) == _MARK:
+                    return self._read(f, map_location, pickle_module)
+                f.seek(before)
+                return load(f, map_location, pickle_module, *arguments, **named)
+            with Path(f).open("rb") as file:
+                if file.read(len(_MARK)) == _MARK:
+                    return self._read(file, map_location, pickle_module)
+            return load(self._where(f), map_location, pickle_module, *arguments, **named)
 
-        torch.save, torch.load = save_nothing, load_kept
-        torch.serialization.save, torch.serialization.load = save_nothing, load_kept
-        after_import_or_now("safetensors.torch", self._replace_safetensors)
+        def copy(source: Any, target: Any, **named: Any) -> Any:
+            return target if _copied_with_holes(source, target) else copy_file(source, target, **named)
 
-    def _replace_safetensors(self, module: Any) -> None:
-        load_file: Callable[..., Any] = module.load_file
+        torch.save = torch.serialization.save = save
+        torch.load = torch.serialization.load = load_described
+        tools: Any = shutil
+        tools.copyfile = copy
+        after_import_or_now("safetensors", self._replace_opening)
+        after_import_or_now("safetensors.torch", self._replace_saving)
+        after_import_or_now("tokenizers", self._replace_tokenizers)
 
-        def save_file(tensors: Any, filename: Any, *_arguments: Any, **_named: Any) -> None:
-            self._keep(filename, _in_main_memory(dict(tensors)))
-            self._write_header(Path(filename), tensors)
+    def _where(self, path: Any) -> Any:
+        return path if self._files is None else self._files.where(path)
 
-        def load_kept(filename: Any, device: Any = "cpu", **named: Any) -> Any:
-            kept = self._contents.get(_name(filename))
-            return load_file(filename, device=device, **named) if kept is None else _moved(kept, device)
+    # torch.save and torch.load
 
-        module.save_file, module.load_file = save_file, load_kept
+    def _write(self, obj: Any, file: Any, pickle_module: Any) -> None:
+        described: dict[int, Any] = {}
+        size_bytes = 0
 
-    def _write_header(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """A file of shapes with a hole in the place of values, which goes when the process ends."""
-        if path.exists():
-            return
-        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        def persistent_id(_pickler: Any, value: Any) -> Any:
+            nonlocal size_bytes
+            if not torch.is_storage(value):
+                return None
+            dtype = getattr(value, "dtype", torch.uint8)
+            storage = getattr(value, "_untyped_storage", value)
+            key = storage._cdata
+            if key in described:
+                return "storage", key, dtype, None
+            # alive until the end, so that no other gets its number
+            described[key] = storage
+            size_bytes += storage.nbytes()
+            location = torch.serialization.location_tag(storage)
+            return "storage", key, dtype, (location, storage.nbytes(), *self._content(storage, dtype))
+
+        pickler = type("_Pickler", (pickle_module.Pickler,), {"persistent_id": persistent_id})
+        file.write(_MARK + self._secret())
+        pickler(file, protocol=4).dump(obj)
+        if any(storage.device.type == "cuda" for storage in described.values()):
+            self._synchronize(-1)
+        with suppress(OSError, AttributeError, ValueError):
+            if file.seekable() and os.fstat(file.fileno()):
+                file.truncate(file.tell() + size_bytes)
+
+    def _secret(self) -> bytes:
+        """A file with another one is not of this run, and is not read: it is a pickle."""
+        return b"0" * 32 if self._files is None else self._files.secret
+
+    def _content(self, storage: Any, dtype: torch.dtype) -> tuple[bytes | None, bool]:
+        """The values of a storage, and whether they are made up; None if there are none."""
+        made_up = False
+        if storage.device.type == "cuda":
+            known = self._values.known_at(storage.data_ptr())
+            if known is None:
+                return None, False
+            storage, made_up = known
+        elif dtype.is_floating_point and storage.nbytes() >= _MOST_BYTES:
+            return None, False
+        if storage.device.type != "cpu" or not storage.nbytes():
+            return None, False
+        return ctypes.string_at(storage.data_ptr(), storage.nbytes()), made_up
+
+    def _read(self, file: Any, map_location: Any, pickle_module: Any) -> Any:
+        if file.read(32) != self._secret():
+            raise UnsupportedError(
+                f"{place()}: {getattr(file, 'name', 'a checkpoint')} was saved by another simulated run and holds no"
+                " values. Save it without a simulation."
+            )
+        loaded: dict[int, torch.UntypedStorage] = {}
+
+        def persistent_load(_unpickler: Any, description: Any) -> Any:
+            _, key, dtype, content = description
+            if key not in loaded:
+                loaded[key] = self._made(content, map_location)
+            storage_type: Any = torch.storage.TypedStorage
+            return storage_type(wrap_storage=loaded[key], dtype=dtype, _internal=True)
+
+        base = (pickle_module or pickle).Unpickler
+        return type("_Unpickler", (base,), {"persistent_load": persistent_load})(file).load()
+
+    def _made(self, described: tuple[str, int, bytes | None, bool], map_location: Any) -> torch.UntypedStorage:
+        location, size_bytes, content, made_up = described
+        host = torch.zeros(size_bytes, dtype=torch.uint8)
+        if content:
+            host.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        if callable(map_location):
+            found = map_location(host.untyped_storage(), location)
+            if found is not None:
+                return getattr(found, "_untyped_storage", found)  # type: ignore[no-any-return]
+        elif isinstance(map_location, dict):
+            location = str(map_location.get(location, location))
+        elif map_location is not None:
+            location = str(map_location)
+        if location == "cpu":
+            return host.untyped_storage()
+        tensor = torch.empty(size_bytes, dtype=torch.uint8, device=location)
+        if content and tensor.is_cuda:
+            self._values.set(tensor, host, made_up=made_up)
+        return tensor.untyped_storage()
+
+    # safetensors, and other packages that are not Python
+
+    def _replace_opening(self, module: Any) -> None:
+        opened = module.safe_open
+        module.safe_open = lambda filename, *arguments, **named: opened(self._where(filename), *arguments, **named)
+
+    def _replace_saving(self, module: Any) -> None:
+        names = {dtype: name for name, dtype in module._TYPES.items()}
+
+        def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+            header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+            end = 0
+            for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+                begin, end = end, end + tensor.numel() * tensor.element_size()
+                kind, shape = names[tensor.dtype], list(tensor.shape)
+                header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+            text = json.dumps(header).encode()
+            text += b" " * (-len(text) % 8)
+            if any(tensor.is_cuda for tensor in tensors.values()):
+                self._synchronize(-1)
+            with Path(filename).open("wb") as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                for name, tensor in tensors.items():
+                    content = self._content_of(tensor)
+                    if content:
+                        file.seek(8 + len(text) + header[name]["data_offsets"][0])
+                        file.write(content)
+                file.truncate(8 + len(text) + end)
+
+        module.save_file = save_file
+
+    def _content_of(self, tensor: Tensor) -> bytes | None:
+        found = self._values.copy_of(tensor) if tensor.is_cuda else tensor.detach()
+        if found is None or found.numel() * found.element_size() >= _MOST_BYTES:
+            return None
+        found = found.contiguous()
+        return ctypes.string_at(found.data_ptr(), found.numel() * found.element_size())
+
+    def _replace_tokenizers(self, module: Any) -> None:
+        """Their own code writes files."""
+        kind = module.Tokenizer
+        save = kind.save
+        if self._files is not None:
+            to_write = self._files.where_to_write
+            kind.save = lambda tokenizer, path, *arguments, **named: save(
+                tokenizer, str(to_write(path)), *arguments, **named
+            )
+
+
+def _copied_with_holes(source: Any, target: Any) -> bool:
+    """Copy a file with a hole in the place of values; False if it is not one."""
+    if not isinstance(source, (str, os.PathLike)) or not Path(source).is_file():
+        return False
+    found = Path(source).stat()
+    if found.st_blocks * 512 + _MOST_BYTES > found.st_size:
+        return False
+    with Path(source).open("rb") as reads, Path(target).open("wb") as writes:
         end = 0
-        for name, tensor in tensors.items():
-            begin, end = end, end + tensor.numel() * tensor.element_size()
-            kind = _SAFETENSORS_DTYPES[tensor.dtype]
-            entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        header = json.dumps(entries).encode()
-        header += b" " * (-len(header) % 8)
-        with path.open("xb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            file.truncate(8 + len(header) + end)
-        atexit.register(path.unlink, missing_ok=True)
-
-    def _keep(self, path: Any, content: Any) -> None:
-        self._contents[_name(path)] = content
-
-
-def _name(path: Any) -> str:
-    return str(os.path.realpath(os.fspath(path)))
-
-
-def _in_main_memory(value: Any, *, empty: bool = False) -> Any:
-    """Nested containers with tensors of main memory in the place of those of the GPU."""
-    if isinstance(value, Tensor):
-        made = torch.empty_like(value, device="cpu") if value.is_cuda else value.detach()
-        return made.new_empty(0) if empty else made
-    if isinstance(value, dict):
-        return type(value)((key, _in_main_memory(item, empty=empty)) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_in_main_memory(item, empty=empty) for item in value)
-    return value
-
-
-def _moved(value: Any, target: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone() if target is None or callable(target) else value.to(target, copy=True)
-    if isinstance(value, dict):
-        return type(value)((key, _moved(item, target)) for key, item in value.items())
-    if type(value) in (list, tuple):
-        return type(value)(_moved(item, target) for item in value)
-    return value
+        with suppress(OSError):
+            while True:
+                begin = os.lseek(reads.fileno(), end, os.SEEK_DATA)
+                end = os.lseek(reads.fileno(), begin, os.SEEK_HOLE)
+                os.copy_file_range(reads.fileno(), writes.fileno(), end - begin, begin, begin)
+        writes.truncate(found.st_size)
+    return True

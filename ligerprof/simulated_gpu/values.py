@@ -4,14 +4,22 @@ A storage of the GPU has values in a copy in main memory, as long as every opera
 Views share the copy, as they share the storage.
 """
 
+import os
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+import ligerprof
+from ligerprof.errors import UnsupportedError
+from ligerprof.recipe.routing import UNIFORM, WORST, tokens_per_expert
+from ligerprof.simulated_gpu.plans import callable_for
 
 aten = torch.ops.aten
 
@@ -21,8 +29,15 @@ MOST_INTEGERS, MOST_FLOATS = 1 << 22, 1 << 12
 _EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 # the result of these is what it is on a GPU whatever the values: gradients are finite, the scale stays
 _KEEPS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default})
-_FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default})
-_SKIPPED_FILES = ("/torch/", "/ligerprof/")
+_FILLS = frozenset(
+    [
+        *(aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default),
+        *(aten.random_.default, aten.random_.to, getattr(aten.random_, "from")),
+    ]
+)
+_BRANCHES = frozenset({"item of bool", "equal"})
+# of torch and of this package
+SKIPPED_FILES = (*(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, ligerprof.__file__)), "<frozen ")
 
 
 class MadeUp(NamedTuple):
@@ -32,11 +47,13 @@ class MadeUp(NamedTuple):
         what: such as `item of float32` or `nonzero`.
         place: file and line.
         is_shape: whether the size of a tensor depends on it.
+        is_branch: whether the program asked whether it is true.
     """
 
     what: str
     place: str
     is_shape: bool
+    is_branch: bool
 
 
 class Known(NamedTuple):
@@ -51,19 +68,54 @@ class Values:
 
     Args:
         size_of: the bytes of the storage at an address.
+        routing: how tokens choose experts.
 
     Attributes:
         made_up: how often each kind of value was made up.
+        on_change: called with the address of a storage whose known values change.
     """
 
-    def __init__(self, size_of: Callable[[int], int]) -> None:
-        self._size_of = size_of
+    def __init__(self, size_of: Callable[[int], int], routing: str = UNIFORM) -> None:
+        self._size_of, self.routing = size_of, routing
+        # numbers of the modules that route tokens, in the order of their first calls
+        self._routers: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self.on_change: Callable[[int], None] | None = None
         self._known: dict[int, Known] = {}
         self.made_up: Counter[MadeUp] = Counter()
 
     def note(self, what: str, *, is_shape: bool = False) -> None:
         """Count a value that was made up."""
-        self.made_up[MadeUp(what, place(), is_shape)] += 1
+        is_branch = what in _BRANCHES
+        self.made_up[MadeUp(what, place(), is_shape, is_branch)] += 1
+
+    def experts_of(self, tokens: int, experts: int, chosen: int) -> Tensor:
+        """The experts that tokens choose, [tokens, chosen], where the program asks for the best of their scores.
+
+        Raises:
+            UnsupportedError: the routing is for another number of layers.
+        """
+        rows = [] if self.routing in (UNIFORM, WORST) else self.routing.split(";")
+        if self.routing == UNIFORM or (rows and rows[0].count(",") + 1 != experts):
+            # in turn; a given routing says nothing about another choice, such as the best tokens
+            return torch.arange(tokens * chosen).view(tokens, chosen) % experts
+        layer = self._number_of_router() if len(rows) > 1 else 0
+        if layer >= max(len(rows), 1):
+            raise UnsupportedError(
+                f"{place()}: --routing has {len(rows)} lines, for fewer layers with experts than the model has."
+                " Give one line for all, or one for each."
+            )
+        counts = tokens_per_expert(self.routing, layer, tokens=tokens, experts=experts, chosen=chosen)
+        # no expert has more pairs than there are tokens, so that it is at most once in a row
+        return torch.arange(experts).repeat_interleave(torch.tensor(counts)).view(chosen, tokens).t()
+
+    def _number_of_router(self) -> int:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            module = frame.f_locals.get("self")
+            if isinstance(module, torch.nn.Module):
+                return self._routers.setdefault(module, len(self._routers))
+            frame = frame.f_back
+        return 0
 
     def forget(self, address: int) -> None:
         """Forget the values of a storage that ended."""
@@ -72,6 +124,10 @@ class Values:
     def known(self, tensor: Tensor) -> Known | None:
         """The copy of a tensor's storage."""
         return self._known.get(address_of(tensor)) if self._known else None
+
+    def known_at(self, address: int) -> Known | None:
+        """The copy of the storage at an address."""
+        return self._known.get(address)
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:
         """A tensor in main memory with the values of one on the GPU, None if they are not known."""
@@ -88,6 +144,8 @@ class Values:
         size_bytes = self._size_of(address)
         if not is_small(tensor) or not size_bytes:
             return
+        if self.on_change is not None:
+            self.on_change(address)
         copy = torch.UntypedStorage(size_bytes, device="cpu")  # type: ignore[no-untyped-call]
         _shown(tensor, copy).copy_(value)
         self._known[address] = Known(copy, made_up)
@@ -108,6 +166,7 @@ class Values:
         if func in _KEEPS or func in _EMPTY:
             return
         written = _written(func, args, kwargs) if mutable else ()
+        self._tell(written)
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
                 self._known.pop(address_of(tensor), None)
@@ -125,6 +184,12 @@ class Values:
             # the CPU has no kernel for these types, or for a random generator of the GPU
             for tensor in written:
                 self._known.pop(address_of(tensor), None)
+
+    def _tell(self, written: Iterable[Tensor]) -> None:
+        if self.on_change is not None and self._known:
+            for tensor in written:
+                if self.known(tensor) is not None:
+                    self.on_change(address_of(tensor))
 
     def _all_known(self, func: Any, inputs: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
         """Whether the values of all arguments are known; those of what is overwritten as a whole need not be."""
@@ -149,7 +214,7 @@ class Values:
         real_args = [self.real(value) for value in args]
         real_kwargs = {name: self.real(value) for name, value in kwargs.items()}
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=random):
-            values = func(*real_args, **real_kwargs)
+            values = callable_for(func, args)(*real_args, **real_kwargs)
         for tensor, value in zip(tensors_in(result), tensors_in(values), strict=False):
             if tensor.is_cuda and tensor.shape == value.shape and self.known(tensor) is None:
                 self.set(tensor, value, made_up=made_up)
@@ -223,7 +288,7 @@ def place() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not any(part in name for part in _SKIPPED_FILES) and not name.startswith("<"):
+        if not name.startswith(SKIPPED_FILES):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"

@@ -1,6 +1,5 @@
 """Read torch's memory snapshot files without resolving, calling or building anything that a file names."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,15 +143,14 @@ def read_snapshot(path: str | Path) -> Snapshot:
     source = "standard input" if file == STANDARD_INPUT else str(file)
     try:
         with opened(file) as stream:
-            stored_bytes = os.fstat(stream.fileno()).st_size
-            claimed = claim(source, stored_bytes)
+            claimed = claim(source)
 
             def read() -> Bytes:
                 content = read_bytes(stream)
                 claimed.unpacked_bytes = len(content)
                 return content
 
-            values = load_snapshot_data(read, stored_bytes=stored_bytes)
+            values = load_snapshot_data(read)
     except OSError as error:
         raise SnapshotFormatError(f"{source}: cannot be read ({error.strerror}).") from None
     except AnalysisLimitError:

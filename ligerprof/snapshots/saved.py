@@ -18,7 +18,7 @@ class SavedTensor(NamedTuple):
     Attributes:
         time_us: by the clock of the snapshot's events.
         address: of the storage, the block's address.
-        size_bytes: of the storage, the bytes that were requested for the block.
+        size_bytes: of the storage up to the tensor's end; the block's request is not smaller.
         node: the node that saved it (`MulBackward0`).
         module: dotted name of the node's module.
         operation: what computed it (`silu`), "" if not known.

@@ -130,8 +130,8 @@ class DeviceTrace(Sequence[Event]):
     def objects(self, key: str) -> tuple[Int64s, list[Any]]:
         """Index of each event's value of a key, and the values; None for events without the key.
 
-        Values are distinguished by identity: a pickle stores an object that it has seen as a reference. Both are kept
-        for the next call, and must not be changed.
+        Values are distinguished by identity, since a pickle stores an object that it has seen as a reference; texts, of
+        which torch makes one per event, by what they say. Both are kept for the next call, and must not be changed.
         """
         if key not in self._objects:
             self._objects[key] = self._find_objects(key)
@@ -152,7 +152,7 @@ class DeviceTrace(Sequence[Event]):
         if len(self._in_dicts):
             values = _Numbered(found)
             column[self._in_dicts] = [values.number_of(event.get(key)) for event in self._dicts()]
-        return column, found
+        return _equal_texts_once(column, found)
 
     def _cells(self, key: str) -> Column:
         """The table's cell of each event, not to be changed; any cell for those that are dicts."""
@@ -172,6 +172,20 @@ class DeviceTrace(Sequence[Event]):
 
     def _dicts(self) -> list[Event]:
         return [self._events[-1 - row] for row in self._rows[self._in_dicts].tolist()]
+
+
+def _equal_texts_once(column: Int64s, found: list[Any]) -> tuple[Int64s, list[Any]]:
+    """The same with each text once."""
+    numbers: dict[Any, int] = {}
+    # a tuple is not equal to a text
+    keys = (value if type(value) is str else (id(value),) for value in found)
+    places = np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, len(found))
+    if len(numbers) == len(found):
+        return column, found
+    values: list[Any] = [None] * len(numbers)
+    for place, value in zip(places.tolist(), found, strict=True):
+        values[place] = value
+    return places[column], values
 
 
 class _Numbered:

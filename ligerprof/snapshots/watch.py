@@ -1,6 +1,7 @@
-"""Stop a command that takes more processor time or memory than recordings of its files' sizes, as crafted files do."""
+"""Stop a command whose small file takes more time or memory than recordings do, and one that needs all memory."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -8,18 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from ligerprof.snapshots.pickles.allowance import LARGE_BYTES, MEMORY_PER_STORED_BYTE, LimitError, resident_bytes
+from ligerprof.snapshots.pickles.allowance import (
+    MEMORY_PER_BYTE,
+    LimitError,
+    available_bytes,
+    most_seconds,
+    resident_bytes,
+)
+from ligerprof.text import printable
 from ligerprof.units import MIB, format_bytes
 
-# recordings take a quarter to a half of this memory, and a tenth to a third of this time on a machine of 2024
+# recordings take a quarter of this memory and a tenth of this time on a machine of 2024
 _MEMORY_BYTES = 256 * MIB
-_MEMORY_PER_UNPACKED_BYTE = 3
+_SECONDS = 10.0
 # a command stops before the limit, because memory grows between two checks
 _STOPPING_SHARE = 0.95
-_SECONDS = 10.0
-_SECONDS_PER_STORED_BYTE = 300e-9
-# such a byte unpacks to a hundred at most
-_SECONDS_PER_PACKED_BYTE = 2300e-9
 _SECONDS_BETWEEN_CHECKS = 0.02
 # what a command takes before it reads anything; a larger process does more than one command
 _OWN_BYTES = 64 * MIB
@@ -34,26 +38,17 @@ class Claim:
     """A snapshot that a command reads; its unpacked size is None while it is unpacked."""
 
     source: str
-    stored_bytes: int
     unpacked_bytes: int | None = None
 
     @property
     def memory_bytes(self) -> int:
         """The memory that the command may take for it."""
-        beyond_bytes = max(0, self.stored_bytes - LARGE_BYTES)
-        unpacked_bytes = self.unpacked_bytes or 0
-        return _MEMORY_BYTES + _MEMORY_PER_UNPACKED_BYTE * unpacked_bytes + MEMORY_PER_STORED_BYTE * beyond_bytes
+        return _MEMORY_BYTES + MEMORY_PER_BYTE * (self.unpacked_bytes or 0)
 
     @property
     def seconds(self) -> float:
-        """The processor time that the command may take for it; 10 seconds for up to 10 MB, however far they unpack."""
-        per_byte = _SECONDS_PER_PACKED_BYTE if self.is_packed else _SECONDS_PER_STORED_BYTE
-        return _SECONDS + per_byte * max(0, self.stored_bytes - LARGE_BYTES)
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether it is compressed."""
-        return (self.unpacked_bytes or 0) > self.stored_bytes
+        """The processor time that the command may take for it, as long for a compressed file as for its content."""
+        return most_seconds(_SECONDS, self.unpacked_bytes or 0)
 
 
 class _Watch:
@@ -63,38 +58,51 @@ class _Watch:
         self.claims: list[Claim] = []
         self.started = time.process_time()
         self.before_bytes = max(0, resident_bytes() - _OWN_BYTES)
+        self.available_bytes = available_bytes()
+        self.said = False
 
     def check(self, _number: int, _frame: FrameType | None) -> None:
         """Raise an AnalysisLimitError if the time or the memory is used up."""
         if not self.claims or any(each.unpacked_bytes is None for each in self.claims):
             return
-        most_bytes, most_seconds = (
+        most_bytes, longest = (
             sum(each.memory_bytes for each in self.claims),
             sum(each.seconds for each in self.claims),
         )
-        if resident_bytes() - self.before_bytes > _STOPPING_SHARE * most_bytes:
-            self._stop(f"{format_bytes(most_bytes)} of memory", "")
-        if time.process_time() - self.started > most_seconds:
-            has_packed = any(each.is_packed for each in self.claims)
-            # a large recording that compresses very well may take as long
-            self._stop(f"{most_seconds:.0f} seconds", "decompress it (larger files may take longer), or " * has_packed)
+        taken_bytes, seconds = resident_bytes() - self.before_bytes, time.process_time() - self.started
+        if taken_bytes > _STOPPING_SHARE * self.available_bytes:
+            self._stop(
+                f"needs more than the {format_bytes(int(self.available_bytes))} of memory that this machine has free."
+                " Record fewer steps, or read it on a larger machine."
+            )
+        for is_over, limit in (
+            (taken_bytes > _STOPPING_SHARE * most_bytes, f"{format_bytes(most_bytes)} of memory"),
+            (seconds > longest, f"{longest:.0f} seconds"),
+        ):
+            if is_over:
+                self._stop(
+                    f"takes more than {limit}, which no recording of this size needs. Was the file crafted? If you"
+                    " trust it, use ligerprof.explain() in Python, which has no such limit."
+                )
+        if seconds > _SECONDS and not self.said:
+            self.said = True
+            if sys.stderr.isatty():
+                last = self.claims[-1]
+                size = format_bytes(last.unpacked_bytes or 0)
+                sys.stderr.write(f"{printable(last.source)}: analyzing {size}; Ctrl-C ends it\n")
 
-    def _stop(self, limit: str, remedy: str) -> None:
+    def _stop(self, problem: str) -> None:
         last = self.claims[-1]
         self.claims.clear()
-        raise AnalysisLimitError(
-            f"{last.source}: the analysis of {format_bytes(last.unpacked_bytes or 0)} takes more than {limit}, which"
-            f" hardly any recording of this size needs. Was the file crafted? If you trust it, {remedy}use"
-            " ligerprof.explain() in Python, which has no such limit."
-        )
+        raise AnalysisLimitError(f"{last.source}: the analysis of {format_bytes(last.unpacked_bytes or 0)} {problem}")
 
 
 _running: list[_Watch] = []
 
 
-def claim(source: str, stored_bytes: int) -> Claim:
+def claim(source: str) -> Claim:
     """Announce a snapshot that is read next."""
-    claimed = Claim(source=source, stored_bytes=stored_bytes)
+    claimed = Claim(source=source)
     for watch in _running:
         watch.claims.append(claimed)
     return claimed

@@ -2,10 +2,11 @@
 
 # allocations of one call are laid out one after the other, each aligned
 _ALIGNMENT = 256
-# DeviceRadixSort in one sweep: 8 passes of 256 counters of 8 bytes, a row of pass counters, and for each tile of 384
-# threads and 12 items 256 counters of 4 bytes
-_PASSES_BYTES = 8 * 256 * 8
-_SORT_TILE = 384 * 12
+# DeviceRadixSort in one sweep: for each pass over 8 bits 256 counters of 8 bytes, and for each tile 256 counters of 4
+# bytes; items per tile by bytes of a key
+_PASS_BYTES = 256 * 8
+_SORT_TILES = {8: 384 * 12, 4: 384 * 14, 2: 512 * 11}
+_PARTIAL_SORT_TILE = 384 * 15
 _SORT_TILE_BYTES = 256 * 4
 # DeviceScan: a state of 16 bytes for each tile and for 32 more
 _SCAN_STATE_BYTES = 16
@@ -14,10 +15,25 @@ LONG_SCAN_TILE = 384 * 12
 SHORT_SCAN_TILE = 128 * 7
 
 
-def sort_bytes(count: int, item_bytes: int) -> int:
-    """DeviceRadixSort::SortPairs of 64-bit keys: a second buffer of keys and values, and counters."""
-    tiles = -(-count // _SORT_TILE)
-    return 2 * _aligned(count * item_bytes) + _PASSES_BYTES + tiles * _SORT_TILE_BYTES + 2 * _ALIGNMENT - 1
+def sort_bytes(count: int, value_bytes: int, key_bytes: int = 8, *, key_bits: int | None = None) -> int:
+    """DeviceRadixSort::SortPairs: second buffers of keys and values, and counters.
+
+    Args:
+        key_bits: bits of the keys that are compared; None: all.
+    """
+    passes = key_bytes if key_bits is None else max(-(-key_bits // 8), 1)
+    buffers_bytes = _aligned(count * key_bytes) + _aligned(count * value_bytes)
+    tile = _SORT_TILES.get(key_bytes, _SORT_TILES[2])
+    return buffers_bytes + passes * _PASS_BYTES + _tile_counters_bytes(count, tile)
+
+
+def partial_sort_bytes(count: int) -> int:
+    """DeviceRadixSort over a few bits between two buffers of the caller's."""
+    return _PASS_BYTES + _tile_counters_bytes(count, _PARTIAL_SORT_TILE)
+
+
+def _tile_counters_bytes(count: int, tile: int) -> int:
+    return -(-count // tile) * _SORT_TILE_BYTES + 2 * _ALIGNMENT - 1
 
 
 def scan_bytes(count: int, tile: int) -> int:

@@ -59,7 +59,7 @@ def embedding_gradient(indices: int, rows: int, columns: int, *, width: int = IN
     padded_columns = -(-columns // _WARP) * _WARP
     return EmbeddingGradient(
         index_bytes=indices * width,
-        sort_bytes=sort_bytes(indices, width),
+        sort_bytes=sort_bytes(indices, width, width),
         count_bytes=INDEX_BYTES,
         rank_scan_bytes=scan_bytes(indices, LONG_SCAN_TILE),
         segment_bytes=segments * INDEX_BYTES,

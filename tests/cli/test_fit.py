@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ligerprof.analyzers.search.budget import Judge, find_limit
+from ligerprof.analyzers.search.budget import Judge
 from ligerprof.analyzers.search.fit import fit
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.units import GIB, MIB
 from tests.golden import assert_matches_golden
 

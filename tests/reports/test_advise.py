@@ -1,10 +1,12 @@
 import io
 from pathlib import Path
 
+from ligerprof.analyzers.estimate import Answer
 from ligerprof.analyzers.search.advise import Advice, State, Step
-from ligerprof.analyzers.search.budget import Limit, Method, Verdict
+from ligerprof.analyzers.search.budget import Method, Verdict
 from ligerprof.analyzers.search.changes import LADDER, expandable_segments
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import Limit
 from ligerprof.reports.advise import render_advice
 from ligerprof.reports.terminal import console
 from ligerprof.units import GIB
@@ -19,7 +21,7 @@ def test_every_state_of_a_rung_is_printed() -> None:
         recipe=TrainingRecipe(),
         limit=Limit(size_bytes=24 * GIB, source="--memory-limit"),
         needed_bytes=40 * GIB,
-        verdict=Verdict(fits=False, held_bytes=24 * GIB, checked=Method.SIMULATED),
+        verdict=Verdict(answer=Answer.DOES_NOT_FIT, held_bytes=24 * GIB, checked=Method.SIMULATED),
         steps=(
             Step(change=changes["kernels"], state=State.APPLIED, saved_bytes=6 * GIB, needed_bytes=34 * GIB),
             Step(change=changes["zero-2"], state=State.INAPPLICABLE, reason="needs several GPUs"),
@@ -37,7 +39,7 @@ def test_every_state_of_a_rung_is_printed() -> None:
         plan=TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, offload="all", liger="all"),
         plan_needed_bytes=20 * GIB,
         plan_verdict=Verdict(
-            fits=True, held_bytes=20 * GIB, checked=Method.ESTIMATED, reason="simulate: not DeepSpeed"
+            answer=Answer.FITS, held_bytes=20 * GIB, checked=Method.ESTIMATED, reason="simulate: not DeepSpeed"
         ),
         host_bytes=100 * GIB,
     )

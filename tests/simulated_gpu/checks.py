@@ -2,6 +2,8 @@
 
 import copy
 import os
+import pickle
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -90,13 +92,20 @@ def checks() -> None:
     assert pinned.is_pinned()
     assert pinned.to("cuda", non_blocking=True).is_cuda
 
-    # a file that exists stays as it is, and a saved one gives its shapes back
+    # a checkpoint gives its shapes back, also under another name, and known values
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "weights.pt")
-        path.write_bytes(b"mine")
-        torch.save(layer.state_dict(), path)
-        assert path.read_bytes() == b"mine"
-        assert torch.load(path, map_location="cuda")["weight"].shape == (1024, 1024)
+        path, copied = Path(folder, "weights.pt"), Path(folder, "copied.pt")
+        torch.save({"model": layer.state_dict(), "positions": positions, "step": 3}, path)
+        assert path.stat().st_size > 4 << 20
+        shutil.copy(path, copied)
+        path.unlink()
+        before = allocated()
+        found = torch.load(copied, map_location="cpu")
+        assert allocated() == before
+        assert found["model"]["weight"].shape == (1024, 1024)
+        assert (found["positions"].tolist(), found["step"]) == ([0, 2, 2, 0], 3)
+        assert torch.load(copied)["model"]["weight"].is_cuda
+        assert pickle.loads(pickle.dumps(layer.weight)).is_cuda
 
 
 def run_out() -> None:

@@ -1,13 +1,19 @@
 """`ligerprof run --device simulated`: whole programs without a GPU, against peaks that a GPU measured."""
 
+import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from ligerprof.cli.main import main
+from ligerprof.simulated_gpu.history import History
+from ligerprof.snapshots.writer import EventContext
 from tests.paths import REPOSITORY
 
 SCRIPTS = REPOSITORY / "benchmarks/run_scripts"
@@ -78,6 +84,50 @@ def test_memory_that_runs_out_ends_with_3(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["ranks"][0]["oom"]["requested_bytes"] == 1 << 30
 
 
+TRAINS = """
+import json, torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(9):
+    loss = model(torch.randn(8, 256, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    if loss > 3:
+        print("diverged")
+    with open("metrics.json", "a") as file:
+        json.dump(loss.item(), file)
+    torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def test_the_report_names_steps_branches_and_files(tmp_path: Path) -> None:
+    program, metrics = tmp_path / "train.py", tmp_path / "metrics.json"
+    program.write_text(TRAINS)
+    metrics.write_text("mine")
+    done = subprocess.run(
+        [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--steps", "2:3", "--", "train.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stderr.split())
+    assert "The command ran 3 training steps, recorded up to step 3" in words
+    assert "- item of bool at train.py:9, 3 times; the program branches on it" in words
+    assert "- item of float32 at train.py:12, 3 times" in words
+    assert "follows from made-up values: model.pt." in words
+    assert "wrote to them or removed them: metrics.json." in words
+    assert max(map(len, done.stderr.splitlines())) <= 80
+    assert metrics.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.json", "runs", "train.py"]
+    page = tmp_path / "page.html"
+    shown = CliRunner().invoke(main, ["explain", str(tmp_path / "runs/001"), "--json", "--html", str(page)])
+    assert json.loads(shown.stdout)["simulated"] == "NVIDIA H200"
+    assert "simulated for NVIDIA H200" in page.read_text()
+
+
 def test_options_of_the_simulation_need_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ligerprof", "run", "--gpu", "h200", "--", "true"],
@@ -88,3 +138,27 @@ def test_options_of_the_simulation_need_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "--device simulated" in done.stderr
+
+
+def test_events_of_the_garbage_collector_do_not_come_between_those_that_are_read() -> None:
+    context = EventContext("")
+    history = History(None)
+
+    class Freed:
+        """Adds an event when the collector finds it."""
+
+        def __del__(self) -> None:
+            history.append("free_completed", 1, 1, context, 0, None)
+
+    for number in range(1000):
+        history.append("alloc", number, 1, context, 0, None)
+        cycle = [Freed()]
+        cycle.append(cycle)  # type: ignore[arg-type]
+    del cycle
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        events = [event for event in history if event.action == "alloc"]
+    finally:
+        gc.set_threshold(*threshold)
+    assert [event.address for event in events] == list(range(1000))

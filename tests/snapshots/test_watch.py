@@ -1,5 +1,6 @@
 """A command stops when the analysis of its snapshots takes more memory or time than recordings of their sizes."""
 
+import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from ligerprof.cli.main import main
 from ligerprof.snapshots import watch
+from ligerprof.snapshots.pickles import allowance
 from ligerprof.snapshots.pickles.allowance import LimitError
 from ligerprof.snapshots.watch import claim, watched
 from tests.paths import RECORDINGS
@@ -19,6 +21,7 @@ SNAPSHOT = RECORDINGS / "small-own-all-python.pickle.xz"
 @pytest.fixture(autouse=True)
 def _check_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_SECONDS_BETWEEN_CHECKS", 0.001)
+    monkeypatch.setattr(allowance, "_SECONDS_PER_BYTE", 1e-10)
 
 
 def busy(loops: int = 10**8) -> Iterator[int]:
@@ -27,7 +30,7 @@ def busy(loops: int = 10**8) -> Iterator[int]:
 
 @watched()
 def run(unpacked_bytes: int) -> None:
-    claim("x.pickle", 100).unpacked_bytes = unpacked_bytes
+    claim("x.pickle").unpacked_bytes = unpacked_bytes
     sum(busy())
 
 
@@ -62,37 +65,43 @@ def test_nothing_is_counted_while_a_file_is_unpacked_or_before_one_is_read(monke
     monkeypatch.setattr(watch, "_SECONDS", 0.0)
     with watched():
         sum(busy(10**6))
-        claim("x.pickle", 100)
+        claim("x.pickle")
         sum(busy(10**6))
 
 
-def test_several_files_may_take_what_each_may_take() -> None:
+def test_each_file_adds_its_own_limit_and_a_large_one_may_take_any_time() -> None:
     with watched():
-        claims = [claim("a.pickle", 10**6), claim("b.pickle", 2 * 10**7)]
-        for each in claims:
-            each.unpacked_bytes = 10**8
-        # however far 10 MB unpack, they may take 10 seconds
-        unpacking_far = claim("c.pickle.xz", 10**7)
-        unpacking_far.unpacked_bytes = 10**9
-        plain = claim("d.pickle", 2 * 10**7)
-        plain.unpacked_bytes = 2 * 10**7
-    assert claims[1].memory_bytes > claims[0].memory_bytes > 3 * 10**8
-    assert claims[0].seconds == unpacking_far.seconds == watch._SECONDS < plain.seconds < claims[1].seconds
+        small, larger, large = (claim(f"{name}.pickle") for name in "abc")
+        small.unpacked_bytes, larger.unpacked_bytes, large.unpacked_bytes = 10**6, 5 * 10**7, 3 * 10**8
+    assert small.memory_bytes < larger.memory_bytes < large.memory_bytes
+    # recordings take a quarter of it: 1.2 GB of 280 MB
+    assert large.memory_bytes >= 4 * 1.2e9
+    assert watch._SECONDS < small.seconds < larger.seconds < large.seconds == math.inf
 
 
-def test_the_error_about_a_compressed_file_says_that_larger_files_may_take_longer(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_long_analysis_says_so_once_on_a_terminal_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(watch, "_SECONDS", 0.01)
+    monkeypatch.setattr(watch.sys.stderr, "isatty", lambda: True, raising=False)
 
-    with pytest.raises(LimitError, match="If you trust it, decompress it "):
-        run(2**20)
+    with watched():
+        claim("x\x1b.pickle").unpacked_bytes = 10**9
+        sum(busy(3 * 10**6))
+    assert capsys.readouterr().err == "x\\x1b.pickle: analyzing 953.7 MiB; Ctrl-C ends it\n"
+
+
+def test_a_machine_without_memory_is_not_a_crafted_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "available_bytes", lambda: 1.0)
+
+    with pytest.raises(LimitError, match=r"needs more than the 1 B of memory .*free\. Record fewer"):
+        run(5 * 2**20)
 
 
 def test_other_threads_are_not_watched() -> None:
     def read() -> None:
         with watched():
-            claim("x.pickle", 1)
+            claim("x.pickle")
 
     before = signal.getsignal(signal.SIGPROF)
     thread = threading.Thread(target=read)

@@ -112,7 +112,7 @@ class Keepers:
         rows = [
             row
             for row in self._saved_at.get(self._replayed.trace[event]["addr"], ())
-            if row.size_bytes == size and start <= row.time_us <= end
+            if row.size_bytes <= size and start <= row.time_us <= end
         ]
         if not self._call_sites.of(block).recomputes:
             # what recomputation saves again was held by the checkpoint until then

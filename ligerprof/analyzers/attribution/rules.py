@@ -96,6 +96,8 @@ RULES: tuple[Rule, ...] = (
     # the steps before the chosen ones have only a phase: too little to know logits from activations
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.STAMPED_WITHOUT_CALLS, Feature.OUTLIVES_PHASE)),
     Rule(Role.UNATTRIBUTED, _PASSES, has=(Feature.STAMPED_WITHOUT_CALLS,)),
+    # the outputs of a pipeline's micro-batches, put together (torch 2.11 and 2.13)
+    Rule(Role.ACTIVATIONS, _OUTSIDE, stack=r"distributed/pipelining/microbatch\.py:merge_chunks$"),
     # inputs of the model
     Rule(Role.INPUTS, stack=r":make_batch$|/dataloader\.py:|/data_collator\.py:|/data/_utils/"),
     Rule(Role.INPUTS, _FORWARD, stack=r"\Atransformers/\S*mask\w*\.py:"),

@@ -1,11 +1,18 @@
 """The analytic estimate of what a training step will need."""
 
-from ligerprof.analyzers.estimate.analytic import estimate, estimated_peak_bytes, kernel_calls, require_host_memory
-from ligerprof.analyzers.estimate.fits import judged
+from ligerprof.analyzers.estimate.analytic import (
+    estimate,
+    estimated_peak_bytes,
+    judged,
+    kernel_calls,
+    require_host_memory,
+)
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
+from ligerprof.analyzers.estimate.judge import Answer, judge
 from ligerprof.analyzers.estimate.result import FitVerdict, HostVerdict, MemoryEstimate, Moment, Term
 
 __all__ = [
+    "Answer",
     "FitVerdict",
     "Headroom",
     "HostVerdict",
@@ -16,6 +23,7 @@ __all__ = [
     "estimated_peak_bytes",
     "find_headroom",
     "headroom_note",
+    "judge",
     "judged",
     "kernel_calls",
     "require_host_memory",

@@ -7,18 +7,19 @@ from ligerprof.analyzers.estimate.activations import is_covered
 from ligerprof.analyzers.estimate.compared import compared_with
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.evaluation import evaluation_peak
-from ligerprof.analyzers.estimate.fits import judged
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes
+from ligerprof.analyzers.estimate.judge import judge
 from ligerprof.analyzers.estimate.placement import paged_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
-from ligerprof.analyzers.estimate.result import MemoryEstimate, Term
+from ligerprof.analyzers.estimate.replayed import EstimatedRun, built
+from ligerprof.analyzers.estimate.result import FitVerdict, HostVerdict, MemoryEstimate, Term
 from ligerprof.analyzers.estimate.routings import routing_assumption, routing_range
 from ligerprof.analyzers.estimate.saving import saving_peak
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import StepPeaks, step_kinds, step_peaks
+from ligerprof.analyzers.estimate.step import StepPeaks, place, step_kinds, step_peaks
 from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, logits_term, static_term
 from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.errors import DoesNotFitError, LigerprofError, UnknownModelError, UnsupportedError
@@ -26,13 +27,17 @@ from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
+from ligerprof.recipe.conflicts import require_gathered_head
+from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import Limit, lowest_limit
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.text import printable
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
 from ligerprof.torch_memory.attention.selection import AttentionKernel
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 from ligerprof.torch_memory.fsdp2 import WORST_RANK
 from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, find_policy
 from ligerprof.units import format_bytes
@@ -48,7 +53,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         UnsupportedError: an option that the estimate does not cover.
         KernelUnavailableError: a kernel that the provider does not have.
     """
-    of_lengths = recipe.lengths
+    given, of_lengths = recipe, recipe.lengths
     recipe = at_longest(recipe)
     _require_estimable(recipe)
     headroom = headroom_note(recipe)
@@ -56,12 +61,29 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     kernels = find_kernel_set(recipe.providers, recipe.spec)
     steps = {step: step_peaks(recipe, kernels, step) for step in step_kinds(recipe)}
     steady = steps[Step.STEADY]
-    evaluation, saving = evaluation_peak(recipe, kernels), saving_peak(recipe)
+    evaluation, of_evaluation = evaluation_peak(recipe, kernels)
+    saving, of_saving = saving_peak(recipe)
+    weights = list(make_weights(recipe).values())
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
     lowest_bytes, highest_bytes = _between(recipe, steady)
+    other_peaks = [held.total_bytes for held in (evaluation, saving) if held is not None]
+    # blocks that are not split may be smaller in any of them
+    most_bytes = max(*(peaks.peak.total_bytes for peaks in steps.values()), *other_peaks)
+    run = EstimatedRun(
+        recipe=given,
+        recordings=[
+            built(recipe, weights, place(recipe, weights, first=True)),
+            *(steps[step].recording for step in step_kinds(recipe)),
+            of_evaluation,
+            of_saving,
+        ],
+        least_bytes=most_bytes * lowest_bytes // steady.peak.total_bytes,
+    )
     routing = routing_range(recipe, kernels, steady.peak.total_bytes)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
     estimated = MemoryEstimate(
+        recipe=given,
+        run=run,
         peak_bytes=steady.peak.total_bytes,
         peak_phase=steady.phase,
         phases={phase: held.total_bytes for phase, held in _phases(steady, evaluation).items()},
@@ -74,10 +96,9 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         highest_bytes=highest_bytes,
         first_step_peak_bytes=steps[Step.FIRST].peak.total_bytes,
         second_step_peak_bytes=steps[Step.SECOND].peak.total_bytes if Step.SECOND in steps else None,
-        streams_bytes=max(peaks.streams_bytes for peaks in steps.values()),
         evaluation_roles=evaluation,
         saving_peak_bytes=None if saving is None else saving.total_bytes,
-        host_bytes=host_bytes(recipe, make_weights(recipe).values()) + steady.host_bytes,
+        host_bytes=host_bytes(recipe, weights) + steady.host_bytes,
         terms=terms,
         assumed=(
             *_assumed_of_lengths(recipe, of_lengths),
@@ -89,7 +110,45 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         routing=routing,
         compared=compared_with(recipe),
     )
-    return judged(recipe, estimated)
+    return judged(estimated)
+
+
+def judged(estimated: MemoryEstimate, *, by_gpu: bool = False) -> MemoryEstimate:
+    """The estimate with its verdict on the recipe's memory limit, the GPU's memory, or the lower of both.
+
+    It also judges main memory, if that has a limit.
+
+    Args:
+        by_gpu: whether the user chose the GPU; otherwise its memory is not a limit.
+
+    Returns:
+        the estimate itself without a limit, and for a compiled step, whose peak it does not know.
+    """
+    recipe = estimated.recipe
+    if recipe.compile:
+        return estimated
+    if recipe.host_memory_bytes is not None:
+        host = HostVerdict(limit_bytes=recipe.host_memory_bytes, needed_bytes=estimated.host_bytes * recipe.gpus)
+        estimated = replace(estimated, host=host)
+    if by_gpu:
+        limit = lowest_limit(recipe)
+    elif recipe.memory_limit_bytes is not None:
+        limit = Limit(size_bytes=recipe.memory_limit_bytes, source="--memory-limit")
+    else:
+        return estimated
+    return replace(estimated, gpu=_verdict(estimated, limit))
+
+
+def _verdict(estimated: MemoryEstimate, limit: Limit) -> FitVerdict:
+    moment, allocated_bytes = estimated.highest
+    run = estimated.run
+    return FitVerdict(
+        limit_bytes=limit.size_bytes,
+        limit_source=limit.source,
+        decided_by=moment,
+        allocated_bytes=allocated_bytes,
+        answer=judge(limit.size_bytes, run.completes_under, uncertain_share=run.uncertain_share),
+    )
 
 
 def require_host_memory(recipe: TrainingRecipe) -> None:
@@ -157,6 +216,7 @@ def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iter
 
 
 def _require_estimable(recipe: TrainingRecipe) -> None:
+    require_gathered_head(recipe, command="estimate")
     if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
@@ -250,7 +310,8 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.holds_several_documents:
         yield _documents_assumption(recipe)
     if is_eager(recipe):
-        yield "attention is eager: each score matrix is a tensor"
+        needed = ", as transformers 5.23 requires it for this model" if recipe.spec.needs_eager else ""
+        yield f"attention is eager{needed}: each score matrix is a tensor"
     else:
         if recipe.spec.attention_softcap is not None:
             yield "SDPA omits the softcap of the scores, as in transformers 5.17; later versions require eager"
@@ -301,6 +362,8 @@ def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
 
 
 def _assumed_of_mixers(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.providers.get("swiglu") == "liger" and recipe.spec.experts:
+        yield "experts are computed by transformers' code; liger-kernel's swiglu replaces that of some architectures"
     if recipe.spec.delta is not None:
         yield "the gated delta rule is transformers' own code, without the package fla, whose kernels keep less"
     if recipe.spec.state_space is not None:
@@ -352,6 +415,12 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
         )
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
+    if recipe.zero == 3 and recipe.gpus > 1:
+        prefetched_bytes = DTYPE_BYTES[recipe.weight_dtype] * zero_settings(recipe)["stage3_prefetch_bucket_size"]
+        yield (
+            f"ZeRO-3's flat copies of prefetched weights, up to {format_bytes(prefetched_bytes)}, which can decide the"
+            " peak of a small model and of the first step"
+        )
     if recipe.offload is not Offload.NONE:
         yield "in main memory, what the process uses without training: 1.3 to 1.8 GB in measured runs"
     if paged := paged_bytes(recipe, make_weights(recipe).values()):

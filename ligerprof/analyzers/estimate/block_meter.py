@@ -110,7 +110,7 @@ def _run_first_step(
     meter.start()
     meter.expect_workspaces(dict(zip((Phase.FORWARD, Phase.BACKWARD), workspaces, strict=True)))
     for _ in range(micro_batches):
-        passed = TracedMicroBatch(recipe, weights, meter, Placement(resident={}, states={}, updates=()), Hooks())
+        passed = TracedMicroBatch(recipe, weights, meter, Hooks())
         with meter.in_thread(Phase.FORWARD):
             passed.forward()
         with meter.in_thread(Phase.BACKWARD):

@@ -81,9 +81,15 @@ class Context:
         """Whether the layer rotates query and key."""
         return self.spec.layer_kinds.rotated[self.layer]
 
-    def is_fused(self, slot: str) -> bool:
-        """Whether a kernel with a stated memory cost fills the slot; plain torch is counted by operation."""
-        return slot in self.kernels and self.kernels[slot].memory is not None
+    def is_fused(self, slot: str, name: str = "") -> bool:
+        """Whether a kernel with a stated memory cost fills the slot, in the module of that name if one is given.
+
+        Plain torch is counted by operation.
+        """
+        kernel = self.kernels.get(slot)
+        if kernel is None or kernel.memory is None:
+            return False
+        return name.rpartition(".")[2] not in kernel.leaves(self.spec)
 
     def cast(self, value: Value, width: int, *, role: Role = Role.ACTIVATIONS) -> Value:
         """`value.to(dtype)`: a copy, or one more reference to the tensor itself."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
+from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.step import StaticMemory, hooks_of, place
 from ligerprof.kernels.spec import KernelSpec
@@ -16,19 +17,22 @@ from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 
-def evaluation_peak(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -> MemoryBreakdown | None:
-    """Who holds what at the highest moment of an evaluation after a steady step; None without evaluation.
+def evaluation_peak(
+    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]
+) -> tuple[MemoryBreakdown | None, Recording]:
+    """Who holds what at the highest moment of an evaluation after a steady step, and its events; None without one.
 
     Gradients are gone by then; weights, optimizer states, workspaces and the last training batch are there.
     """
     evaluated = recipe.evaluation
     if evaluated is None:
-        return None
+        return None, Recording()
     evaluated = dataclasses.replace(evaluated, model=_without_dropout(recipe.spec))
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=False)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     StaticMemory(recipe, weights, placement).place(meter, first=False)
+    recording = meter.recording = Recording()
     # FSDP2 and ZeRO-3 gather weights as in training, and DDP's buckets are there
     for name, gathered_bytes in placement.gathered.items():
         weights[name].gathered_bytes = gathered_bytes
@@ -44,7 +48,7 @@ def evaluation_peak(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -
     # checkpointing's hook on the embedding, `enable_input_require_grads`, makes a leaf of what nothing records
     micro_batch.copies_embedding = recipe.checkpointing and recipe.spec.architecture.scales_embedding != "decoder"
     micro_batch.forward()
-    return meter.peak()
+    return meter.peak(), recording
 
 
 def _without_dropout(spec: ModelSpec) -> ModelSpec:

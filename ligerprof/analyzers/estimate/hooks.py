@@ -21,7 +21,7 @@ class Hooks:
     """The hooks of an engine without any.
 
     Attributes:
-        reduces: whether the current micro-batch reduces gradients over the ranks.
+        reduces: whether the current micro-batch reduces gradients over the ranks; with ZeRO, whether it is the last.
     """
 
     reduces: bool = True

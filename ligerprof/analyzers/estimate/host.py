@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
+from ligerprof.analyzers.estimate.partitioned import outer_ranks, own_weights
 from ligerprof.analyzers.estimate.placement import state_sizes, stored_sizes, trained_tensors
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.optimizers import moment_count
+from ligerprof.torch_memory.optimizers import OPTIMIZERS, moment_count
 from ligerprof.torch_memory.pinned import pinned_bytes
 
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
@@ -56,7 +57,7 @@ def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
 
 
 def _shards(recipe: TrainingRecipe, weights: Collection[Weight]) -> Iterator[_Buffer]:
-    """FSDP2's CPUOffloadPolicy with page-locked memory, as on GPUs: shards, their gradients, and the states of Adam.
+    """FSDP2's CPUOffloadPolicy with page-locked memory, as on GPUs: shards, gradients, what the optimizer makes.
 
     The copy of a gradient to main memory page-locks its target (foreach_reduce in _fsdp_collectives.py).
     """
@@ -64,7 +65,8 @@ def _shards(recipe: TrainingRecipe, weights: Collection[Weight]) -> Iterator[_Bu
         yield _Buffer(size_bytes, locked=True)
     for tensor in trained_tensors(recipe, weights):
         yield _Buffer(tensor.size_bytes, locked=True)
-    for size_bytes in state_sizes(recipe, weights):
+    update = OPTIMIZERS[recipe.optimizer].update(trained_tensors(recipe, weights), recipe.gpu_spec)
+    for size_bytes in (*state_sizes(recipe, weights), *update):
         yield _Buffer(size_bytes)
 
 
@@ -80,11 +82,14 @@ def _stage_1_or_2(
     yield _Buffer(weight_width(recipe) * trained, locked)
     # temp_grad_buffer_for_cpu_offload
     yield _Buffer(weight_width(recipe) * elements.largest, locked)
-    if recipe.grad_accum > 1:
-        # accumulated_grads_in_cpu, a buffer for each parameter of this rank (async_accumulate_grad_in_cpu_via_gpu)
-        for weight in weights:
-            if weight.trainable:
-                yield _Buffer(weight_width(recipe) * part(recipe, weight.elements), locked)
+    if recipe.zero == 2 and recipe.grad_accum > 1:
+        # accumulated_grads_in_cpu, of each parameter with a part on this rank (async_accumulate_grad_in_cpu_via_gpu);
+        # stage 1 reduces once per step, and its micro_step_id stays 0
+        of_ranks = (
+            own_weights(recipe, [item for item in weights if item.trainable], rank) for rank in outer_ranks(recipe)
+        )
+        for weight in max(of_ranks, key=lambda own: sum(item.elements for item in own)):
+            yield _Buffer(weight_width(recipe) * weight.elements, locked)
 
 
 def _stage_3(

@@ -113,7 +113,10 @@ def hf_loss(context: Context, logits: Value, *, caps: bool) -> Value:
 
 
 def _shifted_copy_loss(context: Context, logits: Value) -> Value:
-    """LlamaForCausalLM.forward of transformers 4.45: logits upcast under their own name, then a shifted copy."""
+    """LlamaForCausalLM.forward of transformers 4.45: logits upcast under their own name, then a shifted copy.
+
+    Of one sequence, the shifted logits are contiguous without a copy.
+    """
     tape = context.tape
     wide = upcast(context, logits)
     tape.release(logits)
@@ -123,6 +126,7 @@ def _shifted_copy_loss(context: Context, logits: Value) -> Value:
             elements=rows * context.spec.vocab_size,
             width=FP32_BYTES,
             inputs=(wide,),
+            view_of=wide if context.recipe.rows == 1 else None,
             role=Role.SHIFT_LOGITS,
             gradient_role=_LOSS,
         )

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.places import WHOLE
+from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
 from ligerprof.torch_memory.scratch import Scratch, highest_bytes
@@ -19,20 +20,23 @@ class Stream(Word):
     REDUCE = "reduce"
 
 
+_STREAMS = tuple(Stream)
+
+
 @dataclass(slots=True, eq=False)
 class Allocation:
     """One allocation, which is freed with its last holder.
 
     Attributes:
         place: the part of the model that allocated it.
-        stream: the stream that it was allocated on.
+        number: its number in the recording.
         holders: Python variables, saved tensors and pending gradients that refer to it.
     """
 
     size_bytes: int
     role: Role
     place: str
-    stream: Stream = Stream.COMPUTE
+    number: int
     holders: int = 1
 
 
@@ -104,6 +108,7 @@ class Meter:
 
     Attributes:
         place: the current part of the model.
+        recording: the events so far.
         logits_peak_bytes: the highest sum of all [T, V] tensors so far.
         folds: whether `repeat` runs one repetition for all.
     """
@@ -113,9 +118,8 @@ class Meter:
     def __init__(self, rules: SizeRules) -> None:
         self._rules = rules
         self._now, self._peak = _Moment(), _Moment()
-        self._streams: dict[Stream, int] = {}
-        self._stream_peaks: dict[Stream, int] = {}
         self.place = WHOLE
+        self.recording = Recording()
         self.logits_peak_bytes = self._logits_bytes = 0
         # of cuBLAS, for the threads that have not multiplied yet
         self._workspaces: dict[Phase, int] = {}
@@ -135,11 +139,6 @@ class Meter:
     def held_places(self) -> dict[str, dict[Role, int]]:
         """Bytes allocated now, by part of the model and role."""
         return _by_place(self._now)
-
-    @property
-    def stream_peaks_bytes(self) -> int:
-        """The highest bytes of each stream since the meter was made, added up."""
-        return sum(self._stream_peaks.values())
 
     def start(self) -> None:
         """Start a new peak from the current bytes."""
@@ -162,36 +161,43 @@ class Meter:
         self._now.large_blocks += remainders.blocks
         self._now.remainder_bytes += remainders.counted_bytes
 
-    def repeat(self, times: int, act: Callable[[], None], places: Collection[str] = ()) -> None:
+    def repeat(
+        self,
+        times: int,
+        act: Callable[[], None],
+        places: Collection[str] = (),
+        *,
+        first_layer: int = 0,
+        backward: bool = False,
+    ) -> None:
         """Act once for `times` repetitions that are alike, and count what each of them changes.
 
         The highest moment is in the first repetition or, if each leaves more than it found, in the last one.
 
         Args:
             places: the parts of the model that the repetitions are of; the current one in the end is one of them.
+            first_layer: the first of the layers that the repetitions are of.
+            backward: whether the last layers come first.
         """
         if times == 1:
             act()
             return
-        outer, before, streams = self._peak, self._now.copy(), dict(self._streams)
-        outer_streams, self._stream_peaks = self._stream_peaks, dict(self._streams)
+        outer, before = self._peak, self._now.copy()
         self.start()
-        act()
+        with self.recording.repetition(first_layer, times, backward=backward):
+            act()
         # a block of one repetition, such as the gradient that flows on, is freed by the next
         change = self._now.plus(before, -1).moved_to(self.place, places)
-        moved = {stream: size - streams.get(stream, 0) for stream, size in self._streams.items()}
         self._now = self._now.plus(change, times - 1)
         candidates = (outer, self._peak, self._peak.plus(change, times - 1), self._now.copy())
         self._peak = max(candidates, key=lambda moment: moment.total_bytes)
-        for stream, size_bytes in moved.items():
-            self._streams[stream] += (times - 1) * size_bytes
-            highest_bytes = self._stream_peaks[stream] + max(0, (times - 1) * size_bytes)
-            self._stream_peaks[stream] = max(highest_bytes, outer_streams.get(stream, 0))
         self._logits_bytes = self._now.of_role(_LOGITS_ROLES)
 
     def take(self, size_bytes: int, role: Role, stream: Stream = Stream.COMPUTE) -> Allocation:
         """Allocate a block with one holder."""
-        block = Allocation(size_bytes=size_bytes, role=role, place=self.place, stream=stream)
+        stays = role is Role.LIBRARY_WORKSPACE
+        number = self.recording.allocate(size_bytes, role, _STREAMS.index(stream), kept=stays)
+        block = Allocation(size_bytes=size_bytes, role=role, place=self.place, number=number)
         self._now.large_blocks += size_bytes > SMALL_REQUEST_BYTES
         self._change(block, size_bytes, self._served_bytes(block))
         return block
@@ -205,6 +211,7 @@ class Meter:
         """Remove a holder; the last one frees the block."""
         block.holders -= 1
         if block.holders == 0:
+            self.recording.free(block.number)
             self._now.large_blocks -= block.size_bytes > SMALL_REQUEST_BYTES
             self._change(block, -block.size_bytes, -self._freed_bytes(block))
 
@@ -244,36 +251,34 @@ class Meter:
     def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
         """Add bytes whose rounding is already counted, such as those that a decoder layer leaves behind."""
         for role, size_bytes in roles.items():
-            self._count(place or self.place, role, times * size_bytes, Stream.COMPUTE)
+            self.recording.add(role, times * size_bytes)
+            self._count(place or self.place, role, times * size_bytes)
         self._look()
 
     def settle(self, role: Role, size_bytes: int) -> None:
         """Set a role to these bytes, attributed to the whole model."""
         for place, other in list(self._now.placed):
             if other is role:
-                self._count(place, role, -self._now.placed[place, role], Stream.COMPUTE)
+                self._count(place, role, -self._now.placed[place, role])
+        self.recording.free_all(role)
         self.add({role: size_bytes}, place=WHOLE)
 
-    def _count(self, place: str, role: Role, size_bytes: int, stream: Stream) -> None:
+    def _count(self, place: str, role: Role, size_bytes: int) -> None:
         placed = self._now.placed
         placed[place, role] = placed.get((place, role), 0) + size_bytes
         self._now.total_bytes += size_bytes
-        self._streams[stream] = self._streams.get(stream, 0) + size_bytes
         if role in _LOGITS_ROLES:
             self._logits_bytes += size_bytes
 
     def _change(self, block: Allocation, size_bytes: int, block_bytes: int) -> None:
-        self._count(block.place, block.role, size_bytes, block.stream)
+        self._count(block.place, block.role, size_bytes)
         if block_bytes != size_bytes:
-            self._count(block.place, Role.ALLOCATOR_ROUNDING, block_bytes - size_bytes, block.stream)
+            self._count(block.place, Role.ALLOCATOR_ROUNDING, block_bytes - size_bytes)
         self._look()
 
     def _look(self) -> None:
         if self._now.total_bytes > self._peak.total_bytes:
             self._peak = self._now.copy()
-        for stream, size_bytes in self._streams.items():
-            if size_bytes > self._stream_peaks.get(stream, 0):
-                self._stream_peaks[stream] = size_bytes
         self.logits_peak_bytes = max(self.logits_peak_bytes, self._logits_bytes)
 
 

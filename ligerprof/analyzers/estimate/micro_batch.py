@@ -127,7 +127,7 @@ class MicroBatch:
         self._top.tape.release(hidden)
         for layer in self._layers:
             self._meter.place = layer.place
-            self._meter.repeat(layer.repetition.times, layer.context.leave_autocast)
+            self._meter.repeat(layer.repetition.times, layer.context.leave_autocast, first_layer=layer.repetition.first)
         self._meter.place = HEAD
         self._top.leave_autocast()
         self._bottom.leave_autocast()
@@ -173,16 +173,13 @@ class MicroBatch:
         if flowing is not None:
             self._hooks.gradient_leaves(Part.NORM)
         self._top.tape.release(self._loss)
-        self._meter.add(self._placement.reduction, place=WHOLE)
         self._meter.add(self._placement.arriving, place=WHOLE)
         self._meter.add(self._placement.arriving, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, place=WHOLE)
-        self._meter.add(self._placement.bucket_copies, place=WHOLE)
         for repetition in reversed(self._traced):
             flowing = self._layers_backward(repetition, flowing)
             if not self._recipe.reentrant:
                 self._release_masks_after(repetition.first)
-        self._meter.add(self._placement.bucket_copies, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
         self._end_shared()
         self._across.end(self._bottom.tape)
@@ -194,7 +191,6 @@ class MicroBatch:
             self._bottom.tape.backward(self._layers[0].source, flowing, None)
         self._bottom.tape.forget_gradients()
         self._end_tables()
-        self._meter.add(self._placement.reduction, times=-1, place=WHOLE)
         self._meter.place = WHOLE
         self._hooks.end_backward()
         if self.offloading is not None:
@@ -207,7 +203,9 @@ class MicroBatch:
             self._meter.drop(block)
         for layer in self._layers:
             self._meter.place = layer.place
-            self._meter.repeat(layer.repetition.times, layer.context.tape.release_pins)
+            self._meter.repeat(
+                layer.repetition.times, layer.context.tape.release_pins, first_layer=layer.repetition.first
+            )
         self._meter.place = WHOLE
 
     def _stream_role(self, index: int) -> Role:
@@ -278,7 +276,7 @@ class MicroBatch:
                 self._meter.place = repetition.place(index)
                 reached = self._layer_forward(index, repetition, *reached)
 
-        self._meter.repeat(repetition.times, run, repetition.places)
+        self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first)
         return reached
 
     def _layer_forward(
@@ -311,7 +309,7 @@ class MicroBatch:
                 self._meter.place = layer.place
                 flowing = None if flowing is None else self._layer_backward(layer, flowing)
 
-        self._meter.repeat(repetition.times, run, repetition.places)
+        self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first, backward=True)
         return flowing
 
     def _layer_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:

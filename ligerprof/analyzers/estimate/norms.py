@@ -16,7 +16,7 @@ def norm(context: Context, value: Value, name: str) -> Value:
     """The norm whose weight is `{name}.weight`, over vectors as wide as that weight."""
     form = context.spec.architecture.norm.form
     slot = None if form.feature is None else find_slot(form.feature).name
-    if slot is not None and context.is_fused(slot):
+    if slot is not None and context.is_fused(slot, name):
         return _fused_norm(context, value, name, slot)
     match form:
         case NormForm.LAYER:
@@ -27,7 +27,8 @@ def norm(context: Context, value: Value, name: str) -> Value:
             return _bare_layer_norm(context, value)
         case NormForm.CENTERED:
             return _centered_norm(context, value, context.weights[f"{name}.weight"])
-    return _rms_norm(context, value, context.weights[f"{name}.weight"], as_reference=slot in context.kernels)
+    as_reference = slot is not None and slot in context.kernels and not context.is_fused(slot)
+    return _rms_norm(context, value, context.weights[f"{name}.weight"], as_reference=as_reference)
 
 
 def _fused_norm(context: Context, value: Value, name: str, slot: str) -> Value:

@@ -29,16 +29,15 @@ class Placement:
         running: exist during forward and backward.
         in_layers: in addition to `running` during backward of the decoder layers, less what earlier layers have freed.
         arriving: allocated and freed during backward of the first of these layers.
-        reduction: exist from the first gradient until backward ends.
-        bucket_copies: allocated and freed when gradients are reduced during backward of the decoder layers, less what
-            earlier layers have freed.
-        reductions: the same, by the parameter whose gradient arrives then.
+        reductions: allocated and freed when gradients are reduced during backward of the decoder layers, less what
+            earlier layers have freed; by the parameter whose gradient arrives then.
         gathered: by parameter, gathered in addition to `running` while an operation reads it.
         last_reduction: replace `running` after backward, while the last gradients are reduced.
         gradient_share: the share of each complete gradient that stays on this GPU.
         gradients_at_update: gradients that remain at the optimizer step; None for all of them.
         updates: temporaries of each part of the optimizer step; in a first step with the states created so far.
         states_remainders, update_remainders: unsplit remainders of these blocks.
+        blocks: of the optimizer's step, block by block; None if only the sums are known.
     """
 
     resident: Bytes
@@ -49,13 +48,27 @@ class Placement:
     running: Bytes = field(default_factory=dict)
     in_layers: Bytes = field(default_factory=dict)
     arriving: Bytes = field(default_factory=dict)
-    reduction: Bytes = field(default_factory=dict)
-    bucket_copies: Bytes = field(default_factory=dict)
     reductions: Mapping[str, int] = field(default_factory=dict)
     gathered: Mapping[str, int] = field(default_factory=dict)
     last_reduction: Bytes = field(default_factory=dict)
     gradient_share: float = 1.0
     gradients_at_update: int | None = None
+    blocks: "UpdateBlocks | None" = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateBlocks:
+    """The sizes of what an optimizer's step allocates, block by block.
+
+    Attributes:
+        states: what stays from the first step on.
+        creation: temporaries of the first step.
+        updates: temporaries of every step that are there together.
+    """
+
+    states: Sequence[int]
+    creation: Sequence[int]
+    updates: Sequence[Sequence[int]]
 
 
 def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
@@ -65,16 +78,24 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
         return Placement(resident={}, states={}, updates=())
     row, tensors = OPTIMIZERS[recipe.optimizer], trained_tensors(recipe, weights)
     device = _EmptyDevice(recipe)
+    highest, alone = row.update(tensors, recipe.gpu_spec), [row.update([each], recipe.gpu_spec) for each in tensors]
+    blocks = UpdateBlocks(
+        states=state_sizes(recipe, weights),
+        creation=row.creation(tensors, recipe.gpu_spec),
+        # a loop over the parameters has those of one at a time
+        updates=alone if sum(highest) < sum(map(sum, alone)) else [highest],
+    )
     resident, _ = device.place(Role.PARAMETERS, stored_sizes(recipe, weights))
-    states, states_remainders = device.place(Role.OPTIMIZER_STATES, state_sizes(recipe, weights))
-    update, update_remainders = device.place(Role.OPTIMIZER_TEMPORARIES, row.update(tensors, recipe.gpu_spec))
-    creation = {Role.OPTIMIZER_TEMPORARIES: sum(row.creation(tensors, recipe.gpu_spec))}
+    states, states_remainders = device.place(Role.OPTIMIZER_STATES, blocks.states)
+    update, update_remainders = device.place(Role.OPTIMIZER_TEMPORARIES, highest)
+    creation = {Role.OPTIMIZER_TEMPORARIES: sum(blocks.creation)}
     return Placement(
         resident=resident,
         states=states,
         updates=(Counter(states) + Counter(creation), Counter(states) + Counter(update)) if first else (update,),
         states_remainders=states_remainders,
         update_remainders=update_remainders,
+        blocks=blocks,
     )
 
 
@@ -124,7 +145,7 @@ class _EmptyDevice:
         settings = parse_allocator_settings(recipe.alloc_conf)
         self._rules, self._allocator = settings.rules, CachingAllocator(settings=settings)
 
-    def place(self, role: Role, sizes: list[int]) -> tuple[Bytes, UnsplitRemainders]:
+    def place(self, role: Role, sizes: Sequence[int]) -> tuple[Bytes, UnsplitRemainders]:
         """Requested bytes as `role`, the rest of their blocks as rounding, and the unsplit remainders."""
         before_bytes = self._allocator.allocated_bytes
         for size_bytes in sizes:

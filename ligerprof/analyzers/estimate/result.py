@@ -1,11 +1,14 @@
 """The result of an estimate: peak, phases, roles, headline terms, assumptions and omissions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.analyzers.estimate.compared import Comparison
+from ligerprof.analyzers.estimate.judge import Answer
 from ligerprof.analyzers.estimate.places import PlaceBytes
+from ligerprof.analyzers.estimate.replayed import EstimatedRun
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.serialization import JsonKeys, document, select
 from ligerprof.words import ExplainedWord
@@ -50,7 +53,7 @@ class RoutingRange:
         return select(self, "implementation", "depends", "uniform_bytes", "worst_bytes")
 
 
-_VERDICT_KEYS = ("limit_bytes", "limit_source", "fits", "decided_by", "allocated_fits", "expected_reserved_bytes")
+_VERDICT_KEYS = ("limit_bytes", "limit_source", "decided_by", "allocated_fits")
 
 
 class Moment(ExplainedWord):
@@ -72,14 +75,14 @@ class FitVerdict:
         limit_source: its origin, such as `--memory-limit`.
         decided_by: the moment with the highest peak.
         allocated_bytes: the highest peak of all steps, an evaluation and saving; over the limit, a run fails.
-        expected_reserved_bytes: the same with the expected fragmentation.
+        answer: the judge's.
     """
 
     limit_bytes: int
     limit_source: str
     decided_by: Moment
     allocated_bytes: int
-    expected_reserved_bytes: int
+    answer: Answer
 
     def to_json(self) -> dict[str, Any]:
         """The keys of the estimate's JSON about the limit; null without one."""
@@ -89,11 +92,6 @@ class FitVerdict:
     def allocated_fits(self) -> bool:
         """Whether the allocated bytes are within the limit."""
         return self.allocated_bytes <= self.limit_bytes
-
-    @property
-    def fits(self) -> bool:
-        """Whether the expected reserved bytes are within the limit as well."""
-        return self.allocated_fits and self.expected_reserved_bytes <= self.limit_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +129,6 @@ class MemoryEstimate(JsonKeys):
             unsplit, with remainders of up to 1 MiB.
         first_step_peak_bytes: the peak of the first step, which begins without optimizer states.
         second_step_peak_bytes: the peak of DDP's second step, which builds its buckets anew; None for other engines.
-        streams_bytes: the highest bytes of each CUDA stream in any step, added up.
         evaluation_roles: the peak of an evaluation by role; None without one.
         saving_peak_bytes: the peak while the model is gathered to save it whole; None if nothing is gathered.
         host_bytes: main memory that offloaded training uses in this GPU's process, else 0.
@@ -140,10 +137,13 @@ class MemoryEstimate(JsonKeys):
         left_out: memory that the figures do not include, one sentence each.
         routing: the range of peaks over the routing of a mixture of experts; None without experts.
         compared: measured steps under the same engine, and how far the estimate is from them; None without any.
-        verdict: whether the step fits; None without a limit.
+        gpu: whether the run fits the limit on the GPU; None without one.
         host: whether it fits main memory; None without a limit on that.
+        recipe: what is trained, and how.
+        run: the events that the estimate counts.
     """
 
+    recipe: TrainingRecipe
     peak_bytes: int
     peak_phase: Phase
     phases: Mapping[Phase, int]
@@ -156,7 +156,6 @@ class MemoryEstimate(JsonKeys):
     highest_bytes: int
     first_step_peak_bytes: int
     second_step_peak_bytes: int | None
-    streams_bytes: int
     evaluation_roles: MemoryBreakdown | None
     saving_peak_bytes: int | None
     host_bytes: int
@@ -165,14 +164,28 @@ class MemoryEstimate(JsonKeys):
     left_out: tuple[str, ...]
     routing: RoutingRange | None = None
     compared: Comparison | None = None
-    verdict: FitVerdict | None = None
+    gpu: FitVerdict | None = None
     host: HostVerdict | None = None
+    run: EstimatedRun = field(repr=False, compare=False)
+
+    @property
+    def verdict(self) -> Answer | None:
+        """Whether the run fits the GPU and main memory, as far as they have limits; None without any."""
+        if self.host is not None and not self.host.fits:
+            return Answer.DOES_NOT_FIT
+        if self.gpu is not None:
+            return self.gpu.answer
+        return None if self.host is None else Answer.FITS
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits the GPU and main memory, as far as they have limits; None without any."""
-        known = [verdict.fits for verdict in (self.verdict, self.host) if verdict is not None]
-        return all(known) if known else None
+        """The verdict in JSON: None also where it may not fit."""
+        return None if self.verdict is None else self.verdict.fits
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The most that torch's allocator reserves in the run without a limit: its events, replayed."""
+        return self.run.reserved_bytes
 
     @property
     def evaluation_peak_bytes(self) -> int | None:
@@ -205,8 +218,9 @@ class MemoryEstimate(JsonKeys):
             select(self, "roles", "layers", "lowest_bytes", "highest_bytes"),
             select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
             select(self, "evaluation_peak_bytes", "evaluation_roles", "saving_peak_bytes", "host_bytes"),
-            dict.fromkeys(_VERDICT_KEYS) if self.verdict is None else self.verdict.to_json(),
-            select(self, "fits"),
+            select(self, "reserved_bytes"),
+            dict.fromkeys(_VERDICT_KEYS) if self.gpu is None else self.gpu.to_json(),
+            select(self, "fits", "verdict"),
             {"host_limit_bytes": None if self.host is None else self.host.limit_bytes},
-            select(self, "routing", "terms", "assumed", "left_out", "compared"),
+            select(self, "routing", "terms", "assumed", "left_out", "compared", "recipe"),
         )

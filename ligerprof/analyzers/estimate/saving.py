@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from ligerprof.analyzers.estimate.groups import sharded_parameter
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.partition import weight_width
+from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import StaticMemory, place
 from ligerprof.analyzers.estimate.tensors import Weight
@@ -14,27 +15,28 @@ from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 
-def saving_peak(recipe: TrainingRecipe) -> MemoryBreakdown | None:
-    """Who holds what at the highest moment of a save after a steady step; None if nothing is gathered for it.
+def saving_peak(recipe: TrainingRecipe) -> tuple[MemoryBreakdown | None, Recording]:
+    """Who holds what at the highest moment of a save after a steady step, and its events; None if it gathers nothing.
 
     Weights, optimizer states, workspaces and the last training batch are there; gradients and gathered weights are not.
     """
     if not recipe.save_whole:
-        return None
+        return None, Recording()
     if recipe.engine is Engine.FSDP2:
         gathered_bytes = _gathered_by_fsdp2(recipe)
     elif recipe.engine is Engine.DEEPSPEED and recipe.zero == 3 and recipe.gpus > 1:
         gathered_bytes = _gathered_by_zero_3(recipe)
     else:
-        return None
+        return None, Recording()
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=False)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     StaticMemory(recipe, weights, placement).place(meter, first=False)
+    recording = meter.recording = Recording()
     meter.add(placement.running, times=-1)
     meter.start()
     meter.add({Role.COMMUNICATION: gathered_bytes})
-    return meter.peak()
+    return meter.peak(), recording
 
 
 def _gathered_by_fsdp2(recipe: TrainingRecipe) -> int:

@@ -190,7 +190,11 @@ def _has_heads_apart(context: Context) -> bool:
     joins = row.rotary is not None and row.rotary.share is not None and context.rotates
     if joins and find_slot(Feature.ROTARY).name not in context.kernels:
         return True
-    return row.qk_norms is not None and row.norms_apart and context.is_fused(find_slot(Feature.RMS_NORM).name)
+    return (
+        row.qk_norms is not None
+        and row.norms_apart
+        and context.is_fused(find_slot(Feature.RMS_NORM).name, row.qk_norms[0])
+    )
 
 
 def _heads_apart(context: Context, item: Value) -> Value:

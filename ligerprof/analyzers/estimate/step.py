@@ -8,8 +8,10 @@ from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
+from ligerprof.analyzers.estimate.partitioned import PartitionedHooks, outer_ranks
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
+from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
 from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
@@ -36,16 +38,16 @@ class StepPeaks:
         places: the same by part of the model.
         remainders: blocks at those moments that the allocator may leave larger than was asked.
         logits_bytes: the most that tensors of tokens times vocabulary took together.
-        streams_bytes: the highest bytes of each CUDA stream, added up; memory of one does not serve another.
         host_bytes: main memory that offloaded activations take.
+        recording: the events after what is static was there.
     """
 
     phases: Mapping[Phase, MemoryBreakdown]
     places: Mapping[Phase, Mapping[str, MemoryBreakdown]]
     remainders: Mapping[Phase, UnsplitRemainders]
     logits_bytes: int
-    streams_bytes: int
     host_bytes: int
+    recording: Recording
 
     @property
     def phase(self) -> Phase:
@@ -68,18 +70,23 @@ class StepPeaks:
         return self.places[self.phase]
 
 
-def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
+def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, rank: int = 0) -> Placement:
     """Where the recipe's engine keeps weights, gradients and states, in the first step or a steady one."""
-    make = zero_placement if recipe.engine is Engine.DEEPSPEED else torch_placement
-    return make(recipe, weights, first=first)
+    if recipe.engine is Engine.DEEPSPEED:
+        return zero_placement(recipe, weights, first=first, rank=rank)
+    return torch_placement(recipe, weights, first=first)
 
 
-def hooks_of(recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, step: Step) -> Hooks:
+def hooks_of(
+    recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, step: Step, *, rank: int = 0
+) -> Hooks:
     """What the recipe's engine does around modules and when gradients arrive."""
     if recipe.engine is Engine.FSDP2:
         return ShardedHooks(recipe, list(groups(recipe, weights)), meter)
     if recipe.engine is Engine.DDP:
         return ReplicatedHooks(recipe, weights.items(), meter, step)
+    if recipe.engine is Engine.DEEPSPEED and recipe.zero in (1, 2):
+        return PartitionedHooks(recipe, weights.values(), meter, rank)
     return Hooks()
 
 
@@ -89,10 +96,17 @@ def step_kinds(recipe: TrainingRecipe) -> tuple[Step, ...]:
 
 
 def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step) -> StepPeaks:
-    """The highest moment of each phase of a step."""
+    """The highest moment of each phase of a step, on the rank whose peak is highest."""
+    return max(
+        (_step_peaks(recipe, kernels, step, rank) for rank in outer_ranks(recipe)),
+        key=lambda peaks: peaks.peak.total_bytes,
+    )
+
+
+def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step, rank: int) -> StepPeaks:
     first = step is Step.FIRST
     weights = make_weights(recipe)
-    placement = place(recipe, weights.values(), first=first)
+    placement = place(recipe, weights.values(), first=first, rank=rank)
     for name, weight in weights.items():
         weight.kept_share = placement.gradient_share
         weight.reduction_bytes = placement.reductions.get(name, 0)
@@ -103,7 +117,8 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
-    hooks = hooks_of(recipe, weights, meter, step)
+    recording = meter.recording = Recording()
+    hooks = hooks_of(recipe, weights, meter, step, rank=rank)
     hooks.start_step()
     highest = _Highest(meter)
     offloaded_bytes = 0
@@ -111,11 +126,12 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         meter.expect_workspaces(workspace_sizes(recipe, weights))
     for reduces in _micro_batches(recipe):
         hooks.reduces = reduces
+        recording.micro_batches.append(len(recording.events))
         micro_batch: MicroBatch | TracedMicroBatch
         if recipe.spec.tape is None:
             micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
         else:
-            micro_batch = TracedMicroBatch(recipe, weights, meter, placement, hooks)
+            micro_batch = TracedMicroBatch(recipe, weights, meter, hooks)
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
@@ -126,6 +142,7 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         meter.add(placement.last_reduction, times=-1)
         meter.add(placement.running)
         highest.note(Phase.BACKWARD)
+    recording.micro_batches.append(len(recording.events))
     if recipe.optimizer is not Optimizer.NONE:
         static.update(meter, first=first)
         highest.note(Phase.OPTIMIZER)
@@ -134,8 +151,8 @@ def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: 
         places=highest.places,
         remainders=highest.remainders,
         logits_bytes=meter.logits_peak_bytes,
-        streams_bytes=meter.stream_peaks_bytes,
         host_bytes=offloaded_bytes,
+        recording=recording,
     )
 
 
@@ -144,7 +161,7 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
     Gradients are whole from the second one on. If only the last one reduces, it differs from those before.
     """
-    if recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2):
+    if recipe.zero in (1, 2) or (recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2)):
         return (*(False,) * min(recipe.grad_accum - 1, 2), True)
     return (True,) * min(recipe.grad_accum, 2)
 
@@ -222,6 +239,9 @@ class StaticMemory:
         meter.add(placement.running, times=-1)
         if placement.gradients_at_update is not None:
             meter.settle(Role.GRADIENTS, placement.gradients_at_update)
+        # the parts of the model share blocks
+        recording, meter.recording = meter.recording, Recording()
+        self._record_update(recording, first=first)
         meter.start()
         if first:
             meter.add_remainders(placement.states_remainders)
@@ -229,6 +249,21 @@ class StaticMemory:
         for made in placement.updates:
             self._add(meter, made)
             self._add(meter, made, times=-1)
+
+    def _record_update(self, recording: Recording, *, first: bool) -> None:
+        placement = self._placement
+        states = tuple(placement.states.values()) if placement.blocks is None else placement.blocks.states
+        if first and placement.blocks is not None:
+            recording.touch(placement.blocks.creation, Role.OPTIMIZER_TEMPORARIES)
+        for size_bytes in states if first else ():
+            recording.allocate(size_bytes, Role.OPTIMIZER_STATES, kept=True)
+        if placement.blocks is not None:
+            for sizes in placement.blocks.updates:
+                recording.touch(sizes, Role.OPTIMIZER_TEMPORARIES)
+            return
+        for made in placement.updates:
+            sizes = [size for role, size in made.items() if not (first and role is Role.OPTIMIZER_STATES)]
+            recording.touch(sizes, Role.OPTIMIZER_TEMPORARIES)
 
     def _add(self, meter: Meter, held: Mapping[Role, int], times: int = 1) -> None:
         for role, size_bytes in held.items():

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.offloading import Offloading
-from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
@@ -48,12 +47,11 @@ class TracedMicroBatch:
         recipe: TrainingRecipe,
         weights: Mapping[str, Weight],
         meter: Meter,
-        placement: Placement,
         hooks: Hooks,
     ) -> None:
         assert recipe.spec.tape is not None
         self._recipe, self._weights, self._meter = recipe, weights, meter
-        self._placement, self._hooks = placement, hooks
+        self._hooks = hooks
         self._tape: Tape = recipe.spec.tape
         self._sizes = self._tape.values(recipe.rows, recipe.row_tokens)
         self._touched = self._tape.touched(self._sizes, recipe.gpu_spec)
@@ -75,7 +73,7 @@ class TracedMicroBatch:
         self._forward(0)
         self._hooks.leave(Part.EMBEDDING)
         for repetition in self._traced:
-            self._repeat(repetition, self._layer_forward, repetition.indices)
+            self._repeat(repetition, self._layer_forward, repetition.indices, backward=False)
         self._meter.place = HEAD
         for part in (Part.NORM, Part.HEAD):
             self._hooks.enter(part)
@@ -86,39 +84,33 @@ class TracedMicroBatch:
 
     def backward(self) -> None:
         """Run the backward pass; what is left are the gradients of the weights."""
-        placement, add = self._placement, self._meter.add
         self._meter.place = HEAD
         for part in (Part.ROOT, Part.HEAD):
             self._hooks.gradient_arrives(part)
         if self._last:
             self._backward(self._last)
         self._hooks.gradient_leaves(Part.NORM)
-        add(placement.reduction, place=WHOLE)
-        add(placement.arriving, place=WHOLE)
-        add(placement.arriving, times=-1, place=WHOLE)
-        add(placement.in_layers, place=WHOLE)
-        add(placement.bucket_copies, place=WHOLE)
         for repetition in reversed(self._traced):
-            self._repeat(repetition, self._layer_backward, reversed(repetition.indices))
-        add(placement.bucket_copies, times=-1, place=WHOLE)
-        add(placement.in_layers, times=-1, place=WHOLE)
+            self._repeat(repetition, self._layer_backward, reversed(repetition.indices), backward=True)
         self._meter.place = EMBEDDING
         self._hooks.gradient_arrives(Part.EMBEDDING)
         self._backward(0)
-        add(placement.reduction, times=-1, place=WHOLE)
         self._meter.place = WHOLE
         self._hooks.end_backward()
         for position, run in self._runs.items():
             for ref in self._tape.unit(position).graph:
                 self._meter.drop(self._block(ref, position, run))
 
-    def _repeat(self, repetition: Repetition, act: Callable[[int], None], indices: Iterable[int]) -> None:
+    def _repeat(
+        self, repetition: Repetition, act: Callable[[int], None], indices: Iterable[int], *, backward: bool
+    ) -> None:
         def run() -> None:
             for index in indices:
                 self._meter.place = self._places[index]
                 act(index)
 
-        self._meter.repeat(repetition.times, run, repetition.places)
+        first = repetition.first
+        self._meter.repeat(repetition.times, run, repetition.places, first_layer=first, backward=backward)
 
     def _layer_forward(self, index: int) -> None:
         self._hooks.enter(index)
@@ -245,7 +237,8 @@ class TracedMicroBatch:
             meter.drop(self._block(ref, position, run))
         elif (repetition := self._repetitions[other - 1]).representative(other - 1) == other - 1:
             place, meter.place = meter.place, repetition.place(other - 1)
-            meter.repeat(repetition.times, lambda: meter.drop(self._block(ref, position, run)), repetition.places)
+            act, first = (lambda: meter.drop(self._block(ref, position, run))), repetition.first
+            meter.repeat(repetition.times, act, repetition.places, first_layer=first)
             meter.place = place
 
     def _block(self, ref: Ref, position: int, run: _Run) -> Allocation:

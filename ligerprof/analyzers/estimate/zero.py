@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elements
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand, NothingGathered
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, weight_width
+from ligerprof.analyzers.estimate.partitioned import own_weights
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import TracedLayers, traced_layers
@@ -23,18 +23,20 @@ from ligerprof.torch_memory.optimizers import moment_count, step_copies
 AnyGathered = Gathered | GatheredOnDemand | NothingGathered
 
 
-def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
-    """One GPU's memory under the recipe's ZeRO stage, in the first step or a steady one.
+def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, rank: int) -> Placement:
+    """A rank's memory under the recipe's ZeRO stage, in the first step or a steady one.
 
     Raises:
         UnsupportedError: quantized weights, 8-bit or projected moments.
     """
     _require_known(recipe)
+    weights = list(weights)
+    if recipe.zero in (1, 2):
+        return _stage_1_or_2(recipe, weights, first=first, rank=rank)
     elements = count_elements(recipe, weights)
     if recipe.zero == 0:
         return _stage_0(recipe, elements) if recipe.precision.is_mixed else _stage_0_in_fp32(recipe, elements, first)
-    place = _stage_3 if recipe.zero == 3 else _stage_1_or_2
-    return place(recipe, elements, first=first)
+    return _stage_3(recipe, elements, first=first)
 
 
 def _require_known(recipe: TrainingRecipe) -> None:
@@ -83,29 +85,23 @@ def _stage_0_in_fp32(recipe: TrainingRecipe, elements: Elements, first: bool) ->
     )
 
 
-def _stage_1_or_2(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Placement:
-    """Stage 1 partitions the fp32 copy and the moments, stage 2 the gradients too (stage_1_and_2.py)."""
+def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: bool, rank: int) -> Placement:
+    """Stage 1 partitions the fp32 copy and the moments, stage 2 the gradients too: `PartitionedHooks`."""
+    elements = count_elements(recipe, weights)
     offloaded, trained = recipe.offload is not Offload.NONE, elements.trained_share
-    kept_share = 1 / recipe.gpus if recipe.zero == 2 else 1.0
-    resident = {
-        Role.PARAMETERS: weight_width(recipe) * elements.whole,
-        Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
-        # temp_grad_buffer_for_gpu_offload: gradients are copied through it to main memory
-        Role.COMMUNICATION: weight_width(recipe) * elements.largest if offloaded else 0,
-    }
-    # double buffers where reduction overlaps with backward (setup_buckets)
-    buckets = 2 if zero_settings(recipe)["overlap_comm"] else 1
+    own = own_weights(recipe, [weight for weight in weights if weight.trainable], rank)
     return Placement(
-        resident=resident,
+        resident={
+            Role.PARAMETERS: weight_width(recipe) * elements.whole,
+            Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
+            # temp_grad_buffer_for_gpu_offload: gradients are copied through it to main memory
+            Role.COMMUNICATION: weight_width(recipe) * elements.largest if offloaded else 0,
+        },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
-        # the bucket that collects gradients, allocated with the first one
-        reduction={Role.COMMUNICATION: buckets * _bucket_bytes(recipe)},
-        bucket_copies={} if recipe.zero == 1 else _bucket_copies(recipe, _flat_copy(recipe, _fills(recipe).within)),
-        last_reduction={} if recipe.zero == 1 else _last_reduction(recipe, elements, buckets * _bucket_bytes(recipe)),
-        # stage 1 moves whole gradients when backward has ended
-        gradient_share=0.0 if offloaded and recipe.zero == 2 else kept_share,
         gradients_at_update=0,
-        updates=() if offloaded else tuple(_updates(recipe, (trained,), first=first)),
+        updates=()
+        if offloaded
+        else tuple(_updates(recipe, (trained,), first=first, kept_bytes=sum(item.size_bytes for item in own))),
     )
 
 
@@ -144,59 +140,6 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
 def _bucket_bytes(recipe: TrainingRecipe) -> int:
     bucket_bytes: int = weight_width(recipe) * zero_settings(recipe)["reduce_bucket_size"]
     return bucket_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Fills:
-    """Elements in the bucket when it is flushed.
-
-    Attributes:
-        within: the most during backward of the decoder layers, 0 if it is not flushed then.
-        last: when backward's last gradient, of `waiting` elements, does not fit.
-    """
-
-    within: int
-    last: int
-    waiting: int
-
-
-def _fills(recipe: TrainingRecipe) -> _Fills:
-    *within, end = bucket_flushes(recipe)
-    waiting = 0
-    if len(end.held) == 1 and within:
-        waiting, end = end.elements, within.pop()
-    return _Fills(within=max((item.elements for item in within), default=0), last=end.elements, waiting=waiting)
-
-
-def _bucket_copies(recipe: TrainingRecipe, copy_bytes: int) -> Bytes:
-    """A copy made after some layers have run, less the checkpoints that they have freed.
-
-    Without checkpointing, they have freed far more than a copy takes.
-    """
-    layers = _fills(recipe).within // _layer_elements(recipe)
-    freed_bytes = _freed_bytes(recipe, layers)
-    return {Role.COMMUNICATION: max(0, copy_bytes - freed_bytes) if recipe.checkpointing else 0}
-
-
-def _flat_copy(recipe: TrainingRecipe, elements: int) -> int:
-    """With several ranks, the bucket is flattened once more (stage_1_and_2.py, allreduce_bucket)."""
-    return weight_width(recipe) * elements if recipe.gpus > 1 else 0
-
-
-def _last_reduction(recipe: TrainingRecipe, elements: Elements, bucket_bytes: int) -> Bytes:
-    """The last flush of the bucket, or two fp32 copies of the largest gradient on its way to main memory.
-
-    The norm of each gradient is computed from an fp32 copy, and another copy goes to main memory
-    (set_norm_for_param_grad_in_gpu, async_inplace_copy_grad_to_fp32_buffer_from_gpu).
-    """
-    fills = _fills(recipe)
-    waiting_bytes, copy_bytes = weight_width(recipe) * fills.waiting, _flat_copy(recipe, fills.last)
-    widened_bytes = (
-        2 * FP32_BYTES * min(elements.largest, elements.trained_share) if recipe.offload is not Offload.NONE else 0
-    )
-    if widened_bytes > waiting_bytes + copy_bytes:
-        return {Role.COMMUNICATION: bucket_bytes + widened_bytes}
-    return {Role.COMMUNICATION: bucket_bytes + copy_bytes, Role.GRADIENTS: waiting_bytes}
 
 
 def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: AnyGathered) -> int:
@@ -269,27 +212,24 @@ def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
     return {Role.COMMUNICATION: weight_width(recipe) * elements}
 
 
-def _layer_elements(recipe: TrainingRecipe) -> int:
-    """Parameters of the first decoder layer."""
-    return sum(item.elements for item in recipe.spec.parameters if layer_index(item.name) == 0)
-
-
 def _state_bytes(recipe: TrainingRecipe, share: int) -> int:
     return moment_count(recipe.optimizer) * FP32_BYTES * share
 
 
-def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool) -> Iterator[Bytes]:
+def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool, kept_bytes: int = 0) -> Iterator[Bytes]:
     """Per group, gradients are flattened and, if they are not in fp32, cast to it; then the optimizer steps.
 
     In between, stages 1 and 2 free the gradients, and all stages the flat copy of 16 bits (step and
     _prepare_fp32_grad_for_sub_group). The first step creates a group's moments only then.
+
+    Args:
+        kept_bytes: gradients that are held until then.
     """
     made: Bytes = {}
-    kept_bytes = weight_width(recipe) if recipe.zero < 3 else 0
     flat_width = weight_width(recipe) if recipe.precision.is_mixed else 0
     for elements in groups:
         flat_bytes = (flat_width + FP32_BYTES) * elements
-        yield Counter(made) + Counter({Role.GRADIENTS: kept_bytes * elements, Role.OPTIMIZER_TEMPORARIES: flat_bytes})
+        yield Counter(made) + Counter({Role.GRADIENTS: kept_bytes, Role.OPTIMIZER_TEMPORARIES: flat_bytes})
         if first:
             made = Counter(made) + Counter({Role.OPTIMIZER_STATES: _state_bytes(recipe, elements)})
         yield Counter(made) + Counter(_stepping(recipe, elements))

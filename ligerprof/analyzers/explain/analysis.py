@@ -241,6 +241,16 @@ class SnapshotAnalysis:
 
     def _replay_notes(self) -> list[str]:
         replayed, notes = self.replayed, []
+        beyond = replayed.allocated_bytes - replayed.reserved_bytes
+        if replayed.segments and beyond.max() > 0:
+            moment = int(beyond.argmax())
+            allocated, reserved = (
+                format_bytes(int(each[moment])) for each in (replayed.allocated_bytes, replayed.reserved_bytes)
+            )
+            notes.append(
+                f"the file is damaged: after {moment} events, {allocated} are allocated of {reserved} reserved, which"
+                " no allocator does; the peak and its roles may be wrong"
+            )
         if not replayed.last_moment:
             notes.append(
                 "no events: this is the memory at the time of the snapshot; switch the history on before the program"

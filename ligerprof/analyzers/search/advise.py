@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.search.budget import Judge, Limit, Method, Verdict, needed_bytes, verdict_notes
+from ligerprof.analyzers.search.budget import Judge, Method, Verdict, needed_bytes, verdict_notes
 from ligerprof.analyzers.search.changes import LADDER, Change, expandable_segments
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import Limit
 from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.units import format_bytes
 from ligerprof.words import Word
@@ -89,9 +90,9 @@ class Advice(JsonKeys):
         return self.host_limit_bytes is None or self.host_bytes * self.plan.gpus <= self.host_limit_bytes
 
     @property
-    def fits(self) -> bool:
-        """Whether the plan fits the GPU, and main memory if that has a limit."""
-        return self.plan_verdict.fits and self.fits_host
+    def fits(self) -> bool | None:
+        """Whether the plan fits the GPU, and main memory if that has a limit; None where it may not fit."""
+        return self.plan_verdict.fits if self.fits_host else False
 
     @property
     def applied(self) -> tuple[Step, ...]:
@@ -126,7 +127,7 @@ def advise(
     host_limit_bytes: int | None = None,
     ladder: Sequence[Change] = LADDER,
 ) -> Advice:
-    """Climb the ladder until the recipe fits the judge's limit, with room for fragmentation if the ladder reaches that.
+    """Climb the ladder until the recipe fits the judge's limit.
 
     Args:
         recipe: what to train, how, and on which GPU.
@@ -140,9 +141,7 @@ def advise(
         UnknownModelError: it does not cover the model's architecture.
     """
     rules = _Rules(tuple(ladder), host_limit_bytes, tried or (lambda _number, _most: None))
-    climb = _climb(recipe, judge.with_room(), rules)
-    if judge.verdict(recipe).fits or not climb.verdict.fits:
-        climb = _climb(recipe, judge, rules)
+    climb = _cheapest(_Climb(recipe, judge, {change.name for change in rules.ladder}, rules))
     return Advice(
         recipe=recipe,
         limit=judge.limit,
@@ -163,10 +162,6 @@ class _Rules(NamedTuple):
     ladder: tuple[Change, ...]
     host_limit_bytes: int | None
     tried: Tried
-
-
-def _climb(recipe: TrainingRecipe, judge: Judge, rules: _Rules) -> "_Climb":
-    return _cheapest(_Climb(recipe, judge, {change.name for change in rules.ladder}, rules))
 
 
 def _cheapest(climb: "_Climb") -> "_Climb":

@@ -5,20 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.estimate import Moment, estimate
-from ligerprof.errors import KernelUnavailableError, MissingDependencyError, RecipeError, UnsupportedError
+from ligerprof.analyzers.estimate import Answer, Moment, estimate, judge
+from ligerprof.errors import KernelUnavailableError, MissingDependencyError, UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.recipe.usable_memory import usable_memory
+from ligerprof.recipe.usable_memory import Limit
 from ligerprof.serialization import select
 from ligerprof.words import Word
-
-# the estimate contains no fitted figure, so it adds none for the allocator's fragmentation
-ALLOWANCE_BYTES = 0
-# of the limit, for plans that are estimated
-_ROOM_SHARE = 0.03
-ALLOWANCE = (
-    "the analytic estimate counts allocated bytes and adds no allowance for fragmentation: leave a few percent of room"
-)
 
 
 class Method(Word):
@@ -62,6 +54,10 @@ class Reserved:
         moment = max(moments, key=lambda each: moments[each])
         return moment, moments[moment]
 
+    def completes_under(self, limit_bytes: int) -> bool:
+        """Whether what was simulated completes, for the limit that it was simulated under."""
+        return self.fits and self.highest[1] <= limit_bytes
+
     @property
     def decided_by(self) -> Moment | None:
         """The moment that decides whether the recipe fits; None if memory ran out before the first step."""
@@ -77,18 +73,11 @@ _UNCOVERED = (UnsupportedError, KernelUnavailableError, MissingDependencyError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limit:
-    """The maximum bytes that torch's allocator may reserve, and the limit's origin, such as `--memory-limit`."""
-
-    size_bytes: int
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """Whether a recipe fits, and how this was determined.
 
     Attributes:
+        answer: the judge's.
         held_bytes: the highest peak of all steps and an evaluation: reserved bytes if simulated (up to the failure if
             it ran out of memory), allocated bytes if estimated.
         checked: the method.
@@ -98,13 +87,18 @@ class Verdict:
         fits_host: whether what training keeps in main memory fits the limit on that; True without one.
     """
 
-    fits: bool
+    answer: Answer
     held_bytes: int
     checked: Method
     reason: str | None = None
     decided_by: Moment | None = None
     run_step: int | None = None
     fits_host: bool = True
+
+    @property
+    def fits(self) -> bool | None:
+        """The answer in JSON: None where it may not fit."""
+        return self.answer.fits
 
     @property
     def method(self) -> str:
@@ -118,31 +112,14 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """A `verdict` object of the JSON of fit and advise."""
-        return select(self, "fits", "held_bytes", "held", "checked", "reason", "decided_by", "run_step")
+        return select(
+            self, "fits", "verdict=answer", "held_bytes", "held", "checked", "reason", "decided_by", "run_step"
+        )
 
 
 def verdict_notes(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
-    """Why verdicts were not simulated, and what that means, one sentence each."""
-    estimated = [verdict for verdict in verdicts if verdict.checked is Method.ESTIMATED]
-    reasons = dict.fromkeys(f"not simulated: {verdict.reason}" for verdict in estimated if verdict.reason)
-    return (*reasons, *((ALLOWANCE,) if estimated else ()))
-
-
-def find_limit(recipe: TrainingRecipe) -> Limit:
-    """The recipe's memory limit, or what its GPU leaves for torch's allocator.
-
-    Raises:
-        RecipeError: the limit is above the GPU's memory.
-    """
-    gpu, given_bytes = recipe.gpu_spec, recipe.memory_limit_bytes
-    if given_bytes is not None and given_bytes > gpu.memory_bytes:
-        raise RecipeError(
-            f"--memory-limit {given_bytes} bytes is more than {gpu.title} has. Lower it, or choose --gpu."
-        )
-    usable = usable_memory(recipe)
-    if given_bytes is not None and given_bytes <= usable.size_bytes:
-        return Limit(size_bytes=given_bytes, source="--memory-limit")
-    return Limit(size_bytes=usable.size_bytes, source=usable.source)
+    """Why verdicts were not simulated, one sentence each."""
+    return tuple(dict.fromkeys(f"not simulated: {verdict.reason}" for verdict in verdicts if verdict.reason))
 
 
 def needed_bytes(recipe: TrainingRecipe) -> int:
@@ -152,7 +129,7 @@ def needed_bytes(recipe: TrainingRecipe) -> int:
         UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
-    return estimate(recipe).highest_peak_bytes + ALLOWANCE_BYTES
+    return estimate(recipe).highest_peak_bytes
 
 
 def fits_host(recipe: TrainingRecipe) -> bool:
@@ -176,16 +153,7 @@ class Judge:
         self.limit = limit
         self._check = check
         self._expect = expect
-        self._room_bytes = 0
         self._known: dict[str, Verdict] = {}
-        self._without_room: Judge | None = None
-
-    def with_room(self) -> "Judge":
-        """A judge whose estimated verdicts leave a few percent of the limit for fragmentation."""
-        roomy = Judge(self.limit)
-        roomy._room_bytes = int(_ROOM_SHARE * self.limit.size_bytes)
-        roomy._without_room = self
-        return roomy
 
     def verdict(self, recipe: TrainingRecipe) -> Verdict:
         """Judge by simulation if requested and possible, otherwise by the analytic estimate."""
@@ -219,12 +187,15 @@ class Judge:
 
     def by_estimate(self, recipe: TrainingRecipe, reason: str | None = None) -> Verdict:
         """Judge by the analytic estimate alone."""
-        moment, highest_bytes = estimate(recipe).highest
-        held_bytes = highest_bytes + ALLOWANCE_BYTES
-        in_host = fits_host(recipe)
+        estimated = estimate(recipe)
+        moment, allocated_bytes = estimated.highest
+        in_host = estimated.host is None or estimated.host.fits
+        run = estimated.run
         return Verdict(
-            fits=in_host and held_bytes + self._room_bytes <= self.limit.size_bytes,
-            held_bytes=held_bytes,
+            answer=judge(
+                self.limit.size_bytes, run.completes_under, uncertain_share=run.uncertain_share, fits_host=in_host
+            ),
+            held_bytes=allocated_bytes,
             checked=Method.ESTIMATED,
             reason=reason,
             decided_by=moment,
@@ -232,9 +203,6 @@ class Judge:
         )
 
     def _judge(self, recipe: TrainingRecipe) -> Verdict:
-        if self._without_room is not None:
-            verdict = self._without_room.verdict(recipe)
-            return verdict if verdict.checked is Method.SIMULATED else self.by_estimate(recipe, verdict.reason)
         if self._check is None:
             return self.by_estimate(recipe)
         try:
@@ -244,7 +212,7 @@ class Judge:
         _, held_bytes = reserved.highest
         decided_by, in_host = reserved.decided_by, fits_host(recipe)
         return Verdict(
-            fits=in_host and reserved.fits and held_bytes <= self.limit.size_bytes,
+            answer=judge(self.limit.size_bytes, reserved.completes_under, fits_host=in_host),
             held_bytes=held_bytes,
             checked=Method.SIMULATED,
             decided_by=decided_by,

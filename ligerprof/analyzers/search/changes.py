@@ -208,6 +208,15 @@ def _adamw_8bit(recipe: TrainingRecipe) -> Outcome:
     return _other_optimizer(recipe, Optimizer.ADAMW_8BIT)
 
 
+@_change("bf16", "bf16 weights", "precision: weights, gradients and moments in 16 bits, which lose small updates")
+def _bf16(recipe: TrainingRecipe) -> Outcome:
+    if recipe.weight_dtype != "float32":
+        return "the weights are in 16 bits already"
+    if not _has_bfloat16(recipe):
+        return f"{recipe.gpu_spec.title} has no bf16"
+    return (dataclasses.replace(recipe, precision=Precision.BF16),)
+
+
 @_change("accumulation", "gradient accumulation", "time: the same sequences per step in more, smaller micro-batches")
 def _accumulation(recipe: TrainingRecipe) -> Outcome:
     if recipe.batch == 1:
@@ -259,11 +268,11 @@ def expandable_segments(recipe: TrainingRecipe) -> Outcome:
 
 _UP_TO_ZERO_3 = (_zero_2, _no_lora_dropout, _checkpointing, _mixed_precision, _narrow_frozen_weights, _zero_3)
 _REST = (
+    _accumulation,
     _offload_optimizer,
     _offload_all,
     _galore,
     _adamw_8bit,
-    _accumulation,
     _lora,
     _qlora,
     _sequence,
@@ -304,6 +313,9 @@ def same_data(ladder: Sequence[Change]) -> tuple[Change, ...]:
 
 
 SAME_DATA = same_data(LADDER)
+
+# tried one by one where no batch fits
+NEAREST = (_bf16, _adamw_8bit, _offload_optimizer)
 
 
 def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int) -> Outcome:

@@ -6,22 +6,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ligerprof.analyzers.estimate import MemoryEstimate, estimate
 from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import (
-    ALLOWANCE_BYTES,
     Judge,
-    Limit,
     Method,
     Verdict,
-    needed_bytes,
     verdict_notes,
 )
-from ligerprof.analyzers.search.changes import SAME_DATA, Change
-from ligerprof.errors import UnknownModelError, UnsupportedError
+from ligerprof.analyzers.search.changes import NEAREST, SAME_DATA, Change
+from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.lengths import most_rows
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import Limit
 from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.words import Word
 
@@ -36,6 +35,8 @@ SEQ_STEP = 64
 _FRONTIER = (0.25, 0.5, 1, 2, 4, 8, 16)
 # an estimate this far above the limit is beyond any error of it that was measured
 _CLEARLY_TOO_LARGE = 1.1
+# failures through fragmentation after which nothing larger is tried
+_FRAGMENTED_TRIES = 3
 
 
 class Bound(Word):
@@ -48,13 +49,18 @@ class Bound(Word):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A pair of batch and sequence that fits; the next larger one, along `axis`, exceeds `bounded_by`."""
+    """A pair of batch and sequence that fits; the next larger one, along `axis`, exceeds `bounded_by`.
+
+    Attributes:
+        fragmented: smaller values along the axis that fail through fragmentation.
+    """
 
     batch: int
     seq: int
     axis: Axis
     verdict: Verdict
     bounded_by: Bound
+    fragmented: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -63,7 +69,20 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """A point in the JSON."""
-        return {**select(self, "batch", "seq", "tokens", "bounded_by"), **self.verdict.to_json()}
+        return {**select(self, "batch", "seq", "tokens", "bounded_by", "fragmented"), **self.verdict.to_json()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nearest:
+    """A change with which a recipe fits at the wanted sequence, and its largest batch then."""
+
+    change: Change
+    recipe: TrainingRecipe
+    point: Point
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `nearest` in the JSON."""
+        return {"change": self.change.name, "flags": list(recipe_flags(self.recipe)), **self.point.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +97,7 @@ class Fit(JsonKeys):
         frontier: the largest batch at several sequence lengths, the shortest first.
         settings: if the wanted pair does not fit, the changes that make it fit or come closest.
         settings_gap: why `settings` is None although the pair does not fit, or None.
+        nearest: single changes with which a batch fits, the cheapest first, if none does without.
     """
 
     recipe: TrainingRecipe
@@ -88,6 +108,7 @@ class Fit(JsonKeys):
     frontier: tuple[Point, ...]
     settings: Advice | None
     settings_gap: str | None
+    nearest: tuple[Nearest, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -101,7 +122,6 @@ class Fit(JsonKeys):
             "fit",
             select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source"),
             {
-                "allowance_bytes": ALLOWANCE_BYTES,
                 "wanted": {"batch": self.recipe.batch, "seq": self.recipe.seq, **self.wanted.to_json()},
                 "batch": self.batch.batch if self.batch else None,
                 "seq": self.seq.seq if self.seq else None,
@@ -110,7 +130,7 @@ class Fit(JsonKeys):
                 "frontier": to_json(self.frontier),
                 "settings": None if self.settings is None else _settings_json(self.settings),
             },
-            select(self, "settings_gap", "recipe", "notes"),
+            select(self, "settings_gap", "nearest", "recipe", "notes"),
         )
 
 
@@ -119,32 +139,46 @@ def _settings_json(advice: Advice) -> dict[str, Any]:
     return {"changes": changes, "flags": list(recipe_flags(advice.plan)), **advice.plan_verdict.to_json()}
 
 
-def fit(
+# receives each answer when it is known: the wanted verdict, the largest batch, the longest sequence
+Answered = Callable[[str, "Verdict | Point | None"], None]
+
+
+def fit(  # noqa: PLR0913 - callbacks and changes
     recipe: TrainingRecipe,
     judge: Judge,
     progress: Progress,
     remaining: Remaining | None = None,
     *,
     ladder: Sequence[Change] = SAME_DATA,
+    nearest: Sequence[Change] = NEAREST,
+    answered: Answered | None = None,
 ) -> Fit:
     """Find the largest batch and sequence that fit the judge's limit.
 
-    Every answer fits while the next larger value does not. If the judge simulates, both were simulated, except values
-    whose estimate is more than a tenth above the limit.
+    Every answer fits while the next larger value does not; one that fails through fragmentation does not end the
+    search. If the judge simulates, they were simulated, except values whose estimate is more than a tenth above the
+    limit.
 
     Args:
         ladder: the changes that may make the wanted batch and sequence fit.
+        nearest: changes that are tried one by one if no batch fits.
+        answered: receives the name (`wanted`, `batch`, `seq`) and the value of each answer when it is known.
 
     Raises:
         UnsupportedError: neither the analytic estimate nor the simulation covers an option of the recipe.
     """
+    answered = answered or (lambda _name, _answer: None)
     search = _Search(recipe, judge, progress, remaining)
     progress(f"{recipe.batch} x {recipe.seq}: does it fit?")
     search.announce()
     wanted = search.verdict(recipe)
-    batch = search.largest_batch(recipe.seq)
+    answered("wanted", wanted)
+    batch = search.largest_batch(recipe.seq, beyond=True)
+    answered("batch", batch)
     # lengths come from the file, and each answer takes a whole run
     seq = search.longest_seq() if recipe.lengths is None else None
+    if recipe.lengths is None:
+        answered("seq", seq)
     frontier = tuple(_frontier(search)) if recipe.lengths is None else ()
     settings: Advice | None = None
     gap: str | None = None
@@ -163,7 +197,20 @@ def fit(
         frontier=frontier,
         settings=settings,
         settings_gap=gap,
+        nearest=tuple(_nearest(recipe, judge, progress, nearest)) if batch is None and recipe.lengths is None else (),
     )
+
+
+def _nearest(recipe: TrainingRecipe, judge: Judge, progress: Progress, changes: Sequence[Change]) -> Iterator[Nearest]:
+    for change in changes:
+        with suppress(LigerprofError):
+            outcome = change.outcome(dataclasses.replace(recipe, batch=1))
+            if isinstance(outcome, str):
+                continue
+            progress(f"the largest batch with {change.title}")
+            changed = outcome[0]
+            if (point := _Search(changed, judge, progress).largest_batch(recipe.seq)) is not None:
+                yield Nearest(change=change, recipe=dataclasses.replace(changed, batch=point.batch), point=point)
 
 
 def _frontier(search: "_Search") -> Iterator[Point]:
@@ -190,15 +237,12 @@ class _Search:
         self._recipe, self._judge, self._progress, self._remaining = recipe, judge, progress, remaining
         # recipes that the search will probably judge, by `repr`
         self._ahead: set[str] = set()
-        # estimated bytes at which the search starts: the limit, lowered once a simulated border shows the overhead
-        self._aim_bytes = judge.limit.size_bytes
         # of the border found last; about as many fit at any other length
         self._tokens = recipe.batch * recipe.seq
         self._batches: dict[int, Point | None] = {}
         # for each simulated step, whether it reserved at least what the estimate says
         self._trusts_estimate: set[bool] = set()
-        # estimated bytes by batch and sequence
-        self._needed: dict[tuple[int, int], int] = {}
+        self._estimates: dict[str, MemoryEstimate] = {}
 
     @property
     def most_positions(self) -> int:
@@ -242,15 +286,17 @@ class _Search:
             if (axis.most is None or count <= axis.most) and not self._is_clearly_too_large(axis.at(count)):
                 yield axis.at(count)
 
-    def largest_batch(self, seq: int) -> Point | None:
-        """The largest batch at `seq` tokens, or None if a batch of 1 does not fit."""
+    def largest_batch(self, seq: int, *, beyond: bool = False) -> Point | None:
+        """The largest batch at `seq` tokens, or None if a batch of 1 does not fit.
+
+        Args:
+            beyond: whether to look beyond failures through fragmentation.
+        """
         if seq not in self._batches:
             self._progress(f"the largest batch at {seq} tokens")
-            axis = self._batch_axis(seq)
-            size = self._largest(axis)
-            bound = Bound.SEQUENCES if size == axis.most else Bound.MEMORY
-            self._batches[seq] = self._point(axis.at(size), Axis.BATCH, bound) if size else None
-            self._tokens = max(size, 1) * seq
+            self._batches[seq] = self._largest(self._batch_axis(seq), Axis.BATCH, Bound.SEQUENCES, beyond=beyond)
+            point = self._batches[seq]
+            self._tokens = (1 if point is None else point.batch) * seq
         return self._batches[seq]
 
     def is_clearly_too_long(self, seq: int) -> bool:
@@ -260,10 +306,7 @@ class _Search:
     def longest_seq(self) -> Point | None:
         """The longest sequence at the recipe's batch, on a grid that contains the recipe's sequence."""
         self._progress(f"the longest sequence at batch {self._recipe.batch}")
-        axis = self._seq_axis()
-        count = self._largest(axis)
-        bound = Bound.POSITIONS if count == axis.most else Bound.MEMORY
-        return self._point(axis.at(count), Axis.SEQ, bound) if count else None
+        return self._largest(self._seq_axis(), Axis.SEQ, Bound.POSITIONS, beyond=True)
 
     def _batch_axis(self, seq: int) -> "_Axis":
         base = dataclasses.replace(self._recipe, seq=seq)
@@ -277,15 +320,6 @@ class _Search:
         start = (self._tokens // self._recipe.batch - offset) // SEQ_STEP
         most = (self.most_positions - offset) // SEQ_STEP
         return _Axis(lambda count: dataclasses.replace(self._recipe, seq=offset + SEQ_STEP * count), start, most)
-
-    def _point(self, recipe: TrainingRecipe, axis: Axis, bound: Bound) -> Point:
-        return Point(
-            batch=recipe.batch,
-            seq=recipe.seq,
-            axis=axis,
-            verdict=self._judge.verdict(recipe),
-            bounded_by=bound,
-        )
 
     def verdict(self, recipe: TrainingRecipe) -> Verdict:
         """The judge's verdict, which also shows how far the estimate can be trusted."""
@@ -306,7 +340,7 @@ class _Search:
         """Whether a recipe fits: by the estimate if it is beyond doubt, otherwise by the judge."""
         if self._trusts_estimate == {True} and self._is_clearly_too_large(recipe):
             return False
-        return self.verdict(recipe).fits
+        return self.verdict(recipe).fits is True
 
     def _is_clearly_too_large(self, recipe: TrainingRecipe) -> bool:
         if self._recipe.lengths is not None:
@@ -319,26 +353,53 @@ class _Search:
         """The largest count by the estimate; where only the simulation covers the recipe, the count to start from."""
         guess = max(axis.start, 1)
         with suppress(UnsupportedError, UnknownModelError):
-            guess = find_border(
-                lambda count: self._needed_bytes(axis.at(count)) <= self._aim_bytes, start=guess, most=axis.most
-            )
+            guess = find_border(lambda count: self._is_expected(axis.at(count)), start=guess, most=axis.most)
         return max(guess, 1)
 
-    def _largest(self, axis: "_Axis") -> int:
-        """The largest count that fits, or 0: estimated from the start on, then checked by the judge."""
-        guess = self._guess(axis)
-        count = find_border(lambda count: self._fits(axis.at(count)), start=guess, most=axis.most)
-        if count and self._judge.verdict(axis.at(count)).checked is Method.SIMULATED and count != guess:
-            with suppress(UnsupportedError, UnknownModelError):
-                self._aim_bytes = min(self._needed_bytes(axis.at(count)), self._judge.limit.size_bytes)
-            self.announce()
-        return count
+    def _is_expected(self, recipe: TrainingRecipe) -> bool:
+        """Whether a recipe completes under the limit by its estimate."""
+        estimated, limit_bytes = self._estimate(recipe), self._judge.limit.size_bytes
+        # the replay takes longer than the rest
+        return estimated.highest_peak_bytes <= limit_bytes and estimated.run.completes_under(limit_bytes)
+
+    def _largest(self, axis: "_Axis", name: Axis, bound: Bound, *, beyond: bool) -> Point | None:
+        """The largest count that fits, None for no count: estimated from the start on, then checked by the judge."""
+        count = find_border(lambda count: self._fits(axis.at(count)), start=self._guess(axis), most=axis.most)
+        failed, fragmented, tried = list[int](), list[int](), count + 1
+        while beyond and len(failed) < _FRAGMENTED_TRIES and (axis.most is None or tried <= axis.most):
+            if self._fits(axis.at(tried)):
+                count, fragmented, failed = tried, [*fragmented, *failed], []
+            elif self._fails_through_fragmentation(axis.at(tried)):
+                failed.append(tried)
+            else:
+                break
+            tried += 1
+        if not count:
+            return None
+        recipe = axis.at(count)
+        return Point(
+            batch=recipe.batch,
+            seq=recipe.seq,
+            axis=name,
+            verdict=self._judge.verdict(recipe),
+            bounded_by=bound if count == axis.most else Bound.MEMORY,
+            fragmented=tuple(getattr(axis.at(each), name) for each in fragmented),
+        )
+
+    def _fails_through_fragmentation(self, recipe: TrainingRecipe) -> bool:
+        """Whether what a recipe allocates is within the limit, although it does not fit."""
+        with suppress(UnsupportedError, UnknownModelError):
+            return recipe.lengths is None and self._needed_bytes(recipe) <= self._judge.limit.size_bytes
+        return False
 
     def _needed_bytes(self, recipe: TrainingRecipe) -> int:
-        key = (recipe.batch, recipe.seq)
-        if key not in self._needed:
-            self._needed[key] = needed_bytes(recipe)
-        return self._needed[key]
+        return self._estimate(recipe).highest_peak_bytes
+
+    def _estimate(self, recipe: TrainingRecipe) -> MemoryEstimate:
+        key = repr(recipe)
+        if key not in self._estimates:
+            self._estimates[key] = estimate(recipe)
+        return self._estimates[key]
 
 
 def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) -> int:

@@ -60,8 +60,8 @@ ROWS = (
             qk_norms=("q_norm", "k_norm"),
             norms_apart=True,
             rotary=Rotary(tables_by_kind=True),
+            # its attention keeps attn_logit_softcapping, and does not pass it on
             window=periodic_window(6, key="sliding_window_pattern"),
-            softcap=Softcap(key=_SCORE_CAP),
         ),
         final_softcap=Softcap(key=_LOGIT_CAP),
     ),

@@ -120,6 +120,12 @@ def find_launch(words: Sequence[str], environment: Mapping[str, str], is_start: 
     return launch
 
 
+def has_launcher(words: Sequence[str]) -> bool:
+    """Whether a command names a launcher of several processes, such as torchrun."""
+    launch = find_launch(words, {}, lambda _: False)
+    return launch is not None and launch.launcher != "python"
+
+
 def visible_gpus(environment: Mapping[str, str]) -> int | None:
     """How many GPUs CUDA_VISIBLE_DEVICES shows; None if it is not set or not known."""
     text = environment.get("CUDA_VISIBLE_DEVICES", "")

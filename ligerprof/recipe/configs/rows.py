@@ -131,10 +131,11 @@ def number(setting: Setting, *, auto: bool = False) -> Row:
 
 def truth(value: Any) -> bool:
     """A switch from a boolean, 0 or 1, or text such as `yes`; raises BadValueError for anything else."""
-    word = str(value).strip().lower() if isinstance(value, (bool, int, str)) else ""
+    # a large number has more digits than Python writes
+    word = str(value).strip().lower() if isinstance(value, (bool, str)) or value in (0, 1) else None
     if word in _TRUE:
         return True
-    if isinstance(value, (bool, int, str)) and word in _FALSE:
+    if word in _FALSE:
         return False
     raise BadValueError("neither true nor false")
 

@@ -106,9 +106,9 @@ def clear_recordings(output: Path) -> None:
 _Process = tuple[Path, RecordingSummary]
 
 
-def arrange(output: Path, notes: list[str]) -> dict[int, _Process]:
+def arrange(output: Path, notes: list[str], *, is_simulated: bool = False) -> dict[int, _Process]:
     """Name the folders of a command's processes by rank, and add to `notes` what is not a rank."""
-    chosen = dict(_numbered(_complete(_processes(output, notes), notes), notes))
+    chosen = dict(_numbered(_complete(_processes(output, notes, is_simulated=is_simulated), notes), notes))
     return {
         rank: (_place(output, rank, folder, alone=len(chosen) == 1), summary)
         for rank, (folder, summary) in chosen.items()
@@ -120,6 +120,8 @@ def collect(
     command: Sequence[str],
     exit_code: int,
     adapt: Callable[[PeakReport], PeakReport] = lambda report: report,
+    *,
+    is_simulated: bool = False,
 ) -> CommandReport:
     """Name the folders of a command's processes by rank, and explain each.
 
@@ -127,9 +129,10 @@ def collect(
 
     Args:
         adapt: changes the report of each rank.
+        is_simulated: whether the command ran on a simulated GPU.
     """
     notes: list[str] = []
-    arranged = arrange(output, notes)
+    arranged = arrange(output, notes, is_simulated=is_simulated)
     places = {rank: folder for rank, (folder, _) in arranged.items()}
     reports: list[RankPeak] = []
     for rank, folder in places.items():
@@ -156,7 +159,7 @@ def collect(
     )
 
 
-def _processes(output: Path, notes: list[str]) -> list[_Process]:
+def _processes(output: Path, notes: list[str], *, is_simulated: bool) -> list[_Process]:
     """The processes that used a CUDA device, in the order of their starts."""
     found = []
     for folder in sorted(output.glob(f"{PREFIX}*")):
@@ -166,20 +169,20 @@ def _processes(output: Path, notes: list[str]) -> list[_Process]:
             notes.append(str(error).rstrip("."))
     imported = output / IMPORTED
     if not found and not notes:
-        notes.append(f"nothing was recorded: {_why_nothing(was_imported=imported.exists())}")
+        notes.append(f"nothing was recorded: {_why_nothing(was_imported=imported.exists(), is_simulated=is_simulated)}")
     with suppress(OSError):
         imported.unlink(missing_ok=True)
     return sorted(found, key=lambda each: each[1].started_us)
 
 
-def _why_nothing(*, was_imported: bool) -> str:
+def _why_nothing(*, was_imported: bool, is_simulated: bool) -> str:
     if not was_imported:
         return (
             "no Python process of the command imported torch, or those that did were started without ligerprof's"
             " folder on PYTHONPATH, as by python -I, -E or -S, in a container, or where a script sets PYTHONPATH"
         )
     devices = ("nvidia[0-9]*", "kfd", "dxg")
-    found = any(next(Path("/dev").glob(pattern), None) for pattern in devices)
+    found = is_simulated or any(next(Path("/dev").glob(pattern), None) for pattern in devices)
     here = "" if found else "; this machine has none"
     return f"no Python process of the command used a CUDA device through torch{here}"
 

@@ -31,6 +31,12 @@ def open_door() -> None:
         return
     if settings is None:
         return
+    if settings.simulated is not None and settings.output is not None:
+        from ligerprof.simulated_gpu.files import watch_files
+        from ligerprof.simulated_gpu.network import leave_network
+
+        watch_files(settings.output)
+        leave_network()
     if "torch" in sys.modules:
         _await_cuda(sys.modules["torch"], settings)
     else:
@@ -62,7 +68,12 @@ def _simulate(simulated: SimulatedGpu) -> None:
     from ligerprof.simulated_gpu.machine import install
 
     try:
-        install(find_gpu(simulated.gpu), limit_bytes=simulated.limit_bytes, eager=simulated.eager)
+        install(
+            find_gpu(simulated.gpu),
+            limit_bytes=simulated.limit_bytes,
+            eager=simulated.eager,
+            routing=simulated.routing,
+        )
     except LigerprofError as error:
         say(str(error))
         raise SystemExit(1) from None

@@ -30,6 +30,7 @@ class Bridge(NamedTuple):
         step: the last training step within the gap.
         time_us: its end, by the clock of events.
         failure: the event of an allocation that failed there, with its device.
+        known: the allocations of blocks, in order, where a recording has them.
     """
 
     after: Snapshot
@@ -37,38 +38,12 @@ class Bridge(NamedTuple):
     step: int
     time_us: int
     failure: Mapping[str, Any] | None = None
+    known: Mapping[Place, Mapping[str, Any]] = {}
 
 
-def joined(before: Snapshot, bridge: Bridge, later: Snapshot | None, most_events: int) -> dict[str, Any]:
-    """One recording of two.
-
-    Args:
-        before: taken when the gap began.
-        later: the recording after the gap; None if it ended within.
-        most_events: that the history keeps. Of a device whose later recording may lack its first events, only that is
-            kept.
-    """
-    last = bridge.after if later is None else later
-    early, late = (_traces(snapshot) for snapshot in (before, later or {}))
-    traces = []
-    for device in range(max(len(early), len(late), *_device_counts(before, bridge.after, last))):
-        own = list(late[device]) if device < len(late) else []
-        if len(own) < most_events:
-            first = early[device] if device < len(early) else []
-            own = [*first, *_made_up(device, before, bridge), *own]
-        traces.append(own)
-    notes = [note for snapshot in (before, last) for note in snapshot.get("external_annotations") or ()]
-    unique = list({repr(note): note for note in notes}.values())
-    return {**last, "device_traces": traces, **({"external_annotations": unique} if unique else {})}
-
-
-def _traces(snapshot: Snapshot) -> Sequence[Sequence[Any]]:
-    return snapshot.get("device_traces") or ()
-
-
-def _device_counts(*snapshots: Snapshot) -> Iterator[int]:
-    for snapshot in snapshots:
-        yield max((segment["device"] + 1 for segment in snapshot["segments"]), default=0)
+def device_count(snapshot: Snapshot) -> int:
+    """The number of devices up to the last one that has segments."""
+    return max((segment["device"] + 1 for segment in snapshot["segments"]), default=0)
 
 
 class _Block(NamedTuple):
@@ -76,7 +51,11 @@ class _Block(NamedTuple):
     block_bytes: int
     stream: int
     allocated: bool
-    has_frames: bool
+    frames: Sequence[Mapping[str, Any]]
+
+    @property
+    def has_frames(self) -> bool:
+        return bool(self.frames)
 
     def is_same(self, later: "_Block") -> bool:
         """Whether a block of a later snapshot is this one; blocks of the gap have no frames."""
@@ -93,10 +72,19 @@ def _pieces(segment: Mapping[str, Any]) -> Iterator[tuple[int, _Block | None, in
             block_bytes=size_bytes,
             stream=segment["stream"],
             allocated=piece["state"] == _ALLOCATED,
-            has_frames=bool(piece.get("frames")),
+            frames=piece.get("frames") or (),
         )
         yield start, None if piece["state"] == _INACTIVE else block, size_bytes
         end = start + size_bytes
+
+
+def allocations(snapshot: Snapshot, event: Mapping[str, Any]) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The blocks that a device has at the end of a snapshot, as allocations; `event` has what is equal in all."""
+    for segment in snapshot["segments"]:
+        for address, block, _ in _pieces(segment):
+            if block is not None:
+                own = {"addr": address, "size": block.size_bytes, "stream": block.stream, "frames": [*block.frames]}
+                yield (segment["device"], address), {"action": "alloc", **event, **own}
 
 
 def _blocks(segments: Sequence[Mapping[str, Any]]) -> dict[int, _Block]:
@@ -123,15 +111,22 @@ class _Events:
         if completed:
             yield self.event("free_completed", address, block.size_bytes, block.stream)
 
-    def alloc(self, address: int, block: _Block, phase: Phase) -> Iterator[dict[str, Any]]:
-        """Map a block's memory alone, so that it gets exactly that, and allocate it."""
-        yield self.event("segment_map", address, block.block_bytes, block.stream, phase)
-        yield self.event("alloc", address, block.size_bytes, block.stream, phase)
+    def alloc(
+        self, address: int, block: _Block, phase: Phase, known: Mapping[str, Any] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Map a block's memory alone, so that it gets exactly that, and allocate it; by the known event, if any."""
+        mapped = self.event("segment_map", address, block.block_bytes, block.stream, phase)
+        if known is None:
+            yield mapped
+            yield self.event("alloc", address, block.size_bytes, block.stream, phase)
+        else:
+            yield {**mapped, "user_metadata": known["user_metadata"]}
+            yield dict(known)
         if not block.allocated:
             yield self.event("free_requested", address, block.size_bytes, block.stream, phase)
 
 
-def _made_up(device: int, before: Snapshot, bridge: Bridge) -> Iterator[dict[str, Any]]:
+def made_up(device: int, before: Snapshot, bridge: Bridge) -> Iterator[dict[str, Any]]:
     """The events that lead from the one state to the other."""
     events = _Events(bridge)
     segments = [
@@ -159,8 +154,10 @@ def _made_up(device: int, before: Snapshot, bridge: Bridge) -> Iterator[dict[str
                 for start, block, _ in stretch
                 if block is not None
             ]
-    for phase, address in sorted(made, key=lambda each: (_ORDER.index(each[0]), each[1])):
-        yield from events.alloc(address, new[address], phase)
+    places = {place: number for number, place in enumerate(bridge.known)}
+    made.sort(key=lambda each: (places.get((device, each[1]), len(places)), _ORDER.index(each[0]), each[1]))
+    for phase, address in made:
+        yield from events.alloc(address, new[address], phase, bridge.known.get((device, address)))
     for start, size_bytes, stream in free:
         yield events.event("segment_map", start, size_bytes, stream)
     failure = bridge.failure

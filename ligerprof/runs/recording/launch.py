@@ -19,6 +19,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 # si_code of a signal that the terminal sent to the whole foreground group, the command included
 _FROM_KERNEL = 0x80
 _AFTER_INTERRUPT_SECONDS = 0.7
+_UNTIL_KILLED_SECONDS = 60
 _POLL_SECONDS = 0.05
 
 
@@ -52,11 +53,15 @@ def environment_of(settings: Settings, environment: Mapping[str, str] = os.envir
     return {**environment, **settings.to_environment(), "PYTHONPATH": path}
 
 
-def run_command(command: Sequence[str], environment: Mapping[str, str], *, stdout: int | None = None) -> CommandEnd:
+def run_command(
+    command: Sequence[str], environment: Mapping[str, str], *, stdout: int | None = None, outlives: bool = True
+) -> CommandEnd:
     """Run a command to its end, and pass on the signals that this process receives.
 
     Args:
         stdout: a file descriptor for the command's standard output; None: this process's own.
+        outlives: whether the command may go on after Ctrl-C, to save its work; if not, it is killed after a while, or
+            at the second Ctrl-C.
 
     Raises:
         MissingDependencyError: the command cannot be started.
@@ -73,7 +78,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, stdou
             # the command starts with the signals as they were; this process has no other thread
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),  # noqa: PLW1509
         )
-        return _wait(process, waited)
+        return _wait(process, waited, outlives=outlives)
     except OSError as error:
         raise MissingDependencyError(
             f"{command[0]}: cannot be started ({error.strerror}). Is it on the path?"
@@ -86,18 +91,25 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, stdou
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait(process: "subprocess.Popen[bytes]", waited: set[signal.Signals]) -> CommandEnd:
+def _wait(process: "subprocess.Popen[bytes]", waited: set[signal.Signals], *, outlives: bool) -> CommandEnd:
     interrupted_at: float | None = None
     while (status := process.poll()) is None:
         received = signal.sigtimedwait(waited, _POLL_SECONDS)
+        again = interrupted_at is not None
         if received is not None and received.si_signo != signal.SIGCHLD:
             if received.si_code != _FROM_KERNEL:
                 with suppress(ProcessLookupError):
                     process.send_signal(received.si_signo)
-            if received.si_signo == signal.SIGINT and interrupted_at is None:
+            if received.si_signo == signal.SIGINT and not again:
                 interrupted_at = time.monotonic()
-        if interrupted_at is not None and time.monotonic() - interrupted_at > _AFTER_INTERRUPT_SECONDS:
+        if interrupted_at is None:
+            continue
+        seconds = time.monotonic() - interrupted_at
+        if outlives and seconds > _AFTER_INTERRUPT_SECONDS:
             return CommandEnd(exit_code=128 + signal.SIGINT, interrupted=True, runs=True)
+        is_second = again and received is not None and received.si_signo == signal.SIGINT
+        if not outlives and (is_second or seconds > _UNTIL_KILLED_SECONDS):
+            process.kill()
     if interrupted_at is not None:
         return CommandEnd(exit_code=128 + signal.SIGINT, interrupted=True)
     return CommandEnd(exit_code=status if status >= 0 else 128 - status)

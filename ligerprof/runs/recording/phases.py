@@ -51,6 +51,7 @@ class LoopPhases:
         emit: callback that receives the text of each stamp.
         saved: notes the tensors that autograd saves; None: they are not noted.
         on_step: callback that receives the number of each step when it begins.
+        on_phase: callback that receives each phase when it begins.
         names_all_nodes: as of a `Stamper`.
     """
 
@@ -59,11 +60,12 @@ class LoopPhases:
         emit: Callable[[str], None],
         saved: SavedTensors | None = None,
         on_step: Callable[[int], None] | None = None,
+        on_phase: Callable[[Phase], None] | None = None,
         *,
         names_all_nodes: bool = True,
     ) -> None:
         self._stamper = Stamper(emit, saved, names_all_nodes=names_all_nodes)
-        self._on_step = on_step
+        self._on_step, self._on_phase = on_step, on_phase
         self._step, self._phase = 0, Phase.BUILD
         self._phase_before_step, self._text_before_step = Phase.OUTSIDE, ""
         self._ended = True
@@ -247,6 +249,8 @@ class LoopPhases:
         self._phase = phase
         if self._stamps:
             self._stamper.enter(step=self._step, phase=phase)
+        if self._on_phase is not None:
+            self._on_phase(phase)
 
     def _begin_step(self) -> None:
         if self._ended or (self._had_backward and self._updates_itself()):

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.messages import say
+from ligerprof.runs.recording.progress import Progress
 from ligerprof.runs.recording.record import CudaHistory, Recorder
 from ligerprof.runs.recording.saved import unix_time_us
 from ligerprof.runs.recording.settings import Settings
@@ -33,8 +34,6 @@ from ligerprof.runs.recording.summary import (
 if TYPE_CHECKING:
     from ligerprof.simulated_gpu.machine import Machine
 
-# a million events take a minute to write and to explain; some of a step's may follow the check
-_MOST_EVENTS = 400_000
 # reading torch's counter takes 12 to 60 us
 _SECONDS_BETWEEN_READS = 0.01
 
@@ -42,8 +41,8 @@ _SECONDS_BETWEEN_READS = 0.01
 class ProcessRecording:
     """Records this process into its own folder of `settings.output`.
 
-    The recording ends with the process (normally, by an exception, os._exit or SIGTERM), after the chosen steps, or
-    with the step in which it becomes too long. Afterwards, only optimizer steps are counted, and torch's peak is read
+    The recording ends with the process (normally, by an exception, os._exit or SIGTERM) or after the chosen steps.
+    Afterwards, only optimizer steps are counted, and torch's peak is read
     once per step. Children that this process forks are not recorded by it.
     """
 
@@ -56,13 +55,16 @@ class ProcessRecording:
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
         self._machine: Machine | None = None
+        self._progress: Progress | None = None
         if settings.simulated is not None:
+            self._progress = Progress(settings.steps.last)
             from ligerprof.simulated_gpu.machine import installed
 
             self._machine = installed()
         # the step that runs, or the next; and the last one that began
         self._step = self._begun = 0
-        self._events_before = self._peak_before_bytes = 0
+        self._disk_bytes = settings.disk_bytes
+        self._peak_before_bytes = 0
         # when torch's counter was read, and the last step that had ended then
         self._read_at, self._read_step = 0.0, 0
         self._counts: Any = None
@@ -80,6 +82,8 @@ class ProcessRecording:
         recorder = Recorder(
             self._run.path,
             history=self._history,
+            disk_bytes=self._disk_bytes,
+            keeps_all=self._steps.last is not None,
             first_step=self._steps.first,
             on_step=_quietly(self._begin_step),
             on_update=self._end_update,
@@ -122,6 +126,10 @@ class ProcessRecording:
         try:
             recorder.close(getattr(sys, "last_value", None))
             state = State.WRITTEN
+            if recorder.kept_steps is not None:
+                self._note_length(*recorder.kept_steps)
+            if recorder.lost_peak is not None:
+                self._summary = replace(self._summary, late_peak=LatePeak(**recorder.lost_peak._asdict()))
         except LigerprofError as error:
             say(f"the recording is lost: {error}")
         except Exception as error:
@@ -130,10 +138,24 @@ class ProcessRecording:
             self._history.release()
         self._summary = replace(self._summary, state=state)
 
+    def _note_length(self, first: int, last: int) -> None:
+        self._summary = replace(self._summary, last_recorded=last)
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        chosen = self._steps.last is not None
+        remedy = "a larger --disk keeps more" if chosen else "--steps FIRST:LAST keeps those steps whole"
+        self._note(
+            f"the recording is long: it has the events around the peak, of {steps}, and of earlier ones the blocks that"
+            f" still live then; {remedy}"
+        )
+
     def _begin_step(self, step: int) -> None:
+        if self._progress is not None:
+            self._progress.begin(step)
+        if self._recorder is not None:
+            self._record_step(step)
+
+    def _record_step(self, step: int) -> None:
         """Count a step of the recording; end the recording in front of a step that is not to be recorded."""
-        if self._recorder is None:
-            return
         first = self._steps.first
         if 2 < step < first:
             # the steps up to here may have run without a history
@@ -147,28 +169,26 @@ class ProcessRecording:
         self._updates.clear()
         if self._counts is None:
             self._counts = register_optimizer_step_post_hook(self._note_update)
-        events = self._history.events()
-        if step == self._steps.first:
-            # long before the chosen steps, old events may have been dropped
-            self._events_before = events if step > 1 else 0
+        if self._steps.last is None or step <= self._steps.last:
             return
-        is_last = self._steps.last is not None and step > self._steps.last
-        if not is_last and events - self._events_before < _MOST_EVENTS:
-            return
-        if not is_last:
-            self._note(f"the recording ends after step {step - 1}, with {events} events")
-        self._summary = replace(self._summary, last_recorded=step - 1)
-        self._stop()
-        self._write_summary()
-        self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step - 1
-        self._counts.remove()
-        if is_last and self._machine is not None:
+        if self._machine is not None:
+            self._step = self._begun = step - 1
+        self._end(step - 1)
+        if self._machine is not None:
             # the rest would take time and show nothing
             say(f"simulated up to step {step - 1}")
             raise SystemExit(0)
         # DeepSpeed updates groups of weights one after another
         self._updates_per_step = max(updates.values(), default=1)
         self._counts = register_optimizer_step_post_hook(self._count)
+
+    def _end(self, step: int) -> None:
+        """End the recording after a step."""
+        self._summary = replace(self._summary, last_recorded=step)
+        self._stop()
+        self._write_summary()
+        self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step
+        self._counts.remove()
 
     def _end_update(self, step: int) -> float:
         """Note the peak of a step without a history; returns when it is to be read again."""

@@ -1,6 +1,5 @@
 """Record the memory of a user's own training loop: `ligerprof.record(directory)`."""
 
-import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,14 +10,18 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from ligerprof.errors import LigerprofError, MissingDependencyError, RunDirectoryError
+from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError, RunDirectoryError
 from ligerprof.files import require_absent
 from ligerprof.roles import Phase
 from ligerprof.runs.directory import RunDirectory
-from ligerprof.runs.recording.gap import Bridge, joined
+from ligerprof.runs.recording.gap import Bridge
+from ligerprof.runs.recording.parts import LostPeak, Parts
 from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
+from ligerprof.runs.recording.settings import DISK_BYTES
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.saved import with_saved_tensors
+from ligerprof.snapshots.stamp import Stamp
 
 Stacks = Literal["python", "all"]
 MAX_ENTRIES = 1_000_000
@@ -63,15 +66,16 @@ class CudaHistory:
         # of the last time that memory ran out
         self.last_failure: Failure | None = None
 
-    def start(self, *, max_entries: int, stacks: Stacks, frames: bool = True) -> None:
+    def start(self, *, max_entries: int, stacks: Stacks, frames: bool = True, clear: bool = False) -> None:
         """Start recording events, or continue with other settings; only the newest `max_entries` are kept.
 
         Args:
             frames: whether events have stacks.
+            clear: whether to drop the events so far.
         """
         # context="all" would break non-reentrant checkpointing around Python autograd Functions
         context = "alloc" if frames else None
-        self._record_history(max_entries=max_entries, stacks=stacks, context=context)
+        self._record_history(max_entries=max_entries, stacks=stacks, context=context, clear_history=clear)
 
     def stop(self) -> None:
         """Stop recording and drop the events."""
@@ -95,9 +99,9 @@ class CudaHistory:
         taken: dict[str, Any] = self._memory._snapshot()
         return taken
 
-    def locate(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Device and address of a tensor's storage; None if it is not in CUDA memory."""
-        return locate_on_cuda(tensor, storage)
+        return locate_on_cuda(tensor)
 
     def now_us(self) -> int:
         """The time by the clock of the events."""
@@ -131,10 +135,13 @@ class Recorder:
     """Records from `open` to `close`, and writes snapshot.pickle on `close`, or earlier if memory runs out.
 
     Args:
+        disk_bytes: the most bytes of the parts of a long recording, as of `Parts`; None: only the newest `max_entries`
+            events are kept.
         first_step: the step from which on events have stacks and modules. The build and the first step have stacks,
             since weights and optimizer states stay. Between them and the step before `first_step`, the history is
             off, which costs nothing, and what these steps leave is found at their end. The events of the step
             before `first_step` have a phase, which shows what one step leaves to the next.
+        keeps_all: as of `Parts`.
         on_step: callback that receives the number of each step when it begins, but for those with only `on_update`.
         on_update: callback that receives the number of a step without a history after an update of an optimizer, and
             returns the time, by `time.monotonic`, before which it need not be called again.
@@ -144,7 +151,7 @@ class Recorder:
     The other arguments and the exceptions are those of `record`.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of `record`, and four
+    def __init__(  # noqa: PLR0913 - the options of `record`, and six
         self,
         directory: str | Path,
         *,
@@ -152,6 +159,8 @@ class Recorder:
         stacks: Stacks = "all",
         max_entries: int = MAX_ENTRIES,
         force: bool = False,
+        disk_bytes: int | None = None,
+        keeps_all: bool = False,
         first_step: int = 1,
         on_step: Callable[[int], None] | None = None,
         on_update: Callable[[int], float] = lambda _step: inf,
@@ -164,9 +173,19 @@ class Recorder:
         self._phases: LoopPhases | None = None
         self._saved = SavedTensors(locate=history.locate, clock=history.now_us)
         self._ran_out = False
-        # the recording up to the steps without a history, pickled: Python's collector would walk over its many objects
-        self._before_gap: bytes | None = None
-        self._bridge: Bridge | None = None
+        self._in_parts = disk_bytes is not None
+        self._parts = Parts(
+            self._run.path, most_entries=max_entries, disk_bytes=disk_bytes or DISK_BYTES, keeps_all=keeps_all
+        )
+        self._keeps_all = keeps_all
+        # whether the running part has more than evaluations
+        self._trains = True
+        # whether the history has stacks, and whether it is off
+        self._frames, self._is_off, self._running_stacks = True, False, stacks
+        # the first and the last step of the recording that was written, if it lacks others
+        self.kept_steps: tuple[int, int] | None = None
+        # its peak, if the disk was too full for the events
+        self.lost_peak: LostPeak | None = None
         try:
             self._run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -195,7 +214,13 @@ class Recorder:
         self._history.start(max_entries=self._max_entries, stacks=self._stacks)
         # without C++ frames, only hooks show which node runs
         names_all_nodes = self._stacks == "python"
-        self._phases = LoopPhases(self._history.stamp, self._saved, self._begin_step, names_all_nodes=names_all_nodes)
+        self._phases = LoopPhases(
+            self._history.stamp,
+            self._saved,
+            self._begin_step,
+            self._begin_phase if self._in_parts else None,
+            names_all_nodes=names_all_nodes,
+        )
         self._phases.open(modules=self._first_step == 1)
         self._history.observe_out_of_memory(self._save_out_of_memory)
         return self
@@ -227,10 +252,12 @@ class Recorder:
 
     def _forget(self) -> None:
         """Free what was recorded: torch keeps the observer of failures, and so this object."""
-        self._before_gap = self._bridge = None
+        self._parts.remove()
         self._saved.clear()
 
     def _begin_step(self, step: int) -> None:
+        if self._in_parts:
+            self._end_part(begins_step=True)
         if self._phases is not None and step in (2, self._first_step - 1, self._first_step) and step > 1:
             try:
                 self._switch_history(self._phases, step)
@@ -242,23 +269,74 @@ class Recorder:
 
     def _switch_history(self, phases: LoopPhases, step: int) -> None:
         if step == self._first_step:
-            self._history.start(max_entries=self._max_entries, stacks=self._stacks)
+            self._frames = True
+            self._start_history()
             phases.name_modules()
         elif step == self._first_step - 1:
-            if self._before_gap is not None:
-                self._bridge = self._end_of_gap(phases, step - 1)
-            self._history.start(max_entries=self._max_entries, stacks=self._stacks, frames=False)
+            if self._is_off:
+                self._parts.cross(self._end_of_gap(phases, step - 1), peak_bytes=self._history.peak_bytes())
+            self._frames = self._is_off = False
+            self._start_history()
             phases.stamp(enabled=True)
         elif step == 2 and step < self._first_step:
-            self._before_gap = pickle.dumps(self._history.snapshot())
+            self._is_off = True
+            self._take_part(step - 1)
             self._history.stop()
             phases.rest(self._first_step - 2, self._on_update)
+
+    def _start_history(self, *, clear: bool = False) -> None:
+        stacks = self._running_stacks
+        self._history.start(max_entries=self._max_entries, stacks=stacks, frames=self._frames, clear=clear)
+
+    def _begin_phase(self, phase: Phase) -> None:
+        if self._is_off:
+            return
+        self._end_part()
+        self._trains |= phase not in (Phase.EVALUATION, Phase.OUTSIDE)
+        # stacks of C++ take most of the time of a long generation; in evaluations, nothing but operators' names is lost
+        only_python = phase is Phase.EVALUATION and self._frames and not self._parts.is_empty
+        stacks: Stacks = "python" if only_python else self._stacks
+        if stacks != self._running_stacks:
+            self._running_stacks = stacks
+            self._start_history()
+
+    def _end_part(self, *, begins_step: bool = False) -> None:
+        """Between two phases, take the events out of torch's buffer before it overflows."""
+        phases = self._phases
+        if phases is None or self._is_off or not self._parts.is_due(self._history.events, begins_step=begins_step):
+            return
+        try:
+            if self._keeps_all or self._trains or not self._parts.has_peak(self._history.peak_bytes()):
+                self._take_part(phases.step, begins_step=begins_step)
+            else:
+                self._skip_part(phases.step, begins_step=begins_step)
+        except (OSError, RuntimeError) as error:
+            warnings.warn(f"the recording misses events of step {phases.step}: {error}", stacklevel=2)
+        self._trains = False
+        self._parts.restart(self._history.events())
+
+    def _skip_part(self, step: int, *, begins_step: bool) -> None:
+        """Leave out the events of an evaluation below the peak: to make objects of them takes most of the time."""
+        with collector_paused():
+            self._start_history(clear=True)
+            stamp = Stamp(step=step, phase=Phase.EVALUATION).to_text()
+            event = {"time_us": self._history.now_us(), "user_metadata": stamp}
+            self._parts.skip(self._history.snapshot(), step=step, event=event, begins_step=begins_step)
+
+    def _take_part(self, step: int, *, begins_step: bool = False) -> None:
+        # it makes millions of objects
+        with collector_paused():
+            taken = self._history.snapshot()
+            # at the end, and before steps without a history, it is stopped instead
+            if self._phases is not None and not self._is_off:
+                self._start_history(clear=True)
+            self._parts.add(taken, step=step, peak_bytes=self._history.peak_bytes(), begins_step=begins_step)
 
     def _end_of_gap(self, phases: LoopPhases, step: int) -> Bridge:
         known = {}
         for tensor, phase in phases.known_tensors():
             try:
-                place = self._history.locate(tensor, tensor.untyped_storage())
+                place = self._history.locate(tensor)
             except (RuntimeError, NotImplementedError):
                 # sharded and sparse tensors have no storage of their own
                 continue
@@ -271,7 +349,7 @@ class Recorder:
         if self._phases is not None:
             self._phases.close()
             self._phases = None
-            self._forget()
+            self._saved.clear()
 
     def attach(self, model: nn.Module) -> None:
         """End the build, and name the modules of `model` as it does; otherwise, each outermost module names its own."""
@@ -298,19 +376,28 @@ class Recorder:
         return self._phases
 
     def _write(self, phases: LoopPhases, failure: Mapping[str, Any] | None = None) -> None:
-        snapshot = self._history.snapshot()
-        if self._before_gap is not None:
-            bridge = self._bridge
-            if bridge is None:
-                # it ends in a step without a history
-                step = phases.step if failure is None else phases.moment()[0]
-                bridge = self._end_of_gap(phases, step)._replace(failure=failure)
-            later = None if bridge is not self._bridge else snapshot
-            before = pickle.loads(self._before_gap)  # noqa: S301 - from this process
-            snapshot = joined(before, bridge, later, self._max_entries)
+        try:
+            snapshot = self._whole(phases, failure)
+        except OSError as error:
+            raise OutputError(f"{self._run.path}: the parts of the recording are lost ({error}).") from None
         # if memory ran out before, this recorder wrote the existing snapshot
         snapshot = with_saved_tensors(snapshot, self._saved.rows)
         self._run.write_snapshot(snapshot, force=self._force or self._ran_out)
+
+    def _whole(self, phases: LoopPhases, failure: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The recording up to now."""
+        if self._is_off:
+            # it ends in a step without a history
+            step = phases.step if failure is None else phases.moment()[0]
+            bridge = self._end_of_gap(phases, step)._replace(failure=failure)
+            self._parts.cross(bridge, peak_bytes=self._history.peak_bytes())
+        elif not self._parts.is_empty:
+            self._take_part(phases.step)
+        if self._parts.is_empty:
+            return self._history.snapshot()
+        snapshot, self.kept_steps = self._parts.joined(at_end=failure is not None)
+        self.lost_peak = self._parts.lost_peak
+        return snapshot
 
     def _save_out_of_memory(self) -> None:
         """Write the snapshot while the memory is in use; torch cannot remove observers, so they return later."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
@@ -26,10 +25,28 @@ _END = re.compile(r"Backward\d*$")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-def locate_on_cuda(tensor: Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
-    """Device and address of a storage in CUDA memory, else None."""
-    address = storage.data_ptr() if tensor.is_cuda else 0
-    return (tensor.get_device(), address) if address else None
+def locate_on_cuda(tensor: Tensor) -> tuple[int, int] | None:
+    """Device and address of a tensor's storage in CUDA memory, else None."""
+    return (tensor.get_device(), address) if tensor.is_cuda and (address := storage_address(tensor)) else None
+
+
+def storage_address(tensor: Tensor) -> int:
+    """The address of a tensor's storage, 0 for one without elements.
+
+    No Python object of the storage is made: from torch 2.13 on, that is a reference for as long as the storage lives,
+    and autograd then no longer adds gradients in place.
+    """
+    address = tensor.data_ptr()
+    return address - int(tensor.storage_offset()) * tensor.element_size() if address else 0
+
+
+def _extent_bytes(tensor: Tensor) -> int:
+    """Bytes of a storage up to a tensor's last element."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = int(tensor.storage_offset()) + sum((size - 1) * stride for size, stride in steps)
+    return (last + 1) * tensor.element_size()
 
 
 def unix_time_us() -> int:
@@ -49,9 +66,7 @@ class SavedTensors:
         clock: the time of events, in microseconds.
     """
 
-    def __init__(
-        self, *, locate: Callable[[Tensor, torch.UntypedStorage], tuple[int, int] | None], clock: Callable[[], int]
-    ) -> None:
+    def __init__(self, *, locate: Callable[[Tensor], tuple[int, int] | None], clock: Callable[[], int]) -> None:
         self._locate, self._clock = locate, clock
         self._rows: deque[SavedTensor] = deque(maxlen=_MOST_ROWS)
 
@@ -72,9 +87,8 @@ class SavedTensors:
             if base.is_leaf and base.requires_grad:
                 continue
             try:
-                storage = tensor.untyped_storage()
-                size_bytes = storage.nbytes()
-                place = self._locate(tensor, storage) if size_bytes else None
+                size_bytes = _extent_bytes(base)
+                place = self._locate(tensor) if size_bytes else None
             except (RuntimeError, NotImplementedError):
                 # sparse tensors and wrappers around other tensors have no storage of their own
                 continue

@@ -11,8 +11,13 @@ from ligerprof.errors import RecipeError
 VARIABLE = "LIGERPROF"
 # an empty file among the recordings: a process has imported torch
 IMPORTED = "torch-imported"
-_OUTPUT, _STEPS = "LIGERPROF_OUTPUT", "LIGERPROF_STEPS"
+_OUTPUT, _STEPS, _DISK = "LIGERPROF_OUTPUT", "LIGERPROF_STEPS", "LIGERPROF_DISK"
+# the most bytes on disk that a recording of any length takes while it runs
+DISK_BYTES = 4 * 10**9
 _GPU, _LIMIT, _EAGER = "LIGERPROF_GPU", "LIGERPROF_MEMORY_LIMIT", "LIGERPROF_EAGER"
+_ROUTING = "LIGERPROF_ROUTING"
+# recipe/routing.py's, which a process does not load until it needs it
+DEFAULT_ROUTING = "uniform"
 
 
 class Mode(str, Enum):
@@ -59,16 +64,18 @@ class SimulatedGpu:
         gpu: its name.
         limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
         eager: whether functions of torch.compile run without it.
+        routing: how tokens choose experts, as `recipe/routing.py` stores it.
     """
 
     gpu: str
     limit_bytes: int | None = None
     eager: bool = False
+    routing: str = DEFAULT_ROUTING
 
     def to_environment(self) -> dict[str, str]:
         """The variables that `from_environment` reads."""
         limit = {} if self.limit_bytes is None else {_LIMIT: str(self.limit_bytes)}
-        return {_GPU: self.gpu, _EAGER: str(int(self.eager)), **limit}
+        return {_GPU: self.gpu, _EAGER: str(int(self.eager)), _ROUTING: self.routing, **limit}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SimulatedGpu | None":
@@ -76,7 +83,12 @@ class SimulatedGpu:
         gpu, limit = environment.get(_GPU), environment.get(_LIMIT, "")
         if not gpu:
             return None
-        return cls(gpu=gpu, limit_bytes=int(limit) if limit.isdecimal() else None, eager=environment.get(_EAGER) == "1")
+        return cls(
+            gpu=gpu,
+            limit_bytes=int(limit) if limit.isdecimal() else None,
+            eager=environment.get(_EAGER) == "1",
+            routing=environment.get(_ROUTING) or DEFAULT_ROUTING,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,19 +97,22 @@ class Settings:
 
     Attributes:
         output: the folder for the files of all processes; None: a new one under runs/, when memory runs out.
+        disk_bytes: the most bytes of files while the process runs.
         simulated: the GPU on which it runs without one, or None.
     """
 
     mode: Mode
     output: Path | None = None
     steps: Steps = Steps()
+    disk_bytes: int = DISK_BYTES
     simulated: SimulatedGpu | None = None
 
     def to_environment(self) -> dict[str, str]:
         """The variables that `from_environment` reads."""
         output = {} if self.output is None else {_OUTPUT: str(self.output.absolute())}
         simulated = {} if self.simulated is None else self.simulated.to_environment()
-        return {VARIABLE: self.mode.value, _STEPS: str(self.steps), **output, **simulated}
+        numbers = {_STEPS: str(self.steps), _DISK: str(self.disk_bytes)}
+        return {VARIABLE: self.mode.value, **numbers, **output, **simulated}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings | None":
@@ -115,12 +130,13 @@ class Settings:
             raise RecipeError(
                 f"{VARIABLE}={word}: unknown. Set it to {Mode.OUT_OF_MEMORY.value}, or unset it."
             ) from None
-        output, steps = environment.get(_OUTPUT), environment.get(_STEPS)
+        output, steps, disk = (environment.get(name, "") for name in (_OUTPUT, _STEPS, _DISK))
         if mode is Mode.RUN and not output:
             raise RecipeError(f"{VARIABLE}={word}: only `ligerprof run` sets this.")
         return cls(
             mode=mode,
             output=Path(output) if output else None,
             steps=Steps.parse(steps) if steps else Steps(),
+            disk_bytes=int(disk) if disk.isdecimal() else DISK_BYTES,
             simulated=SimulatedGpu.from_environment(environment),
         )

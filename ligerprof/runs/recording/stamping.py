@@ -161,9 +161,10 @@ class Stamper:
         # where checkpointing runs a layer again, the node that needs it continues afterwards
         recomputes = self._phase is Phase.BACKWARD
         running: _Usual | _Running
-        if self._is_detailed or recomputes or self._is_blind or not torch.is_grad_enabled():
+        has_gradients = torch.is_grad_enabled()
+        if self._is_detailed or recomputes or self._is_blind or not has_gradients:
             running = _Running(name.text, self.text, self._module, recomputes)
-            if self._is_detailed:
+            if self._is_detailed and has_gradients:
                 self._label_tensors((arguments, named), self._module, runs=not recomputes)
         else:
             outer = self._call
@@ -184,7 +185,7 @@ class Stamper:
     def end(self, running: "_Usual | _Running", output: Any, *, failed: bool = False) -> None:
         """Look at what a module returns, and stamp what its caller does next."""
         if isinstance(running, _Running):
-            if self._is_detailed and not failed:
+            if self._is_detailed and not failed and torch.is_grad_enabled():
                 self._label_tensors(output, running.name, runs=not running.recomputes)
             outer, text = running.outer, running.text
             if not running.recomputes:

@@ -8,8 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ligerprof.errors import RunDirectoryError
+from ligerprof.errors import LigerprofError, RunDirectoryError
 from ligerprof.files import FileKind, read_json
+from ligerprof.gpus import find_gpu
 from ligerprof.runs.recording.settings import Steps
 from ligerprof.serialization import to_json
 
@@ -118,6 +119,18 @@ def read_summary(folder: Path) -> RecordingSummary:
         return RecordingSummary.from_json(values)
     except (TypeError, ValueError, KeyError):
         raise RunDirectoryError(f"{folder / RECORDING}: not what a recorder writes. {_KIND.hint}") from None
+
+
+def simulated_gpu(recording: Path) -> str | None:
+    """The GPU for which a run directory, or the recording in one, was simulated, as a text; None if it was measured."""
+    folder = recording if recording.is_dir() else recording.parent
+    if str(recording) == "-" or not (folder / RECORDING).is_file():
+        return None
+    try:
+        simulated = read_summary(folder).simulated
+        return find_gpu(str(simulated["gpu"])).title if simulated else None
+    except (LigerprofError, TypeError, KeyError):
+        return None
 
 
 def current_rank() -> int | None:

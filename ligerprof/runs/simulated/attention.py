@@ -10,11 +10,19 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.runs.simulated.internals.call import dtype_name
 from ligerprof.torch_memory.attention.program import attend
 from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem, choose_kernel
+from ligerprof.torch_memory.dtypes import dtype_name
 
 aten = torch.ops.aten
+
+# torch.nn.attention.sdpa_kernel sets them
+_SWITCHES: dict[AttentionKernel, Callable[[], bool]] = {
+    AttentionKernel.CUDNN: torch._C._get_cudnn_sdp_enabled,
+    AttentionKernel.FLASH: torch._C._get_flash_sdp_enabled,
+    AttentionKernel.EFFICIENT: torch._C._get_mem_efficient_sdp_enabled,
+    AttentionKernel.MATH: torch._C._get_math_sdp_enabled,
+}
 
 
 def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
@@ -32,17 +40,23 @@ def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
         enable_gqa: bool = False,
     ) -> Tensor:
         inputs = (query, key, value)
+        problem = problem_of(*inputs)
         options: dict[str, Any] = {
             "masked": attn_mask is not None,
+            # a bias that is permuted takes no fused kernel (check_last_dim_stride_equals_1_dense)
+            "dense": problem.dense and (attn_mask is None or attn_mask.stride(-1) == 1),
             "causal": is_causal,
             "dropout": dropout_p,
             "grouped": enable_gqa,
         }
-        problem = replace(problem_of(*inputs), **options)
-        kernel = choose_kernel(problem, gpu)
-        if kernel is AttentionKernel.CUDNN and attn_mask is not None and attn_mask.requires_grad:
+        problem = replace(problem, **options)
+        allowed = {kernel for kernel, is_enabled in _SWITCHES.items() if is_enabled()}
+        if attn_mask is not None and attn_mask.requires_grad:
             # cuDNN's has no gradient of the bias (use_cudnn_attention in sdp_utils.cpp)
-            kernel = AttentionKernel.EFFICIENT
+            allowed.discard(AttentionKernel.CUDNN)
+        kernel = choose_kernel(problem, gpu, allowed)
+        if kernel not in allowed:
+            raise RuntimeError("No available kernel. Aborting execution.")
         used.add(kernel.value)
         scaled = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
         return attend(_Operations(problem, query, scaled), kernel, problem, inputs, attn_mask)
@@ -53,14 +67,15 @@ def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
 def problem_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionProblem:
     """A call with these tensors, and defaults for its other arguments."""
     inputs = (query, key, value)
-    batch, heads, queries, width = query.shape
+    *batches, queries, width = query.shape
+    heads = batches.pop() if len(batches) > 1 else 1
     return AttentionProblem(
         dtype=dtype_name(query.dtype),
-        batch=batch,
+        batch=math.prod(batches),
         heads=heads,
-        kv_heads=key.shape[1],
+        kv_heads=key.shape[-3] if key.dim() > 3 else 1,
         queries=queries,
-        keys=key.shape[2],
+        keys=key.shape[-2],
         head_dim=width,
         value_dim=value.shape[-1],
         needs_gradient=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs),

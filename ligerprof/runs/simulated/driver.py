@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ligerprof.errors import RecipeError
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.recipe.usable_memory import usable_memory
+from ligerprof.recipe.usable_memory import find_limit, usable_memory
 from ligerprof.roles import Backend, Phase
 from ligerprof.runs.activation_offload import ActivationOffload
 from ligerprof.runs.model_errors import model_failures_in_a_line
@@ -195,12 +194,9 @@ class _Simulation:
 
 
 def _limits(recipe: TrainingRecipe) -> DeviceLimits:
-    gpu, limit_bytes = recipe.gpu_spec, recipe.memory_limit_bytes
-    if limit_bytes is not None and limit_bytes > gpu.memory_bytes:
-        raise RecipeError(
-            f"--memory-limit {limit_bytes} bytes is more than {gpu.title} has. Lower it, or choose --gpu."
-        )
-    return DeviceLimits(capacity_bytes=usable_memory(recipe).size_bytes, limit_bytes=limit_bytes)
+    # raises for a limit above the GPU's memory
+    find_limit(recipe)
+    return DeviceLimits(capacity_bytes=usable_memory(recipe).size_bytes, limit_bytes=recipe.memory_limit_bytes)
 
 
 def _silent(_text: str) -> None:

@@ -14,7 +14,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.parallel.ddp import make_replicated_trainer
 from ligerprof.runs.parallel.fsdp2 import ShardedTrainer, fill_shards, make_mesh, make_sharded_trainer, shard
 from ligerprof.runs.simulated.device import SimulatedDevice
-from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda
+from ligerprof.runs.simulated.patches import labels_in_range, providers_take_cpu_for_cuda
 from ligerprof.runs.simulated.ranks import one_rank, sharding_on
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.simulated.reducer import ddp_in_python
@@ -72,7 +72,11 @@ def built_trainer(
     Raises:
         LigerprofError: as `built_model`.
     """
-    with built_model(recipe, STAND_IN, on_meta=mesh is not None) as model, providers_take_cpu_for_cuda():
+    with (
+        built_model(recipe, STAND_IN, on_meta=mesh is not None) as model,
+        providers_take_cpu_for_cuda(),
+        labels_in_range(recorder),
+    ):
         see_model(model)
         if mesh is not None:
             yield _sharded(recipe, model, mesh, recorder)
@@ -87,7 +91,7 @@ def built_trainer(
 
 def _sharded(recipe: TrainingRecipe, model: nn.Module, mesh: DeviceMesh, recorder: StorageRecorder) -> Trainer:
     offloads = recipe.offload is not Offload.NONE
-    place: AbstractContextManager[None] = recorder.on_host() if offloads else nullcontext()
+    place: AbstractContextManager[None] = recorder.on_host(locked=True) if offloads else nullcontext()
     with place:
         shard(model, recipe, mesh)
         fill_shards(model, recipe, STAND_IN)

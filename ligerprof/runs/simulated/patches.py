@@ -11,6 +11,7 @@
 | torch.amp.GradScaler | it skips a step whose gradients are not finite; simulated ones have no values |
 | torch.is_autocast_enabled without a device | it means CUDA's autocast; the simulation uses the CPU's |
 | torch.clear_autocast_cache | it frees casts of weights in the order of pointer hashes, which varies |
+| liger-kernel's check of labels | it asks for values, which fake tensors do not have |
 | torch.distributions' checks of arguments | they ask for values, which fake tensors do not have |
 | triton's launches | kernels allocate no memory, and running them needs a GPU |
 | composite operators, autocast's lists | they depend on the device of their inputs (composites.py, autocast.py) |
@@ -86,6 +87,23 @@ def providers_take_cpu_for_cuda() -> Iterator[None]:
     finally:
         for function, code in codes.items():
             function.__code__ = code
+
+
+@contextmanager
+def labels_in_range(recorder: StorageRecorder) -> Iterator[None]:
+    """Let liger-kernel's cross-entropy, if it is loaded, find that labels are words of the vocabulary."""
+    module = sys.modules.get("liger_kernel.ops.cross_entropy")
+    if module is None:
+        yield
+        return
+    forward = module.cross_entropy_forward
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        with recorder.answering(truth=True):
+            return forward(*args, **kwargs)
+
+    with mock.patch.object(module, "cross_entropy_forward", checked):
+        yield
 
 
 def _functions_of(module: types.ModuleType) -> list[types.FunctionType]:

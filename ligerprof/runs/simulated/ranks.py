@@ -119,7 +119,7 @@ def _gradients_to_host(recorder: StorageRecorder) -> Callable[..., Any]:
 
     def to_sharded_dtensor(parameter: Any, tensor: Tensor) -> Any:
         if parameter.offload_to_cpu and hasattr(parameter, "sharded_param"):
-            with recorder.on_host():
+            with recorder.on_host(locked=True):
                 tensor = tensor.clone()
         return wrap(parameter, tensor)
 
@@ -133,7 +133,7 @@ def _padded_on_host(recorder: StorageRecorder) -> Callable[..., Any]:
     reset: Any = FSDPParam.reset_sharded_param
 
     def reset_sharded_param(parameter: Any) -> None:
-        with recorder.on_host() if parameter.offload_to_cpu else nullcontext():
+        with recorder.on_host(locked=True) if parameter.offload_to_cpu else nullcontext():
             reset(parameter)
 
     return reset_sharded_param

@@ -17,6 +17,7 @@ from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.runs.simulated.internals import INTERNALS, Call
 from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory.allocator.blocks import Block
+from ligerprof.torch_memory.pinned import pinned_bytes
 
 aten = torch.ops.aten
 
@@ -54,7 +55,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._truth = False
         self._waiting: list[Block] | None = None
         self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
-        self._paused = self._on_host = self._follows_inputs = False
+        self._paused = self._on_host = self._follows_inputs = self._locks = False
         self._thread, self._late = threading.get_ident(), deque[int]()
         self._rows: Iterator[int] | None = None
         self._host: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -97,9 +98,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._run_in_place(call, overwritten)
         return call.run_untracked() if func is _ON_HOST or func.is_view else call.run()
 
-    def locate(self, _tensor: Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
-        """Device and address of a storage's block, None if it has none."""
-        held = self._held.get(storage._cdata)
+    def locate(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Device and address of the block of a tensor's storage, None if it has none."""
+        held = self._held.get(tensor.untyped_storage()._cdata)
         return None if held is None else (0, held[0].address)
 
     @contextmanager
@@ -112,10 +113,16 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._paused = before
 
     @contextmanager
-    def on_host(self) -> Iterator[None]:
-        """Count the tensors that are made inside as main memory, which the stand-in device cannot tell apart."""
+    def on_host(self, *, locked: bool = False) -> Iterator[None]:
+        """Count the tensors that are made inside as main memory, which the stand-in device cannot tell apart.
+
+        Args:
+            locked: whether torch page-locks them.
+        """
+        before, self._locks = self._locks, locked
         with self.at(on_host=True):
             yield
+        self._locks = before
 
     @contextmanager
     def at(self, *, on_host: bool) -> Iterator[None]:
@@ -205,6 +212,8 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def reap(_reference: Any) -> None:
             self._host_bytes -= self._host.pop(key)[0]
 
+        if self._locks:
+            size_bytes = pinned_bytes(size_bytes)
         self._host[key] = (size_bytes, weakref.ref(storage, reap))
         self._host_bytes += size_bytes
         self.highest_host_bytes = max(self.highest_host_bytes, self._host_bytes)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.search.budget import find_limit
 from ligerprof.analyzers.search.fit import SEQ_STEP, find_border
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key
 from ligerprof.runs.sweep.runner import Runner

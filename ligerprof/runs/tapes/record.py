@@ -392,7 +392,7 @@ class Passes:
             self._recorder.events.append(("arrive", name, self._block_of(parameter.grad)))
 
     def _block_of(self, tensor: Tensor) -> int | None:
-        found = self._recorder.locate(tensor, tensor.untyped_storage())
+        found = self._recorder.locate(tensor)
         return None if found is None else self._numbers.get(found[1])
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter
-from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.errors import UnsupportedError
@@ -17,7 +16,6 @@ from ligerprof.runs.tapes.recipes import with_tape_of
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
-_NOTHING = Placement(resident={}, states={}, updates=())
 _TOLERANCE = 0.001
 # a polynomial of tokens has three coefficients
 _LENGTHS = 3
@@ -56,7 +54,7 @@ def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
     for checkpointing in (False, True) if recipe.lora is None else (recipe.checkpointing,):
         replayed = with_tape_of(dataclasses.replace(recipe, checkpointing=checkpointing), tape)
         meter = Meter(SizeRules())
-        passed = TracedMicroBatch(replayed, make_weights(replayed), meter, _NOTHING, Hooks())
+        passed = TracedMicroBatch(replayed, make_weights(replayed), meter, Hooks())
         passed.forward()
         passed.backward()
         expected_bytes = passes.peak_bytes(recipe.rows, recipe.row_tokens, checkpointing=checkpointing)

@@ -1,19 +1,23 @@
 """The processor time and memory that loading a pickle may take, so that crafted files end in an error."""
 
 import os
+import re
 import time
+from math import inf
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.units import MIB, format_bytes
 
-# several times what recordings take; large files may take more of both
+# several times what recordings take; small pickles have limits that keep crafted files short, larger ones may take long
+SMALL_BYTES = 64 * MIB
 _SECONDS = 5.0
-_SECONDS_PER_BYTE = 60e-9
 _MEMORY_BYTES = 160 * MIB
-_MEMORY_PER_UNPACKED_BYTE = 2
-MEMORY_PER_STORED_BYTE = 24
-LARGE_BYTES = 10 * MIB
+_MEMORY_PER_SMALL_BYTE = 2
+# recordings take up to four bytes for each
+MEMORY_PER_BYTE = 16
+_SECONDS_PER_BYTE = 1e-6
 _STATM, _STATM_BYTES = "/proc/self/statm", 256
+_MEMINFO, _MEMINFO_BYTES, _AVAILABLE = "/proc/meminfo", 256, re.compile(rb"MemAvailable: *(\d+) kB")
 
 
 class LimitError(SnapshotFormatError):
@@ -25,14 +29,13 @@ class Allowance:
 
     Args:
         unpacked_bytes: size of the pickle.
-        stored_bytes: size of its file if that is compressed; None if it is as large as the pickle.
     """
 
-    def __init__(self, unpacked_bytes: int, stored_bytes: int | None = None) -> None:
-        beyond_bytes = max(0, (unpacked_bytes if stored_bytes is None else stored_bytes) - LARGE_BYTES)
-        self._seconds = _SECONDS + _SECONDS_PER_BYTE * beyond_bytes
+    def __init__(self, unpacked_bytes: int) -> None:
+        beyond_bytes = max(0, unpacked_bytes - SMALL_BYTES)
+        self._seconds = most_seconds(_SECONDS, unpacked_bytes)
         self._memory_bytes = (
-            _MEMORY_BYTES + _MEMORY_PER_UNPACKED_BYTE * unpacked_bytes + MEMORY_PER_STORED_BYTE * beyond_bytes
+            _MEMORY_BYTES + _MEMORY_PER_SMALL_BYTE * (unpacked_bytes - beyond_bytes) + MEMORY_PER_BYTE * beyond_bytes
         )
         self._unpacked_bytes = unpacked_bytes
         self._started = time.process_time()
@@ -48,8 +51,13 @@ class Allowance:
     def _stop(self, limit: str) -> None:
         raise LimitError(
             f"loading {format_bytes(self._unpacked_bytes)} takes more than {limit}, which no recording of this size"
-            " needs. Was the file crafted? Decompress it yourself if you trust it."
+            " needs. Was the file crafted?"
         )
+
+
+def most_seconds(least: float, unpacked_bytes: int) -> float:
+    """The processor time that a pickle may take; a large one may take any."""
+    return least + _SECONDS_PER_BYTE * unpacked_bytes if unpacked_bytes <= SMALL_BYTES else inf
 
 
 def resident_bytes() -> int:
@@ -63,3 +71,13 @@ def resident_bytes() -> int:
             os.close(file)
     except OSError:
         return 0
+
+
+def available_bytes() -> float:
+    """Memory that the system can give; infinite where it does not say."""
+    try:
+        with open(_MEMINFO, "rb", buffering=0) as file:  # noqa: PTH123 - as above
+            found = _AVAILABLE.search(file.read(_MEMINFO_BYTES))
+    except OSError:
+        return inf
+    return inf if found is None else int(found[1]) * 1024

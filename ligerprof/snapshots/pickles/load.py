@@ -31,29 +31,28 @@ _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
 _COUNT_IN_TWO_LISTS = next(map(getrefcount, [[]])) + 1
 
 
-def load_snapshot_data(read: Callable[[], Bytes], *, stored_bytes: int | None = None, fast: bool = True) -> Any:
+def load_snapshot_data(read: Callable[[], Bytes], *, fast: bool = True) -> Any:
     """Load dicts, lists, text and numbers; no global is resolved, and nothing is called or built.
 
     Args:
         read: returns the pickle's bytes. The fast path overwrites them; if it gives up, they are read again.
-        stored_bytes: size of the file if it is compressed; loading a small file may take less time and memory.
         fast: read lists of events as DeviceTraces where possible.
 
     Raises:
         SnapshotFormatError: the pickle holds anything else, or is damaged.
     """
-    values = _load_tables(read, stored_bytes) if fast else None
+    values = _load_tables(read) if fast else None
     if values is not None:
         return values
     # the fast path also gives up on invalid data; this reader's error then names the problem and its place
     content = read()
-    return load_plain_data(content, Allowance(len(content), stored_bytes))
+    return load_plain_data(content, Allowance(len(content)))
 
 
-def _load_tables(read: Callable[[], Bytes], stored_bytes: int | None) -> Any:
+def _load_tables(read: Callable[[], Bytes]) -> Any:
     """Load a snapshot with its events as tables; None if the bytes do not allow it."""
     content = read()
-    allowance = Allowance(len(content), stored_bytes)
+    allowance = Allowance(len(content))
     body = without_frames(content)
     cut = None if body is None else cut_alike(body)
     is_large = len(content) > _LARGE_BYTES

@@ -114,6 +114,10 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
+    def room_bytes(self) -> int:
+        """What can still be reserved under capacity and limit; a very large number without either."""
+        return (1 << 62) if self._ceiling is None else self._ceiling - self.reserved_bytes
+
     def malloc(self, requested_bytes: int, context: object = None, *, stream: int = 0) -> Block:
         """Hand out a block of a stream for `requested_bytes`, which are more than 0.
 

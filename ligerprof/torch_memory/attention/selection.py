@@ -4,6 +4,7 @@ The checks are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp in 
 model.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -62,7 +63,7 @@ class AttentionProblem:
         causal: whether `is_causal` is set.
         grouped: whether `enable_gqa` is set.
         needs_gradient: whether autograd records the call (should_compute_logsumexp).
-        dense: whether each tensor has four axes and its last one is contiguous.
+        dense: whether each tensor has four axes and its last one is contiguous, which the mask's must be, too.
     """
 
     dtype: str
@@ -96,13 +97,24 @@ class AttentionProblem:
         return self.batch * self.heads * self.queries
 
 
-def choose_kernel(problem: AttentionProblem, gpu: GpuSpec) -> AttentionKernel:
-    """The first kernel that takes the problem, in torch's order of preference (select_sdp_backend)."""
-    if gpu.vendor is Vendor.NVIDIA and gpu.compute_capability[0] in _CUDNN_FIRST and _cudnn_takes(problem, gpu):
-        return AttentionKernel.CUDNN
-    if _flash_takes(problem, gpu):
-        return AttentionKernel.FLASH
-    return AttentionKernel.EFFICIENT if _efficient_takes(problem, gpu) else AttentionKernel.MATH
+def choose_kernel(
+    problem: AttentionProblem, gpu: GpuSpec, allowed: Collection[AttentionKernel] = tuple(AttentionKernel)
+) -> AttentionKernel:
+    """The first kernel that takes the problem, in torch's order of preference (select_sdp_backend).
+
+    Args:
+        allowed: the kernels that are not switched off (torch.nn.attention.sdpa_kernel).
+    """
+    takes = {
+        AttentionKernel.CUDNN: gpu.vendor is Vendor.NVIDIA and _cudnn_takes(problem, gpu),
+        AttentionKernel.FLASH: _flash_takes(problem, gpu),
+        AttentionKernel.EFFICIENT: _efficient_takes(problem, gpu),
+        AttentionKernel.MATH: True,
+    }
+    order = list(takes)
+    if gpu.compute_capability[0] not in _CUDNN_FIRST:
+        order.append(order.pop(0))
+    return next((kernel for kernel in order if takes[kernel] and kernel in allowed), AttentionKernel.MATH)
 
 
 def _groups_fit(problem: AttentionProblem) -> bool:

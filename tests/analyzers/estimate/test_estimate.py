@@ -332,13 +332,13 @@ def test_assumptions_name_what_the_figures_stand_on() -> None:
 
 
 def test_the_memory_limit_of_the_recipe_is_judged_and_its_gpu_only_if_asked() -> None:
-    fitting, over = (estimate(TrainingRecipe(memory_limit_bytes=size * 2**30)).verdict for size in (40, 20))
+    fitting, over = (estimate(TrainingRecipe(memory_limit_bytes=size * 2**30)).gpu for size in (40, 20))
     assert fitting is not None
     assert over is not None
-    assert (fitting.fits, over.fits, over.allocated_fits) == (True, False, False)
+    assert (fitting.answer, over.answer, over.allocated_fits) == ("fits", "does not fit", False)
     recipe = TrainingRecipe(gpu="rtx3060")
     plain = estimate(recipe)
     assert plain.verdict is None
-    by_gpu = judged(recipe, plain, by_gpu=True).verdict
+    by_gpu = judged(plain, by_gpu=True).gpu
     assert by_gpu is not None
     assert by_gpu.limit_bytes == recipe.gpu_spec.usable_bytes

@@ -35,10 +35,10 @@ def test_the_roles_of_an_evaluation_add_up_and_hold_no_gradients() -> None:
 
 def test_an_evaluation_above_the_step_decides() -> None:
     limited = dataclasses.replace(STEP, memory_limit_bytes=12 * GIB)
-    verdict = estimate(limited).verdict
+    verdict = estimate(limited).gpu
     assert verdict is not None
-    assert verdict.fits
-    larger = estimate(dataclasses.replace(limited, eval_batch=8)).verdict
+    assert verdict.answer.fits
+    larger = estimate(dataclasses.replace(limited, eval_batch=8)).gpu
     assert larger is not None
     assert not larger.allocated_fits
     assert larger.decided_by is Moment.EVALUATION

@@ -16,7 +16,7 @@ from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.stamp import Stamp
 from tests import recorded
-from tests.paths import RECORDINGS
+from tests.paths import DATA, RECORDINGS
 from tests.recorded import report
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
 
@@ -328,3 +328,11 @@ def test_steps_without_stacks_do_not_bound_what_suggestions_save() -> None:
         (each.name, each.saves_bytes) for each in whole.suggestions
     ]
     assert "half-batch" in {each.name for each in chosen.suggestions}
+
+
+def test_more_allocated_than_reserved_is_said_to_be_damage() -> None:
+    damaged = explain(DATA / "hostile" / "reserved-below-peak.pickle.xz")
+
+    assert damaged.reserved_bytes < damaged.peak_bytes
+    notes = [note for note in damaged.notes if note.startswith("the file is damaged: after 278 events, 15.95 GiB")]
+    assert len(notes) == 1

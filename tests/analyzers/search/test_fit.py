@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.estimate import Moment
-from ligerprof.analyzers.search.budget import Judge, Limit, Reserved, Verdict, find_limit, needed_bytes
+from ligerprof.analyzers.estimate import Moment, estimate
+from ligerprof.analyzers.search.budget import Judge, Reserved, Verdict, needed_bytes
 from ligerprof.analyzers.search.fit import SEQ_STEP, Fit, find_border, fit
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.fit import describe_verdict
+from ligerprof.recipe.usable_memory import Limit, find_limit
+from ligerprof.reports.fit import answer_line, describe_verdict
 from ligerprof.units import GIB, MIB
 
 MIXTRAL = {
@@ -109,7 +110,7 @@ def assert_is_at_the_border(found: Fit, judge: Judge) -> None:
             assert found.seq.seq + SEQ_STEP > found.recipe.spec.max_positions
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(
     limit_bytes=st.integers(30 * MIB, 2 * GIB),
     seq=st.integers(16, 512),
@@ -128,12 +129,12 @@ def test_answers_fit_and_one_more_does_not(
 
     assert_is_at_the_border(found, judge)
     assert found.wanted.fits == judge.verdict(recipe).fits
-    assert (found.settings is None) == found.wanted.fits
+    assert (found.settings is None) == bool(found.wanted.fits)
     checked = "closed form" if overhead is None else "simulated"
     assert {point.verdict.checked for point in (found.batch, found.seq, *found.frontier) if point} <= {checked}
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(st.lists(st.integers(30 * MIB, 2 * GIB), min_size=2, max_size=2).map(sorted), st.sampled_from(["none", "all"]))
 def test_a_higher_limit_never_lowers_an_answer(limits: list[int], liger: str) -> None:
     recipe = TrainingRecipe(model="tiny", liger=liger, precision="bf16")
@@ -157,8 +158,7 @@ def test_the_study_s_border_on_a_24_gb_card() -> None:
     assert 8 <= found[0].batch.batch <= 15
     assert found[1].batch.batch >= 112
     assert found[0].batch.verdict.checked == "closed form"
-    assert found[0].notes[0] == "not simulated: simulate: deepspeed is not built yet."
-    assert "adds no allowance" in found[0].notes[1]
+    assert found[0].notes == ("not simulated: simulate: deepspeed is not built yet.",)
 
 
 @pytest.mark.parametrize(("options", "rows"), [({}, 5), ({"batch": 20}, 5), ({"packing": True}, 2)])
@@ -188,7 +188,7 @@ def test_each_recipe_is_simulated_once() -> None:
     assert {(found.batch.batch, 128), (found.batch.batch + 1, 128)} <= set(simulated)
 
 
-def test_announced_recipes_are_those_judged_and_their_number_falls_to_none() -> None:
+def test_announced_recipes_are_judged_and_their_number_falls_to_none() -> None:
     recipe = TrainingRecipe(model="tiny", seq=128)
     announced: dict[tuple[int, int], None] = {}
     judged: list[tuple[int, int]] = []
@@ -196,7 +196,8 @@ def test_announced_recipes_are_those_judged_and_their_number_falls_to_none() -> 
 
     def check(recipe: TrainingRecipe) -> Reserved:
         judged.append((recipe.batch, recipe.seq))
-        return reserving(lambda _recipe: 0)(recipe)
+        run = estimate(recipe).run
+        return Reserved(first_bytes=0, steady_bytes=0, fits=run.completes_under(200 * MIB))
 
     def expect(recipes: Sequence[TrainingRecipe]) -> None:
         assert {each.memory_limit_bytes for each in recipes} <= {200 * MIB}
@@ -204,9 +205,26 @@ def test_announced_recipes_are_those_judged_and_their_number_falls_to_none() -> 
 
     fit(recipe, Judge(limited(200 * MIB), check, expect), silent, left.append)
 
-    # the estimate of such a simulation is exact
-    assert list(announced) == judged
-    assert left == list(range(len(judged), -1, -1))
+    # the estimate of such a simulation is exact; what may fit beyond a failure through fragmentation is not announced
+    assert set(announced) <= set(judged)
+    assert [each for each in judged if each in announced] == list(announced)
+    assert left == list(range(len(announced), -1, -1))
+
+
+def test_a_failure_through_fragmentation_does_not_end_the_search() -> None:
+    recipe = TrainingRecipe(model="tiny", seq=128)
+
+    def check(recipe: TrainingRecipe) -> Reserved:
+        return Reserved(first_bytes=0, steady_bytes=0, fits=recipe.batch in (*range(23), 24, 25, 26))
+
+    found = fit(recipe, Judge(limited(400 * MIB), check), silent)
+
+    assert found.batch is not None
+    # 23 is tried only if the search comes from below
+    assert found.batch.batch == 26
+    assert found.batch.fragmented in ((), (23,))
+    point = dataclasses.replace(found.batch, fragmented=(23,))
+    assert answer_line(recipe, "batch", point).endswith("; 23 fails through fragmentation")
 
 
 def test_an_architecture_without_estimate_is_searched_by_simulation() -> None:

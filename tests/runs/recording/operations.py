@@ -1,11 +1,13 @@
 """The history of a device that allocates for each operation of the CPU, in place of the CUDA allocator's."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.runs.recording.record import Failure
+from ligerprof.runs.recording.saved import storage_address
 from ligerprof.snapshots.stamp import Stamp
 from tests.torch_memory.allocator.programs import SlowAllocator
 
@@ -27,7 +29,7 @@ class OperationHistory(TorchDispatchMode):
         self.fails_at = fails_at
 
     def start(self, **settings: Any) -> None:
-        if self.started is None:
+        if self.started is None or settings.get("clear"):
             self.dropped = len(self.program.events)
         self.started = settings
         self.starts.append(settings)
@@ -41,8 +43,8 @@ class OperationHistory(TorchDispatchMode):
     def snapshot(self) -> dict[str, Any]:
         return self.program.snapshot(drop=self.dropped if self.started else len(self.program.events))
 
-    def locate(self, _tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
-        return 0, storage.data_ptr()
+    def locate(self, tensor: torch.Tensor) -> tuple[int, int]:
+        return 0, storage_address(tensor)
 
     def now_us(self) -> int:
         return len(self.operations)
@@ -71,13 +73,30 @@ class OperationHistory(TorchDispatchMode):
                 for observer in self.observers:
                     observer()
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            first = len(self.program.events)
-            self.program.alloc(number, 2**20)
+            self._stamped(partial(self.program.alloc, number, 2**20), self.text)
+            self.release_held(number)
+        return func(*args, **(kwargs or {}))
+
+    def hold(self, size_bytes: int, *, has_stamp: bool = True) -> int:
+        """Allocate a block that stays; threads other than the recorder's have no stamp."""
+        number = -1 - len(self.program.events)
+        self._stamped(lambda: self.program.alloc(number, size_bytes), self.text if has_stamp else "")
+        return number
+
+    def release_held(self, number: int) -> None:
+        """Free a block that was held."""
+
+        def free() -> None:
             self.program.request_free(number)
             self.program.complete_free(number)
-            for event in self.program.events[first:]:
-                event["user_metadata"] = self.text
-        return func(*args, **(kwargs or {}))
+
+        self._stamped(free, self.text)
+
+    def _stamped(self, change: Any, text: str) -> None:
+        first = len(self.program.events)
+        change()
+        for event in self.program.events[first:]:
+            event["user_metadata"] = text
 
     def stamps_of(self, name: str) -> list[Stamp]:
         return [stamp for operation, stamp in self.operations if operation == name and stamp is not None]

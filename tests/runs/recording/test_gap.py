@@ -1,5 +1,6 @@
 """A recording whose history was off in between: its replay fits the allocator's state at both ends and after it."""
 
+import contextlib
 import copy
 import pickle
 import random
@@ -10,7 +11,9 @@ import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.roles import Phase, Role
-from ligerprof.runs.recording.gap import Bridge, joined
+from ligerprof.runs.recording import parts
+from ligerprof.runs.recording.gap import Bridge
+from ligerprof.runs.recording.parts import Parts
 from ligerprof.runs.recording.record import Failure
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
@@ -18,6 +21,18 @@ from ligerprof.snapshots.stamp import Stamp
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator
 
 MANY = 10**6
+
+
+def joined(
+    folder: Path, before: dict[str, Any], bridge: Bridge, later: dict[str, Any] | None, most_entries: int = MANY
+) -> Any:
+    """One recording of two and what is between them; the peak is at the end."""
+    found = Parts(folder, most_entries=most_entries, keeps_all=True)
+    found.add(before, step=1, peak_bytes=1)
+    found.cross(bridge, peak_bytes=2)
+    if later is not None:
+        found.add(later, step=4, peak_bytes=3)
+    return found.joined(at_end=False)[0]
 
 
 class Program:
@@ -83,7 +98,7 @@ def test_the_replay_passes_over_the_gap(seed: int, expandable: bool, tmp_path: P
     program.run(60, recorded=True)
     later = program.snapshot(gap_end)
 
-    found = joined(before, Bridge(after, {}, 3, 5), later, MANY)
+    found = joined(tmp_path, before, Bridge(after, {}, 3, 5), later)
 
     (tmp_path / "joined.pickle").write_bytes(pickle.dumps(found))
     replayed = replay(read_snapshot(tmp_path / "joined.pickle"), 0)
@@ -127,7 +142,7 @@ def test_what_the_gap_leaves_has_the_roles_that_are_known_and_no_others(tmp_path
     bridge = Bridge(taken(end), known, 2, 5)
     make(Phase.FORWARD, 4, 6)
 
-    (tmp_path / "joined.pickle").write_bytes(pickle.dumps(joined(before, bridge, taken(end), MANY)))
+    (tmp_path / "joined.pickle").write_bytes(pickle.dumps(joined(tmp_path, before, bridge, taken(end))))
     roles = analyze(read_snapshot(tmp_path / "joined.pickle")).peak.roles
 
     assert roles[Role.PARAMETERS] == 3 * MIB
@@ -136,7 +151,9 @@ def test_what_the_gap_leaves_has_the_roles_that_are_known_and_no_others(tmp_path
     assert roles[Role.UNATTRIBUTED] >= 6 * MIB
 
 
-def test_a_recording_that_lost_its_first_events_stands_alone_and_a_failure_in_the_gap_is_an_event() -> None:
+def test_a_recording_that_lost_its_first_events_stands_alone_and_a_failure_in_the_gap_is_an_event(
+    tmp_path: Path,
+) -> None:
     program = Program(1, expandable=False)
     program.run(60, recorded=True)
     before = program.snapshot(0)
@@ -147,10 +164,94 @@ def test_a_recording_that_lost_its_first_events_stands_alone_and_a_failure_in_th
     later = program.snapshot(end)
     count = len(later["device_traces"][0])
 
-    assert joined(before, Bridge(after, {}, 3, 5), later, count)["device_traces"] == later["device_traces"]
+    alone = joined(tmp_path, before, Bridge(after, {}, 3, 5), later, count)
+    assert alone["device_traces"] == later["device_traces"]
 
     failure = Failure(10, 20, 0, 30).to_event("ligerprof;3;forward;;")
-    found = joined(before, Bridge(after, {}, 3, 5, failure), None, MANY)
+    found = joined(tmp_path, before, Bridge(after, {}, 3, 5, failure), None)
     last = found["device_traces"][0][-1]
     assert (last["action"], last["size"], last["device_free"], last["time_us"]) == ("oom", 10, 30, 5)
     assert replay(Snapshot.from_dict(found), 0).failures == (len(found["device_traces"][0]) - 1,)
+
+
+@pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_recording_without_its_first_parts_has_their_blocks_and_the_peak(
+    seed: int, expandable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_MOST_EVENTS", 250)
+    program, found, start = Program(seed, expandable=expandable), Parts(tmp_path, most_entries=MANY), 0
+    for step in range(1, 9):
+        program.run(60, recorded=True)
+        end = len(program.allocator.events)
+        found.add(
+            program.snapshot(start, end), step=step + 1, peak_bytes=max(program.allocator.allocated), begins_step=True
+        )
+        start = end
+
+    taken, steps = found.joined(at_end=False)
+
+    assert steps is not None
+    (tmp_path / "joined.pickle").write_bytes(pickle.dumps(taken))
+    replayed = replay(read_snapshot(tmp_path / "joined.pickle"), 0)
+    assert (replayed.mismatches, replayed.verified, replayed.complete) == (0, True, True)
+    assert int(replayed.allocated_bytes.max()) == max(program.allocator.allocated)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_part_that_is_left_out_leaves_its_blocks(seed: int, tmp_path: Path) -> None:
+    program, found = Program(seed, expandable=False), Parts(tmp_path, most_entries=MANY)
+    program.run(60, recorded=True)
+    found.add(program.snapshot(0), step=1, peak_bytes=1)
+    program.run(80, recorded=True)
+    end = len(program.allocator.events)
+    evaluation = Stamp(step=1, phase=Phase.EVALUATION).to_text()
+    event = {"time_us": 7, "user_metadata": evaluation}
+    found.skip(program.snapshot(end), step=2, event=event, begins_step=True)
+    program.run(60, recorded=True)
+    found.add(program.snapshot(end), step=2, peak_bytes=2)
+
+    taken, steps = found.joined(at_end=False)
+
+    assert steps == (2, 2)
+    (tmp_path / "joined.pickle").write_bytes(pickle.dumps(taken))
+    replayed = replay(read_snapshot(tmp_path / "joined.pickle"), 0)
+    assert (replayed.mismatches, replayed.verified, replayed.complete) == (0, True, True)
+    truth = program.allocator.allocated[end:]
+    assert replayed.allocated_bytes[-len(truth) :].tolist() == truth
+
+
+def test_parts_that_the_disk_has_no_room_for_are_dropped_the_one_of_the_peak_last(tmp_path: Path) -> None:
+    program = Program(1, expandable=False)
+    found, start = Parts(tmp_path, most_entries=MANY, disk_bytes=1, keeps_all=True), 0
+    for step, peak_bytes in enumerate((1, 9, 9, 9)):
+        program.run(30, recorded=True)
+        end = len(program.allocator.events)
+        found.add(program.snapshot(start, end), step=step + 1, peak_bytes=peak_bytes, begins_step=True)
+        start = end
+
+    assert sorted(file.name for file in (tmp_path / "parts").iterdir()) == ["1", "3"]
+    assert found.joined(at_end=False)[1] == (1, 1)
+    found.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_peak_that_the_disk_had_no_room_for_has_its_steps_and_the_rest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, found, start = Program(1, expandable=False), Parts(tmp_path, most_entries=MANY), 0
+    for step, peak_bytes in enumerate((1, 9, 9)):
+        program.run(30, recorded=True)
+        end = len(program.allocator.events)
+        with monkeypatch.context() as patched, contextlib.suppress(OSError):
+            if step == 1:
+                patched.setattr(Path, "write_bytes", full_disk)
+            found.add(program.snapshot(start, end), step=step + 1, peak_bytes=peak_bytes, begins_step=True)
+        start = end
+
+    assert found.lost_peak == (9, 1, 1)
+    assert found.joined(at_end=False)[1] in ((0, 0), (2, 2))
+
+
+def full_disk(_path: Path, _content: bytes) -> None:
+    raise OSError(28, "No space left on device")

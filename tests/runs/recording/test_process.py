@@ -13,7 +13,7 @@ from torch import nn
 
 from ligerprof.analyzers.explain.analysis import analyze, explain
 from ligerprof.roles import Role
-from ligerprof.runs.recording import process
+from ligerprof.runs.recording import parts, process
 from ligerprof.runs.recording.process import ProcessRecording
 from ligerprof.runs.recording.record import Failure
 from ligerprof.runs.recording.settings import Mode, Settings, Steps
@@ -222,17 +222,38 @@ def test_memory_that_runs_out_before_the_chosen_steps_is_explained(tmp_path: Pat
     recording.finish()
 
 
-def test_a_long_recording_ends_by_itself(tmp_path: Path, exits: Exits, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_MOST_EVENTS", 200)
+def test_a_long_recording_has_its_peak_and_the_weights_that_it_lost_the_events_of(
+    tmp_path: Path, exits: Exits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_SECONDS_BETWEEN_CHECKS", 0)
+    monkeypatch.setattr(parts, "_LEAST_EVENTS_OF_PART", 30)
+    monkeypatch.setattr(parts, "_MOST_EVENTS_OF_PART", 60)
+    monkeypatch.setattr(parts, "_MOST_EVENTS", 150)
     recording, history = start(tmp_path)
     with history:
-        train(10)
+        model = nn.Linear(4, 4)
+        # other threads, as those that load weights, have no stamp
+        weights = [history.hold(4 * 2**20, has_stamp=has_stamp) for has_stamp in (True, False, False)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            model(torch.ones(2, 4)).sum().backward()
+            if step == 8:
+                history.release_held(history.hold(64 * 2**20))
+            optimizer.step()
     recording.finish()
 
-    _, summary = written(tmp_path)
+    run, summary = written(tmp_path)
+    report = explain(run)
+    assert (report.peak_bytes, report.peak_step) == (summary.counter_peak_bytes, 9)
+    assert report.complete
+    assert report.roles.roles[Role.PARAMETERS] == len(weights) * 4 * 2**20
+    assert not (run / "parts").exists()
     assert summary.last_recorded is not None
-    assert 1 < summary.last_recorded < 10
-    assert summary.notes[0].startswith(f"the recording ends after step {summary.last_recorded}, with ")
+    assert summary.notes[0].startswith("the recording is long: it has the events around the peak, of steps ")
+    # whole steps alone, and the one of the peak among them
+    steps = [each.step for each in report.steps]
+    assert 1 not in steps
+    assert 9 in steps
 
 
 def test_memory_that_runs_out_is_written_at_once_and_noted_after_the_recorded_steps(

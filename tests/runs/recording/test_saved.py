@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import ligerprof
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.roles import Phase, Role
-from ligerprof.runs.recording.saved import SavedTensors
+from ligerprof.runs.recording.saved import SavedTensors, storage_address
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.saved import SavedTensor
@@ -26,8 +26,6 @@ from ligerprof.snapshots.saved import SavedTensor
 pytestmark = pytest.mark.skipif(
     not hasattr(torch._C._autograd.SavedTensor, "data"), reason="this torch does not show saved tensors"
 )
-
-SCALAR_BYTES = 8
 
 
 class Keeps(torch.autograd.Function):
@@ -72,9 +70,9 @@ class Model(nn.Module):
 def saved_tensors() -> SavedTensors:
     ticks = iter(range(1_000_000))
 
-    def locate(_tensor: Tensor, storage: torch.UntypedStorage) -> tuple[int, int] | None:
+    def locate(tensor: Tensor) -> tuple[int, int] | None:
         # numbers in expressions are scalars, which a GPU's memory does not hold
-        return (0, storage.data_ptr()) if storage.nbytes() > SCALAR_BYTES else None
+        return (0, storage_address(tensor)) if tensor.dim() else None
 
     return SavedTensors(locate=locate, clock=lambda: next(ticks))
 
@@ -112,6 +110,27 @@ def test_notes_are_the_tensors_that_the_nodes_unpack() -> None:
         saved for saved in unpacked if saved[1] not in weights
     }
     assert len(rows) > len(model.layers) * 3
+
+
+def test_gradients_are_added_in_place_as_without_notes() -> None:
+    bindings: Any = torch._C
+    model, given = Model(), torch.ones(4, 8)
+
+    def references() -> list[int]:
+        return [
+            bindings._storage_Use_Count(bindings._storage_address(tensor))
+            for node in nodes_of(output)
+            for name in dir(node)
+            if name.startswith("_raw_saved")
+            for raw in [getattr(node, name)]
+            if isinstance(tensor := getattr(raw, "data", None), Tensor)
+        ]
+
+    output = torch.exp(model(given)).sum()
+    before = references()
+    assert noted(output)
+    assert references() == before
+    assert before
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ _FLAGS = {
 def patch_with_liger(model: Any, row: Architecture, kernels: tuple[str, ...]) -> Callable[[], None]:
     """Run liger-kernel's patcher for the model's architecture with the flags of `kernels` only, and return its undo.
 
-    Liger replaces names in transformers' module and in torch.nn.functional for the whole process. The undo
-    restores those and the model; models built in between keep Liger's classes.
+    Liger replaces names in transformers' module and in its classes, and in torch.nn.functional, for the whole process.
+    The undo restores those and the model; models built in between keep Liger's classes.
 
     Raises:
         KernelUnavailableError: Liger has no patcher for the architecture, no flag for a kernel, or one without effect.
@@ -43,7 +43,12 @@ def patch_with_liger(model: Any, row: Architecture, kernels: tuple[str, ...]) ->
     wanted = {_FLAGS[kernel] for kernel in kernels}
     undo = _remember(model, row)
     before = nn.functional.cross_entropy
-    patcher(**{flag: flag in wanted for flag in flags}, model=model)
+    try:
+        patcher(**{flag: flag in wanted for flag in flags}, model=model)
+    except BaseException:
+        # it may have replaced some of its names by then
+        undo()
+        raise
     if "ce" in kernels and nn.functional.cross_entropy is before:
         undo()
         raise KernelUnavailableError(f"liger-kernel's ce for {row.model_type} has no effect. Use flce.")
@@ -55,6 +60,8 @@ def _remember(model: nn.Module, row: Architecture) -> Callable[[], None]:
     spaces: list[MutableMapping[str, Any]] = [vars(modeling), vars(nn.functional)]
     spaces.extend(vars(module) for module in model.modules())
     saved = [(space, dict(space)) for space in spaces]
+    # the dictionary of a class is read-only
+    classes = [(value, dict(vars(value))) for value in vars(modeling).values() if isinstance(value, type)]
 
     def restore() -> None:
         for space, before in saved:
@@ -63,5 +70,11 @@ def _remember(model: nn.Module, row: Architecture) -> Callable[[], None]:
             for name, value in before.items():
                 if space.get(name) is not value:
                     space[name] = value
+        for owner, attributes in classes:
+            for name in [name for name in vars(owner) if name not in attributes]:
+                delattr(owner, name)
+            for name, value in attributes.items():
+                if vars(owner).get(name) is not value:
+                    setattr(owner, name, value)
 
     return restore

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from ligerprof.kernels.device import triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.plan import lean_chunk_tokens
-from ligerprof.kernels.selection import applies
+from ligerprof.kernels.providers.liger.model_types import unpatched_norms, unpatched_reason
+from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
@@ -103,7 +104,8 @@ def _flce(shape: KernelShape) -> KernelMemory:
     chunk = lean_chunk_tokens(tokens=shape.tokens, hidden=shape.hidden, vocab=shape.vocab)
     workspace_bytes = chunk * shape.vocab * shape.product_bytes
     if shape.parameter_bytes != shape.product_bytes:
-        workspace_bytes += 2 * weight_elements * shape.product_bytes
+        # a trained weight's gradient is made next to the cast weight
+        workspace_bytes += (2 if shape.weight_requires_grad else 1) * weight_elements * shape.product_bytes
     if shape.product_bytes == FP32_BYTES and shape.weight_requires_grad:
         # in fp32, each chunk's gradient of the weight is a separate tensor
         workspace_bytes += weight_elements * FP32_BYTES
@@ -125,8 +127,9 @@ def _spec(name: str, title: str, function: str, memory: Callable[[KernelShape], 
         reference=f"ligerprof.kernels.{_FOLDERS[name]}.reference:{function}",
         slot=name,
         memory=memory,
-        applies=applies(name),
+        applies=lambda spec: inapplicable_reason(name, spec) or unpatched_reason(spec.architecture.model_type, name),
         unavailable_reason=unavailable_reason if name in _INTERPRETABLE else _compiled_only_reason,
+        leaves=unpatched_norms if name == "rms" else lambda _spec: (),
     )
 
 

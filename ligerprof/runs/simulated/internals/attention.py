@@ -20,7 +20,8 @@ _CUDNN_FORWARD_ORDER = (6, 7, 0, 1)
 
 def _cudnn_forward(call: Call) -> Any:
     result = call.run_untracked()
-    for index in _CUDNN_FORWARD_ORDER:
+    # the statistics are for the backward pass alone
+    for index in _CUDNN_FORWARD_ORDER if call.argument(4, "compute_log_sumexp") else _CUDNN_FORWARD_ORDER[:-1]:
         call.track(result[index])
     call.device.run_scratch(forward_scratch(AttentionKernel.CUDNN, problem_of(*call.args[:3]), call.device.gpu))
     return result
@@ -53,9 +54,19 @@ def _efficient_forward(call: Call) -> Any:
 def _backward(kernel: AttentionKernel) -> Internal:
     def run(call: Call) -> Any:
         inputs: Sequence[Tensor] = call.args[1:4]
-        return call.run_with_scratch(lambda _: backward_scratch(kernel, problem_of(*inputs)))
+        gradient = call.args[0]
+        copied = _is_copied(kernel, gradient, call.args[4])
+        with call.device.held(gradient.numel() * gradient.element_size() if copied else 0):
+            return call.run_with_scratch(lambda _: backward_scratch(kernel, problem_of(*inputs)))
 
     return run
+
+
+def _is_copied(kernel: AttentionKernel, gradient: Tensor, output: Tensor) -> bool:
+    """Whether the output's gradient does not have the layout that the kernel reads."""
+    if kernel is AttentionKernel.CUDNN:
+        return gradient.stride() != output.stride()
+    return kernel is AttentionKernel.EFFICIENT and not gradient.transpose(1, 2).is_contiguous()
 
 
 ATTENTION_INTERNALS: dict[Any, Internal] = {

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.runs.simulated.memo import compute
+from ligerprof.torch_memory.dtypes import dtype_name
 from ligerprof.torch_memory.scratch import Scratch
+
+__all__ = ["Call", "Internal", "dtype_name"]
 
 
 @dataclass(slots=True)
@@ -48,8 +49,3 @@ class Call:
 
 
 Internal = Callable[[Call], Any]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in torch_memory, such as `float32`."""
-    return str(dtype).removeprefix("torch.")

@@ -1,6 +1,7 @@
 """Operators whose CUDA implementation allocates temporaries, or returns tensors of other dtypes or in another order."""
 
 import importlib.util
+import math
 from typing import Any
 
 import torch
@@ -9,10 +10,13 @@ from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
 from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
 from ligerprof.torch_memory.decompositions import svd_scratch
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.embedding import embedding_gradient
 from ligerprof.torch_memory.foreach import norm_partials_bytes
-from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, index_copies
+from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, accumulation_scratch, index_copies
 from ligerprof.torch_memory.scans import cumsum_scratch
+from ligerprof.torch_memory.scratch import together
+from ligerprof.torch_memory.sorting import sort_scratch
 
 aten = torch.ops.aten
 
@@ -50,6 +54,19 @@ def _index(call: Call) -> Any:
         return call.run()
 
 
+def _index_put(call: Call) -> Any:
+    if not call.argument(3, "accumulate", default=False):
+        return call.run()
+    target = call.args[0]
+    indexed = [(dim, index) for dim, index in enumerate(call.args[1]) if index is not None]
+    if not indexed or any(index.dtype == torch.bool for _, index in indexed):
+        return call.run()
+    count = math.prod(torch.broadcast_shapes(*(index.shape for _, index in indexed)))  # type: ignore[no-untyped-call]
+    rows = math.prod(target.shape[dim] for dim, _ in indexed)
+    call.device.run_scratch(accumulation_scratch(count, len(indexed), rows))
+    return call.run()
+
+
 def _pow_of_scalar(call: Call) -> Any:
     return call.run_with_scratch(lambda _: POW_BASE_SCRATCH)
 
@@ -81,6 +98,37 @@ def _native_layer_norm_backward(call: Call) -> Any:
     columns, rows = gamma.numel(), call.args[1].numel() // gamma.numel()
     sizes = layer_norm.backward_scratch(rows, columns, gamma.element_size(), call.device.gpu)
     return call.run_with_scratch(lambda _: sizes)
+
+
+def _native_group_norm(call: Call) -> Any:
+    """aten/src/ATen/native/cuda/group_norm_kernel.cu: factors per channel, in fp32."""
+    batch, channels = call.args[3], call.args[4]
+    return call.run_with_scratch(lambda _: together(*2 * (batch * channels * FP32_BYTES,)))
+
+
+def _native_group_norm_backward(call: Call) -> Any:
+    batch, channels, groups = call.args[5], call.args[6], call.args[8]
+    of_channels, of_groups = batch * channels * FP32_BYTES, batch * groups * FP32_BYTES
+    return call.run_with_scratch(lambda _: together(of_channels, of_channels, of_groups, of_groups, of_channels))
+
+
+def _sort(call: Call) -> Any:
+    source = call.args[0]
+    dim = call.argument(2 if call.func is aten.sort.stable else 1, "dim", -1)
+    if source.dim() == 0 or source.numel() == 0:
+        return call.run()
+    inner = source.stride(dim) == 1 or source.shape[dim] == source.numel()
+    return call.run_with_scratch(
+        lambda _: sort_scratch(source.numel(), source.shape[dim], source.element_size(), inner=inner)
+    )
+
+
+def _roll(call: Call) -> Any:
+    """Axes are rolled one after the other."""
+    source = call.args[0]
+    size_bytes = source.numel() * source.element_size()
+    with call.device.held(*(size_bytes,) * (max(len(call.args[1]), 1) - 1)):
+        return call.run()
 
 
 def _native_dropout(call: Call) -> Any:
@@ -141,6 +189,7 @@ OPERATOR_INTERNALS: dict[Any, Internal] = {
     aten.embedding_dense_backward.default: _embedding_dense_backward,
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.index.Tensor: _index,
+    aten._index_put_impl_.default: _index_put,
     aten.pow.Scalar: _pow_of_scalar,
     aten.cumsum.default: _cumsum,
     aten.native_layer_norm.default: _native_layer_norm,
@@ -149,4 +198,9 @@ OPERATOR_INTERNALS: dict[Any, Internal] = {
     aten._softmax_backward_data.default: _softmax_backward,
     aten._safe_softmax.default: _safe_softmax,
     aten._linalg_svd.default: _svd,
+    aten.native_group_norm.default: _native_group_norm,
+    aten.native_group_norm_backward.default: _native_group_norm_backward,
+    aten.sort.default: _sort,
+    aten.sort.stable: _sort,
+    aten.roll.default: _roll,
 }

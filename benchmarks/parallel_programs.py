@@ -1,0 +1,148 @@
+"""Ranks of unchanged programs of several GPUs: measured, measured alone with torch's fake process group, and simulated.
+
+    python benchmarks/parallel_programs.py measure build/parallel.jsonl --gpus 2     # needs two GPUs
+    python benchmarks/parallel_programs.py alone build/alone.jsonl                   # needs one
+    python benchmarks/parallel_programs.py simulate build/simulated.jsonl --gpus 2   # needs none
+    python benchmarks/parallel_programs.py compare build/parallel.jsonl build/simulated.jsonl
+
+A program prints what torch's counters say after each of its steps, on each rank.
+"""
+
+import argparse
+import datetime as dt
+import importlib.metadata
+import json
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parent / "parallel_programs"
+MESHES = [
+    "ddp",
+    "fsdp1",
+    "fsdp1-half",
+    "fsdp2",
+    "fsdp2-mixed",
+    "tp",
+    "sp",
+    "fsdp2-tp",
+    "cp",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zero-bubble",
+    "ep",
+]
+CASES = {f"meshes-{mode}": ("torchrun", f"meshes.py {mode}") for mode in MESHES} | {
+    "zero-1": ("deepspeed", "zero.py 1"),
+    "zero-1-accumulate": ("deepspeed", "zero.py 1 --accumulate 4"),
+    "zero-2-lora-256": ("deepspeed", "zero.py 2 --lora --tokens 256 --batch 1"),
+    "zero-2-lora-1024": ("deepspeed", "zero.py 2 --lora --batch 1"),
+    "zero-2-offload": ("deepspeed", "zero.py 2 --offload"),
+    "zero-3": ("deepspeed", "zero.py 3"),
+}
+# without another rank's messages
+ALONE = {f"meshes-{mode}": 8 for mode in ("fsdp1", "fsdp1-half", "fsdp2", "fsdp2-mixed", "tp", "sp", "hsdp", "cp")}
+STEP = re.compile(r"rank (\d+) step (\d+): (\d+) (\d+)")
+
+
+def launched(case: str, gpus: int) -> list[str]:
+    launcher, words = CASES[case]
+    program, *rest = shlex.split(words)
+    if launcher == "torchrun":
+        start = ["-m", "torch.distributed.run", f"--nproc-per-node={gpus}"]
+    else:
+        start = ["-m", "deepspeed.launcher.runner", f"--num_gpus={gpus}"]
+    return [sys.executable, *start, str(PROGRAMS / program), *rest]
+
+
+def ran(command: list[str], environment: dict[str, str], seconds: float = 120) -> tuple[dict, str]:
+    """The counters of each rank after each step, and the last line of an error."""
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=seconds, check=False
+        )
+        text, code = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as error:
+        text, code = ((error.stdout or b"") + (error.stderr or b"")).decode(errors="replace"), 124
+    ranks: dict[str, list[list[int]]] = {}
+    for rank, _, peak, reserved in STEP.findall(text):
+        ranks.setdefault(rank, []).append([int(peak), int(reserved)])
+    lines = [line for line in text.splitlines() if "Error" in line]
+    return ranks, "" if code == 0 else (lines or text.splitlines() or [f"exit {code}"])[-1][-300:]
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("torch", "deepspeed"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("measure", "alone", "simulate", "compare"))
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    if options.action == "compare":
+        compare(*options.files)
+        return
+    chosen = options.only.split(",") if options.only else list(ALONE if options.action == "alone" else CASES)
+    with options.files[0].open("a") as file:
+        for case in chosen:
+            row = {"case": case, "world": options.gpus, "how": options.action} | row_of(case, options)
+            row |= {"versions": versions(), "date": dt.date.today().isoformat()}
+            print(json.dumps(row), file=file, flush=True)
+            print(case, {rank: steps[-1] for rank, steps in row["ranks"].items()}, row["problem"], flush=True)
+
+
+def row_of(case: str, options: argparse.Namespace) -> dict:
+    began = time.monotonic()
+    if options.action == "measure":
+        ranks, problem = ran(launched(case, options.gpus), {})
+    elif options.action == "alone":
+        world = ALONE[case]
+        words = shlex.split(f"meshes.py {case.partition('-')[2]}")
+        command = [sys.executable, str(PROGRAMS / "alone.py"), str(PROGRAMS / words[0]), *words[1:]]
+        rank = {"RANK": str(world - 1), "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}
+        ranks, problem = ran(command, rank)
+        return {"world": world, "ranks": ranks, "problem": problem, "seconds": round(time.monotonic() - began, 1)}
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            run = ["-m", "ligerprof", "run", "--device", "simulated", "--json", "-o", f"{folder}/run"]
+            every = f"0-{options.gpus - 1}"
+            command = [sys.executable, *run, "--ranks", every, "--", *launched(case, options.gpus)]
+            ranks, problem = ran(command, {}, 600)
+    return {"ranks": ranks, "problem": problem, "seconds": round(time.monotonic() - began, 1)}
+
+
+def compare(measured: Path, simulated: Path) -> None:
+    truth = {(row["case"], row["world"]): row for row in map(json.loads, measured.read_text().splitlines())}
+    errors: list[tuple[float, float]] = []
+    for row in map(json.loads, simulated.read_text().splitlines()):
+        true = truth.get((row["case"], row["world"]))
+        for rank, steps in row["ranks"].items() if true else ():
+            if rank not in true["ranks"]:
+                continue
+            peak, reserved = (steps[-1][place] / true["ranks"][rank][-1][place] - 1 for place in (0, 1))
+            errors.append((abs(peak), abs(reserved)))
+            print(f"{row['case']:24} rank {rank}: peak {peak:+.4%} reserved {reserved:+.2%}")
+    for name, place in (("peak", 0), ("reserved", 1)):
+        values = [error[place] for error in errors]
+        if values:
+            print(f"{name}: median {statistics.median(values):.4%}, worst {max(values):.4%} of {len(values)} ranks")
+
+
+if __name__ == "__main__":
+    main()

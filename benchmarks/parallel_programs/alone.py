@@ -1,0 +1,26 @@
+"""Run a program as one rank of a larger world on one GPU; collectives of its fake process group send nothing.
+
+RANK=1 WORLD_SIZE=8 LOCAL_RANK=0 python alone.py PROGRAM [ARGUMENTS]
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+init = dist.init_process_group
+
+
+def start(*_arguments, **_named):
+    init("fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+
+
+dist.init_process_group = start
+torch.cuda.set_device(0)
+sys.argv = sys.argv[1:]
+sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+runpy.run_path(sys.argv[0], run_name="__main__")

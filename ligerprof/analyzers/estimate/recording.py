@@ -1,0 +1,201 @@
+"""The allocations and frees of one estimated step in order, with those of layers that the estimate ran only once."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ligerprof.roles import Role
+
+
+class _Body(NamedTuple):
+    """Events that were recorded once for several repetitions.
+
+    Attributes:
+        group: the first of the layers that repeat; their forward and backward passes share it.
+        backward: whether the repetitions run from the last layers to the first.
+    """
+
+    group: int
+    times: int
+    backward: bool
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Recording:
+    """The events of one step.
+
+    Attributes:
+        sizes, roles, streams: of each block, by its number.
+        events: the number of a block where it is allocated, and its complement where it is freed.
+        kept: the blocks that outlive the step.
+        micro_batches: the number of events before each micro-batch, and before what follows the last one.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    roles: list[Role] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
+    micro_batches: list[int] = field(default_factory=list)
+    _bodies: list[_Body] = field(default_factory=list)
+    _added: dict[tuple[Role, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def allocate(self, size_bytes: int, role: Role, stream: int = 0, *, kept: bool = False) -> int:
+        """Record an allocation; returns the block's number."""
+        number = len(self.sizes)
+        self.sizes.append(size_bytes)
+        self.roles.append(role)
+        self.streams.append(stream)
+        self.events.append(number)
+        if kept:
+            self.kept.add(number)
+        return number
+
+    def free(self, number: int) -> None:
+        """Record that a block is freed."""
+        self.events.append(~number)
+
+    def add(self, role: Role, size_bytes: int) -> None:
+        """Record bytes that come as one block; negative bytes free the block of that size that came last."""
+        if size_bytes > 0:
+            self._added[role, size_bytes].append(self.allocate(size_bytes, role))
+        elif size_bytes < 0 and self._added[role, -size_bytes]:
+            self.free(self._added[role, -size_bytes].pop())
+
+    def touch(self, sizes: Sequence[int], role: Role) -> None:
+        """Record blocks that are allocated one after another and freed together."""
+        for number in [self.allocate(size_bytes, role) for size_bytes in sizes if size_bytes > 0]:
+            self.free(number)
+
+    def free_all(self, role: Role) -> None:
+        """Record that all blocks of a role are freed."""
+        freed = {~event for event in self.events if event < 0}
+        for number, other in enumerate(self.roles):
+            if other is role and number not in freed:
+                self.free(number)
+
+    @contextmanager
+    def repetition(self, group: int, times: int, *, backward: bool) -> Iterator[None]:
+        """Record one of several repetitions."""
+        start = len(self.events)
+        yield
+        if len(self.events) > start:
+            self._bodies.append(_Body(group, times, backward, start, len(self.events)))
+
+    def unfolded(self) -> "Recording":
+        """The same without repetitions: each has blocks of its own, and frees what the one before left for it."""
+        return _Unfolding(self, self._bodies).result if self._bodies else self
+
+
+class _Unfolding:
+    """Writes repetitions out."""
+
+    def __init__(self, folded: Recording, bodies: Sequence[_Body]) -> None:
+        self._folded, self.result = folded, Recording()
+        # the body that allocates and the one that frees each block; None for what is not in a body
+        self._made: dict[int, _Body | None] = {}
+        self._freed: dict[int, _Body | None] = {}
+        at = 0
+        parts: list[tuple[_Body | None, int, int]] = []
+        for body in bodies:
+            parts += ((None, at, body.start), (body, body.start, body.end))
+            at = body.end
+        parts.append((None, at, len(folded.events)))
+        for owner, start, end in parts:
+            for event in folded.events[start:end]:
+                if event >= 0:
+                    self._made[event] = owner
+                else:
+                    self._freed[~event] = owner
+        self._partners = dict(self._paired(bodies))
+        self._carried = set(self._partners.values())
+        # the blocks of each recorded one, by repetition in the order in which they run
+        self._blocks: dict[int, dict[int, int]] = {}
+        marks = [*folded.micro_batches]
+        for owner, start, end in parts:
+            if owner is not None:
+                self._write_body(owner)
+                continue
+            at = start
+            while marks and at <= marks[0] <= end:
+                self._write(at, marks[0])
+                self.result.micro_batches.append(len(self.result.events))
+                at = marks.pop(0)
+            self._write(at, end)
+
+    def _paired(self, bodies: Sequence[_Body]) -> Iterator[tuple[int, int]]:
+        """The blocks that bodies free but other code allocated, each with the one that the next repetition frees."""
+        folded, left = self._folded, defaultdict[tuple[int, bool, int], list[int]](list)
+        for number, made in self._made.items():
+            freed = self._freed.get(number)
+            own = made is None or (freed is not None and freed.group == made.group)
+            if made is not None and not own and folded.roles[number] is not Role.GRADIENTS:
+                left[made.group, made.backward, folded.sizes[number]].append(number)
+        position = {event: at for at, event in enumerate(folded.events) if event >= 0}
+        for number, freed in self._freed.items():
+            made = self._made[number]
+            if freed is None or (made is not None and made.group == freed.group):
+                continue
+            # it comes from before the forward pass, or from between the passes
+            forward = [body.start for body in bodies if body.group == freed.group and not body.backward]
+            backward = position[number] > max((start for start in forward if start <= freed.start), default=-1)
+            waiting = left[freed.group, backward, folded.sizes[number]]
+            found = next((each for each in waiting if position[each] > position[number]), None)
+            if found is not None:
+                waiting.remove(found)
+                yield number, found
+
+    def _write(self, start: int, end: int) -> None:
+        for event in self._folded.events[start:end]:
+            if event >= 0:
+                self._blocks[event] = {0: self._copy(event)}
+            else:
+                self._free_after(~event)
+
+    def _write_body(self, body: _Body) -> None:
+        folded = self._folded
+        for run in range(body.times):
+            for event in folded.events[body.start : body.end]:
+                if event >= 0:
+                    self._blocks.setdefault(event, {})[run] = self._copy(event)
+                else:
+                    self._free_within(~event, body, run)
+
+    def _copy(self, number: int) -> int:
+        folded = self._folded
+        return self.result.allocate(
+            folded.sizes[number], folded.roles[number], folded.streams[number], kept=number in folded.kept
+        )
+
+    def _free_within(self, number: int, body: _Body, run: int) -> None:
+        made = self._made[number]
+        if made is not None and made.group == body.group:
+            # the passes run over the layers in one or the other order
+            self._free(number, run if made.backward == body.backward else body.times - 1 - run)
+            return
+        partner = self._partners.get(number)
+        if partner is None:
+            self._free_after(number)
+            return
+        source = self._made[partner]
+        assert source is not None
+        before = (run if source.backward == body.backward else body.times - 1 - run) - 1
+        if before < 0:
+            self._free_after(number)
+        else:
+            self._free(partner, before)
+
+    def _free_after(self, number: int) -> None:
+        """Free what the last repetition left for others, or what all of them left."""
+        runs = list(self._blocks[number])
+        for run in runs[-1:] if number in self._carried else runs:
+            self._free(number, run)
+
+    def _free(self, number: int, run: int) -> None:
+        block = self._blocks[number].pop(run, None)
+        if block is not None:
+            self.result.free(block)

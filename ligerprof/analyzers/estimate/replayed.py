@@ -1,0 +1,148 @@
+"""Replay an estimated run through the model of torch's caching allocator: what is reserved, and under which limits."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.placement import Placement, stored_sizes
+from ligerprof.analyzers.estimate.recording import Recording
+from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
+from ligerprof.analyzers.estimate.static import input_sizes
+from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.recipe.categories import Engine
+from ligerprof.recipe.lengths import at_longest
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
+from ligerprof.torch_memory.allocator.blocks import Block
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.torch_memory.attention.selection import AttentionKernel
+from ligerprof.torch_memory.dtypes import HALF_BYTES
+
+# how far the smallest limit under which the replay completes is from that of a simulated step, as a share of the limit:
+# no verdict contradicts the simulation for the recipes of tests/data/verdicts, nor in 26 of 28 verdicts measured near a
+# border (benchmarks/results/borders-h200.jsonl); see docs/accuracy.md
+_UNCERTAIN_SHARE = 0.0075
+# where each matrix of attention scores is a tensor, which moves the others
+_UNCERTAIN_SHARE_OF_SCORES = 0.02
+# whole runs over different lengths, of which only the largest micro-batch is replayed; a guess
+_UNCERTAIN_SHARE_OF_LENGTHS = 0.15
+# the number of the recorded micro-batch that later ones repeat
+_REPEATED = 2
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatedRun:
+    """The events of a run.
+
+    Attributes:
+        recipe: what is trained, and how.
+        recordings: of each part of the run, in order: the build, different steps, an evaluation and a save.
+        least_bytes: what the run allocates at least.
+    """
+
+    recipe: TrainingRecipe
+    recordings: Sequence[Recording]
+    least_bytes: int
+
+    @cached_property
+    def reserved_bytes(self) -> int:
+        """The most that is reserved, without a limit."""
+        return self._unlimited.highest_reserved_bytes
+
+    def completes_under(self, limit_bytes: int) -> bool:
+        """Whether the run completes under a limit on reserved bytes; what is cached is given back if it must be."""
+        if limit_bytes < self.least_bytes:
+            return False
+        if not self._unlimited.highest_allocated_bytes <= limit_bytes < self.reserved_bytes:
+            return self.reserved_bytes <= limit_bytes
+        try:
+            self._replay(limit_bytes)
+        except AllocatorFullError:
+            return False
+        return True
+
+    @property
+    def uncertain_share(self) -> float:
+        """How far the least limit that the run completes under may be from the simulation's."""
+        recipe = at_longest(self.recipe)
+        scores = is_eager(recipe) or AttentionKernel.MATH in attention_kernels(recipe)
+        share = _UNCERTAIN_SHARE_OF_SCORES if scores else _UNCERTAIN_SHARE
+        return share if self.recipe.lengths is None else _UNCERTAIN_SHARE_OF_LENGTHS
+
+    @cached_property
+    def _unlimited(self) -> CachingAllocator:
+        return self._replay(None)
+
+    @cached_property
+    def _parts(self) -> Sequence[Recording]:
+        return [recording.unfolded() for recording in self.recordings]
+
+    def _replay(self, limit_bytes: int | None) -> CachingAllocator:
+        settings = parse_allocator_settings(self.recipe.alloc_conf)
+        allocator = CachingAllocator(settings=settings, capacity_bytes=limit_bytes)
+        for part in self._parts:
+            self._replay_part(allocator, part)
+        return allocator
+
+    def _replay_part(self, allocator: CachingAllocator, part: Recording) -> None:
+        held: dict[int, Block] = {}
+        marks = part.micro_batches or [0]
+        _replay_events(allocator, part, part.events[: marks[0]], held)
+        for number, (start, stop) in enumerate(pairwise(marks), start=1):
+            events = part.events[start:stop]
+            _replay_events(allocator, part, events, held)
+            # the second of the recorded micro-batches repeats
+            repeats = number == _REPEATED and _stands_alone(events)
+            left = self.recipe.grad_accum - len(marks) + 1 if repeats else 0
+            reserved_bytes = -1
+            while left > 0 and reserved_bytes != allocator.reserved_bytes:
+                reserved_bytes = allocator.reserved_bytes
+                _replay_events(allocator, part, events, held)
+                left -= 1
+        _replay_events(allocator, part, part.events[marks[-1] :], held)
+        for number, block in held.items():
+            if number not in part.kept:
+                allocator.free(block)
+
+
+def _replay_events(allocator: CachingAllocator, part: Recording, events: Sequence[int], held: dict[int, Block]) -> None:
+    sizes, streams, malloc, free = part.sizes, part.streams, allocator.malloc, allocator.free
+    for event in events:
+        if event >= 0:
+            held[event] = malloc(sizes[event], stream=streams[event])
+        else:
+            free(held.pop(~event))
+
+
+def _stands_alone(events: Sequence[int]) -> bool:
+    """Whether these events free what they allocate, and nothing else."""
+    return {event for event in events if event >= 0} == {~event for event in events if event < 0}
+
+
+def built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placement) -> Recording:
+    """The build of the model, and the batch: what is there before the first step, in the order in which it comes."""
+    recording = Recording()
+
+    def keep(sizes: Iterable[int]) -> None:
+        for size_bytes in sizes:
+            recording.allocate(size_bytes, Role.PARAMETERS, kept=True)
+
+    if recipe.engine is Engine.DEEPSPEED:
+        keep(size_bytes for size_bytes in placement.resident.values() if size_bytes > 0)
+    elif placement.resident:
+        own = [weight for weight in weights if not weight.is_adapter]
+        packed = [weight for weight in own if weight.packed_sizes]
+        keep(stored_sizes(recipe, [weight for weight in own if not weight.packed_sizes]))
+        if recipe.spec.tied_embeddings and not packed:
+            # a tied head has a weight of its own until it is tied
+            recording.touch([weights[0].size_bytes], Role.PARAMETERS)
+        for weight in packed:
+            whole = recording.allocate(weight.elements * HALF_BYTES, Role.PARAMETERS)
+            keep(weight.packed_sizes)
+            recording.free(whole)
+        keep(stored_sizes(recipe, [weight for weight in weights if weight.is_adapter]))
+    keep(input_sizes(recipe))
+    return recording

@@ -1,0 +1,357 @@
+"""Process groups of simulated ranks: collectives take the memory that they take with NCCL, and exchange what is known.
+
+A collective gives each rank what it would get if every other rank had what this one has: the shapes are those of a
+GPU's, and where numbers matter (sums of token counts, lengths to pad to), the report says so. What one rank alone sends
+(broadcasts, scatters, sends) comes from that rank, which runs beside.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
+from ligerprof.simulated_gpu.ranks.messages import Messages, is_message
+from ligerprof.simulated_gpu.ranks.world import World
+
+# machine.Machine, which imports this module
+Machine = Any
+NAME = "simulated"
+_ALL = "all"
+c10d: Any = dist.distributed_c10d
+_bindings: Any = torch._C._distributed_c10d
+# torch describes their methods with overloads of other names
+_ProcessGroup: Any = dist.ProcessGroup
+_Work: Any = dist.Work
+
+
+class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
+    """A group of ranks of which this process is one.
+
+    Args:
+        rank: this process's, in the group.
+        members: the ranks of the whole world that belong to it.
+        name: the same in all of them.
+        machine: this process's GPU.
+        messages: what ranks tell each other.
+    """
+
+    def __init__(self, rank: int, members: Sequence[int], name: str, machine: Machine, messages: Messages) -> None:
+        super().__init__(rank, len(members))
+        self._rank, self._members, self._key = rank, list(members), name
+        self._machine, self._messages = machine, messages
+        # what is sent and received at once
+        self._batch: list[Tensor] | None = None
+
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self._members)
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """The name by which torch knows it."""
+        return NAME
+
+    @property
+    def pg_name(self) -> str:
+        """The name under which torch registers it."""
+        return str(c10d._world.pg_names[self])
+
+    @property
+    def group_name(self) -> str:
+        """The same."""
+        return self.pg_name
+
+    # collectives that give all ranks the same
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        """Reduce as if every rank had these values."""
+        reduction = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        for tensor in tensors:
+            if self.size() > 1 and self._knows(tensor):
+                self._note("all_reduce", tensor)
+                if reduction == dist.ReduceOp.SUM:
+                    tensor.mul_(self.size())
+                elif reduction == dist.ReduceOp.PRODUCT:
+                    tensor.pow_(self.size())
+        return _done(tensors)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        """Reduce several."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        """Reduce to one rank; the others' values are not used."""
+        return self.allreduce(tensors, opts) if opts is None or opts.rootRank == self._rank else _done(tensors)
+
+    def barrier(self, opts: Any = None) -> Any:
+        """ProcessGroupNCCL reduces a tensor of one number."""
+        torch.empty(1, device="cuda")
+        return _done([])
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        """ProcessGroupNCCL gathers into one flat tensor first if the sizes are the same."""
+        for parts, tensor in zip(outputs, inputs, strict=True):
+            flat = self._flat(parts)
+            self._gathered(parts, tensor)
+            del flat
+        return _done(outputs)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+        """Gather into one tensor."""
+        self._gathered(self._parts(output), tensor)
+        return _done([output])
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        """Gather several."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._gathered(self._parts(output), tensor)
+        return _done(outputs)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        """Gather at one rank."""
+        for parts, tensor in zip(outputs, inputs, strict=False):
+            self._gathered(parts, tensor)
+        return _done(outputs)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+        """ProcessGroupNCCL copies the parts into one flat tensor first if the sizes are the same."""
+        for output, parts in zip(outputs, inputs, strict=True):
+            flat = self._flat(parts)
+            self._reduced(output, parts[self._rank], opts)
+            del flat
+        return _done(outputs)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
+        """Reduce one tensor and keep this rank's part."""
+        self._reduced(output, self._parts(tensor)[self._rank], opts)
+        return _done([output])
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        """Reduce several."""
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._reduced(output, self._parts(tensor)[self._rank], opts)
+        return _done(outputs)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        """Exchange parts; the others send what this rank sends itself."""
+        for output in outputs:
+            self._taken("all_to_all", output, inputs[self._rank])
+        return _done(outputs)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_sizes: Any = None,
+        input_sizes: Any = None,
+        opts: Any = None,
+    ) -> Any:
+        """Exchange parts of one tensor."""
+        if tensor.numel() == output.numel():
+            self._taken("all_to_all", output, tensor.view(output.shape) if tensor.is_contiguous() else tensor)
+        else:
+            self._taken("all_to_all", output, None)
+        return _done([output])
+
+    # what one rank sends
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        """Send from one rank to all."""
+        root = getattr(opts, "rootRank", 0)
+        for tensor in tensors:
+            self._sent(tensor, root, _ALL)
+        return _done(tensors)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+        """Send a part to each rank."""
+        root = getattr(opts, "rootRank", 0)
+        for index, output in enumerate(outputs):
+            if root == self._rank:
+                for rank, part in enumerate(inputs[index]):
+                    if rank == self._rank:
+                        output.copy_(part)
+                    elif is_message(part):
+                        self._post(part, str(rank))
+            else:
+                self._sent(output, root, str(self._rank))
+        return _done(outputs)
+
+    def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Any:
+        """Send to one rank."""
+        for tensor in tensors:
+            if is_message(tensor):
+                self._post(tensor, f"{target}/p2p")
+        return self._transferred(tensors)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
+        """Receive from one rank."""
+        for tensor in tensors:
+            self._sent(tensor, source, f"{self._rank}/p2p")
+        return self._transferred(tensors)
+
+    # what torch asks a group that is made of backends
+
+    def _start_coalescing(self, _device: Any) -> None:
+        self._batch = []
+
+    def _end_coalescing(self, _device: Any) -> Any:
+        batch, self._batch = self._batch or [], None
+        return _Transfer(batch)
+
+    def _get_backend(self, _device: Any) -> Any:
+        return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing."""
+
+    # names of torch before 2.13
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _transferred(self, tensors: list[Tensor]) -> Any:
+        if self._batch is None:
+            return _Transfer(tensors)
+        self._batch += tensors
+        return _Transfer([])
+
+    def _knows(self, tensor: Tensor) -> bool:
+        return not tensor.is_cuda or self._machine.values.copy_of(tensor) is not None
+
+    def _note(self, what: str, tensor: Tensor) -> None:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        self._machine.values.note(f"{what} of {kind}, as if every rank had this one's")
+
+    def _flat(self, parts: Sequence[Tensor]) -> Tensor | None:
+        if not parts or not parts[0].is_cuda or any(part.shape != parts[0].shape for part in parts):
+            return None
+        return torch.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype, device=parts[0].device)
+
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
+        return list(tensor.view(-1).chunk(self.size())) if tensor.is_contiguous() else [tensor] * self.size()
+
+    def _gathered(self, parts: Sequence[Tensor], tensor: Tensor) -> None:
+        for index, part in enumerate(parts):
+            self._taken("all_gather", part, tensor, is_own=index == self._rank)
+
+    def _reduced(self, output: Tensor, own: Tensor, opts: Any) -> None:
+        self._taken("reduce_scatter", output, own, is_own=True)
+        self.allreduce([output], opts)
+
+    @torch.no_grad()
+    def _taken(self, what: str, target: Tensor, source: Tensor | None, *, is_own: bool = False) -> None:
+        """Let a tensor have another's values, of which the shape may differ."""
+        if source is not None and source.numel() == target.numel() and source.data_ptr() != target.data_ptr():
+            if not is_own and self.size() > 1 and self._knows(source) and is_message(source):
+                self._note(what, source)
+            target.copy_(source.detach().reshape(target.shape))
+
+    def _sent(self, tensor: Tensor, source: int, to: str) -> None:
+        """Have the values that one rank of the group sends, or send them."""
+        if self.size() == 1 or not is_message(tensor):
+            return
+        if source == self._rank:
+            self._post(tensor, to)
+            return
+        values = self._messages.receive(self._key, self._members[source], to)
+        if values is None:
+            return
+        with torch.no_grad():
+            tensor.copy_(values.view(tensor.dtype).reshape(tensor.shape))
+
+    def _post(self, tensor: Tensor, to: str) -> None:
+        self._messages.send(self._key, to, self._machine.values.copy_of(tensor) if tensor.is_cuda else tensor)
+
+
+class _Transfer(_Work):  # type: ignore[misc]
+    """What is sent and received; its tensors stay until the program waits for it, as ProcessGroupNCCL keeps them."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let the tensors go."""
+        self._tensors = []
+        return True
+
+    def is_completed(self) -> bool:
+        """It was done when it was called."""
+        return True
+
+
+def _done(value: Any) -> Any:
+    """The work of a collective that has ended."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(value)
+    return _bindings._create_work_from_future(future)
+
+
+def install_ranks(machine: Machine) -> None:
+    """Make this process a rank of the world that its environment names, and launchers start such ranks."""
+    rank, size = (int(os.environ.get(name) or default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    messages = Messages(World.from_environment().folder, rank)
+    replace_launchers()
+    after_import_or_now("torch.distributed.distributed_c10d", lambda _: _install_groups(machine, messages, rank, size))
+
+
+def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) -> None:
+    """Let torch.distributed make these groups, whatever backend a program asks for.
+
+    Args:
+        rank: this process's, of the whole world.
+        size: of the world.
+    """
+    counted: dict[tuple[int, ...], int] = {}
+
+    def create(options: Any, _backend_options: Any = None) -> SimulatedGroup:
+        members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        counted[members] = counted.get(members, 0) + 1
+        name = f"{members}/{counted[members]}"
+        return SimulatedGroup(options.group_rank, members, name, machine, messages)
+
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
+    asked: dict[str, str] = {}
+    init, new_group = c10d.init_process_group, c10d.new_group
+
+    def init_process_group(*arguments: Any, **named: Any) -> None:
+        given = inspect.signature(init).bind(*arguments, **named).arguments
+        asked["backend"] = str(given.get("backend") or "cpu:gloo,cuda:nccl")
+        own_size, own_rank = given.get("world_size", -1), given.get("rank", -1)
+        init(
+            NAME,
+            store=_bindings.HashStore(),
+            world_size=size if own_size in (-1, None) else own_size,
+            rank=rank if own_rank in (-1, None) else own_rank,
+            timeout=given.get("timeout"),
+            group_name=given.get("group_name", ""),
+        )
+
+    def new(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any) -> Any:
+        return new_group(ranks, timeout, None, None, **named)
+
+    def backend_of(group: Any = None) -> str:
+        name = asked.get("backend", "nccl")
+        return "nccl" if "nccl" in name else name
+
+    _replace(c10d.get_backend, backend_of)
+    _replace(c10d.init_process_group, init_process_group)
+    _replace(c10d.new_group, new)
+    for name in ("is_nccl_available", "is_gloo_available", "is_torchelastic_launched"):
+        _replace(getattr(c10d, name), lambda: True)
+
+
+def _replace(old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    """Replace a function in the modules of torch that have it by name."""
+    name = old.__name__
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("torch") and getattr(module, "__dict__", {}).get(name) is old:
+            setattr(module, name, new)

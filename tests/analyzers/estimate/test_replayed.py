@@ -1,0 +1,59 @@
+"""Layers that the estimate runs once, written out for the replay: as if each of them had run."""
+
+from typing import Any
+
+import pytest
+
+from ligerprof.analyzers.estimate import estimate, micro_batch, step
+from ligerprof.analyzers.estimate.replayed import EstimatedRun
+from ligerprof.analyzers.estimate.traced import Repetition
+from ligerprof.models import load_model, spec_from_config
+from ligerprof.recipe.training import TrainingRecipe
+
+# of reserved bytes
+TOLERANCE = 0.005
+
+
+def run_of(options: dict[str, Any]) -> EstimatedRun:
+    config = {**load_model("tiny").config, "num_hidden_layers": 9, "hidden_size": 512, "intermediate_size": 1408}
+    model = spec_from_config({**config, "head_dim": 64, "num_attention_heads": 8}, name="deep")
+    return estimate(TrainingRecipe(model=model, seq=512, **options)).run
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"checkpointing": False, "grad_accum": 3},
+        {"reentrant": True},
+        {"lora": 8, "precision": "bf16-amp"},
+        {"engine": "fsdp2", "gpus": 2, "precision": "mixed"},
+        {"engine": "ddp", "gpus": 2},
+        {"checkpointing": False, "attention": "eager", "alloc_conf": "expandable_segments:True"},
+    ],
+    ids=str,
+)
+def test_folded_layers_reserve_as_much_as_all_of_them(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    folded = run_of(options)
+
+    def every_layer(recipe: TrainingRecipe) -> list[Repetition]:
+        return [Repetition(index) for index in range(recipe.spec.layers)]
+
+    for module in (micro_batch, step):
+        monkeypatch.setattr(module, "traced_layers", every_layer)
+    whole = run_of(options)
+
+    assert folded.reserved_bytes == pytest.approx(whole.reserved_bytes, rel=TOLERANCE)
+    for one, other in zip(folded.recordings, whole.recordings, strict=True):
+        unfolded = one.unfolded()
+        assert len(one.events) < len(other.events) or not other.events or one is folded.recordings[0]
+        assert sorted(unfolded.sizes) == sorted(other.sizes)
+        assert len(unfolded.events) == len(other.events)
+
+
+def test_a_run_completes_under_less_than_it_reserves_without_a_limit_and_not_under_what_it_allocates() -> None:
+    run = estimate(TrainingRecipe(model="llama3.2-1b")).run
+
+    assert run.completes_under(run.reserved_bytes)
+    assert run.completes_under(int(0.95 * run.reserved_bytes))
+    assert not run.completes_under(run.least_bytes - 1)

@@ -1,0 +1,96 @@
+"""Models of transformers on a simulated GPU, without their values; run by test_models.py."""
+
+import gc
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.machine import installed
+
+HUB_ID = "HuggingFaceTB/SmolLM2-135M"
+
+
+def used_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def weights_are_not_read() -> None:
+    path = Path("weights.safetensors")
+    size = 2 << 30
+    header = {"large": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}
+    header["small"] = {"dtype": "F32", "shape": [2], "data_offsets": [size, size + 8]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + size)
+        file.seek(0, 2)
+        file.write(torch.tensor([3.0, 5.0]).numpy().tobytes())
+    before = used_bytes()
+    with safe_open(path, framework="pt") as file:
+        assert file.get_tensor("large").cuda().shape == (size // 2,)
+        assert file.get_slice("large")[:8].shape == (8,)
+        assert file.get_tensor("small").tolist() == [3.0, 5.0]
+    config = AutoConfig.for_model("llama", hidden_size=4096, intermediate_size=14336, num_hidden_layers=4)
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.resize_token_embeddings(40000)
+    assert used_bytes() - before < 256 << 20
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(UnsupportedError, match="weights in main memory"):
+        optimizer.step()
+
+
+def models_of_the_catalog_need_no_files() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(HUB_ID)
+    assert len(tokenizer("twelve bytes")["input_ids"]) == 12
+    model = AutoModelForCausalLM.from_pretrained(HUB_ID)
+    assert sum(weight.numel() for weight in model.parameters()) == 134515008
+    assert model.dtype == torch.bfloat16
+
+
+def events_of(model: Any, *, repeats: bool, **options: Any) -> tuple[list[tuple[str, int]], int]:
+    machine = installed()
+    assert machine is not None
+    machine.siblings.enabled = repeats
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, device = machine.siblings.repeated, machine.device
+    device.clear_history()
+    tokens = torch.randint(9, 90, (3, 17), device="cuda")
+    mask = torch.ones_like(tokens)
+    mask[1, :5] = 0
+    with torch.no_grad():
+        made = model.generate(input_ids=tokens, attention_mask=mask, max_new_tokens=5, **options)
+    assert made.shape == (3, 22)
+    return [(event.action, event.size_bytes) for event in device._history or ()], machine.siblings.repeated - before
+
+
+def layers_that_are_alike_repeat_their_events() -> None:
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small |= {"num_hidden_layers": 5, "vocab_size": 900, "pad_token_id": 0}
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("qwen3", {"do_sample": True, "top_k": 40}),
+        ("mixtral", {}),
+        ("gemma3_text", {"do_sample": True, "top_p": 0.9}),
+    ]
+    for kind, options in kinds:
+        with torch.device("cuda"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **small), dtype=torch.bfloat16).eval()
+        # the first run makes what is kept, such as workspaces
+        events_of(model, repeats=False, **options)
+        expected, none = events_of(model, repeats=False, **options)
+        events, repeated = events_of(model, repeats=True, **options)
+        assert (none, repeated > 0) == (0, True), kind
+        assert events == expected, kind
+
+
+weights_are_not_read()
+models_of_the_catalog_need_no_files()
+layers_that_are_alike_repeat_their_events()
+print("all checks passed")

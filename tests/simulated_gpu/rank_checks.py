@@ -1,0 +1,65 @@
+"""Run as a rank of four: what a rank hears from the others, and what its collectives take."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+dist.init_process_group("nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+assert (world, dist.get_backend(), torch.cuda.device_count()) == (4, "nccl", 1)
+
+
+def taken(action):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    action()
+    assert torch.cuda.memory_allocated() == before
+    return torch.cuda.max_memory_allocated() - before
+
+
+# what one rank alone knows comes from it
+objects = [{"of": rank}]
+dist.broadcast_object_list(objects, src=2)
+assert objects == [{"of": 2}]
+number = torch.tensor([rank * 10], device="cuda")
+scattered = [torch.tensor([place], device="cuda") for place in range(world)] if rank == 0 else None
+dist.scatter(number, scattered, src=0)
+assert number.item() == rank
+# what all give is what this rank has
+dist.all_reduce(number)
+assert number.item() == 4 * rank
+gathered = [None] * world
+dist.all_gather_object(gathered, rank)
+assert gathered == [rank] * world
+
+# NCCL gathers lists through a flat tensor, and one tensor without
+mine = torch.empty(1 << 20, device="cuda")
+parts = [torch.empty_like(mine) for _ in range(world)]
+whole = torch.empty(world << 20, device="cuda")
+assert taken(lambda: dist.all_gather(parts, mine)) == world << 22
+assert taken(lambda: dist.reduce_scatter(mine, parts)) == world << 22
+assert taken(lambda: dist.all_gather_into_tensor(whole, mine)) == 0
+assert taken(lambda: dist.all_reduce(whole)) == 0
+whole = parts = mine = None
+
+mesh = dist.init_device_mesh("cuda", (2, 2), mesh_dim_names=("pp", "tp"))
+stage = mesh.get_local_rank("pp")
+block = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
+parallelize_module(block, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+# the second stage learns its shapes from the first
+pipeline = PipelineStage(block, stage, 2, torch.device("cuda", 0), group=mesh.get_group("pp"))
+schedule = ScheduleGPipe(pipeline, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+target = torch.randn(64, 256, device="cuda")
+schedule.step(*([target] if stage == 0 else []), **({"target": target} if stage else {}))
+optimizer.step()
+
+replicated = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda())
+replicated(target).sum().backward()
+dist.barrier()
+print(f"rank {rank} passed", file=sys.stderr)
+dist.destroy_process_group()

@@ -1,0 +1,240 @@
+"""Estimate and simulation of recipes on which they once disagreed, and errors of one line where neither can answer."""
+
+from collections.abc import Iterator
+from itertools import count as count_from
+from random import Random
+from typing import Any
+
+import pytest
+
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.errors import KernelUnavailableError, RecipeError, UnknownModelError, UnsupportedError
+from ligerprof.models import ModelSpec, spec_from_config
+from ligerprof.recipe.configs.load import load_options
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.simulated import simulate_step
+from tests.drawn_recipes import draw_deepspeed_recipe
+
+TOLERANCE, SMALLEST_BYTES = 0.01, 2**20
+EXPANDABLE = "expandable_segments:True"
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
+TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+
+
+def spec_of(family: str = "llama", **config: Any) -> ModelSpec:
+    sizes = {"model_type": family, "hidden_size": 128, "intermediate_size": 256, **SIZES, **TOKENS}
+    return spec_from_config({**sizes, **config}, name=family)
+
+
+def close(first: int, second: int) -> bool:
+    return abs(first - second) <= max(TOLERANCE * second, SMALLEST_BYTES)
+
+
+# as DeepSpeed 0.19.8 on fake tensors has them
+@pytest.mark.parametrize(
+    ("options", "peak_bytes"),
+    [
+        ({"zero": 1, "grad_accum": 4, "gpus": 8, "batch": 4, "seq": 1024}, 14_503_994_880),
+        ({"zero": 1, "grad_accum": 4, "gpus": 2, "batch": 1, "seq": 256, "lora": 16}, 4_064_411_136),
+        ({"zero": 2, "grad_accum": 4, "gpus": 2, "batch": 1, "seq": 256, "lora": 16}, 3_692_250_624),
+        ({"zero": 2, "grad_accum": 1, "gpus": 2, "batch": 1, "seq": 256, "lora": 16}, 3_680_978_432),
+        ({"zero": 2, "grad_accum": 1, "gpus": 2, "batch": 4, "seq": 1024}, 16_593_530_880),
+    ],
+)
+def test_zero_buckets_are_estimated_as_deepspeed_holds_them(options: dict[str, Any], peak_bytes: int) -> None:
+    recipe = TrainingRecipe(
+        model="llama3.2-1b", engine="deepspeed", precision="mixed", alloc_conf=EXPANDABLE, **options
+    )
+    assert estimate(recipe).peak_bytes == pytest.approx(peak_bytes, rel=0.0001)
+
+
+def test_main_memory_of_accumulated_gradients() -> None:
+    """Stage 1 reduces once per step; in stage 2 each weight with a part on the rank has a whole buffer."""
+    options = {"engine": "deepspeed", "precision": "mixed", "offload": "optimizer", "batch": 1, "seq": 64}
+    held = {
+        (zero, accumulated): estimate(
+            TrainingRecipe(model=spec_of(), zero=zero, gpus=1, grad_accum=accumulated, **options)
+        ).host_bytes
+        for zero in (1, 2)
+        for accumulated in (1, 3)
+    }
+    assert held[1, 3] == held[1, 1]
+    weights_bytes = sum(2 * item.elements for item in spec_of().parameters)
+    assert held[2, 3] - held[2, 1] == weights_bytes
+
+
+def drawn_below_stage_3(first: int, count: int) -> Iterator[TrainingRecipe]:
+    """So many drawn recipes that the estimate covers.
+
+    Without ZeRO-3, whose prefetched weights decide the peaks of models as small as these; the estimate says so.
+    """
+    for number in count_from(first):
+        try:
+            recipe = draw_deepspeed_recipe(Random(f"deepspeed {number}"))
+            estimate(recipe)
+        except (KernelUnavailableError, RecipeError, UnsupportedError):
+            continue
+        if recipe.zero < 3:
+            yield recipe
+            count -= 1
+        if not count:
+            return
+
+
+DRAWN_CASES = 20
+
+
+# 60 recipes, and 940 slow ones
+@pytest.mark.parametrize("part", [*range(3), *(pytest.param(part, marks=pytest.mark.slow) for part in range(3, 50))])
+def test_drawn_recipes_under_deepspeed(part: int) -> None:
+    pytest.importorskip("deepspeed")
+    for recipe in drawn_below_stage_3(1000 * part, DRAWN_CASES):
+        simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
+        within = min(max(simulated.peak_bytes, estimated.lowest_bytes), estimated.highest_bytes)
+        assert close(within, simulated.peak_bytes), recipe
+        assert close(estimated.host_bytes, simulated.host_bytes or 0), recipe
+        if recipe.alloc_conf is not None:
+            assert close(estimated.first_step_peak_bytes, simulated.first_step_peak_bytes), recipe
+
+
+@pytest.mark.parametrize(("family", "liger"), [("llama4_text", "flce"), ("granite", "swiglu")])
+def test_a_simulation_with_liger_kernel_changes_no_later_one(family: str, liger: str) -> None:
+    pytest.importorskip("liger_kernel")
+    spec = spec_of(family, num_local_experts=4, num_experts_per_tok=1, intermediate_size_mlp=256, head_dim=32)
+    plain = TrainingRecipe(model=spec, batch=1, seq=64, precision="bf16")
+    before = simulate_step(plain, record=False).peak_bytes
+    simulate_step(TrainingRecipe(model=spec, batch=1, seq=64, liger=liger, provider="liger"), record=False)
+    assert simulate_step(plain, record=False).peak_bytes == before
+
+
+def test_a_patcher_of_liger_kernel_that_fails_midway_is_undone() -> None:
+    pytest.importorskip("liger_kernel")
+    import transformers
+    from transformers.models.granite import modeling_granite
+
+    from ligerprof.kernels.providers.liger.patching import patch_with_liger
+
+    spec = spec_of("granite")
+    model = transformers.GraniteForCausalLM(transformers.GraniteConfig(**spec.config))
+    mlp = modeling_granite.GraniteMLP
+    with pytest.raises(NotImplementedError):
+        patch_with_liger(model, spec.architecture, ("swiglu", "flce"))
+    assert modeling_granite.GraniteMLP is mlp
+
+
+@pytest.mark.parametrize("loss", ["chunked-nll", "trl-tiled", "torch-linear"])
+def test_losses_that_read_a_sharded_head_are_refused(loss: str) -> None:
+    recipe = TrainingRecipe(
+        model=spec_of(tie_word_embeddings=False),
+        engine="fsdp2",
+        gpus=2,
+        precision="mixed",
+        wrap="accelerate",
+        loss=loss,
+        lora=8,
+    )
+    for predict in (estimate, simulate_step):
+        with pytest.raises(UnsupportedError, match="leaves sharded beside adapters"):
+            predict(recipe)  # type: ignore[operator]
+
+
+def test_the_cross_entropy_of_liger_kernel_is_simulated() -> None:
+    pytest.importorskip("liger_kernel")
+    recipe = TrainingRecipe(model=spec_of(vocab_size=20_000), batch=2, seq=256, liger="ce", provider="liger")
+    assert close(estimate(recipe).peak_bytes, simulate_step(recipe, record=False).peak_bytes)
+
+
+LIGER = {"provider": "liger", "checkpointing": False, "batch": 4, "seq": 1024}
+# what each depends on, in a small model
+CORNERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a frozen head that flce casts": (
+        "llama",
+        {"vocab_size": 20_000},
+        {"liger": "flce", "provider": "liger", "lora": 8, "seq": 64},
+    ),
+    "norms of heads that liger-kernel leaves": ("olmo2", {}, {"liger": "rms", **LIGER}),
+    "norms of heads that lie apart, and that it leaves": (
+        "hunyuan_v1_dense",
+        {"head_dim": 32},
+        {"liger": "rms", **LIGER},
+    ),
+    "shifted logits of one sequence": ("llama", {"vocab_size": 16_000}, {"loss": "hf-4.45", "seq": 512}),
+    "a cap of scores that the model's code ignores": (
+        "gemma3_text",
+        {"attn_logit_softcapping": 50.0, "head_dim": 32},
+        {"attention": "eager", "seq": 512},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CORNERS)
+def test_corners_are_estimated_as_they_are_simulated(case: str) -> None:
+    family, config, options = CORNERS[case]
+    if "provider" in options:
+        pytest.importorskip("liger_kernel")
+    given = {"batch": 1, "optimizer": "sgd", "alloc_conf": EXPANDABLE, **options}
+    recipe = TrainingRecipe(model=spec_of(family, **config), **given)
+    simulated_bytes = simulate_step(recipe, record=False).peak_bytes
+    assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=0.002)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-foreach", "adamw-fused", "sgd"])
+def test_main_memory_under_fsdp2(optimizer: str) -> None:
+    recipe = TrainingRecipe(
+        model=spec_of(hidden_size=704, intermediate_size=2816, vocab_size=16_001),
+        batch=1,
+        seq=64,
+        engine="fsdp2",
+        offload="all",
+        precision="mixed",
+        optimizer=optimizer,
+    )
+    assert estimate(recipe).host_bytes == pytest.approx(simulate_step(recipe, record=False).host_bytes, rel=0.0001)
+
+
+@pytest.mark.parametrize(
+    ("family", "liger"), [("gpt_neox", "ce"), ("granite", "flce"), ("mistral", "ce"), ("starcoder2", "rope")]
+)
+def test_kernels_that_liger_kernel_lacks_are_not_estimated(family: str, liger: str) -> None:
+    with pytest.raises(KernelUnavailableError, match=r"liger-kernel (cannot patch|has no)"):
+        estimate(TrainingRecipe(model=spec_of(family), liger=liger, provider="liger"))
+
+
+def test_another_activation_than_the_kernel_computes() -> None:
+    spec = spec_of(hidden_act="gelu")
+    assert "swiglu" not in TrainingRecipe(model=spec, liger="all").kernels
+    with pytest.raises(RecipeError, match="no operation that swiglu replaces"):
+        TrainingRecipe(model=spec, liger="swiglu")
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("phi3", {"rope_parameters": True}),
+        ("phi3", {"partial_rotary_factor": [1]}),
+        ("llama", {"attention_dropout": [1]}),
+        ("llama", {"attention_dropout": []}),
+        ("seed_oss", {"residual_dropout": [1]}),
+    ],
+)
+def test_configs_of_other_kinds_are_errors_of_one_line(family: str, config: dict[str, Any]) -> None:
+    with pytest.raises(UnknownModelError) as raised:
+        estimate(TrainingRecipe(model=spec_of(family, **config), liger="none"))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("titan.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ndata_parallel_shard_degree = nan\n'),
+        ("titan.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ndata_parallel_shard_degree = "x"\n'),
+        (
+            "trainer.yaml",
+            f"per_device_train_batch_size: 2\noutput_dir: o\ngradient_checkpointing: 0x{'f' * 4000}\n",
+        ),
+    ],
+)
+def test_values_of_other_kinds_are_errors_of_one_line(tmp_path: Any, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RecipeError, match=r"Fix the file|more than 4096 bits"):
+        load_options([str(tmp_path / name)], {})
