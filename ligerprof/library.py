@@ -24,6 +24,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.runs.directory import find_trace, read_result
 from ligerprof.runs.simulators import Simulators, reserved
+from ligerprof.runs.tapes.traced import with_tape
 from ligerprof.text import short_repr
 
 if TYPE_CHECKING:
@@ -49,8 +50,11 @@ _PEAK = FileKind(error=ResultFormatError, hint="Use a snapshot, or the output of
 
 
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
-    """Predict the memory of one training step without torch; see `ligerprof estimate`."""
-    return analytic.estimate(_recipe(recipe))
+    """Predict the memory of one training step without torch; see `ligerprof estimate`.
+
+    A model without a row is traced with torch, unless the cache has its tape.
+    """
+    return analytic.estimate(with_tape(_recipe(recipe), lambda _text: None))
 
 
 def simulate(recipe: TrainingRecipe, *, record: bool = True, progress: Progress | None = None) -> "StepOutcome":

@@ -52,7 +52,10 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     from ligerprof.analyzers.estimate import Answer, estimate, judged, require_host_memory
     from ligerprof.reports.estimate import layers_table, render_estimate
     from ligerprof.reports.terminal import console
+    from ligerprof.runs.tapes.traced import with_tape
 
+    # a simulation runs the model's own code, and needs no tape
+    given, recipe = recipe, with_tape(recipe, say)
     estimated = estimate(recipe)
     if knows_method():
         estimated = judged(estimated, by_gpu=was_given("gpu"))
@@ -61,8 +64,8 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
         estimated = dataclasses.replace(estimated, gpu=None, host=None)
     longest = at_longest(recipe)
     # first, because it covers fewer recipes
-    whole_run = _simulate_run(recipe) if simulate and recipe.lengths is not None else None
-    simulated, column = _simulate(longest) if simulate else ({}, None)
+    whole_run = _simulate_run(given) if simulate and recipe.lengths is not None else None
+    simulated, column = _simulate(at_longest(given)) if simulate else ({}, None)
     if simulated:
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
     show(

@@ -21,7 +21,8 @@ from ligerprof.text import short_repr
 
 Config = Mapping[str, Any]
 
-_LAYER_KEYS = ("num_hidden_layers", "n_layer")
+_LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
+_HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 # several times the largest models'
 _MOST_LAYERS = 2**12
 _LARGEST_SIZE = 2**31
@@ -49,7 +50,8 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     config_json = canonical_json(config)
     config = _with_equal_entries({**row.defaults, **row.named(config)}, "intermediate_size")
     hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
-    heads = _size(config, name, "num_attention_heads", "n_head")
+    # state spaces without a row have no heads
+    heads = _size(config, name, *_HEAD_KEYS, default=None if has_row(model_type) else 1)
     if heads > hidden:
         raise UnknownModelError(f"{name}: {heads} attention heads are more than {hidden} hidden units. Fix the config.")
     experts, chosen_experts, expert_size, shared_size = _expert_sizes(row, config, name)

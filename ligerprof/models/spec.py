@@ -16,6 +16,7 @@ from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
 from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.models.streams import StreamSizes
+from ligerprof.models.tape import Tape
 from ligerprof.text import short_repr
 
 # transformers' names of the functions that kernels of gated MLPs compute (activations.py, ACT2FN)
@@ -68,6 +69,7 @@ class ModelSpec:
         attention_softcap: cap of the attention scores, or None.
         like: the known model whose sizes these are, for a name that nothing knows; None for a model of its own.
         no_estimate_reason: why the estimate does not cover this architecture, or None.
+        tape: what its passes allocate, for an architecture without a row, or None.
     """
 
     name: str
@@ -97,6 +99,7 @@ class ModelSpec:
     parameters: tuple[ParameterShape, ...] = field(default=(), repr=False)
     like: str | None = None
     no_estimate_reason: str | None = None
+    tape: Tape | None = field(default=None, repr=False, compare=False)
 
     @property
     def needs_eager(self) -> bool:

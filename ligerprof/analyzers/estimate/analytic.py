@@ -36,6 +36,7 @@ from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.text import printable
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.attention.selection import AttentionKernel
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 from ligerprof.torch_memory.fsdp2 import WORST_RANK
 from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, find_policy
@@ -220,6 +221,8 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}. Use `ligerprof step --device simulated`."
         )
+    if recipe.spec.tape is not None:
+        return
     if recipe.spec.architecture.attention.sinks and not is_eager(recipe):
         raise UnsupportedError(
             f"estimate: {recipe.spec.name} has attention sinks, which transformers computes with eager attention only."
@@ -288,6 +291,13 @@ def _assumed_of_deepspeed(recipe: TrainingRecipe) -> Iterator[str]:
 
 
 def _assumed_of_model(recipe: TrainingRecipe) -> Iterator[str]:
+    if (tape := recipe.spec.tape) is not None:
+        yield (
+            f"traced from the model's own code at {tape.batch[0]} to {tape.batch[1]} sequences of {tape.seq[0]} to"
+            f" {tape.seq[1]} tokens"
+        )
+    if recipe.spec.tape is not None and recipe.spec.tape.bounded_bytes:
+        yield f"some requests of up to {format_bytes(recipe.spec.tape.bounded_bytes)} count with an upper bound"
     if recipe.like is not None:
         yield f"{printable(recipe.spec.name)} is unknown: the architecture and sizes of {printable(recipe.like)}"
 
@@ -305,7 +315,9 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     else:
         if recipe.spec.attention_softcap is not None:
             yield "SDPA omits the softcap of the scores, as in transformers 5.17; later versions require eager"
-        kernels = " or ".join(f"{kernel.label} kernel" for kernel in attention_kernels(recipe))
+        tape = recipe.spec.tape
+        used = attention_kernels(recipe) if tape is None else map(AttentionKernel, tape.attention)
+        kernels = " or ".join(f"{kernel.label} kernel" for kernel in used) or "no kernel"
         if gpu.vendor is Vendor.AMD:
             yield f"which attention kernel ROCm runs is not known; counted: {kernels}"
         elif recipe.attention is Attention.FLASH:

@@ -8,6 +8,7 @@ from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
+from ligerprof.torch_memory.scratch import Scratch, highest_bytes
 from ligerprof.words import Word
 
 
@@ -109,7 +110,10 @@ class Meter:
         place: the current part of the model.
         recording: the events so far.
         logits_peak_bytes: the highest sum of all [T, V] tensors so far.
+        folds: whether `repeat` runs one repetition for all.
     """
+
+    folds = True
 
     def __init__(self, rules: SizeRules) -> None:
         self._rules = rules
@@ -195,7 +199,7 @@ class Meter:
         number = self.recording.allocate(size_bytes, role, _STREAMS.index(stream), kept=stays)
         block = Allocation(size_bytes=size_bytes, role=role, place=self.place, number=number)
         self._now.large_blocks += size_bytes > SMALL_REQUEST_BYTES
-        self._change(block, size_bytes, self._rules.round_request(size_bytes))
+        self._change(block, size_bytes, self._served_bytes(block))
         return block
 
     def keep(self, block: Allocation) -> Allocation:
@@ -209,12 +213,24 @@ class Meter:
         if block.holders == 0:
             self.recording.free(block.number)
             self._now.large_blocks -= block.size_bytes > SMALL_REQUEST_BYTES
-            self._change(block, -block.size_bytes, -self._rules.round_request(block.size_bytes))
+            self._change(block, -block.size_bytes, -self._freed_bytes(block))
+
+    def _served_bytes(self, block: Allocation) -> int:
+        """Bytes of the allocator's block for a new allocation."""
+        return self._rules.round_request(block.size_bytes)
+
+    def _freed_bytes(self, block: Allocation) -> int:
+        """Bytes of the allocator's block of an allocation that ends."""
+        return self._rules.round_request(block.size_bytes)
 
     def touch(self, size_bytes: int, role: Role) -> None:
         """Allocate and free a temporary."""
         if size_bytes:
             self.drop(self.take(size_bytes, role))
+
+    def run_scratch(self, scratch: Scratch, role: Role) -> None:
+        """Allocate and free the temporaries of an operator, as one block."""
+        self.touch(highest_bytes(scratch), role)
 
     def expect_workspaces(self, sizes: Mapping[Phase, int]) -> None:
         """Allocate cuBLAS's workspace at the first matrix product of each thread: forward's, and that of autograd."""

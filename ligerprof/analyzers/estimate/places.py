@@ -6,6 +6,7 @@ from typing import Any
 
 from ligerprof.analyzers.estimate.traced import TracedLayers
 from ligerprof.models.module_names import is_embedding_weight, layer_index
+from ligerprof.models.tape import Tape
 from ligerprof.roles import MemoryBreakdown
 
 EMBEDDING, HEAD, WHOLE = "embedding", "head and loss", "whole model"
@@ -41,11 +42,11 @@ def places(traced: TracedLayers) -> Iterator[tuple[str, int]]:
     yield WHOLE, 1
 
 
-def weight_place(name: str, traced: TracedLayers) -> str:
-    """The part of the model that a parameter belongs to."""
-    if is_embedding_weight(name):
+def weight_place(name: str, traced: TracedLayers, tape: Tape | None = None) -> str:
+    """The part of the model that a parameter belongs to; a tape knows its layers by itself."""
+    index = layer_index(name) if tape is None else tape.layer_of(name)
+    if is_embedding_weight(name) and (tape is None or index is None):
         return EMBEDDING
-    index = layer_index(name)
     if index is None:
         return HEAD
     repetition = next(item for item in traced if index < item.end)

@@ -1,12 +1,14 @@
 """The weights of a model, and the tensors of a batch."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 
 from ligerprof.analyzers.estimate.lora import ORIGINAL, adapter_weights, is_quantized
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models import ParameterShape
 from ligerprof.models.module_names import is_embedding_weight, is_in_layer
+from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES
 from ligerprof.torch_memory.low_bit import int8_sizes, nf4_sizes
@@ -14,6 +16,8 @@ from ligerprof.torch_memory.low_bit import int8_sizes, nf4_sizes
 
 def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
     """All parameters of the model by their names in transformers, in the order of the model's modules."""
+    if recipe.spec.tape is not None:
+        return _traced_weights(recipe.spec.tape)
     width = DTYPE_BYTES[recipe.gathered_dtype]
     adapters = dict(adapter_weights(recipe))
 
@@ -51,6 +55,22 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
             FP32_BYTES if recipe.fp32_saved_modules else width,
         )
     return dict(_after_their_layers(weights, adapters))
+
+
+def _traced_weights(tape: Tape) -> dict[str, Weight]:
+    """The parameters of a traced model, its adapters among them."""
+    prefixes = tuple(f"{path}." for path in tape.layers)
+    return {
+        item.name: Weight(
+            math.prod(item.shape),
+            item.width,
+            trainable=item.trained,
+            shape=item.shape,
+            in_layer=item.name.startswith(prefixes),
+            is_adapter=".lora_" in item.name,
+        )
+        for item in tape.parameters
+    }
 
 
 def _after_their_layers(weights: Mapping[str, Weight], adapters: Mapping[str, Weight]) -> Iterator[tuple[str, Weight]]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from ligerprof.analyzers.estimate.block_meter import block_meter
 from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
@@ -16,6 +17,7 @@ from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import traced_layers
+from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.analyzers.estimate.zero import zero_placement
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models.module_names import layer_index
@@ -109,7 +111,10 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
         weight.kept_share = placement.gradient_share
         weight.reduction_bytes = placement.reductions.get(name, 0)
         weight.gathered_bytes = placement.gathered.get(name, 0)
-    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    if recipe.spec.tape is not None and recipe.engine is Engine.TORCH:
+        meter: Meter = block_meter(recipe, placement, len(_micro_batches(recipe)), first=first)
+    else:
+        meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
     recording = meter.recording = Recording()
@@ -122,7 +127,11 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
     for reduces in _micro_batches(recipe):
         hooks.reduces = reduces
         recording.micro_batches.append(len(recording.events))
-        micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
+        micro_batch: MicroBatch | TracedMicroBatch
+        if recipe.spec.tape is None:
+            micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
+        else:
+            micro_batch = TracedMicroBatch(recipe, weights, meter, hooks)
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
@@ -159,6 +168,9 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
 def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[Phase, int]:
     """Bytes that cuBLAS takes in the thread of the forward pass, and in autograd's, which also recomputes layers."""
+    if (tape := recipe.spec.tape) is not None:
+        sizes = tape.workspaces_of(checkpointing=recipe.checkpointing)
+        return dict(zip((Phase.FORWARD, Phase.BACKWARD), sizes, strict=True))
     biased = [name for name in weights if name.endswith(".bias") and _adds_with_cublas(recipe, weights, name)]
     kept = {} if recipe.selective is None else find_policy(recipe.selective).every
     layers = [index for name in biased if (index := layer_index(name)) is not None]
@@ -200,7 +212,7 @@ class StaticMemory:
     def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:
         self._recipe, self._weights, self._placement = recipe, weights, placement
         traced = traced_layers(recipe)
-        placed = [(weight_place(name, traced), weight) for name, weight in weights.items()]
+        placed = [(weight_place(name, traced, recipe.spec.tape), weight) for name, weight in weights.items()]
         trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
         self._parts = {
             Role.PARAMETERS: sums((place, sum(weight.stored_sizes)) for place, weight in placed),
@@ -214,6 +226,8 @@ class StaticMemory:
         meter.add(self._placement.running)
         for size_bytes in input_sizes(self._recipe):
             meter.take(size_bytes, Role.INPUTS)
+        for size_bytes in () if self._recipe.spec.tape is None else self._recipe.spec.tape.buffers:
+            meter.take(size_bytes, Role.PARAMETERS)
         if not first:
             self._add(meter, self._placement.states)
             meter.add_remainders(self._placement.states_remainders)

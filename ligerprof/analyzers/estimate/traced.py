@@ -61,10 +61,14 @@ def traced_layers(recipe: TrainingRecipe) -> TracedLayers:
     layer of a model run by themselves. Every layer does if its activations move to main memory,
     and if ZeRO reduces gradients in a bucket that some layers fill.
     """
-    layers = recipe.spec.layers
+    tape = recipe.spec.tape
+    layers = recipe.spec.layers if tape is None else len(tape.kinds)
     if recipe.activation_offload or recipe.zero in (1, 2):
         return [Repetition(index) for index in range(layers)]
-    kinds = layer_memory_kinds(recipe)
+    if tape is None:
+        kinds: Sequence[object] = layer_memory_kinds(recipe)
+    else:
+        kinds = [(kind, recipe.checkpoints_layer(tape.numbers[index])) for index, kind in enumerate(tape.kinds)]
     traced: list[Repetition] = []
     index = 0
     while index < layers:

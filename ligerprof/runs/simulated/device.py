@@ -19,6 +19,7 @@ _ENGINE_FRAME = "_engine_run_backward"
 # frames between an operator and the recorder, which a GPU recording does not have
 _OWN_FILES = (
     "/ligerprof/runs/simulated/",
+    "/ligerprof/runs/tapes/",
     "/ligerprof/simulated_gpu/",
     "/ligerprof/torch_memory/",
     "/torch/_ops.py",

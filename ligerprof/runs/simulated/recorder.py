@@ -33,8 +33,8 @@ _INTO_ZEROS = frozenset({aten.index_put.default, aten.index_add.default, aten.sc
 # autograd in C++ asks for it more often than it calls operators
 _DEVICE = torch.ops.prim.device.default
 
-# some versions of torch wrap dispatch modes to exclude them from compilation
-_BETWEEN = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
+# some versions of torch wrap dispatch modes to exclude them from compilation; tapes' recorder calls this one
+_BETWEEN = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py", "/ligerprof/runs/tapes/record.py")
 
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
 

@@ -1,0 +1,1 @@
+"""Tapes of models: traced from their own code on a simulated GPU."""

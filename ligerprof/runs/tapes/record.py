@@ -1,0 +1,500 @@
+"""Record what a model's forward and backward pass allocate, save and free, from its own code on fake tensors."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from ligerprof.analyzers.explain.analysis import analyze
+from ligerprof.models.tape import SCRATCHES, TapeParameter, encoded
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import ROLES, Phase, Role
+from ligerprof.runs.model_errors import model_failures_in_a_line
+from ligerprof.runs.recording.saved import SavedTensors
+from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.runs.simulated import internals
+from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
+from ligerprof.runs.simulated.engines import STAND_IN
+from ligerprof.runs.simulated.internals.products import PRODUCT_INTERNALS
+from ligerprof.runs.simulated.meter import PhaseMeter
+from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
+from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
+from ligerprof.snapshots.collector import collector_paused
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.saved import with_saved_tensors
+from ligerprof.snapshots.writer import EventContext, TraceEvent
+from ligerprof.torch_memory import layer_norm, softmax
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.scratch import highest_bytes
+
+# a recording counts bytes; whether they fit is the replay's question
+_NO_LIMIT = DeviceLimits(capacity_bytes=2**62, limit_bytes=None)
+
+
+# name, arguments and named arguments of a call
+Scratched = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+# where operators ask what they allocate while they run; the answer here is nothing, and the call is recorded
+_ASKED: Mapping[str, tuple[Any, str]] = {
+    "reduction": (internals.reductions, "reduction_scratch"),
+    "layer norm": (layer_norm, "backward_scratch"),
+    "softmax": (softmax, "backward_scratch"),
+    "safe softmax": (softmax, "safe_scratch"),
+    "cumsum": (internals.operators, "cumsum_scratch"),
+    "attention forward": (internals.attention, "forward_scratch"),
+    "attention backward": (internals.attention, "backward_scratch"),
+    "flash splits": (internals.attention, "flash_split_sizes"),
+    "embedding": (internals.operators, "embedding_gradient"),
+}
+_CAST = torch.ops.aten._to_copy.default
+_DETACH = torch.ops.aten.detach.default
+_ADDING = frozenset({torch.ops.aten.addmm.default, torch.ops.aten.addmm.out})
+
+
+class UnlikePassesError(Exception):
+    """Passes do not allocate in one order, or their sizes follow no polynomial."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """One forward pass that keeps nothing for backward, and the backward pass of one that keeps all of it.
+
+    Blocks have the numbers of their allocations, those of backward after those of forward.
+
+    Attributes:
+        sizes: requested bytes of each block.
+        casts: blocks that are copies of weights in another dtype.
+        scratches: the calls that say what operators allocate while they run: name, arguments and named arguments.
+        forward: in order ("take", block); ("touch", scratch); ("drop", block) where the last Python variable of a block
+            ends; ("save", node, block or None); ("multiply",) at the first product of matrices; ("enter", layer,
+            blocks of the arguments, next node) and ("leave", layer, next node).
+        graph: blocks that nodes of the graph keep without saving them.
+        backward: in order ("run", node or None, operator), ("take", block), ("touch", scratch), ("drop", block) and
+            ("arrive", parameter, block).
+        unpacked: the same where hooks pack and unpack what is saved, as checkpointing's do.
+        order: the order in which blocks of forward and backward begin and end.
+        workspaces: bytes of libraries' workspaces by name.
+        adds_bias: whether a layer takes cuBLASLt's.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    casts: set[int] = field(default_factory=set)
+    scratches: list[Scratched] = field(default_factory=list)
+    forward: list[tuple[Any, ...]] = field(default_factory=list)
+    graph: list[int] = field(default_factory=list)
+    backward: list[tuple[Any, ...]] = field(default_factory=list)
+    unpacked: list[tuple[Any, ...]] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    workspaces: dict[str, int] = field(default_factory=dict)
+    adds_bias: bool = False
+
+    @property
+    def numbers(self) -> list[int]:
+        """The sizes of blocks, then the integers in the arguments of scratches."""
+        numbers = self.sizes.copy()
+        for _, arguments, named in self.scratches:
+            encoded((arguments, tuple(named.values())), numbers)
+        return numbers
+
+
+class _Device(SimulatedDevice):
+    """A device that tells its events, records them for a snapshot in one pass, and lists its workspaces.
+
+    Attributes:
+        observer: callback that receives (action, address, bytes) of each event.
+        snaps: whether events are recorded with their stacks, as at first.
+    """
+
+    def __init__(self, recipe: TrainingRecipe) -> None:
+        self.observer: Callable[[str, int, int], None] | None = None
+        self.snaps = True
+        self.workspaces: dict[str, int] = {}
+        super().__init__(recipe.gpu_spec, _NO_LIMIT, parse_allocator_settings(None), record=True)
+
+    def hold_for_good(self, name: str, size_bytes: int) -> None:
+        """Allocate a workspace."""
+        self.workspaces.setdefault(name, size_bytes)
+        super().hold_for_good(name, size_bytes)
+
+    def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
+        if self.observer is not None:
+            self.observer(action, address, size_bytes)
+        if self.snaps:
+            super()._keep(action, address, size_bytes, context)
+
+    def _context(self) -> EventContext | None:
+        return super()._context() if self.snaps else None
+
+
+class _Recorder(StorageRecorder):  # type: ignore[no-untyped-call]
+    """Notes which autograd node runs an operator.
+
+    Attributes:
+        events: receives the notes; None pauses it.
+        in_layer: whether a layer's forward runs.
+        adds_bias: whether a layer has multiplied matrices and added a bias in one operator.
+        scratched: what the running operator has asked about its scratch.
+        touch: callback that receives it when the operator has run.
+        see_cast: callback that receives copies of weights in another dtype.
+    """
+
+    events: list[tuple[Any, ...]] | None = None
+    in_layer = adds_bias = False
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__(device)
+        self.scratched: list[Scratched] = []
+        self.touch: Callable[[Sequence[Scratched]], None] = _ignore
+        self.see_cast: Callable[[Tensor], None] = _ignore
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        # hooks that unpack what is saved detach it
+        if self.events is not None and func is not _DETACH and torch._C._current_graph_task_id() != -1:
+            node = torch._C._current_autograd_node()
+            self.events.append(("run", None if node is None else node._sequence_nr(), str(func)))
+        self.adds_bias |= self.in_layer and func in _ADDING
+        result = super()._run(func, args, kwargs)
+        if self.events is not None and func in PRODUCT_INTERNALS:
+            self.events.append(("multiply",))
+        if func is _CAST and isinstance(args[0], nn.Parameter):
+            self.see_cast(result)
+        if self.scratched:
+            self.touch(tuple(self.scratched))
+            self.scratched.clear()
+        return result
+
+
+class Passes:
+    """A simulated model whose passes can be recorded at any size.
+
+    Attributes:
+        attention: names of the attention kernels that have run.
+        built: bytes of each block that came while the model was built, and its number less than 0 where one was freed.
+        paths: path of each layer's module that checkpointing runs again.
+    """
+
+    def __init__(self, trainer: Trainer, device: _Device, recorder: _Recorder, attention: set[str]) -> None:
+        self.attention = attention
+        self._recipe, self._trainer, self._device, self._recorder = trainer.recipe, trainer, device, recorder
+        self._layers = checkpointed_layers(trainer.model)
+        names = {module: name for name, module in trainer.model.named_modules()}
+        self.paths = [names[layer] for layer in self._layers]
+        self._numbers: dict[int, int] = {}
+        self._recording, self._checkpoints = Recording(), False
+        for index, layer in enumerate(self._layers):
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = partial(self._run_layer, index)
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))  # type: ignore[no-untyped-call]
+            for name, parameter in trainer.model.named_parameters()
+            if parameter.requires_grad
+        ]
+
+        device.observer = self._observe
+        self.built = tuple(_built(device.events))
+        recorder.touch, recorder.see_cast = self._touch, self._see_cast
+
+    def _see_cast(self, copy: Tensor) -> None:
+        if self._recorder.events is not None and (block := self._block_of(copy)) is not None:
+            self._recording.casts.add(block)
+
+    def _touch(self, scratches: Sequence[Scratched]) -> None:
+        if self._recorder.events is None:
+            return
+        for scratch in scratches:
+            self._recorder.events.append(("touch", len(self._recording.scratches)))
+            self._recording.scratches.append(scratch)
+
+    def _observe(self, action: str, address: int, size_bytes: int) -> None:
+        """Note an event of the allocator."""
+        events = self._recorder.events
+        if events is None:
+            return
+        if action == "alloc":
+            self._numbers[address] = len(self._recording.sizes)
+            events.append(("take", len(self._recording.sizes)))
+            self._recording.sizes.append(size_bytes)
+        elif action == "free_completed" and (number := self._numbers.pop(address, None)) is not None:
+            events.append(("drop", number))
+
+    def record(self, batch: int, seq: int) -> Recording:
+        """Run forward without keeping anything, then forward and backward twice: with hooks and without."""
+        tokens = self.batch(batch, seq)
+        recording = self._forward_alone(tokens)
+        taken = recording.sizes
+        recording.unpacked = self._forward_and_backward(tokens, saved_tensors_hooks(_packed, list.pop)).backward
+        plain = self._forward_and_backward(tokens, nullcontext())
+        if plain.sizes[: len(taken)] != taken:
+            raise UnlikePassesError("forward allocates otherwise when it runs again")
+        recording.sizes, recording.scratches, recording.backward = plain.sizes, plain.scratches, plain.backward
+        recording.order = plain.order
+        recording.workspaces, recording.adds_bias = dict(self._device.workspaces), self._recorder.adds_bias
+        return recording
+
+    def sizes(self, batch: int, seq: int) -> tuple[list[int], list[int]]:
+        """The sizes of blocks and scratches at another size, and the order in which blocks begin and end."""
+        plain = self._forward_and_backward(self.batch(batch, seq), nullcontext())
+        return plain.numbers, plain.order
+
+    def peak_bytes(self, batch: int, seq: int, *, checkpointing: bool) -> int:
+        """The most bytes in blocks that forward and backward allocate, with torch's checkpointing of all layers."""
+        self._checkpoints = checkpointing
+        passes = self._forward_and_backward(self.batch(batch, seq), nullcontext())
+        self._checkpoints = False
+        rules, held_bytes, most_bytes = SizeRules(), 0, 0
+        for kind, number, *_ in (event for event in (*passes.forward, *passes.backward) if len(event) > 1):
+            if kind in ("take", "drop"):
+                size_bytes = rules.round_request(passes.sizes[number])
+                held_bytes += size_bytes if kind == "take" else -size_bytes
+                most_bytes = max(most_bytes, held_bytes)
+            elif kind == "touch":
+                name, arguments, named = passes.scratches[number]
+                scratch_bytes = rules.round_request(highest_bytes(SCRATCHES[name](*arguments, **named)))
+                most_bytes = max(most_bytes, held_bytes + scratch_bytes)
+        return most_bytes
+
+    def roles(self, batch: int, seq: int) -> list[Role]:
+        """The role of each block, as `explain` finds it in a snapshot of the passes; called before any other pass."""
+        tokens, device = self.batch(batch, seq), self._device
+        saved = SavedTensors(locate=self._recorder.locate, clock=device.now_us)
+        with closing(Stamper(device.stamp, saved)) as stamper:
+            stamper.open()
+            stamper.attach(self._trainer.model)
+            meter = PhaseMeter(device, stamper)
+            for _ in range(2):
+                older = sum(event.action == "alloc" for event in device.events)
+                meter.next_step()
+                with meter.phase(Phase.FORWARD):
+                    loss = self._trainer.forward(tokens)
+                    meter.loss_made(loss)
+                with meter.phase(Phase.BACKWARD):
+                    self._trainer.backward(loss)
+                    loss = loss.detach()
+                    blocks = sum(event.action == "alloc" for event in device.events) - older
+                with meter.phase(Phase.OPTIMIZER):
+                    pass
+                self._trainer.drop_gradients()
+        snapshot = with_saved_tensors(device.snapshot(), saved.rows)
+        device.snaps = False
+        device.events.clear()
+        analysis = analyze(Snapshot.from_dict(snapshot), step=2)
+        return [ROLES[code] for code in analysis.role_codes[older : older + blocks].tolist()]
+
+    @property
+    def parameters(self) -> tuple[TapeParameter, ...]:
+        """All parameters of the model."""
+        return tuple(
+            TapeParameter(
+                name=name,
+                shape=tuple(parameter.shape),
+                width=parameter.element_size(),
+                trained=parameter.requires_grad,
+            )
+            for name, parameter in self._trainer.model.named_parameters()
+        )
+
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the model has, with transformers' defaults."""
+        found = getattr(self._trainer.model.config, "max_position_embeddings", None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """Bytes of each buffer on the GPU; some share memory."""
+        buffers = {item.untyped_storage()._cdata: item.untyped_storage() for item in self._trainer.model.buffers()}
+        return tuple(storage.nbytes() for storage in buffers.values())
+
+    def batch(self, batch: int, seq: int) -> dict[str, Tensor]:
+        """A batch of a size."""
+        return make_batch(replace(self._recipe, batch=batch, seq=seq), STAND_IN)
+
+    def _forward_and_backward(self, tokens: dict[str, Tensor], hooks: AbstractContextManager[Any]) -> Recording:
+        recording = self._start()
+        base = _next_node()
+        self._recorder.events = recording.forward
+        with hooks:
+            loss = self._trainer.forward(tokens)
+        self._recorder.events = recording.backward
+        self._trainer.backward(loss)
+        loss = loss.detach()
+        self._recorder.events = None
+        recording.backward = [
+            ("run", None if event[1] is None else event[1] - base, event[2]) if event[0] == "run" else event
+            for event in _first_product(recording.backward)
+        ]
+        recording.order = list(_order(recording))
+        self._trainer.drop_gradients()
+        return recording
+
+    def _forward_alone(self, tokens: dict[str, Tensor]) -> Recording:
+        recording = self._start()
+        base = _next_node()
+        self._recorder.events = recording.forward
+
+        def pack(tensor: Tensor) -> None:
+            recording.forward.append(("save", _next_node() - 1, self._block_of(tensor)))
+
+        with saved_tensors_hooks(pack, _unreadable):
+            loss = self._trainer.forward(tokens)
+        # what remains is held by the graph alone, or for good
+        ended: list[tuple[Any, ...]] = []
+        self._recorder.events = ended
+        del loss
+        self._recorder.events = None
+        recording.graph = [event[1] for event in ended]
+        recording.forward = [
+            (event[0], event[1] - base, event[2])
+            if event[0] == "save"
+            else (*event[:-1], event[-1] - base)
+            if event[0] in ("enter", "leave")
+            else event
+            for event in _first_product(recording.forward)
+        ]
+        return recording
+
+    def _start(self) -> Recording:
+        self._numbers.clear()
+        self._recording = Recording()
+        return self._recording
+
+    def _run_layer(self, index: int, run: Callable[..., Any], *args: Any) -> Any:
+        """Called in place of torch.utils.checkpoint.checkpoint."""
+        events = self._recorder.events
+        if self._checkpoints:
+            return checkpoint(run, *args, use_reentrant=False)
+        if events is None or self._recorder.in_layer:
+            return run(*args)
+        self._recorder.in_layer = True
+        held = getattr(run, "keywords", {})
+        tensors = list(_tensors((*args, *held.values())))
+        blocks = [block for tensor in tensors if (block := self._block_of(tensor)) is not None]
+        del tensors
+        events.append(("enter", index, tuple(dict.fromkeys(blocks)), _next_node()))
+        result = run(*args)
+        self._recorder.in_layer = False
+        events.append(("leave", index, _next_node()))
+        return result
+
+    def _arrive(self, name: str, parameter: Tensor) -> None:
+        if self._recorder.events is not None and parameter.grad is not None:
+            self._recorder.events.append(("arrive", name, self._block_of(parameter.grad)))
+
+    def _block_of(self, tensor: Tensor) -> int | None:
+        found = self._recorder.locate(tensor)
+        return None if found is None else self._numbers.get(found[1])
+
+
+def _built(events: Sequence[TraceEvent]) -> Iterator[int]:
+    numbers: dict[int, int] = {}
+    blocks = 0
+    for event in events:
+        if event.action == "alloc":
+            numbers[event.address], blocks = blocks, blocks + 1
+            yield event.size_bytes
+        elif event.action == "free_completed":
+            yield -1 - numbers.pop(event.address)
+
+
+def _first_product(events: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """The events without all products of matrices but the first."""
+    found = False
+    for event in events:
+        if event[0] != "multiply" or not found:
+            yield event
+        found |= event[0] == "multiply"
+
+
+def _order(recording: Recording) -> Iterator[int]:
+    """The blocks that begin and scratches, and, less than 0, the blocks that end in between, sorted."""
+    ended: list[int] = []
+    for event in (*recording.forward, *recording.backward):
+        if event[0] == "drop":
+            ended.append(-1 - event[1])
+        elif event[0] in ("take", "touch"):
+            yield from sorted(ended)
+            ended.clear()
+            yield event[1]
+    yield from sorted(ended)
+
+
+@contextmanager
+def _asking(recorder: _Recorder) -> Iterator[None]:
+    """Record what operators ask about their scratch, and answer that it is nothing."""
+
+    def asked(name: str, *arguments: Any, **named: Any) -> Any:
+        recorder.scratched.append((name, arguments, named))
+        return None if name == "embedding" else ()
+
+    with ExitStack() as stack:
+        for name, (module, function) in _ASKED.items():
+            stack.enter_context(mock.patch.object(module, function, partial(asked, name)))
+        yield
+
+
+def _ignore(_value: Any) -> None:
+    pass
+
+
+def _next_node() -> int:
+    """The number that autograd gives to the next node."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _packed(tensor: Tensor) -> list[Tensor]:
+    return [tensor]
+
+
+def _unreadable(_packed: None) -> Tensor:
+    raise AssertionError("a forward pass that is recorded alone has no backward")
+
+
+def checkpointed_layers(model: nn.Module) -> list[Any]:
+    """The layers that gradient checkpointing runs again, in the order of the model's modules."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+@contextmanager
+def passes_of(recipe: TrainingRecipe) -> Iterator[Passes]:
+    """Build the model of a recipe on a simulated GPU.
+
+    Raises:
+        LigerprofError: as `simulate_step` does.
+    """
+    device = _Device(recipe)
+    recorder = _Recorder(device)
+    attention = set[str]()
+    with (
+        collector_paused(),
+        simulated_process(recipe.gpu_spec, recorder, attention, packed=recipe.packing),
+        FakeTensorMode(),
+        recorder,
+        _asking(recorder),
+        model_failures_in_a_line(recipe, AllocatorFullError),
+        built_model(recipe, STAND_IN) as model,
+        providers_take_cpu_for_cuda(),
+    ):
+        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder, attention)

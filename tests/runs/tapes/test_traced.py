@@ -1,0 +1,113 @@
+"""Which tape a recipe gets: from the cache or traced, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ligerprof.errors import UnsupportedError
+from ligerprof.models import CONFIGS, spec_from_config
+from ligerprof.models.tape import Tape
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.tapes import trace
+from ligerprof.runs.tapes.traced import with_tape
+from tests.models.test_tape import tape
+
+CONFIG = {**CONFIGS["tiny"], "model_type": "persimmon"}
+
+
+def recipe(**options: Any) -> TrainingRecipe:
+    model = spec_from_config(CONFIG, name="strange")
+    return TrainingRecipe(**{"model": model, "batch": 4, "seq": 256, **options})
+
+
+@pytest.fixture
+def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRecipe]:
+    """The recipes that were traced, each with the same small tape; the cache is empty at first."""
+    found: list[TrainingRecipe] = []
+
+    def trace_tape(given: TrainingRecipe) -> Tape:
+        found.append(given)
+        return tape()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trace, "trace_tape", trace_tape)
+    return found
+
+
+def silent(_text: str) -> None:
+    pass
+
+
+def test_a_model_with_a_row_is_left_alone(traced: list[TrainingRecipe]) -> None:
+    given = TrainingRecipe(model="tiny")
+    assert with_tape(given, silent) is given
+    assert not traced
+
+
+def test_what_a_replay_decides_is_not_traced_again(traced: list[TrainingRecipe]) -> None:
+    said: list[str] = []
+    assert with_tape(recipe(), said.append).spec.tape == tape()
+    assert said == ["tracing strange, which takes some seconds once"]
+    replayed: tuple[dict[str, Any], ...] = (
+        {"batch": 6, "seq": 512},
+        {"checkpointing": False},
+        {"checkpoint_every": 2},
+        {"optimizer": "sgd", "clip": 1.0},
+        {"engine": "ddp", "gpus": 2},
+        {"memory_limit_bytes": 2**33, "alloc_conf": "expandable_segments:True"},
+    )
+    for options in replayed:
+        with_tape(recipe(**options), silent)
+    assert len(traced) == 1
+    others: tuple[dict[str, Any], ...] = (
+        {"precision": "bf16"},
+        {"gpu": "rtx4090"},
+        {"padding": 0.5},
+        {"seq": 200},
+        {"grad_accum": 2},
+    )
+    for options in others:
+        with_tape(recipe(**options), silent)
+    assert len(traced) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"engine": "fsdp2", "gpus": 2, "precision": "bf16"}, "--engine fsdp2"),
+        ({"reentrant": True}, "--reentrant"),
+        ({"selective": "matmuls"}, "--selective"),
+        ({"activation_offload": True}, "--activation-offload"),
+        ({"packing": True}, "--packing"),
+        ({"eval_batch": 2}, "--eval-batch"),
+    ],
+)
+def test_what_is_not_replayed_is_one_clear_line(
+    options: dict[str, Any], named: str, traced: list[TrainingRecipe]
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"^estimate: {named} is not replayed yet for model_type 'persimmon'"):
+        with_tape(recipe(**options), silent)
+    assert not traced
+
+
+def test_an_estimate_from_the_cache_needs_no_torch(tmp_path: Path, traced: list[TrainingRecipe]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    with_tape(recipe(model=str(path)), silent)
+    assert len(traced) == 1
+    program = (
+        "import sys; from ligerprof.cli.main import main; main(standalone_mode=False);"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'triton')))"
+    )
+    arguments = ["estimate", "--model", str(path), "--batch", "4", "--seq", "256", "--json"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["peak_bytes"] > 0
