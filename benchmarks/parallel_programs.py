@@ -3,6 +3,7 @@
     python benchmarks/parallel_programs.py measure build/parallel.jsonl --gpus 2     # needs two GPUs
     python benchmarks/parallel_programs.py alone build/alone.jsonl                   # needs one
     python benchmarks/parallel_programs.py simulate build/simulated.jsonl --gpus 2   # needs none
+    python benchmarks/parallel_programs.py simulate build/simulated.jsonl --gpus 8 --ranks 7   # against `alone`
     python benchmarks/parallel_programs.py compare build/parallel.jsonl build/simulated.jsonl
 
 A program prints what torch's counters say after each of its steps, on each rank.
@@ -27,6 +28,7 @@ MESHES = [
     "ddp",
     "fsdp1",
     "fsdp1-half",
+    "hsdp",
     "fsdp2",
     "fsdp2-mixed",
     "tp",
@@ -94,6 +96,7 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--only", default="")
+    parser.add_argument("--ranks", default="", help="the ranks to simulate; default: all")
     options = parser.parse_args()
     if options.action == "compare":
         compare(*options.files)
@@ -121,8 +124,8 @@ def row_of(case: str, options: argparse.Namespace) -> dict:
     else:
         with tempfile.TemporaryDirectory() as folder:
             run = ["-m", "ligerprof", "run", "--device", "simulated", "--json", "-o", f"{folder}/run"]
-            every = f"0-{options.gpus - 1}"
-            command = [sys.executable, *run, "--ranks", every, "--", *launched(case, options.gpus)]
+            ranks = options.ranks or f"0-{options.gpus - 1}"
+            command = [sys.executable, *run, "--ranks", ranks, "--", *launched(case, options.gpus)]
             ranks, problem = ran(command, {}, 600)
     return {"ranks": ranks, "problem": problem, "seconds": round(time.monotonic() - began, 1)}
 
