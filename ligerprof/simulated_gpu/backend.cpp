@@ -225,9 +225,17 @@ struct Hooks final : at::CUDAHooksInterface {
 
 Guard guard;
 
+// A process has one GPU.
+void require_first(std::optional<Device> device) {
+  TORCH_CHECK(
+      !device || device->index() <= 0, "CUDA error: invalid device ordinal. A simulated process has one GPU, cuda:0;"
+      " `ligerprof run --device simulated --world N` gives each rank one.");
+}
+
 at::Tensor empty(
-    at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device>,
+    at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device,
     std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  require_first(device);
   auto type = dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
   return at::detail::empty_generic(
       sizes, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), type, format);
@@ -235,7 +243,8 @@ at::Tensor empty(
 
 at::Tensor empty_strided(
     at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-    std::optional<Device>, std::optional<bool>) {
+    std::optional<Device> device, std::optional<bool>) {
+  require_first(device);
   auto type = dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
   return at::detail::empty_strided_generic(
       sizes, strides, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), type);

@@ -89,7 +89,7 @@ def _device_functions(device: Device) -> dict[str, Callable[..., Any]]:
         "_cuda_init": initialize,
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_getDevice": lambda: 0,
-        "_cuda_setDevice": _nothing,
+        "_cuda_setDevice": require_first,
         "_cuda_exchangeDevice": lambda _index: 0,
         "_cuda_maybeExchangeDevice": lambda _index: 0,
         "_cuda_canDeviceAccessPeer": lambda *_: False,
@@ -298,6 +298,15 @@ def _refusal(what: str) -> Callable[..., NoReturn]:
         raise UnsupportedError(f"{place()}: the simulated GPU does not cover {what}. Run without it, or on a GPU.")
 
     return refuse
+
+
+def require_first(index: int) -> None:
+    """Raise as torch does for a GPU that is not there."""
+    if index > 0:
+        raise torch.AcceleratorError(
+            f"CUDA error: invalid device ordinal. A simulated process has one GPU, cuda:0, not cuda:{index};"
+            " `ligerprof run --device simulated --world N` gives each rank one."
+        )
 
 
 def _nothing(*_arguments: Any, **_named: Any) -> None:

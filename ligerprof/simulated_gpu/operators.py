@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from ligerprof.errors import UnsupportedError
 from ligerprof.runs.simulated.attention import attention_for
 from ligerprof.runs.simulated.internals import INTERNALS, Call
+from ligerprof.simulated_gpu.cuda_api import require_first
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
 from ligerprof.simulated_gpu.rules import RULES
@@ -94,6 +95,9 @@ class Operators:
 
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an operator: allocate what it allocates, and follow the values."""
+        device = kwargs.get("device")
+        if device is not None and device.index:
+            require_first(device.index)
         rule = RULES.get(func)
         if rule is not None:
             return rule(self, func, args, kwargs)

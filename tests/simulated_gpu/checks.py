@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +23,9 @@ def checks() -> None:
     assert torch.cuda.is_available()
     assert torch.cuda.get_device_name() == "NVIDIA GeForce RTX 4090"
     assert torch.cuda.get_device_capability() == (8, 9)
+    for use in (torch.cuda.set_device, lambda index: torch.ones(1).to(f"cuda:{index}"), torch.nn.Linear(2, 2).cuda):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            use(1)
     assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total_memory
 
     # parameters keep their identity, and memory goes with the last reference
