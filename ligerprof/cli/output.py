@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 
 # what a result says about a limit, which is left open where files do not say what they train
 _JUDGEMENTS = frozenset({"fits", "verdict"})
-_CONFIG, _SOURCES = "ligerprof.config", "ligerprof.sources"
+_CONFIG, _SOURCES, _SAID = "ligerprof.config", "ligerprof.sources", "ligerprof.said_method"
 
 
 def show(
     to_json: Callable[[], Mapping[str, Any]], render: "Callable[[], str | RenderableType]", *, as_json: bool
 ) -> None:
     """Print a result to stdout, as one JSON object or as text for the terminal; raises OutputError if that fails."""
-    from ligerprof.recipe.configs.report import UNNAMED_METHOD
-    from ligerprof.reports.terminal import console
-
     report = config_report()
     if as_json:
         result = dict(to_json())
@@ -38,18 +35,21 @@ def show(
             result.update(dict.fromkeys(_JUDGEMENTS & result.keys()))
         print_json({**result, **({} if report is None else {"config": report.to_json()})})
     else:
-        text = render()
-        with _written():
-            if not knows_method():
-                console().print(UNNAMED_METHOD)
-        print_text(text)
+        print_text(render())
 
 
 def print_text(text: "str | RenderableType") -> None:
-    """Print a part of a result to stdout; raises OutputError if that fails."""
+    """Print a part of a result to stdout; raises OutputError if that fails.
+
+    The first part says whether the command's files do not name what they train.
+    """
+    from ligerprof.recipe.configs.report import UNNAMED_METHOD
     from ligerprof.reports.terminal import console
 
     with _written():
+        if not knows_method() and _SAID not in (meta := click.get_current_context().meta):
+            meta[_SAID] = True
+            console().print(UNNAMED_METHOD)
         console().print(text)
 
 

@@ -22,8 +22,7 @@ from ligerprof.torch_memory.attention.selection import AttentionKernel
 from ligerprof.torch_memory.dtypes import HALF_BYTES
 
 # how far the smallest limit under which the replay completes is from that of a simulated step, as a share of the limit:
-# no verdict contradicts the simulation for the recipes of tests/data/verdicts, nor in 26 of 28 verdicts measured near a
-# border (benchmarks/results/borders-h200.jsonl); see docs/accuracy.md
+# chosen so that no verdict contradicts the simulation for the recipes of tests/data/verdicts; docs/accuracy.md
 _UNCERTAIN_SHARE = 0.0075
 # where each matrix of attention scores is a tensor, which moves the others
 _UNCERTAIN_SHARE_OF_SCORES = 0.02

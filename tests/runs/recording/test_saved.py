@@ -112,7 +112,7 @@ def test_notes_are_the_tensors_that_the_nodes_unpack() -> None:
     assert len(rows) > len(model.layers) * 3
 
 
-def test_gradients_are_added_in_place_as_without_notes() -> None:
+def test_notes_leave_no_reference_to_the_storages_of_saved_tensors() -> None:
     bindings: Any = torch._C
     model, given = Model(), torch.ones(4, 8)
 
