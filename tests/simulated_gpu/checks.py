@@ -1,6 +1,7 @@
 """A program that asks torch what a GPU would answer; run by test_machine.py with a simulated RTX 4090."""
 
 import copy
+import gc
 import os
 import pickle
 import shutil
@@ -106,6 +107,16 @@ def checks() -> None:
         assert (found["positions"].tolist(), found["step"]) == ([0, 2, 2, 0], 3)
         assert torch.load(copied)["model"]["weight"].is_cuda
         assert pickle.loads(pickle.dumps(layer.weight)).is_cuda
+
+        # neither saving nor loading keeps tensors until the next garbage collection
+        gc.collect()
+        gc.disable()
+        before = allocated()
+        for _ in range(2):
+            torch.save([torch.ones(1024, 1024, device="cuda")], path)
+            torch.load(path)
+        assert allocated() == before
+        gc.enable()
 
 
 def run_out() -> None:
