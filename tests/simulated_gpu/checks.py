@@ -36,6 +36,17 @@ def checks() -> None:
     del kept
     assert allocated() == before
 
+    # weights in main memory get no values, and take as many random numbers as if they did
+    drawn = []
+    for sizes in ([(1 << 20) + 8], [1 << 18, 1 << 18, 1 << 18, (1 << 18) + 8]):
+        torch.manual_seed(0)
+        for size in sizes:
+            torch.empty(size).normal_()
+            torch.empty(size).uniform_()
+            torch.empty(size // 2, 2).t().normal_()
+        drawn.append(torch.rand(3).tolist())
+    assert drawn[0] == drawn[1]
+
     # what follows from the host is known: labels, masks, positions
     labels = torch.tensor([3, -100, 5, -100, 7]).cuda()
     assert labels[labels != -100].tolist() == [3, 5, 7]
