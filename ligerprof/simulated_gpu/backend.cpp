@@ -284,11 +284,55 @@ at::Tensor& copy_on_host(at::Tensor& self, const at::Tensor& source, bool non_bl
   if (is_weight(self) && self.sizes() == source.sizes()) return self;
   return at::native::copy_(self, source, non_blocking);
 }
+// The state of a Mersenne twister after its next 624 numbers.
+void twist(std::array<uint32_t, at::MERSENNE_STATE_N>& state) {
+  constexpr int count = at::MERSENNE_STATE_N, ahead = at::MERSENNE_STATE_M;
+  auto mixed = [&](int here, int next) {
+    uint32_t both = (state[here] & 0x80000000u) | (state[next] & 0x7fffffffu);
+    return (both >> 1) ^ (-(state[next] & 1u) & 0x9908b0dfu);
+  };
+  for (int i = 0; i < count - ahead; ++i) state[i] = state[i + ahead] ^ mixed(i, i + 1);
+  for (int i = count - ahead; i < count - 1; ++i) state[i] = state[i + ahead - count] ^ mixed(i, i + 1);
+  state[count - 1] = state[ahead - 1] ^ mixed(count - 1, 0);
+}
+// What the program draws after the weights, such as the order of its data, is what it would be if they had values.
+void skip_numbers(const std::optional<at::Generator>& generator, uint64_t count) {
+  auto* used = at::get_generator_or_default<at::CPUGeneratorImpl>(generator, at::detail::getDefaultCPUGenerator());
+  std::lock_guard<std::mutex> lock(used->mutex_);
+  at::mt19937 engine = used->engine();
+  at::mt19937_data_pod data = engine.data();
+  uint64_t left = data.left_ - 1;
+  if (count > left) {
+    for (count -= left; count > at::MERSENNE_STATE_N; count -= at::MERSENNE_STATE_N) twist(data.state_);
+    twist(data.state_);
+    data.left_ = at::MERSENNE_STATE_N + 1;
+    data.next_ = 0;
+  }
+  data.left_ -= count;
+  data.next_ += count;
+  engine.set_data(data);
+  used->set_engine(engine);
+}
+// Skips the numbers of a weight but for those of its last values, for which it gives a tensor to draw: how many torch
+// takes for an incomplete row of 16 differs.
+at::Tensor last_values(const at::Tensor& weight, bool by_row, const std::optional<at::Generator>& generator) {
+  int64_t last = 16 + weight.numel() % 16;
+  bool is_long = weight.scalar_type() == at::kDouble || (by_row && !weight.is_contiguous());
+  skip_numbers(generator, (weight.numel() - last) * (is_long ? 2 : 1));
+  at::Tensor values = at::detail::empty_cpu({2 * last}, weight.options());
+  return weight.is_contiguous() ? values.narrow(0, 0, last) : values.slice(0, 0, 2 * last, 2);
+}
 at::Tensor& normal_on_host(at::Tensor& self, double mean, double std, std::optional<at::Generator> generator) {
-  return is_weight(self) ? self : at::native::normal_(self, mean, std, generator);
+  if (!is_weight(self)) return at::native::normal_(self, mean, std, generator);
+  at::Tensor last = last_values(self, true, generator);
+  at::native::normal_(last, mean, std, generator);
+  return self;
 }
 at::Tensor& uniform_on_host(at::Tensor& self, double from, double to, std::optional<at::Generator> generator) {
-  return is_weight(self) ? self : at::native::uniform_(self, from, to, generator);
+  if (!is_weight(self)) return at::native::uniform_(self, from, to, generator);
+  at::Tensor last = last_values(self, false, generator);
+  at::native::uniform_(last, from, to, generator);
+  return self;
 }
 at::Tensor& fill_on_host(at::Tensor& self, const at::Scalar& value) {
   return is_weight(self) ? self : at::native::fill_(self, value);

@@ -151,7 +151,7 @@ def _arguments() -> list[str]:
     root = Path(torch.__file__).parent
     headers = root / "include"
     return [
-        *("-std=c++20", "-O1", "-fPIC", "-shared", "-w"),
+        *("-std=c++20", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-w"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *(f"-I{folder}" for folder in (headers, headers / "torch/csrc/api/include")),
         f"-L{root / 'lib'}",

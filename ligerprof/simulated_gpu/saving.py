@@ -105,6 +105,8 @@ class Checkpoints:
         pickler(file, protocol=4).dump(obj)
         if any(storage.device.type == "cuda" for storage in described.values()):
             self._synchronize(-1)
+        # the pickler's class, a cycle, keeps the table until the next garbage collection
+        described.clear()
         with suppress(OSError, AttributeError, ValueError):
             if file.seekable() and os.fstat(file.fileno()):
                 file.truncate(file.tell() + size_bytes)
@@ -143,7 +145,11 @@ class Checkpoints:
             return storage_type(wrap_storage=loaded[key], dtype=dtype, _internal=True)
 
         base = (pickle_module or pickle).Unpickler
-        return type("_Unpickler", (base,), {"persistent_load": persistent_load})(file).load()
+        try:
+            return type("_Unpickler", (base,), {"persistent_load": persistent_load})(file).load()
+        finally:
+            # as in _write
+            loaded.clear()
 
     def _made(self, described: tuple[str, int, bytes | None, bool], map_location: Any) -> torch.UntypedStorage:
         location, size_bytes, content, made_up = described

@@ -1,6 +1,7 @@
 """A program that asks torch what a GPU would answer; run by test_machine.py with a simulated RTX 4090."""
 
 import copy
+import gc
 import os
 import pickle
 import shutil
@@ -38,6 +39,17 @@ def checks() -> None:
     assert allocated() == before + 4 * 1024 * 1024 + 4 * 1024
     del kept
     assert allocated() == before
+
+    # weights in main memory get no values, and take as many random numbers as if they did
+    drawn = []
+    for sizes in ([(1 << 20) + 8], [1 << 18, 1 << 18, 1 << 18, (1 << 18) + 8]):
+        torch.manual_seed(0)
+        for size in sizes:
+            torch.empty(size).normal_()
+            torch.empty(size).uniform_()
+            torch.empty(size // 2, 2).t().normal_()
+        drawn.append(torch.rand(3).tolist())
+    assert drawn[0] == drawn[1]
 
     # what follows from the host is known: labels, masks, positions
     labels = torch.tensor([3, -100, 5, -100, 7]).cuda()
@@ -110,6 +122,16 @@ def checks() -> None:
         assert (found["positions"].tolist(), found["step"]) == ([0, 2, 2, 0], 3)
         assert torch.load(copied)["model"]["weight"].is_cuda
         assert pickle.loads(pickle.dumps(layer.weight)).is_cuda
+
+        # neither saving nor loading keeps tensors until the next garbage collection
+        gc.collect()
+        gc.disable()
+        before = allocated()
+        for _ in range(2):
+            torch.save([torch.ones(1024, 1024, device="cuda")], path)
+            torch.load(path)
+        assert allocated() == before
+        gc.enable()
 
 
 def run_out() -> None:
