@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
@@ -26,8 +27,8 @@ _FROM_END = 5
 
 def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """copy_ as aten/src/ATen/native/cuda/Copy.cu does it, with its temporaries."""
-    target: Tensor = args[0]
-    source: Tensor = args[1]
+    # parameters of lazy modules show no shape in Python
+    target, source = (tensor.data if is_lazy(tensor) else tensor for tensor in args[:2])
     wait = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if target.is_cuda and source.is_cuda:
         run.values.after(func, (target, source), {}, target, [target, source])
