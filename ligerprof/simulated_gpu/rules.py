@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.composites import COMPOSITE_RULES
 from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
 from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
 from ligerprof.simulated_gpu.plans import GPU
@@ -253,6 +254,7 @@ def _gru_cell_backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs
 
 
 RULES: dict[Any, Rule] = {
+    **COMPOSITE_RULES,
     **CONVOLUTION_RULES,
     **LOSS_RULES,
     **RECURRENT_RULES,
