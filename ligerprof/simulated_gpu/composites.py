@@ -30,8 +30,8 @@ def _multi_head_attention(run: Operators, func: Any, args: Sequence[Any], kwargs
         problem = problem_of(split, split, split)
         if choose_kernel(problem, run.device.gpu, allowed_kernels()) is not AttentionKernel.MATH:
             parts = F.linear(query, weight, bias).chunk(3, -1)
-            heads_of = [part.view(*query.shape[:2], heads, -1).transpose(1, 2) for part in parts]
-            seen = F.scaled_dot_product_attention(*heads_of)
+            queries, keys, values = (part.view(*query.shape[:2], heads, -1).transpose(1, 2) for part in parts)
+            seen = F.scaled_dot_product_attention(queries, keys, values)
             return F.linear(seen.transpose(1, 2).reshape(query.shape), out_weight, out_bias), None
     return _in_parts(run, func, args, kwargs)
 
