@@ -96,9 +96,11 @@ def simulate(case: Case, options: argparse.Namespace, *limit: str) -> tuple[int,
             )
         except subprocess.TimeoutExpired:
             return 124, None, f"over {options.seconds:.0f} s"
-    ranks = json.loads(done.stdout)["ranks"] if done.stdout else []
-    errors = [line for line in done.stderr.splitlines() if "rror" in line or line.startswith("ligerprof: /")]
-    return done.returncode, ranks[0] if ranks else None, errors[-1] if errors else "no recording"
+    report = json.loads(done.stdout) if done.stdout else {"ranks": [], "notes": []}
+    starts = ("ligerprof: /", "ligerprof: ?")
+    errors = [line for line in done.stderr.splitlines() if "rror" in line or line.startswith(starts)]
+    problem = (errors[-1:] or report["notes"] or ["no recording"])[0]
+    return done.returncode, next(iter(report["ranks"]), None), problem
 
 
 def compare_peak(case: Case, truth: dict, options: argparse.Namespace) -> dict:

@@ -140,8 +140,9 @@ class Operators:
 
 
 def _refuse(kind: str, func: Any, *_args: Any, **_kwargs: Any) -> None:
+    such = ", as are gradients of embeddings with sparse=True" if kind == "Sparse" else ""
     raise UnsupportedError(
-        f"{place()}: {func}: the simulated GPU does not cover tensors of the kind {kind}."
+        f"{place()}: {func}: the simulated GPU does not cover tensors of the kind {kind}{such}."
         " Run without them, or on a GPU."
     )
 

@@ -29,6 +29,7 @@ def patch_process(machine: Machine) -> None:
     _scalers_go_on()
     _casts_end_in_order(machine)
     _refusals_in_a_line()
+    _scripts_run_unfused()
     recurrent.install()
     _compiled_functions(eager=machine.eager)
     # weights arrive in the order of threads otherwise, which varies on a GPU, too
@@ -126,6 +127,12 @@ def _called_from(traceback: Any, refusal: str) -> str:
         if not frame.f_code.co_filename.startswith((*packages, *SKIPPED_FILES))
     ]
     return "" if not lines or lines[-1] in refusal else f" Called from {lines[-1]}."
+
+
+def _scripts_run_unfused() -> None:
+    """Functions of torch.jit.script run operator by operator: their fusers compile for a GPU, or would call NVRTC."""
+    torch._C._jit_override_can_fuse_on_gpu(False)  # noqa: FBT003 - positional only
+    torch._C._jit_set_texpr_fuser_enabled(False)  # noqa: FBT003 - positional only
 
 
 def _casts_end_in_order(machine: Machine) -> None:

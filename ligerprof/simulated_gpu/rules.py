@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.composites import COMPOSITE_RULES
 from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
 from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
 from ligerprof.simulated_gpu.plans import GPU
@@ -26,8 +28,8 @@ _FROM_END = 5
 
 def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     """copy_ as aten/src/ATen/native/cuda/Copy.cu does it, with its temporaries."""
-    target: Tensor = args[0]
-    source: Tensor = args[1]
+    # parameters of lazy modules show no shape in Python
+    target, source = (tensor.data if is_lazy(tensor) else tensor for tensor in args[:2])
     wait = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if target.is_cuda and source.is_cuda:
         run.values.after(func, (target, source), {}, target, [target, source])
@@ -252,6 +254,7 @@ def _gru_cell_backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs
 
 
 RULES: dict[Any, Rule] = {
+    **COMPOSITE_RULES,
     **CONVOLUTION_RULES,
     **LOSS_RULES,
     **RECURRENT_RULES,

@@ -432,9 +432,11 @@ def _cache_of(index: int | None, values: Iterable[Any]) -> Any:
     caches = [] if module is None else [value for value in values if isinstance(value, module.Cache)]
     if not caches:
         return None
-    if len(caches) > 1 or index is None or index >= len(caches[0].layers):
+    # a cache that consists of caches, such as an encoder's and a decoder's, has no layers of its own
+    layers = getattr(caches[0], "layers", ())
+    if len(caches) > 1 or index is None or index >= len(layers):
         raise _NotAlikeError
-    return caches[0].layers[index]
+    return layers[index]
 
 
 def _index_of(layer: nn.Module) -> int | None:

@@ -12,6 +12,8 @@ Frame = dict[str, Any]
 
 # a simulation has an order but no clock, so events are a microsecond apart
 _FIRST_MICROSECOND = 1_000_000
+# one object, so that the pickled events of frees are like those of allocations, and are read as a table
+_NO_FRAMES: list[Frame] = []
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +76,7 @@ def _trace_entry(index: int, event: TraceEvent) -> dict[str, Any]:
         "time_us": event_time_us(index) if event.time_us is None else event.time_us,
         "compile_context": "N/A",
         "user_metadata": event.context.stamp,
-        "frames": event.context.frames,
+        "frames": event.context.frames or _NO_FRAMES,
     }
 
 

@@ -14,9 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ligerprof.errors import UnsupportedError
+
 
 def allocated() -> int:
     return int(torch.cuda.memory_allocated())
+
+
+@torch.jit.script
+def _scripted(values: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(values * 2.0) + 1.0
 
 
 def checks() -> None:
@@ -102,6 +109,33 @@ def checks() -> None:
     images = torch.randn(2, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     convolution = torch.nn.Conv2d(3, 8, 3).cuda().to(memory_format=torch.channels_last)
     assert convolution(images).is_contiguous(memory_format=torch.channels_last)
+
+    # kernels that call others: the fast path of an encoder, with a mask and without, and bags of embeddings
+    encoder = torch.nn.TransformerEncoderLayer(64, 2, 128, batch_first=True).cuda().eval()
+    words = torch.randn(2, 8, 64, device="cuda")
+    padding = torch.zeros(2, 8, dtype=torch.bool, device="cuda")
+    with torch.no_grad():
+        assert encoder(words).shape == encoder(words, src_key_padding_mask=padding).shape == words.shape
+        torch.cuda.reset_peak_memory_stats()
+        before = allocated()
+        assert encoder.self_attn(words, words, words)[1].shape == (2, 8, 8)
+        # query, key and value in one block, and in another after their bias
+        assert torch.cuda.max_memory_allocated() - before >= 2 * 3 * words.nbytes
+    for mode in ("sum", "mean", "max"):
+        bags = torch.nn.EmbeddingBag(100, 8, mode=mode, device="cuda")
+        bags(torch.randint(100, (4, 3)).cuda()).sum().backward()
+        assert bags.weight.grad.shape == (100, 8)
+    sparse = torch.nn.Embedding(100, 8, sparse=True, device="cuda")(torch.arange(4).cuda()).sum()
+    with pytest.raises(UnsupportedError, match="embeddings with sparse=True"):
+        sparse.backward()
+
+    # parameters of lazy modules move before they have a shape; scripts run, also once their profile is known
+    lazy = torch.nn.LazyLinear(8).to("cuda").to(torch.bfloat16)
+    assert lazy(torch.randn(3, 5, dtype=torch.bfloat16, device="cuda")).shape == (3, 8)
+    assert not torch._C._jit_can_fuse_on_gpu()
+    assert not torch._C._jit_texpr_fuser_enabled()
+    for _ in range(3):
+        assert _scripted(words).shape == words.shape
 
     # pinned memory and copies
     pinned = torch.empty(1000, pin_memory=True)

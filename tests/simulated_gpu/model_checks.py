@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.machine import installed
@@ -90,7 +90,15 @@ def layers_that_are_alike_repeat_their_events() -> None:
         assert events == expected, kind
 
 
+def caches_of_two_parts_run_as_they_are() -> None:
+    config = AutoConfig.for_model("t5", d_model=64, d_ff=128, num_layers=4, num_heads=2, d_kv=32, vocab_size=90)
+    config.decoder_start_token_id = 0
+    model = AutoModelForSeq2SeqLM.from_config(config).cuda().eval()
+    assert model.generate(torch.ones(2, 8, dtype=torch.long, device="cuda"), max_new_tokens=4).shape == (2, 5)
+
+
 weights_are_not_read()
 models_of_the_catalog_need_no_files()
 layers_that_are_alike_repeat_their_events()
+caches_of_two_parts_run_as_they_are()
 print("all checks passed")

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -339,12 +340,13 @@ def _equal_stack(frames: Any, groups: dict[tuple[int, ...], list[Any]]) -> Any:
     return frames
 
 
-def _unite(traces: Sequence[Sequence[Event]], frames: dict[tuple[Any, ...], Any]) -> None:
-    """Share stacks and frames between parts."""
+def _unite(traces: Sequence[list[Event]], frames: dict[tuple[Any, ...], Any]) -> None:
+    """Share keys, stacks and frames between parts; only events with the same keys are read as one table."""
     stacks: dict[tuple[int, ...], Any] = {}
     known: dict[int, Any] = {}
     for trace in traces:
-        for event in trace:
+        for index, loaded in enumerate(trace):
+            event = trace[index] = dict(zip(map(sys.intern, loaded), loaded.values(), strict=True))
             stack = event.get("frames")
             if not stack:
                 continue

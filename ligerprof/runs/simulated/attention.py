@@ -50,7 +50,7 @@ def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
             "grouped": enable_gqa,
         }
         problem = replace(problem, **options)
-        allowed = {kernel for kernel, is_enabled in _SWITCHES.items() if is_enabled()}
+        allowed = allowed_kernels()
         if attn_mask is not None and attn_mask.requires_grad:
             # cuDNN's has no gradient of the bias (use_cudnn_attention in sdp_utils.cpp)
             allowed.discard(AttentionKernel.CUDNN)
@@ -62,6 +62,11 @@ def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
         return attend(_Operations(problem, query, scaled), kernel, problem, inputs, attn_mask)
 
     return scaled_dot_product_attention
+
+
+def allowed_kernels() -> set[AttentionKernel]:
+    """The kernels that are not switched off."""
+    return {kernel for kernel, is_enabled in _SWITCHES.items() if is_enabled()}
 
 
 def problem_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionProblem:

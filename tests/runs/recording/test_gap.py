@@ -192,6 +192,8 @@ def test_a_recording_without_its_first_parts_has_their_blocks_and_the_peak(
     taken, steps = found.joined(at_end=False)
 
     assert steps is not None
+    keys = [key for event in taken["device_traces"][0] for key in event]
+    assert len({id(key) for key in keys}) == len(set(keys))
     (tmp_path / "joined.pickle").write_bytes(pickle.dumps(taken))
     replayed = replay(read_snapshot(tmp_path / "joined.pickle"), 0)
     assert (replayed.mismatches, replayed.verified, replayed.complete) == (0, True, True)
