@@ -32,7 +32,7 @@ def count_plain_torch(slot: str, shape: KernelShape) -> tuple[int, int, int, int
     # the gradients of all outputs come from outside
     joined = tape.run(Operation(elements=0, width=1, passes=outputs, view_of=outputs[0]))
     meter.start()
-    tape.backward(joined, Allocation(size_bytes=0, role=Role.OTHER, place=meter.place, holders=2), source)
+    tape.backward(joined, Allocation(size_bytes=0, role=Role.OTHER, place=meter.place, number=0, holders=2), source)
     return (
         output_bytes,
         kept_bytes - output_bytes,

@@ -45,7 +45,7 @@ def test_attention_that_an_architecture_lacks_is_named_with_what_to_add(monkeypa
     # as from transformers 5.2x on
     monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", False)
     with pytest.raises(RecipeError) as raised:
-        simulate_step(TrainingRecipe(model="gemma2-2b"))
+        simulate_step(TrainingRecipe(model="gemma2-2b", attention="sdpa"))
     said = f"gemma2-2b: transformers {transformers.__version__} has no sdpa for gemma2, "
     assert str(raised.value).startswith(said)
     assert str(raised.value).endswith("Add --attention eager.")

@@ -41,15 +41,15 @@ def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
     ) -> Tensor:
         inputs = (query, key, value)
         problem = problem_of(*inputs)
-        options: dict[str, Any] = {
-            "masked": attn_mask is not None,
+        problem = replace(
+            problem,
+            masked=attn_mask is not None,
             # a bias that is permuted takes no fused kernel (check_last_dim_stride_equals_1_dense)
-            "dense": problem.dense and (attn_mask is None or attn_mask.stride(-1) == 1),
-            "causal": is_causal,
-            "dropout": dropout_p,
-            "grouped": enable_gqa,
-        }
-        problem = replace(problem, **options)
+            dense=problem.dense and (attn_mask is None or attn_mask.stride(-1) == 1),
+            causal=is_causal,
+            dropout=dropout_p,
+            grouped=enable_gqa,
+        )
         allowed = allowed_kernels()
         if attn_mask is not None and attn_mask.requires_grad:
             # cuDNN's has no gradient of the bias (use_cudnn_attention in sdp_utils.cpp)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import LigerprofError, RecipeError
-from ligerprof.recipe.categories import Axis
+from ligerprof.recipe.categories import Attention, Axis
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.units import format_bytes
 
@@ -21,6 +21,8 @@ AXES = tuple(Axis)
 _MOST_COMBINATIONS = 100_000
 _ALWAYS_SHOWN = (*AXES, "liger", "provider")
 _DEFAULTS: dict[str, Any] = {name: declared.default for name, declared in RECIPE_OPTIONS.items()}
+# in the keys of files: recipes settle the default, and sdpa was it before
+_LEFT_OUT: dict[str, Any] = {**_DEFAULTS, "attention": Attention.SDPA}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +108,7 @@ def cell_key(recipe: TrainingRecipe) -> str:
     Options at their defaults are left out, so that keys stay the same when a later version adds an option.
     """
     values = {
-        name: value for name, value in recipe.to_json().items() if name == "model" or value != _DEFAULTS.get(name)
+        name: value for name, value in recipe.to_json().items() if name == "model" or value != _LEFT_OUT.get(name)
     }
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

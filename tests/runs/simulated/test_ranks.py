@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ligerprof.analyzers.estimate.analytic import estimate
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.models import spec_from_config
@@ -166,7 +167,10 @@ def test_offloaded_shards_are_in_main_memory() -> None:
     roles = roles_of(recipe, outcome)
     assert roles[Role.PARAMETERS] == roles[Role.OPTIMIZER_STATES] == 0
     # shards, gradients and two moments of fp32
-    assert outcome.host_bytes == pytest.approx(16 * recipe.spec.parameter_count / 2, rel=0.05)
+    shard_bytes = 16 * recipe.spec.parameter_count / 2
+    # page-locked blocks are rounded up to powers of two
+    assert shard_bytes <= outcome.host_bytes < 2 * shard_bytes
+    assert outcome.host_bytes == pytest.approx(estimate(recipe).host_bytes, rel=0.01)
 
 
 def test_gradients_that_wait_for_the_last_micro_batch_are_not_sharded() -> None:

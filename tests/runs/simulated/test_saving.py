@@ -99,4 +99,5 @@ def test_saving_decides_where_training_needs_less() -> None:
     estimated = estimate(TrainingRecipe(model=model, batch=1, seq=16, memory_limit_bytes=330 * MIB, **offloaded))
     assert estimated.highest == (Moment.SAVING, estimated.saving_peak_bytes)
     assert estimated.verdict is not None
-    assert estimated.verdict.decided_by is Moment.SAVING
+    assert estimated.gpu is not None
+    assert estimated.gpu.decided_by is Moment.SAVING
