@@ -55,7 +55,7 @@ class Program:
 
     def note(self, role: Role, *tensors: Any) -> None:
         for tensor in tensors:
-            located = self.recorder.locate(tensor, tensor.untyped_storage())
+            located = self.recorder.locate(tensor)
             assert located is not None
             self.truth.append((len(self.device.events), located[1], role))
 
