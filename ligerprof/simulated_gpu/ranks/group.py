@@ -104,8 +104,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Gather into one tensor."""
-        self._gathered(self._parts(output), tensor)
-        return _done([output])
+        return self.all_gather_single_coalesced([output], [tensor])
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather several."""
@@ -129,8 +128,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
         """Reduce one tensor and keep this rank's part."""
-        self._reduced(output, self._parts(tensor)[self._rank], opts)
-        return _done([output])
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Reduce several."""
@@ -153,10 +151,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Exchange parts of one tensor."""
-        if tensor.numel() == output.numel():
-            self._taken("all_to_all", output, tensor.view(output.shape) if tensor.is_contiguous() else tensor)
-        else:
-            self._taken("all_to_all", output, None)
+        self._taken("all_to_all", output, tensor)
         return _done([output])
 
     # what one rank sends
@@ -247,9 +242,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         self.allreduce([output], opts)
 
     @torch.no_grad()
-    def _taken(self, what: str, target: Tensor, source: Tensor | None, *, is_own: bool = False) -> None:
+    def _taken(self, what: str, target: Tensor, source: Tensor, *, is_own: bool = False) -> None:
         """Let a tensor have another's values, of which the shape may differ."""
-        if source is not None and source.numel() == target.numel() and source.data_ptr() != target.data_ptr():
+        if source.numel() == target.numel() and source.data_ptr() != target.data_ptr():
             if not is_own and self.size() > 1 and self._knows(source) and is_message(source):
                 self._note(what, source)
             target.copy_(source.detach().reshape(target.shape))
