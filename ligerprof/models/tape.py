@@ -36,7 +36,7 @@ Ref = int | tuple[int | None, int]
 # where autograd frees what it has saved; ("arrive", parameter, ref).
 Event = tuple[Any, ...]
 
-# what operators allocate while they run, which is no polynomial
+# what operators allocate while they run, which is not a polynomial
 SCRATCHES: Mapping[str, Callable[..., Scratch]] = {
     "reduction": reductions.reduction_scratch,
     "layer norm": layer_norm.backward_scratch,
@@ -85,7 +85,7 @@ class Tape:
         scratches: a name in `SCRATCHES`, and its arguments and named arguments as `encoded` returns them.
         units: the units that differ.
         order: the unit at each position: before the layers, the layers, after them.
-        layers: path of each layer's module in the order of their calls; `{}` in parameters of a unit stands for it.
+        layers: path of each layer's module in the order of their calls; `{}` in parameters of a unit is replaced by it.
         numbers: number of each layer among the model's modules, by which checkpointing chooses layers.
         parameters: all parameters.
         built: bytes of each block that building the model allocates, and its number less than 0 where it frees one.
@@ -151,7 +151,7 @@ class Tape:
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """What makes layers alike: their units, and those that no repetition may stand for are all different."""
+        """The key of layers that are alike; units that cannot be repeated each have a key of their own."""
         return tuple(kind if _is_local(self.units[kind]) else -1 - index for index, kind in enumerate(self.order[1:-1]))
 
     def stream(self, position: int) -> frozenset[int]:

@@ -18,7 +18,7 @@ from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
 
 # machine.Machine, which imports this module
 Machine = Any
-# of huggingface_hub, which does not wait for a network if it is told that there is none
+# of huggingface_hub: it does not wait for a network when it is set to offline
 _OFFLINE_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 
 

@@ -200,7 +200,7 @@ class Parts:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no part."""
+        """Whether it has no parts."""
         return not self._parts
 
     def joined(self, *, at_end: bool) -> tuple[Snapshot, tuple[int, int] | None]:
