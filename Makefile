@@ -62,5 +62,5 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(EVERYTHING): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP_INSTALL) --editable '.[tensorboard,peft,peers,test,dev,docs]'
+	$(PIP_INSTALL) --editable '.[tensorboard,peft,peers,mcp,test,dev,docs]'
 	touch $(RUNTIME) $@

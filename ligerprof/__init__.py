@@ -10,7 +10,7 @@
 Each name is loaded on first use, so importing ligerprof does not import torch.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ligerprof.lazy_names import lazy_names
 
@@ -77,3 +77,10 @@ __getattr__ = lazy_names(__name__, _HOMES)
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext ligerprof` calls in a notebook."""
+    from ligerprof.notebook import register
+
+    register(shell)

@@ -4,6 +4,7 @@ The functions raise `LigerprofError` for everything that a caller can fix, inclu
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +17,7 @@ from ligerprof.analyzers.compare import compare as compare_figures
 from ligerprof.analyzers.estimate import MemoryEstimate, Moment
 from ligerprof.analyzers.result_reader import Figures
 from ligerprof.analyzers.search.budget import Judge, Reserved
-from ligerprof.errors import ResultFormatError, UnsupportedError, WrongTypeError
+from ligerprof.errors import MissingDependencyError, ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.lengths import require_simulated_run
@@ -71,17 +72,23 @@ def simulate(recipe: TrainingRecipe, *, record: bool = True, progress: Progress 
 
 
 def explain(
-    source: "PathLike | Snapshot",
+    source: "PathLike | Snapshot | None" = None,
     *,
     device_index: int | None = None,
     step: int | None = None,
     rules: "Sequence[UserRule]" = (),
     stacks: bool = False,
 ) -> "PeakReport":
-    """Report what the memory at the peak of a snapshot or a run belongs to; see `ligerprof explain`."""
+    """Report what the memory at the peak of a snapshot or a run belongs to; see `ligerprof explain`.
+
+    Without a source, it reports on this process: on what it holds, and on the peak since
+    torch.cuda.memory._record_memory_history() was called.
+    """
     from ligerprof.analyzers.explain.analysis import analyze
     from ligerprof.snapshots.reader import Snapshot
 
+    if source is None:
+        source = _snapshot_of_process()
     snapshot = source if isinstance(source, Snapshot) else _path(source)
     return analyze(snapshot, device_index=device_index, step=step, rules=rules, stacks=stacks).peak
 
@@ -292,6 +299,15 @@ def _figures(source: "Source") -> tuple[Figures, ...]:
         report = _analyze_outcome(source)
         return (replace(figures_from_peak(report, "step"), backend=source.backend),)
     return (figures_from_peak(_typed(source, PeakReport, "something to compare", "a path or a result"), "snapshot"),)
+
+
+def _snapshot_of_process() -> "Snapshot":
+    from ligerprof.snapshots.reader import Snapshot
+
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        raise MissingDependencyError("this process uses no GPU. Name a snapshot, or call explain() where tensors are.")
+    return Snapshot.from_dict(torch.cuda.memory._snapshot(), source="this process")
 
 
 def _analyze_outcome(outcome: "StepOutcome") -> "PeakReport":

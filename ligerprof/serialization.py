@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
+from importlib import import_module
 from operator import add, attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,10 +111,41 @@ class _Writer:
         return escaped
 
 
-class JsonKeys:
-    """Results whose every key in JSON is also an attribute."""
+def _shown() -> Any:
+    """The module that renders results. Reports know the results; results find their report when they are printed."""
+    return import_module("ligerprof.reports.shown")
+
+
+class Printed:
+    """Results that print as their command prints them."""
 
     __slots__ = ()
+
+    def __str__(self) -> str:
+        text: str = _shown().as_text(self)
+        return text
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        element: str = _shown().as_html(self)
+        return element
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """What IPython shows in a terminal."""
+        return {"text/plain": str(self)}
+
+
+class JsonKeys(Printed):
+    """Printed results whose every key in JSON is also an attribute."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that the command prints with --json."""
+        raise NotImplementedError
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self.to_json()})
 
     # not for type checkers, which would accept any name
     if not TYPE_CHECKING:

@@ -29,7 +29,7 @@ LAYERS = (
     ("runs", "simulated_gpu"),
     ("library",),
     ("reports",),
-    ("cli", "__main__", "pytest_plugin"),
+    ("cli", "__main__", "notebook", "pytest_plugin"),
 )
 RANKS = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 MAX_LINES = 800

@@ -1,11 +1,13 @@
 """The library: its names, results with every key of their JSON, and the examples of its page."""
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -59,6 +61,7 @@ def test_every_public_name_is_there_and_on_the_page() -> None:
 def test_every_key_of_a_result_is_an_attribute(name: str) -> None:
     result = RESULTS[name]()
 
+    assert set(result.to_json()) <= set(dir(result))
     for key, value in result.to_json().items():
         attribute = getattr(result, key)
         if key in ("roles", "phases") and isinstance(value, dict):
@@ -66,6 +69,70 @@ def test_every_key_of_a_result_is_an_attribute(name: str) -> None:
             assert set(map(str, attribute)) == set(value)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         result.nothing  # noqa: B018 - the access is the test
+
+
+@pytest.mark.parametrize("name", [*RESULTS, "simulate"])
+def test_a_result_prints_as_its_command_and_shows_itself_in_a_notebook(name: str) -> None:
+    result = ligerprof.simulate(RECIPE) if name == "simulate" else RESULTS[name]()
+
+    lines = str(result).splitlines()
+    assert len(lines) > 3
+    assert max(map(len, lines)) <= 100
+    page = ET.fromstring(result._repr_html_())
+    assert page.tag == "pre"
+    assert "".join(page.itertext()).split() == str(result).split()
+
+
+NOTEBOOK = """
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from ligerprof.gpus import find_gpu
+from ligerprof.simulated_gpu.machine import install
+
+install(find_gpu("rtx4090"))
+import torch
+import ligerprof
+
+kept = torch.zeros(1000, 1000, device="cuda")
+assert ligerprof.explain().peak_bytes == torch.cuda.memory_allocated() == 4_000_256
+shell = InteractiveShell.instance()
+
+def run(*lines):
+    with capture_output() as shown:
+        shell.run_cell("\\n".join(lines))
+    return shown.stdout, [output.data for output in shown.outputs]
+
+run("%load_ext ligerprof", "import torch")
+_, (report, page) = run(
+    "%%ligerprof recorded",
+    "layer = torch.nn.Linear(1000, 1000, device='cuda')",
+    "layer(torch.zeros(50, 1000, device='cuda')).sum().backward()",
+)
+assert report["text/plain"].startswith("Peak "), report
+assert page["text/html"].startswith("<iframe sandbox="), page
+assert ligerprof.explain("recorded").peak_phase is not None
+assert "layer" in shell.user_ns
+text, (report, page) = run("%%ligerprof", "torch.zeros(2**40, device='cuda')")
+assert "OutOfMemoryError" in text
+assert report["text/plain"].startswith("Out of memory"), report
+text, outputs = run("%%ligerprof recorded", "1")
+assert "recorded" in text and not outputs, text
+print("done")
+"""
+
+
+def test_a_notebook_records_a_cell_and_explains_its_process(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path / "ipython"), "TMPDIR": str(tmp_path)},
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["done"], done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -9,7 +9,7 @@ import click
 
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
-from ligerprof.cli.output import limit_json, say_written, show
+from ligerprof.cli.output import limit_json, print_markdown, say_written, show
 from ligerprof.errors import DoesNotFitError, RecipeError, ResultFormatError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.snapshots.watch import watched
@@ -115,7 +115,7 @@ def command(  # noqa: PLR0913 - one argument per option
     limit_bytes = None if max_growth is None else max_growth.highest_bytes(diff)
     judged = limit_json(limit_bytes, diff.after.peak_bytes, failed=failed)
     if as_markdown and not as_json:
-        click.echo(diff_markdown(diff, top=top))
+        print_markdown(diff_markdown(diff, top=top))
     else:
         show(lambda: {**diff.to_json(), **judged}, lambda: render_diff(diff, top=top), as_json=as_json)
     if max_growth is not None and failed:

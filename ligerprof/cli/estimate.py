@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.common_options import json_option, word_option
+from ligerprof.cli.common_options import json_option, markdown_option, word_option
 from ligerprof.cli.options import TRAINING_COMMAND, RecipeCommand, recipe_options, was_given
-from ligerprof.cli.output import config_report, knows_method, say, show
+from ligerprof.cli.output import config_report, knows_method, print_markdown, say, show
 from ligerprof.errors import DoesNotFitError
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
@@ -17,10 +17,10 @@ from ligerprof.serialization import select
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate
     from ligerprof.reports.terminal import FiguresColumn
-
-if TYPE_CHECKING:
     from ligerprof.runs.whole_run.outcome import WholeRun
 
 
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     "--by", (View.ROLE, View.LAYER), "Break the peak down by role, or also by part of the model.", default=View.ROLE
 )
 @click.option("--simulate", is_flag=True, help="Also simulate the step and compare; with --lengths also the whole run.")
+@markdown_option
 @json_option
 @click.argument(TRAINING_COMMAND, metavar="[-- COMMAND]", nargs=-1, type=click.UNPROCESSED)
-def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> None:
+def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bool, as_json: bool) -> None:
     """Predict the peak of a training step analytically, in milliseconds and without torch.
 
     COMMAND is a training command (trl sft ..., python train.py ..., accelerate launch ..., torchrun ..., deepspeed
@@ -51,9 +52,11 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     """
     from ligerprof.analyzers.estimate import Answer, estimate, judged, require_host_memory
     from ligerprof.reports.estimate import layers_table, render_estimate
-    from ligerprof.reports.terminal import console
+    from ligerprof.reports.markdown import estimate_markdown
     from ligerprof.runs.tapes.traced import with_tape
 
+    if as_markdown and (simulate or by is View.LAYER):
+        raise click.UsageError("--format markdown shows the estimate alone: leave --simulate and --by out.")
     # a simulation runs the model's own code, and needs no tape
     given, recipe = recipe, with_tape(recipe, say)
     estimated = estimate(recipe)
@@ -68,15 +71,16 @@ def command(recipe: TrainingRecipe, by: View, simulate: bool, as_json: bool) -> 
     simulated, column = _simulate(at_longest(given)) if simulate else ({}, None)
     if simulated:
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
-    show(
-        lambda: {**_with_config(estimated).to_json(), **simulated, **_run_json(whole_run)},
-        lambda: render_estimate(longest, _with_config(estimated), column),
-        as_json=as_json,
-    )
-    if by is View.LAYER and not as_json:
-        console().print(layers_table(estimated))
-    if whole_run is not None and not as_json:
-        _print_run(whole_run)
+    if as_markdown and not as_json:
+        print_markdown(estimate_markdown(_with_config(estimated)))
+    else:
+        show(
+            lambda: {**_with_config(estimated).to_json(), **simulated, **_run_json(whole_run)},
+            lambda: render_estimate(longest, _with_config(estimated), column),
+            as_json=as_json,
+        )
+    if not (as_json or as_markdown):
+        _print_more(layers_table(estimated) if by is View.LAYER else None, whole_run)
     if whole_run is not None and whole_run.oom is not None:
         raise DoesNotFitError(f"the run does not fit: memory runs out in step {whole_run.oom.moment.step:,}.")
     if estimated.gpu is not None and estimated.gpu.answer is Answer.DOES_NOT_FIT:
@@ -113,14 +117,14 @@ def _simulate_run(recipe: TrainingRecipe) -> "WholeRun":
     return simulate_run(recipe, say)
 
 
-def _print_run(run: "WholeRun") -> None:
+def _print_more(layers: "Table | None", run: "WholeRun | None") -> None:
     from rich.text import Text
 
     from ligerprof.reports.terminal import console
     from ligerprof.reports.whole_run import run_lines
 
-    for line in run_lines(run):
-        console().print(Text(line))
+    for part in (*([] if layers is None else [layers]), *map(Text, [] if run is None else run_lines(run))):
+        console().print(part)
 
 
 def _run_json(run: "WholeRun | None") -> dict[str, Any]:

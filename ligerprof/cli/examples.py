@@ -94,6 +94,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("kernels --model llama3.2-1b", "Which kernels apply to a model."),
         Example("kernels check rms", "Test a kernel against its reference."),
     ),
+    "mcp": (Example("mcp", "Serve the tools until the agent closes standard input."),),
     "env": (
         Example("env", "What is installed, and which GPUs there are."),
         Example("env --json", "The same for scripts."),

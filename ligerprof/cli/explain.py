@@ -19,7 +19,7 @@ from ligerprof.cli.common_options import (
     top_option,
     word_option,
 )
-from ligerprof.cli.output import limit_json, say_written, show
+from ligerprof.cli.output import limit_json, print_markdown, say_written, show
 from ligerprof.cli.own_file import OwnConfig, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
@@ -134,14 +134,14 @@ def command(  # noqa: PLR0913 - one argument per option
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
         del analysis
+    gpu = _simulated_gpu(snapshot)
+    if gpu is not None and not as_json:
+        click.echo(f"Simulated for {gpu}.")
     if as_markdown and not as_json:
         from ligerprof.reports.markdown import peak_markdown
 
-        click.echo(peak_markdown(report, top=top))
+        print_markdown(peak_markdown(report, top=top))
     else:
-        gpu = _simulated_gpu(snapshot)
-        if gpu is not None and not as_json:
-            click.echo(f"Simulated for {gpu}.")
         judged = limit_json(max_peak_bytes, report.peak_bytes) | ({} if gpu is None else {"simulated": gpu})
         show(
             lambda: {**report.to_json(), "source": str(snapshot), **judged},

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "view": ("ligerprof.cli.view", "Open a run in TensorBoard with the profiler plugin."),
     "models": ("ligerprof.cli.models", "List models by hub id, and show their figures."),
     "kernels": ("ligerprof.cli.kernels", "List the fused kernels and where they can run."),
+    "mcp": ("ligerprof.cli.mcp", "Serve explain, estimate, fit, advise and diff to agents."),
     "env": ("ligerprof.cli.env", "Show package versions and GPUs."),
 }
 

@@ -53,6 +53,14 @@ def print_text(text: "str | RenderableType") -> None:
         console().print(text)
 
 
+def print_markdown(text: str) -> None:
+    """Print a result as Markdown to stdout; raises OutputError if that fails."""
+    from ligerprof.recipe.configs.report import UNNAMED_METHOD
+
+    with _written():
+        click.echo(text if knows_method() else f"{UNNAMED_METHOD}\n\n{text}")
+
+
 def limit_json(limit_bytes: int | None, peak_bytes: int, *, failed: bool = False) -> dict[str, Any]:
     """The keys of a result about a limit on a peak that was recorded, and whether memory ran out; null without one."""
     from ligerprof.analyzers.estimate.judge import judge

@@ -1,12 +1,14 @@
-"""Render `explain` and `diff` as Markdown, for the comment of a pull request."""
+"""Render `explain`, `diff` and `estimate` as Markdown, for the comment of a pull request."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.analyzers.explain.diff import PeakDiff
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.reports.diff import change_cells, change_rows, difference_sentence, group_rows, signed_mib, total_rows
+from ligerprof.reports.estimate import summary
 from ligerprof.reports.failure import failure_lines
 from ligerprof.reports.peak import finding_lines, phase_lines, sentence
 from ligerprof.reports.terminal import percent_share
@@ -38,6 +40,18 @@ def diff_markdown(diff: PeakDiff, *, top: int = 10) -> str:
         _table(["role", "before, MiB", "after, MiB", "change, MiB"], rows),
         _table(["role", "change, MiB", "blocks", "allocated by"], groups) if groups else [],
         _paragraphs(f"Note: {note}." for note in diff.notes),
+    )
+
+
+def estimate_markdown(estimate: MemoryEstimate) -> str:
+    """The estimated peak and whether it fits, a table of roles, and one of the terms that explain them."""
+    terms = [[term.name, term.formula, format_mib(term.size_bytes)] for term in estimate.terms]
+    notes = [f"assumed: {each}" for each in estimate.assumed] + [f"left out: {each}" for each in estimate.left_out]
+    return _document(
+        _paragraphs([f"Estimated: {estimate.recipe.summary}", summary(estimate)]),
+        _roles(estimate.roles, "at the peak"),
+        _table(["term", "formula", "MiB"], terms),
+        _paragraphs(notes),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.roles import Backend, Phase
+from ligerprof.serialization import Printed
 
 # callback that receives a short status message
 Progress = Callable[[str], None]
@@ -85,7 +86,7 @@ class OutsideMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepOutcome:
+class StepOutcome(Printed):
     """One steady-state step (the second or a later one) and the first step.
 
     Attributes:
@@ -115,7 +116,7 @@ class StepOutcome:
     phases: Mapping[Phase, int]
     after_phase: Mapping[Phase, int]
     profiled_step: int
-    snapshot: dict[str, Any]
+    snapshot: dict[str, Any] = field(repr=False)
     evaluation_reserved_bytes: int | None = None
     step_seconds: tuple[float, ...] = ()
     oom: OutOfMemory | None = None

@@ -34,6 +34,10 @@ class Patch:
         """The provider of all kernels, or the providers joined by `+`."""
         return "+".join(dict.fromkeys(self.providers.values()))
 
+    def __repr__(self) -> str:
+        of_each = ", ".join(f"{slot} of {provider}" for slot, provider in self.providers.items())
+        return f"<Patch: {of_each or 'no kernels'}>"
+
     def on_notes(self, remark: Callable[[], str | None]) -> None:
         """Register a callback that returns a line for `notes`, or None."""
         self._remarks.append(remark)

@@ -1,0 +1,74 @@
+"""Results of the library as their command prints them, for `print` and for notebooks."""
+
+import io
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ligerprof.analyzers.compare import Comparison
+from ligerprof.analyzers.estimate import MemoryEstimate
+from ligerprof.analyzers.explain.analysis import explain
+from ligerprof.analyzers.explain.diff import PeakDiff
+from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.search.advise import Advice
+from ligerprof.analyzers.search.fit import Fit
+from ligerprof.analyzers.trace.report import TraceReport
+from ligerprof.recipe.flags import command_line
+from ligerprof.reports.advise import render_advice
+from ligerprof.reports.compare import render_comparison
+from ligerprof.reports.console import PlainConsole
+from ligerprof.reports.diff import render_diff
+from ligerprof.reports.estimate import render_estimate
+from ligerprof.reports.fit import render_fit
+from ligerprof.reports.peak import render_peak
+from ligerprof.reports.terminal import PLAIN_WIDTH, console
+from ligerprof.reports.trace import render_trace
+from ligerprof.runs.outcome import StepOutcome
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def _render_outcome(outcome: StepOutcome) -> "RenderableType":
+    """The step's figures; the roles as well if its events were recorded."""
+    from rich.console import Group
+    from rich.text import Text
+
+    failed = outcome.oom is not None
+    reserved = f"{format_bytes(outcome.reserved_bytes)} reserved"
+    what = "Memory ran out at" if failed else "The peak is"
+    lines = [Text(f"{what} {format_bytes(outcome.peak_bytes)}, {reserved} ({outcome.backend}, {outcome.gpu}).")]
+    if not outcome.snapshot:
+        return Group(*lines, *(Text(f"{phase}: {format_bytes(size)}") for phase, size in outcome.phases.items()))
+    snapshot = Snapshot.from_dict(outcome.snapshot, source="the step")
+    return Group(*lines, render_peak(explain(snapshot, step=None if failed else outcome.profiled_step)))
+
+
+_TOP = 10
+_RENDER: "Mapping[type, Callable[[Any], RenderableType]]" = {
+    Advice: lambda advice: render_advice(advice, command_line("step", advice.plan)),
+    Comparison: render_comparison,
+    Fit: render_fit,
+    MemoryEstimate: lambda estimate: render_estimate(estimate.recipe, estimate),
+    PeakDiff: render_diff,
+    PeakReport: render_peak,
+    StepOutcome: _render_outcome,
+    TraceReport: lambda report: render_trace(report, top=_TOP),
+}
+# no background of its own: a notebook may be dark
+_HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.25;font-family:monospace">{code}</pre>'
+
+
+def as_text(result: Any) -> str:
+    """The text that the result's command prints, 100 columns wide."""
+    written = io.StringIO()
+    console(written).print(_RENDER[type(result)](result))
+    return written.getvalue().rstrip("\n")
+
+
+def as_html(result: Any) -> str:
+    """The same as an HTML element, escaped, with the styles of a terminal."""
+    recorder = PlainConsole(file=io.StringIO(), width=PLAIN_WIDTH, record=True)
+    recorder.print(_RENDER[type(result)](result))
+    return recorder.export_html(code_format=_HTML, inline_styles=True)
