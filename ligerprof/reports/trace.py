@@ -188,7 +188,7 @@ def _changes_table(difference: TraceDifference, top: int) -> Table:
 
 
 def _table(heading: str, figures: tuple[str, ...], rows: Iterable[tuple[str, ...]], *last: str) -> Table:
-    return listing_table(heading, *figures, *last, right=figures, rows=rows)
+    return listing_table(heading, *figures, *last, right=figures, folded=(heading, *figures, *last), rows=rows)
 
 
 def _pair(write: Callable[[float], str], before: float, after: float) -> tuple[str, str, str]:
