@@ -1,6 +1,10 @@
 """Convert bytes to text and back; the only module that formats MiB and GiB."""
 
 import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from ligerprof.errors import RecipeError
 
@@ -11,13 +15,26 @@ GIB = 2**30
 _FACTORS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _FACTORS |= {_letter: 1024**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+_Arguments = ParamSpec("_Arguments")
+_Output = TypeVar("_Output")
+# of the output that is being rendered
+_largest_bytes: ContextVar[int] = ContextVar("largest_bytes", default=0)
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]*)\s*")
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Format a size, which may be negative: `13.15 GiB`, `2004.0 MiB`, `512 B`."""
+    """Format a size, which may be negative: `13.15 GiB`, `2004.0 MiB`, `512 B`.
+
+    Within an output whose largest size is in GiB (`in_one_unit`), smaller ones are, too.
+    """
+    return format_like(size_bytes, 0)
+
+
+def format_like(size_bytes: int, other_bytes: int) -> str:
+    """Format a size in the unit of a larger one in the same sentence, unless hardly a digit would be left of it."""
     magnitude = abs(size_bytes)
-    if magnitude >= 10 * GIB:
+    in_gib = max(abs(other_bytes), _largest_bytes.get()) >= 10 * GIB
+    if magnitude >= (GIB // 10 if in_gib else 10 * GIB):
         return f"{size_bytes / GIB:.2f} GiB"
     if magnitude >= MIB:
         return f"{size_bytes / MIB:.1f} MiB"
@@ -26,13 +43,27 @@ def format_bytes(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def format_like(size_bytes: int, other_bytes: int) -> str:
-    """Format a size in the unit of another one in the same sentence, unless hardly a digit would be left of it."""
-    if abs(other_bytes) >= 10 * GIB and abs(size_bytes) >= GIB // 10:
-        return f"{size_bytes / GIB:.2f} GiB"
-    if MIB <= abs(other_bytes) < 10 * GIB and abs(size_bytes) >= MIB:
-        return f"{size_bytes / MIB:.1f} MiB"
-    return format_bytes(size_bytes)
+def in_one_unit(
+    largest: Callable[..., int],
+) -> Callable[[Callable[_Arguments, _Output]], Callable[_Arguments, _Output]]:
+    """A decorator for what renders an output: its sizes are in the unit of its largest.
+
+    Args:
+        largest: that size, in bytes, from the arguments of the decorated function.
+    """
+
+    def decorate(render: Callable[_Arguments, _Output]) -> Callable[_Arguments, _Output]:
+        @wraps(render)
+        def rendered(*positional: _Arguments.args, **named: _Arguments.kwargs) -> _Output:
+            outer = _largest_bytes.set(max(_largest_bytes.get(), largest(*positional, **named)))
+            try:
+                return render(*positional, **named)
+            finally:
+                _largest_bytes.reset(outer)
+
+        return rendered
+
+    return decorate
 
 
 def prints_as_zero(size_bytes: int) -> bool:

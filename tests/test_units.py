@@ -90,7 +90,7 @@ def test_invalid_sizes_are_a_one_line_usage_error(text: str) -> None:
 
 def test_sizes_of_one_sentence_have_one_unit() -> None:
     assert format_like(4714 * MIB, 13 * GIB) == "4.60 GiB"
-    assert format_like(12 * GIB, 9 * GIB) == "12288.0 MiB"
+    assert format_like(12 * GIB, 9 * GIB) == "12.00 GiB"
     # hardly a digit would be left
     assert format_like(3 * MIB, 13 * GIB) == "3.0 MiB"
     assert format_like(20 * 2**10, 9 * GIB) == "20.0 KiB"

@@ -33,23 +33,25 @@ if TYPE_CHECKING:
     (Engine.DEEPSPEED, Engine.FSDP2),
     "What shards over several GPUs. Default: fsdp2 with a --config file of torchtitan, else deepspeed.",
 )
+@click.option("--all", "show_all", is_flag=True, help="List the changes that do not apply, too.")
 @changed_copy_option("-o", "--output", what="the plan's changes")
 @force_option
 @json_option
-def command(
+def command(  # noqa: PLR0913 - one argument per option
     recipe: TrainingRecipe,
     *,
     simulate: bool,
     sharding: Engine | None,
+    show_all: bool,
     copies: tuple[Path, ...],
     force: bool,
     as_json: bool,
 ) -> None:
     """Suggest changes so that a recipe fits --memory-limit, or the memory of --gpu less the CUDA context.
 
-    Tries a ladder of changes, the cheapest first, until the recipe fits. Prints the estimated saving and
-    the cost of each, and the command to run next. With --config, also the changed lines of that file. The exit
-    code is 3 if the whole ladder does not suffice.
+    Tries a ladder of changes, the cheapest first, until the recipe fits. Prints the plan with its cost, with
+    --config the changed lines of that file, and the command to run next; then what else would help. The exit code
+    is 3 if the whole ladder does not suffice.
     """
     from ligerprof.library import advise
     from ligerprof.reports.advise import render_advice
@@ -85,7 +87,7 @@ def command(
             "notes": [*advice.notes, *remarks],
             **edits_json(edits),
         },
-        lambda: render_advice(advice, next_command, edits, remarks=remarks),
+        lambda: render_advice(advice, next_command, edits, remarks=remarks, show_all=show_all),
         as_json=as_json,
     )
     write_copies(edits, copies, force=force)

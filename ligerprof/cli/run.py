@@ -77,7 +77,14 @@ if TYPE_CHECKING:
 @folder_option("The folder of the recordings. Default: the next number under runs/.")
 @force_option
 @json_option
-@click.argument("command_line", metavar="-- COMMAND", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "command_line",
+    metavar="-- COMMAND",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    callback=lambda _ctx, _param, words: _require_program(words),
+)
 @click.pass_context
 def command(  # noqa: PLR0913 - one argument per option
     ctx: click.Context,
@@ -164,6 +171,13 @@ def command(  # noqa: PLR0913 - one argument per option
         console(sys.stderr).print(render_run(report, top=top))
     own.write(report.ranks[0].report if report.ranks else None)
     ctx.exit(DoesNotFitError.exit_code if report.ran_out else end.exit_code)
+
+
+def _require_program(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The command's words; an option before it that `run` does not have is an error."""
+    if words[:1] and words[0].startswith("-"):
+        raise click.NoSuchOption(words[0])
+    return words
 
 
 def _run(

@@ -93,7 +93,9 @@ def kind_of(path: Path) -> Kind | None:
             start = file.read(_PREFIX_BYTES) if chunks is None else next(chunks, b"")[:_PREFIX_BYTES]
     except (OSError, UnpackError):
         return None
-    return _kind_of_text(start) if start.lstrip().startswith((b"{", b"[", b"<")) else _kind_of_binary(start)
+    if path.suffix in _YAML or start.lstrip().startswith((b"{", b"[", b"<")):
+        return _kind_of_text(start)
+    return _kind_of_binary(start)
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -138,17 +140,20 @@ def _kind_of_text(start: bytes) -> Kind | None:
     if (own := _OWN_KIND.match(start)) is not None:
         return _OWN.get(own[1].decode("ascii"), Kind.OUTPUT)
     for kind, keys in _KEYS:
-        if any(b'"%s"' % key in start for key in keys):
+        if any(re.search(rb'(?m)(^\s*|")%s"?\s*:' % key, start) for key in keys):
             return kind
     return None
 
 
 _OWN = {"step": Kind.FIGURES, "estimate": Kind.ESTIMATE, "peak": Kind.PEAK, "cell": Kind.CELLS, "bench": Kind.BENCH}
+_YAML = frozenset({".yaml", ".yml"})
+# keys of transformers and TRL, of axolotl, and of LLaMA-Factory
+_TRAINING = (b"per_device_train_batch_size", b"model_name_or_path", b"micro_batch_size", b"base_model")
 # keys that decide, the most telling first
 _KEYS = (
     (Kind.TRACE, (b"traceEvents", b"deviceProperties", b"displayTimeUnit")),
     (Kind.BENCH, (b"host_seconds", b"median_seconds")),
     (Kind.RECIPE, (b"checkpoint_every", b"flce_budget")),
-    (Kind.TRAINING, (b"per_device_train_batch_size", b"zero_optimization", b"train_micro_batch_size_per_gpu")),
+    (Kind.TRAINING, (*_TRAINING, b"zero_optimization", b"train_micro_batch_size_per_gpu")),
     (Kind.MODEL, (b"model_type", b"hidden_size")),
 )

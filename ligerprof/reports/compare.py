@@ -1,5 +1,6 @@
 """Render `ligerprof compare`: peak, phases and roles of each source, with differences from one of them."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _MOST_REMEDIES = 8
+
+_SUFFIXES = re.compile(r"(\.(json|pickle|pkl|gz|xz))+$")
 
 
 def render_comparison(comparison: Comparison) -> "RenderableType":
@@ -63,7 +66,7 @@ def column_titles(comparison: Comparison) -> list[str]:
     backends = [column.backend for column in comparison.columns]
     if len(set(backends)) == len(backends):
         return list(backends)
-    names = [f"{Path(column.file).name.partition('.')[0]} {column.backend}" for column in comparison.columns]
+    names = [f"{_SUFFIXES.sub('', Path(column.file).name)} {column.backend}" for column in comparison.columns]
     if len(set(names)) == len(names):
         return names
     return [f"{index} {column.backend}" for index, column in enumerate(comparison.columns, 1)]

@@ -9,7 +9,7 @@ from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.models.module_names import without_indices
 from ligerprof.reports.terminal import groups_table
 from ligerprof.roles import Role
-from ligerprof.units import format_like, format_mib, prints_as_zero
+from ligerprof.units import format_like, format_mib, in_one_unit, prints_as_zero
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,6 +19,7 @@ _MOST_NAMED = 3
 _FIGURE_WIDTH = 11
 
 
+@in_one_unit(lambda diff, **_: max(diff.before.peak_bytes, diff.after.peak_bytes))
 def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
     """Lay out what changed between two peaks, at most 100 columns wide, with `top` rows of block groups."""
     from rich.console import Group

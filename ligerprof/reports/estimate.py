@@ -9,7 +9,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.listing import listing_table
 from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
 from ligerprof.roles import Role
-from ligerprof.units import format_bytes, format_mib
+from ligerprof.units import format_bytes, format_mib, in_one_unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 ESTIMATED = "estimated"
 
 
+def _largest_bytes(estimate: MemoryEstimate) -> int:
+    limit_bytes = 0 if estimate.gpu is None else estimate.gpu.limit_bytes
+    return max(estimate.highest_peak_bytes, estimate.reserved_bytes, limit_bytes)
+
+
+@in_one_unit(lambda _, estimate, *__: _largest_bytes(estimate))
 def render_estimate(
     recipe: TrainingRecipe, estimate: MemoryEstimate, simulated: FiguresColumn | None = None
 ) -> "RenderableType":
@@ -59,6 +65,7 @@ def _compared(recipe: TrainingRecipe, estimate: MemoryEstimate) -> Iterator[str]
     )
 
 
+@in_one_unit(_largest_bytes)
 def summary(estimate: MemoryEstimate) -> str:
     """The peak and its phase, the peaks of other steps, and whether the step fits."""
     text = (

@@ -9,11 +9,11 @@ from ligerprof.analyzers.search.fit import Bound, Fit, Point
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.recipe.usable_memory import Limit
+from ligerprof.recipe.usable_memory import Limit, find_limit
 from ligerprof.reports.estimate import answer_text
 from ligerprof.reports.listing import listing_table
 from ligerprof.reports.shell_command import ShellCommand
-from ligerprof.units import format_bytes
+from ligerprof.units import format_bytes, in_one_unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ENDS = {Bound.POSITIONS: ", the model's maximum", Bound.SEQUENCES: ", all sequences of the file"}
 
 
+@in_one_unit(lambda fit, **_: fit.limit.size_bytes)
 def render_fit(fit: Fit, *, answered: bool = False) -> "RenderableType":
     """Lay out the answers: the limit, the wanted pair, the largest batch and sequence, the frontier, the settings.
 
@@ -40,6 +41,7 @@ def render_fit(fit: Fit, *, answered: bool = False) -> "RenderableType":
     )
 
 
+@in_one_unit(lambda _, limit: limit.size_bytes)
 def heading(recipe: TrainingRecipe, limit: Limit) -> "RenderableType":
     """The recipe and the limit."""
     from rich.console import Group
@@ -78,6 +80,7 @@ def _answers(fit: Fit) -> Iterator[str]:
         yield answer_line(fit.recipe, "seq", fit.seq)
 
 
+@in_one_unit(lambda recipe, *_: find_limit(recipe).size_bytes)
 def answer_line(recipe: TrainingRecipe, name: str, answer: Verdict | Point | None) -> str:
     """One of the three answers: `wanted`, `batch` or `seq`."""
     if isinstance(answer, Verdict):

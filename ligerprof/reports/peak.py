@@ -13,7 +13,7 @@ from ligerprof.reports.failure import failure_lines, growth_sentence
 from ligerprof.reports.suggestions import suggestion_block
 from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
 from ligerprof.roles import Phase, Role, View
-from ligerprof.units import format_bytes, format_like, format_mib, prints_as_zero
+from ligerprof.units import format_bytes, format_like, format_mib, in_one_unit, prints_as_zero
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,6 +29,13 @@ _KEPT_FOR_BACKWARD = frozenset(
 )
 
 
+def largest_bytes(report: PeakReport) -> int:
+    """The largest size of a report, which decides the unit of the others."""
+    failed = report.out_of_memory
+    return max(report.peak_bytes, report.reserved_bytes, 0 if failed is None else failed.reserved_bytes)
+
+
+@in_one_unit(lambda report, **_: largest_bytes(report))
 def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "RenderableType":
     """Lay out the report, at most 100 columns wide.
 
@@ -59,15 +66,15 @@ def _details(moment: PeakReport | FailedAllocation, title: str, by: View, top: i
 def sentence(report: PeakReport) -> str:
     """The peak and its three largest holders in one sentence."""
     holders = sorted((role for role in Role if report.roles[role]), key=lambda role: -report.roles[role])[:3]
-    peak_bytes = report.peak_bytes
+    peak_bytes, highest_bytes = report.peak_bytes, max(report.peak_bytes, report.reserved_bytes)
     sizes = ((role.value, report.roles[role]) for role in holders)
     shares = ", ".join(
-        f"{name} {format_like(size_bytes, peak_bytes)} ({percent_share(size_bytes, peak_bytes)})"
+        f"{name} {format_like(size_bytes, highest_bytes)} ({percent_share(size_bytes, peak_bytes)})"
         for name, size_bytes in sizes
     )
     when = f" in {report.peak_phase.value}" if report.peak_phase else ""
-    reserved = format_like(report.reserved_bytes, report.peak_bytes)
-    return f"Peak {format_bytes(report.peak_bytes)}{when} (reserved {reserved}), held by {shares}."
+    reserved = format_like(report.reserved_bytes, highest_bytes)
+    return f"Peak {format_like(peak_bytes, highest_bytes)}{when} (reserved {reserved}), held by {shares}."
 
 
 def phase_lines(report: PeakReport) -> list[str]:

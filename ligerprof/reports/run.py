@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.gpus import find_gpu
-from ligerprof.reports.peak import render_peak
+from ligerprof.reports.peak import largest_bytes, render_peak
 from ligerprof.reports.ranks import render_ranks
 from ligerprof.reports.terminal import file_text
 from ligerprof.runs.recording.collected import CommandReport, RecordedRank
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary
-from ligerprof.units import format_bytes
+from ligerprof.units import format_bytes, in_one_unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MOST_ROWS, _MOST_NAMES = 6, 4
 
 
+@in_one_unit(lambda report, **_: max((largest_bytes(rank.report) for rank in report.ranks), default=0))
 def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
     """Lay out the report, at most 100 columns wide, with `top` rows of blocks."""
     from rich.console import Group

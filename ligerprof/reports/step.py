@@ -14,13 +14,14 @@ from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
 from ligerprof.roles import Backend, Phase
 from ligerprof.runs.step import StepReport
-from ligerprof.units import MIB, format_bytes
+from ligerprof.units import MIB, format_bytes, in_one_unit
 
 _TOP_BLOCKS = 10
 # a GPU without processes has a few MiB in use
 _IDLE_BYTES = 32 * MIB
 
 
+@in_one_unit(lambda report: max(report.outcome.highest_reserved_bytes, report.limit_bytes or 0))
 def render_step(report: StepReport) -> RenderableType:
     """Lay out one step's report, at most 100 columns wide."""
     title, origin = heading_lines(report)

@@ -65,8 +65,10 @@ class WholeTable(Table):
     def _widths(self, console: Console, options: ConsoleOptions) -> tuple[list[int], list[int]]:
         """The least and the largest width of each column, with its padding."""
         found = [self._measure_column(console, options, column) for column in self.columns]
-        pairs = zip(self.columns, found, strict=True)
-        needed = [each.maximum if column.no_wrap else min(each.minimum, _LONGEST_WORD) for column, each in pairs]
+        needed = [
+            each.maximum if column.no_wrap else min(each.minimum, _LONGEST_WORD + self._get_padding_width(index))
+            for index, (column, each) in enumerate(zip(self.columns, found, strict=True))
+        ]
         return needed, [each.maximum for each in found]
 
     def _blocks(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -47,7 +47,9 @@ def test_command_documents_every_option(name: str) -> None:
         if isinstance(parameter, click.Option) and not (parameter.help or "").strip()
     ]
     assert undocumented == []
-    assert any(parameter.name == "as_json" for parameter in command.params), "every command has --json"
+    has_json = any(parameter.name == "as_json" for parameter in command.params)
+    # what `mcp` prints is the protocol
+    assert has_json or name == "mcp", "every command has --json"
 
 
 def test_help_lists_every_command() -> None:

@@ -55,6 +55,8 @@ def _no_training(words: Sequence[str]) -> str:
     shown = printable(" ".join(words))[:60]
     if len(words) == 1 and words[0].endswith(CONFIG_SUFFIXES):
         return f"{shown}: a file, not a command. Give it as --config {shown}."
+    if len(words) == 1 and not words[0].startswith("-"):
+        return f"{shown}: no training command. A model is named with --model {shown}, a file with --config."
     return (
         f"{shown}: no training command. Give one such as `python train.py --per_device_train_batch_size 2 …`, or a file"
         " with --config."
