@@ -44,12 +44,12 @@ def render_advice(
         Text(advice.recipe.summary, style="bold"),
         Text(f"The limit is {format_bytes(advice.limit.size_bytes)} of reserved bytes ({advice.limit.source})."),
         Text(f"Without changes it {describe_verdict(advice.verdict)}."),
-        *([_plan_table(advice)] if advice.applied else []),
+        *((_plan_table(advice),) if advice.applied else ()),
         *(Text(line) for line in _outcome(advice)),
         *(Text(f"note: {sentence}") for sentence in (*advice.notes, *remarks)),
         *_edit_lines(edits),
         ShellCommand(f"Next: {next_command}"),
-        *([_others_table(shown), Text(_LEGEND)] if shown else []),
+        *((_others_table(shown), Text(_LEGEND)) if shown else ()),
         *([Text(_hidden_line(hidden))] if hidden else []),
     )
 
