@@ -13,7 +13,6 @@ from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.optimizers import OPTIMIZERS
-from ligerprof.torch_memory.scratch import Scratch
 
 
 class BlockMeter(Meter):
@@ -65,17 +64,6 @@ class BlockMeter(Meter):
         for part_bytes in (first_bytes, size_bytes - first_bytes):
             if part_bytes:
                 self.take(part_bytes, Role.LIBRARY_WORKSPACE)
-
-    def run_scratch(self, scratch: Scratch, role: Role) -> None:
-        """Allocate and free the temporaries of an operator, block by block."""
-        held: list[Allocation] = []
-        for size_bytes in scratch:
-            if size_bytes > 0:
-                held.append(self.take(size_bytes, role))
-            else:
-                oldest = next(block for block in held if block.size_bytes == -size_bytes)
-                held.remove(oldest)
-                self.drop(oldest)
 
 
 def block_meter(recipe: TrainingRecipe, placement: Placement, micro_batches: int, *, first: bool) -> BlockMeter:

@@ -9,6 +9,7 @@ from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelMemory, KernelShape
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.scratch import together
 
 
 def kernel_memory(
@@ -118,6 +119,10 @@ def call_loss(
     if weight is not None and not early:
         inputs = (*inputs, weight)
     kept = _kept_values(memory, {name: value})
+    casts = [
+        item.elements * product_bytes for item in (value, weight) if item is not None and item.width != product_bytes
+    ]
+    others_bytes = max(memory.forward_temporary_bytes - sum(casts), 0)
     return context.tape.run(
         Operation(
             elements=1,
@@ -127,7 +132,7 @@ def call_loss(
             reuses=() if inputs or early else kept,
             saves=kept,
             extra_saved_bytes=memory.saved_bytes,
-            forward_scratch_bytes=memory.forward_temporary_bytes,
+            forward_scratch_bytes=together(*casts, others_bytes) if others_bytes else memory.forward_temporary_bytes,
             backward_scratch_bytes=memory.backward_temporary_bytes,
             scratch_role=Role.KERNEL_WORKSPACE,
             is_product=weight is not None,

@@ -1,6 +1,6 @@
 """Count allocated bytes by role and by part of the model, and record the peak."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
-from ligerprof.torch_memory.scratch import Scratch, highest_bytes
+from ligerprof.torch_memory.scratch import Scratch, together
 from ligerprof.words import Word
 
 
@@ -228,9 +228,21 @@ class Meter:
         if size_bytes:
             self.drop(self.take(size_bytes, role))
 
-    def run_scratch(self, scratch: Scratch, role: Role) -> None:
-        """Allocate and free the temporaries of an operator, as one block."""
-        self.touch(highest_bytes(scratch), role)
+    def run_scratch(self, scratch: int | Scratch, role: Role, leading: Sequence[Allocation] = ()) -> list[Allocation]:
+        """Allocate and free the temporaries of an operator, one block or blocks in their order; returns what is left.
+
+        Args:
+            leading: what was left before.
+        """
+        held = list(leading)
+        for size_bytes in together(scratch) if isinstance(scratch, int) else scratch:
+            if size_bytes > 0:
+                held.append(self.take(size_bytes, role))
+            else:
+                oldest = next(block for block in held if block.size_bytes == -size_bytes)
+                held.remove(oldest)
+                self.drop(oldest)
+        return held
 
     def expect_workspaces(self, sizes: Mapping[Phase, int]) -> None:
         """Allocate cuBLAS's workspace at the first matrix product of each thread: forward's, and that of autograd."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ligerprof.roles import Role
+from ligerprof.torch_memory.scratch import Scratch
 
 
 class _Body(NamedTuple):
@@ -70,6 +71,15 @@ class Recording:
         """Record blocks that are allocated one after another and freed together."""
         for number in [self.allocate(size_bytes, role) for size_bytes in sizes if size_bytes > 0]:
             self.free(number)
+
+    def run(self, scratch: Scratch, role: Role) -> None:
+        """Record blocks that are allocated and freed in this order."""
+        held: dict[int, list[int]] = {}
+        for size_bytes in scratch:
+            if size_bytes > 0:
+                held.setdefault(size_bytes, []).append(self.allocate(size_bytes, role))
+            else:
+                self.free(held[-size_bytes].pop(0))
 
     def free_all(self, role: Role) -> None:
         """Record that all blocks of a role are freed."""

@@ -19,6 +19,7 @@ from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.attention.selection import AttentionKernel
+from ligerprof.torch_memory.ddp import broadcast_scratch
 from ligerprof.torch_memory.dtypes import HALF_BYTES
 
 # how far the smallest limit under which the replay completes is from that of a simulated step, as a share of the limit:
@@ -143,5 +144,8 @@ def built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placemen
             keep(weight.packed_sizes)
             recording.free(whole)
         keep(stored_sizes(recipe, [weight for weight in weights if weight.is_adapter]))
+    if recipe.engine is Engine.DDP:
+        kinds = ((0 if weight.packed_sizes else weight.width, weight.stored_sizes[0]) for weight in weights)
+        recording.run(broadcast_scratch(kinds), Role.COMMUNICATION)
     keep(input_sizes(recipe))
     return recording
