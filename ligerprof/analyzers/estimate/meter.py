@@ -123,6 +123,7 @@ class Meter:
         self.logits_peak_bytes = self._logits_bytes = 0
         # of cuBLAS, for the threads that have not multiplied yet
         self._workspaces: dict[Phase, int] = {}
+        self._cublas_bytes = 0
         self._thread = Phase.FORWARD
 
     @property
@@ -244,9 +245,14 @@ class Meter:
                 self.drop(oldest)
         return held
 
-    def expect_workspaces(self, sizes: Mapping[Phase, int]) -> None:
-        """Allocate cuBLAS's workspace at the first matrix product of each thread: forward's, and that of autograd."""
-        self._workspaces = dict(sizes)
+    def expect_workspaces(self, sizes: Mapping[Phase, int], cublas_bytes: int) -> None:
+        """Allocate the workspaces at the first matrix product of each thread: forward's, and that of autograd.
+
+        Args:
+            sizes: of all workspaces of a thread: cuBLAS and cuBLASLt have one each.
+            cublas_bytes: of cuBLAS's.
+        """
+        self._workspaces, self._cublas_bytes = dict(sizes), cublas_bytes
 
     @contextmanager
     def in_thread(self, thread: Phase) -> Iterator[None]:
@@ -257,8 +263,11 @@ class Meter:
 
     def multiply(self) -> None:
         """Run a matrix product."""
-        if size_bytes := self._workspaces.pop(self._thread, 0):
-            self.take(size_bytes, Role.LIBRARY_WORKSPACE)
+        size_bytes = self._workspaces.pop(self._thread, 0)
+        first_bytes = min(size_bytes, self._cublas_bytes)
+        for part_bytes in (first_bytes, size_bytes - first_bytes):
+            if part_bytes:
+                self.take(part_bytes, Role.LIBRARY_WORKSPACE)
 
     def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
         """Add bytes whose rounding is already counted, such as those that a decoder layer leaves behind."""
