@@ -9,7 +9,6 @@ from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelMemory, KernelShape
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.scratch import together
 
 
 def kernel_memory(
@@ -119,10 +118,11 @@ def call_loss(
     if weight is not None and not early:
         inputs = (*inputs, weight)
     kept = _kept_values(memory, {name: value})
-    casts = [
+    casts = tuple(
         item.elements * product_bytes for item in (value, weight) if item is not None and item.width != product_bytes
-    ]
-    others_bytes = max(memory.forward_temporary_bytes - sum(casts), 0)
+    )
+    if sum(casts) >= memory.forward_temporary_bytes:
+        casts = ()
     return context.tape.run(
         Operation(
             elements=1,
@@ -132,7 +132,8 @@ def call_loss(
             reuses=() if inputs or early else kept,
             saves=kept,
             extra_saved_bytes=memory.saved_bytes,
-            forward_scratch_bytes=together(*casts, others_bytes) if others_bytes else memory.forward_temporary_bytes,
+            leading_scratch=casts,
+            forward_scratch_bytes=memory.forward_temporary_bytes - sum(casts),
             backward_scratch_bytes=memory.backward_temporary_bytes,
             scratch_role=Role.KERNEL_WORKSPACE,
             is_product=weight is not None,

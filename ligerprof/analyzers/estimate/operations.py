@@ -250,7 +250,7 @@ def square(context: Context, value: Value) -> Value:
             width=value.width,
             inputs=(value,),
             saves=(value,),
-            backward_scratch_bytes=together(value.size_bytes, value.size_bytes),
+            leading_gradient_scratch=(value.size_bytes, value.size_bytes),
         )
     )
 

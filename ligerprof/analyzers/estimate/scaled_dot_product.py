@@ -224,9 +224,9 @@ class _Operations:
 
     def causal_mask(self) -> Value:
         elements = self._problem.queries * self._problem.keys
-        # the booleans that it is made of
-        operation = Operation(elements=elements, width=FP32_BYTES, role=SCORES, forward_scratch_bytes=elements)
-        return self._tape.run(operation)
+        # the booleans that it is made of: ones, and their lower triangle
+        made = (elements, elements, -elements)
+        return self._tape.run(Operation(elements=elements, width=FP32_BYTES, role=SCORES, leading_scratch=made))
 
     def pad_heads(self, tensor: Value, missing: int) -> Value:
         padded = tensor.elements // self._problem.head_dim * (self._problem.head_dim + missing)
