@@ -80,14 +80,14 @@ def size_text(size_bytes: int) -> str:
     """Format a size exactly, for `parse_bytes`: `24GiB`, `500MiB`, or a number of bytes."""
     if size_bytes % GIB == 0:
         return f"{size_bytes // GIB}GiB"
-    return f"{size_bytes // MIB}MiB" if size_bytes % MIB == 0 else str(size_bytes)
+    return f"{size_bytes // MIB}MiB" if size_bytes % MIB == 0 else f"{size_bytes}B"
 
 
 def parse_bytes(text: str) -> int:
-    """Parse `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a plain number of bytes.
+    """Parse `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a plain number of bytes, from 2**20 on.
 
     Raises:
-        RecipeError: the text is not a size, or the size is not positive.
+        RecipeError: the text is not a size, the size is not positive, or its unit is probably missing.
     """
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
@@ -98,4 +98,6 @@ def parse_bytes(text: str) -> int:
     if size_bytes is None or size_bytes <= 0:
         problem = "a size" if size_bytes is None else "a positive size"
         raise RecipeError(f"{text!r} is not {problem}. Write it as 24GiB, 500MiB or a number of bytes.")
+    if match is not None and not match.group(2) and size_bytes < MIB:
+        raise RecipeError(f"{text!r} has no unit. Write it as 24GiB or 500MiB; {text}B is a size in bytes.")
     return size_bytes

@@ -16,6 +16,8 @@ from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import draw_deepspeed_recipe
 
 TOLERANCE, SMALLEST_BYTES = 0.01, 2**20
+# the order of a layer's gathers is not known within the layer
+TOLERANCE_OF_STAGE_3 = 0.03
 EXPANDABLE = "expandable_segments:True"
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
 TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
@@ -26,8 +28,8 @@ def spec_of(family: str = "llama", **config: Any) -> ModelSpec:
     return spec_from_config({**sizes, **config}, name=family)
 
 
-def close(first: int, second: int) -> bool:
-    return abs(first - second) <= max(TOLERANCE * second, SMALLEST_BYTES)
+def close(first: int, second: int, tolerance: float = TOLERANCE) -> bool:
+    return abs(first - second) <= max(tolerance * second, SMALLEST_BYTES)
 
 
 # as DeepSpeed 0.19.8 on fake tensors has them
@@ -63,20 +65,16 @@ def test_main_memory_of_accumulated_gradients() -> None:
     assert held[2, 3] - held[2, 1] == weights_bytes
 
 
-def drawn_below_stage_3(first: int, count: int) -> Iterator[TrainingRecipe]:
-    """So many drawn recipes that the estimate covers.
-
-    Without ZeRO-3, whose prefetched weights decide the peaks of models as small as these; the estimate says so.
-    """
+def drawn_estimable(first: int, count: int) -> Iterator[TrainingRecipe]:
+    """So many drawn recipes that the estimate covers."""
     for number in count_from(first):
         try:
             recipe = draw_deepspeed_recipe(Random(f"deepspeed {number}"))
             estimate(recipe)
         except (KernelUnavailableError, RecipeError, UnsupportedError):
             continue
-        if recipe.zero < 3:
-            yield recipe
-            count -= 1
+        yield recipe
+        count -= 1
         if not count:
             return
 
@@ -88,12 +86,16 @@ DRAWN_CASES = 20
 @pytest.mark.parametrize("part", [*range(3), *(pytest.param(part, marks=pytest.mark.slow) for part in range(3, 50))])
 def test_drawn_recipes_under_deepspeed(part: int) -> None:
     pytest.importorskip("deepspeed")
-    for recipe in drawn_below_stage_3(1000 * part, DRAWN_CASES):
+    for recipe in drawn_estimable(1000 * part, DRAWN_CASES):
         simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
         within = min(max(simulated.peak_bytes, estimated.lowest_bytes), estimated.highest_bytes)
-        assert close(within, simulated.peak_bytes), recipe
-        assert close(estimated.host_bytes, simulated.host_bytes or 0), recipe
-        if recipe.alloc_conf is not None:
+        tolerance = TOLERANCE_OF_STAGE_3 if recipe.zero == 3 else TOLERANCE
+        assert close(within, simulated.peak_bytes, tolerance), recipe
+        # with fp16, stage 3's check for overflow makes a mask of all gradients in main memory for a moment
+        if recipe.zero < 3 or recipe.precision != "mixed-fp16":
+            assert close(estimated.host_bytes, simulated.host_bytes or 0), recipe
+        # what the first step of ZeRO-3 gathers is counted by layers, and the estimate says so
+        if recipe.alloc_conf is not None and recipe.zero < 3:
             assert close(estimated.first_step_peak_bytes, simulated.first_step_peak_bytes), recipe
 
 

@@ -1,7 +1,7 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
@@ -34,6 +34,7 @@ FACTORS = {
 def test_sizes_are_parsed_exactly(digits: int, decimals: int, unit: str, blank: str) -> None:
     number = Decimal(digits).scaleb(-decimals)
     size_bytes = digits * FACTORS[unit] // 10**decimals
+    assume(unit or not 0 < size_bytes < MIB)
     text = f"{number:f}{blank}{unit}"
     if size_bytes:
         assert parse_bytes(text) == size_bytes
@@ -79,7 +80,8 @@ def test_columns_are_in_mib_with_thousands_separators() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "plenty", "-1", "1e9", "24 GiB GiB", "24XiB", "0", "0.0GiB", "1.GiB", ".5GiB", "nan", "inf", "9" * 400]
+    "text",
+    ["", "plenty", "-1", "1e9", "24 GiB GiB", "24XiB", "0", "0.0GiB", "1.GiB", ".5GiB", "nan", "9" * 400, "20"],
 )
 def test_invalid_sizes_are_a_one_line_usage_error(text: str) -> None:
     with pytest.raises(RecipeError, match=r"Write it as 24GiB") as caught:

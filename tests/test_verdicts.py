@@ -1,17 +1,19 @@
 """One recipe, one verdict: no command says "fits" where another says "does not fit".
 
 `drawn.jsonl` in tests/data/verdicts has recipes of the catalog with a limit within 4 % of their allocated or reserved
-peak, both drawn, and whether the step ran in the simulation under that limit. `files` has configuration files as public
-repositories have them.
+peak, both drawn, and whether the step ran in the simulation under that limit. `lengths.jsonl` has recipes over drawn
+lengths, and under which limits their whole run is simulated. `files` has configuration files as public repositories have
+them.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from ligerprof.analyzers.estimate import Answer, estimate
+from ligerprof.analyzers.estimate import Answer, estimate, judge
 from ligerprof.analyzers.search.budget import Judge
 from ligerprof.cli.main import main
 from ligerprof.library import make_judge
@@ -23,7 +25,7 @@ VERDICTS = DATA / "verdicts"
 ROWS = [json.loads(line) for line in (VERDICTS / "drawn.jsonl").read_text(encoding="utf-8").splitlines()]
 FILES = json.loads((VERDICTS / "files.json").read_text(encoding="utf-8"))
 # of the drawn recipes; docs/accuracy.md quotes it
-MOST_OPEN = 11
+MOST_OPEN = 6
 QUICK = 6
 
 
@@ -58,6 +60,19 @@ def test_all_drawn_recipes_and_their_simulation(row: dict[str, Any]) -> None:
     recipe = TrainingRecipe(**row["options"], memory_limit_bytes=row["memory_limit_bytes"])
     judge = make_judge(recipe, simulate=True, progress=lambda _text: None)
     assert judge.verdict(recipe).answer == row["simulated"]
+
+
+RUNS = [json.loads(line) for line in (VERDICTS / "lengths.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("row", [RUNS[0], *(pytest.param(row, marks=pytest.mark.slow) for row in RUNS[1:])])
+def test_verdicts_over_drawn_lengths(row: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("\n".join(map(str, row["lengths"])), encoding="utf-8")
+    run = estimate(TrainingRecipe(**row["options"], lengths=str(path))).run
+    for limit_bytes, fits in row["answers"]:
+        answer = judge(limit_bytes, run.completes_under, uncertain_share=run.uncertain_share)
+        assert answer.fits in (None, fits), limit_bytes
 
 
 def answers(case: dict[str, Any]) -> list[Any]:

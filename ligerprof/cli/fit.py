@@ -2,15 +2,16 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import print_text, say_written, show
+from ligerprof.cli.output import knows_method, print_text, say_written, show
 from ligerprof.cli.progress import Stages, stages
 from ligerprof.cli.searched_files import changes_of, recipe_and_files
 from ligerprof.errors import DoesNotFitError
@@ -65,16 +66,22 @@ def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: 
             **changes_of(own),
             answered=tell,
         )
+    found = replace(found, wanted=_known(found.wanted))
     if figure is not None:
         write_figure(draw_frontier(found), figure, force=force)
         say_written(figure)
     show(found.to_json, lambda: render_fit(found, answered=tell is not None), as_json=as_json)
-    if found.batch is None and found.seq is None:
+    if found.batch is None and found.seq is None and knows_method():
         require_host_memory(found.recipe)
         remedy = "Take one of the changes above." if found.nearest else "Run `ligerprof advise` for changes that help."
         raise DoesNotFitError(
             f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}. {remedy}"
         )
+
+
+def _known(answer: Any) -> Any:
+    """The verdict on the wanted pair, left open where files do not say what they train."""
+    return answer if knows_method() else replace(answer, answer=None)
 
 
 def _teller(recipe: TrainingRecipe, progress: Stages) -> "Answered":
@@ -86,6 +93,7 @@ def _teller(recipe: TrainingRecipe, progress: Stages) -> "Answered":
     def tell(name: str, answer: "Verdict | Point | None") -> None:
         with progress.aside():
             if name == "wanted":
+                answer = _known(answer)
                 print_text(heading(recipe, find_limit(recipe)))
             print_text(Text(answer_line(recipe, name, answer)))
 

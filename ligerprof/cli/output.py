@@ -32,7 +32,7 @@ def show(
     if as_json:
         result = dict(to_json())
         if not knows_method():
-            result.update(dict.fromkeys(_JUDGEMENTS & result.keys()))
+            result = {**_unjudged(result), **dict.fromkeys(_JUDGEMENTS & result.keys())}
         print_json({**result, **({} if report is None else {"config": report.to_json()})})
     else:
         print_text(render())
@@ -59,6 +59,14 @@ def print_markdown(text: str) -> None:
 
     with _written():
         click.echo(text if knows_method() else f"{UNNAMED_METHOD}\n\n{text}")
+
+
+def _unjudged(value: Any) -> Any:
+    """A result whose judgements are null."""
+    if isinstance(value, Mapping):
+        judged = {key for key in _JUDGEMENTS & value.keys() if not isinstance(value[key], Mapping)}
+        return {key: None if key in judged else _unjudged(item) for key, item in value.items()}
+    return [_unjudged(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def limit_json(limit_bytes: int | None, peak_bytes: int, *, failed: bool = False) -> dict[str, Any]:

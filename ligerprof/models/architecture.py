@@ -142,6 +142,7 @@ class Attention:
         qkv: the projections of query, key and value, or one joint projection.
         slices: whether the joint projection's result is indexed rather than `split`.
         qk_norms: norms of query and key; the widths of their weights decide whether they norm each head or all.
+        norms_projected: whether each of these norms follows its projection, before the next projection.
         norms_rotated: whether these norms follow the rotation.
         norms_apart: whether these norms read heads that lie apart, [batch, heads, tokens, head_dim].
         bare_norms: the config key that turns on norms without weights, of query and key in layers that rotate.
@@ -165,6 +166,7 @@ class Attention:
     slices: bool = False
     out: str = "o_proj"
     qk_norms: tuple[str, str] | None = None
+    norms_projected: bool = False
     norms_rotated: bool = False
     norms_apart: bool = False
     bare_norms: str | None = None

@@ -58,6 +58,8 @@ def describe_verdict(verdict: Verdict) -> str:
     held, moment = format_bytes(verdict.held_bytes), _moment(verdict)
     if not verdict.fits_host:
         return "DOES NOT FIT main memory (--host-memory)"
+    if verdict.answer is None:
+        return f"has no verdict; counted as SFT, it needs {held} {verdict.held}{moment} ({verdict.method})"
     answer = answer_text(verdict.answer)
     if verdict.checked is Method.SIMULATED and not verdict.fits:
         return f"{answer}: out of memory{moment} (simulated)"

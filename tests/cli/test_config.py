@@ -250,6 +250,10 @@ def test_a_search_for_a_file_that_names_no_method_says_so(tmp_path: Path) -> Non
         assert run(command, *arguments).stdout.startswith("counted as SFT; the file names no method")
     result = json.loads(run("advise", *arguments, "--json").stdout)
     assert (result["fits"], result["verdict"]) == (None, None)
+    searched = run("fit", *arguments, "--json")
+    wanted = json.loads(searched.stdout)["wanted"]
+    assert (searched.exit_code, wanted["fits"], wanted["verdict"]) == (0, None, None)
+    assert "tokens has no verdict; counted as SFT" in run("fit", *arguments).stdout
 
 
 AXOLOTL = {

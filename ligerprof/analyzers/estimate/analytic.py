@@ -418,8 +418,8 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.zero == 3 and recipe.gpus > 1:
         prefetched_bytes = DTYPE_BYTES[recipe.weight_dtype] * zero_settings(recipe)["stage3_prefetch_bucket_size"]
         yield (
-            f"ZeRO-3's flat copies of prefetched weights, up to {format_bytes(prefetched_bytes)}, which can decide the"
-            " peak of a small model and of the first step"
+            "ZeRO-3's flat copies of weights that are gathered in the first step or again in backward, up to"
+            f" {format_bytes(prefetched_bytes)}"
         )
     if recipe.offload is not Offload.NONE:
         yield "in main memory, what the process uses without training: 1.3 to 1.8 GB in measured runs"

@@ -13,7 +13,6 @@ from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.optimizers import OPTIMIZERS
-from ligerprof.torch_memory.scratch import Scratch
 
 
 class BlockMeter(Meter):
@@ -31,7 +30,6 @@ class BlockMeter(Meter):
         super().__init__(parse_allocator_settings(recipe.alloc_conf).rules)
         self._allocator = allocator
         self._blocks: dict[int, Block] = {}
-        self._cublas_bytes = recipe.gpu_spec.cublas_workspace_bytes
         self._starts = False
 
     def start(self) -> None:
@@ -57,25 +55,6 @@ class BlockMeter(Meter):
         size_bytes = held.size_bytes
         self._allocator.free(held)
         return size_bytes
-
-    def multiply(self) -> None:
-        """Run a matrix product: cuBLAS and cuBLASLt have a workspace each."""
-        size_bytes = self._workspaces.pop(self._thread, 0)
-        first_bytes = min(size_bytes, self._cublas_bytes)
-        for part_bytes in (first_bytes, size_bytes - first_bytes):
-            if part_bytes:
-                self.take(part_bytes, Role.LIBRARY_WORKSPACE)
-
-    def run_scratch(self, scratch: Scratch, role: Role) -> None:
-        """Allocate and free the temporaries of an operator, block by block."""
-        held: list[Allocation] = []
-        for size_bytes in scratch:
-            if size_bytes > 0:
-                held.append(self.take(size_bytes, role))
-            else:
-                oldest = next(block for block in held if block.size_bytes == -size_bytes)
-                held.remove(oldest)
-                self.drop(oldest)
 
 
 def block_meter(recipe: TrainingRecipe, placement: Placement, micro_batches: int, *, first: bool) -> BlockMeter:
@@ -108,7 +87,8 @@ def _run_first_step(
     weights = make_weights(recipe)
     workspaces = recipe.spec.tape.workspaces_of(checkpointing=recipe.checkpointing)
     meter.start()
-    meter.expect_workspaces(dict(zip((Phase.FORWARD, Phase.BACKWARD), workspaces, strict=True)))
+    sizes = dict(zip((Phase.FORWARD, Phase.BACKWARD), workspaces, strict=True))
+    meter.expect_workspaces(sizes, recipe.gpu_spec.cublas_workspace_bytes)
     for _ in range(micro_batches):
         passed = TracedMicroBatch(recipe, weights, meter, Hooks())
         with meter.in_thread(Phase.FORWARD):

@@ -161,7 +161,6 @@ def _gated_norm(context: Context, value: Value, gate: Value, name: str, sizes: D
     wide = context.cast(value, FP32_BYTES)
     squares = square(context, wide)
     root = row_root(context, squares, value.elements // sizes.value_dim)
-    tape.release(squares)
     scaled = renamed(context, wide, scale_rows(context, wide, root))
     narrow = renamed(context, scaled, context.cast(scaled, value.width))
     weighted = renamed(context, narrow, scale_columns(context, narrow, weight))

@@ -5,10 +5,11 @@ peft 0.21, tuners/lora/dora.py, DoraLinearLayer.forward, and variants.py, DoraLi
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, column_sum_bytes, dropout, linear, renamed, scale
+from ligerprof.analyzers.estimate.operations import add, column_sum, dropout, linear, renamed, scale
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.scratch import highest_bytes
 from ligerprof.torch_memory.selective import MM
 
 
@@ -97,7 +98,7 @@ def _measure_weight(context: Context, name: str) -> tuple[Tensor, list[Value]]:
 def _times_row(context: Context, value: Value, row: Value) -> Value:
     """`row * value` in fp32 with one factor per column: saves both."""
     product_bytes = value.elements * FP32_BYTES
-    sum_bytes = column_sum_bytes(context, value.elements, row.elements, FP32_BYTES)
+    sum_bytes = highest_bytes(column_sum(context, value.elements, row.elements, FP32_BYTES))
     # the gradient of a 16-bit value is fp32 until the factor's has been summed
     wider_bytes = product_bytes - value.size_bytes if value.needs_gradient else 0
     return context.tape.run(

@@ -10,7 +10,7 @@ from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.expert_gates import clamped_product
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import column_sum_bytes, multiply, product_operator, renamed, scale_rows
+from ligerprof.analyzers.estimate.operations import column_sum, multiply, product_operator, renamed, scale_rows
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.recipe.routing import tokens_per_expert
 from ligerprof.torch_memory.dtypes import INDEX_BYTES
@@ -171,14 +171,14 @@ def _expert_linear(context: Context, value: Value, name: str, tokens: int) -> Va
     if bias is None:
         return product
     row = _view_of_expert(context, bias)
-    sum_bytes = column_sum_bytes(context, product.elements, row.elements, product.width) if bias.trainable else 0
+    sums = column_sum(context, product.elements, row.elements, product.width) if bias.trainable else ()
     width = max(product.width, bias.width)
     added = Operation(
         elements=product.elements,
         width=width,
         inputs=(row,) if product.width == width else (row, product),
         passes=(product,) if product.width == width else (),
-        reduction_scratch_bytes=sum_bytes,
+        reduction_scratch_bytes=sums,
     )
     return renamed(context, product, tape.run(added))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from ligerprof.models import ParameterShape
-from ligerprof.models.module_names import is_in_layer
+from ligerprof.models.module_names import is_in_layer, layer_index
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 
@@ -35,6 +35,10 @@ class NothingGathered:
         return 0
 
     def largest_call(self) -> int:
+        """Zero."""
+        return 0
+
+    def flat_copy(self, layer: int) -> int:  # noqa: ARG002 - what the other classes take
         """Zero."""
         return 0
 
@@ -67,6 +71,10 @@ class GatheredOnDemand:
         """Zero: nothing is prefetched."""
         return 0
 
+    def flat_copy(self, layer: int) -> int:  # noqa: ARG002 - what the other classes take
+        """Zero: a module's call gathers its own weights alone."""
+        return 0
+
 
 class Gathered:
     """Steady steps: weights are prefetched in the order in which backward reads them."""
@@ -80,6 +88,7 @@ class Gathered:
         self._layer_count = recipe.spec.layers
         self._layers = [item for item in parameters if is_in_layer(item.name)]
         self._embeddings = parameters[: parameters.index(self._layers[0])]
+        self._calls = list(self._make_calls(recipe))
         self._head, self._head_stays = _head(recipe), _head_stays(recipe)
         # the head's backward follows its forward
         self._head_waits = self._head_stays or settings["stage3_max_reuse_distance"] > 0
@@ -119,6 +128,26 @@ class Gathered:
                 called = item.elements + (called if called < self._call else 0)
                 largest = max(largest, called)
         return largest
+
+    def flat_copy(self, layer: int) -> int:
+        """The largest flat tensor of a call that gathers weights of a layer, while that layer runs forward.
+
+        Each weight is copied out of the flat tensor of its call when a module waits for the first of them
+        (`AllGatherCoalescedHandle.wait`), and the flat tensor is there until a module has waited for the last.
+        """
+        return max((size for layers, size in self._calls if layer in layers), default=0)
+
+    def _make_calls(self, recipe: TrainingRecipe) -> Iterator[tuple[set[int | None], int]]:
+        """The layers and the elements of each call in forward that gathers several weights."""
+        call: list[ParameterShape] = []
+        for item in (*(item for item in recipe.spec.parameters if item.elements >= self._smallest), None):
+            elements = sum(other.elements for other in call)
+            if item is None or elements >= self._call:
+                if len(call) > 1 and recipe.gpus > 1:
+                    yield {layer_index(other.name) for other in call}, elements
+                call = []
+            if item is not None:
+                call.append(item)
 
     def _ahead(self, passed: int, *, with_head: bool) -> Iterator[ParameterShape]:
         """Weights up to the one that reaches the limit."""

@@ -118,6 +118,11 @@ def call_loss(
     if weight is not None and not early:
         inputs = (*inputs, weight)
     kept = _kept_values(memory, {name: value})
+    casts = tuple(
+        item.elements * product_bytes for item in (value, weight) if item is not None and item.width != product_bytes
+    )
+    if sum(casts) >= memory.forward_temporary_bytes:
+        casts = ()
     return context.tape.run(
         Operation(
             elements=1,
@@ -127,7 +132,8 @@ def call_loss(
             reuses=() if inputs or early else kept,
             saves=kept,
             extra_saved_bytes=memory.saved_bytes,
-            forward_scratch_bytes=memory.forward_temporary_bytes,
+            leading_scratch=casts,
+            forward_scratch_bytes=memory.forward_temporary_bytes - sum(casts),
             backward_scratch_bytes=memory.backward_temporary_bytes,
             scratch_role=Role.KERNEL_WORKSPACE,
             is_product=weight is not None,

@@ -179,7 +179,7 @@ def _attention(context: Context, value: Value, name: str) -> tuple[Value, Value 
     gate: Value | None = None
     if row.gated:
         query, gate = _cut_gate(context, query)
-    if not row.norms_rotated:
+    if not (row.norms_projected or row.norms_rotated):
         query, key = _norm_heads(context, query, key, name)
     turned_query, turned_key = query, key
     if context.rotates:
@@ -237,10 +237,20 @@ def _norm_heads(context: Context, query: Value, key: Value, name: str) -> tuple[
     return normed_query, renamed(context, key, norm(context, key, f"{name}.{norms[1]}"))
 
 
+def _project_head(context: Context, value: Value, name: str, which: int) -> Value:
+    """Query, key or value, or all of them as one joint tensor."""
+    row = context.spec.architecture.attention
+    projected = project(context, value, f"{name}.{row.qkv[which]}")
+    norms = row.qk_norms if row.norms_projected else None
+    if norms is None or which >= len(norms) or f"{name}.{norms[which]}.weight" not in context.weights:
+        return projected
+    return renamed(context, projected, norm(context, projected, f"{name}.{norms[which]}"))
+
+
 def _query_key_value(context: Context, value: Value, name: str) -> tuple[Value, ...]:
     """Query, key and value, and the joint tensor if one projection computes all three."""
     row, spec = context.spec.architecture.attention, context.spec
-    projected = tuple(project(context, value, f"{name}.{item}") for item in row.qkv)
+    projected = tuple(_project_head(context, value, name, which) for which in range(len(row.qkv)))
     if row.scales_parts:
         query, key, values = projected
         return query, renamed(context, key, scale(context, key)), values

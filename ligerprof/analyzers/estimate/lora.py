@@ -112,9 +112,9 @@ def add_adapter_to_embedding(context: Context, result: Value, name: str, role: R
 
 def _with_product(context: Context, result: Value, scaled: Value, role: Role) -> Value:
     total = add(context, result, scaled, role=role)
-    context.tape.release(scaled)
+    context.tape.release(scaled, result)
     output = context.cast(total, result.width, role=role)
-    context.tape.release(total, result)
+    context.tape.release(total)
     return output
 
 

@@ -1,6 +1,6 @@
 """Count allocated bytes by role and by part of the model, and record the peak."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
-from ligerprof.torch_memory.scratch import Scratch, highest_bytes
+from ligerprof.torch_memory.scratch import Scratch, together
 from ligerprof.words import Word
 
 
@@ -123,6 +123,7 @@ class Meter:
         self.logits_peak_bytes = self._logits_bytes = 0
         # of cuBLAS, for the threads that have not multiplied yet
         self._workspaces: dict[Phase, int] = {}
+        self._cublas_bytes = 0
         self._thread = Phase.FORWARD
 
     @property
@@ -228,13 +229,30 @@ class Meter:
         if size_bytes:
             self.drop(self.take(size_bytes, role))
 
-    def run_scratch(self, scratch: Scratch, role: Role) -> None:
-        """Allocate and free the temporaries of an operator, as one block."""
-        self.touch(highest_bytes(scratch), role)
+    def run_scratch(self, scratch: int | Scratch, role: Role, leading: Sequence[Allocation] = ()) -> list[Allocation]:
+        """Allocate and free the temporaries of an operator, one block or blocks in their order; returns what is left.
 
-    def expect_workspaces(self, sizes: Mapping[Phase, int]) -> None:
-        """Allocate cuBLAS's workspace at the first matrix product of each thread: forward's, and that of autograd."""
-        self._workspaces = dict(sizes)
+        Args:
+            leading: what was left before.
+        """
+        held = list(leading)
+        for size_bytes in together(scratch) if isinstance(scratch, int) else scratch:
+            if size_bytes > 0:
+                held.append(self.take(size_bytes, role))
+            else:
+                oldest = next(block for block in held if block.size_bytes == -size_bytes)
+                held.remove(oldest)
+                self.drop(oldest)
+        return held
+
+    def expect_workspaces(self, sizes: Mapping[Phase, int], cublas_bytes: int) -> None:
+        """Allocate the workspaces at the first matrix product of each thread: forward's, and that of autograd.
+
+        Args:
+            sizes: of all workspaces of a thread: cuBLAS and cuBLASLt have one each.
+            cublas_bytes: of cuBLAS's.
+        """
+        self._workspaces, self._cublas_bytes = dict(sizes), cublas_bytes
 
     @contextmanager
     def in_thread(self, thread: Phase) -> Iterator[None]:
@@ -245,8 +263,11 @@ class Meter:
 
     def multiply(self) -> None:
         """Run a matrix product."""
-        if size_bytes := self._workspaces.pop(self._thread, 0):
-            self.take(size_bytes, Role.LIBRARY_WORKSPACE)
+        size_bytes = self._workspaces.pop(self._thread, 0)
+        first_bytes = min(size_bytes, self._cublas_bytes)
+        for part_bytes in (first_bytes, size_bytes - first_bytes):
+            if part_bytes:
+                self.take(part_bytes, Role.LIBRARY_WORKSPACE)
 
     def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
         """Add bytes whose rounding is already counted, such as those that a decoder layer leaves behind."""

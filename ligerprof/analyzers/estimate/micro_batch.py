@@ -181,6 +181,7 @@ class MicroBatch:
             if not self._recipe.reentrant:
                 self._release_masks_after(repetition.first)
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
+        self._meter.add(self._placement.in_embedding, place=WHOLE)
         self._end_shared()
         self._across.end(self._bottom.tape)
         self._meter.place = EMBEDDING
@@ -192,6 +193,7 @@ class MicroBatch:
         self._bottom.tape.forget_gradients()
         self._end_tables()
         self._meter.place = WHOLE
+        self._meter.add(self._placement.in_embedding, times=-1)
         self._hooks.end_backward()
         if self.offloading is not None:
             self.offloading.clear()
@@ -276,7 +278,11 @@ class MicroBatch:
                 self._meter.place = repetition.place(index)
                 reached = self._layer_forward(index, repetition, *reached)
 
+        copied_bytes = sum(self._placement.in_forward[repetition.end - 1 : repetition.end])
+        copies = {Role.COMMUNICATION: copied_bytes}
+        self._meter.add(copies, place=WHOLE)
         self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first)
+        self._meter.add(copies, times=-1, place=WHOLE)
         return reached
 
     def _layer_forward(

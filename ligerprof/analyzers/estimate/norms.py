@@ -9,7 +9,6 @@ from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import NormForm
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.layer_norm import backward_scratch, statistics_bytes
-from ligerprof.torch_memory.scratch import highest_bytes
 
 
 def norm(context: Context, value: Value, name: str) -> Value:
@@ -49,13 +48,12 @@ def _rms_norm(context: Context, value: Value, weight: Weight, *, as_reference: b
     wide = context.cast(value, FP32_BYTES)
     squares = square(context, wide)
     root = row_root(context, squares, value.elements // weight.elements, powers=form.powers and not as_reference)
-    tape.release(squares)
     scaled = scale_rows(context, wide, root)
-    tape.release(wide, root)
+    tape.release(root, wide)
     if not (form.casts_last or as_reference):
         narrow = context.cast(scaled, value.width)
         output = scale_columns(context, narrow, weight)
-        tape.release(scaled, narrow)
+        tape.release(narrow, scaled)
         return output
     factor = _one_plus(context, weight) if form.offset or as_reference else weight
     product = scale_columns(context, scaled, factor)
@@ -71,7 +69,6 @@ def bare_rms_norm(context: Context, value: Value, columns: int) -> Value:
     wide = context.cast(value, FP32_BYTES)
     squares = square(context, wide)
     root = row_root(context, squares, value.elements // columns, powers=powers)
-    tape.release(squares)
     scaled = scale_rows(context, wide, root)
     tape.release(root, wide)
     return renamed(context, scaled, context.cast(scaled, value.width))
@@ -99,7 +96,6 @@ def _centered_norm(context: Context, value: Value, weight: Weight) -> Value:
     squares = square(context, distance)
     tape.release(distance)
     root = row_root(context, squares, rows)
-    tape.release(squares)
     distance = _subtract_rows(context, wide, mean)
     scaled = renamed(context, wide, scale_rows(context, distance, root))
     tape.release(distance, root)
@@ -152,7 +148,7 @@ def _layer_norm_plus_one(context: Context, value: Value, name: str) -> Value:
             saves=(read, factor),
             extra_saved_bytes=statistics_bytes(context.tokens),
             other_saves=2,
-            backward_scratch_bytes=highest_bytes(scratch) if weight.trainable else 0,
+            backward_scratch_bytes=scratch if weight.trainable else (),
         )
     )
     tape.release(read, factor, shifted)
@@ -179,7 +175,7 @@ def _layer_norm(context: Context, value: Value, weight: Weight, bias: Weight) ->
             extra_saved_bytes=statistics_bytes(context.tokens),
             # weight, bias and the second statistic
             other_saves=3,
-            backward_scratch_bytes=highest_bytes(scratch),
+            backward_scratch_bytes=scratch,
         )
     )
     tape.release(read)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.roles import Role
+from ligerprof.torch_memory.scratch import Scratch
 from ligerprof.torch_memory.selective import FactorShape
 
 
@@ -25,8 +26,10 @@ class Operation:
         extra_saved_bytes: other memory allocated for backward (statistics, dropout masks).
         other_saves: number of further tensors that autograd keeps: parameters, indices, and parts of the extra bytes.
         view_of: the tensor whose memory the output shares.
+        leading_scratch, leading_gradient_scratch: temporaries before the output, and before gradients; what these do
+            not free is freed by the temporaries below, or after them.
         forward_scratch_bytes, backward_scratch_bytes: temporaries of the operation and of its gradient,
-            beyond outputs and gradients.
+            beyond outputs and gradients: one block, or blocks in their order.
         reduction_scratch_bytes: allocated and freed when the engine sums gradients to their tensors' shapes: after
             the gradient function has returned, while its results and inputs are still there.
         role: the role of the output, of saved memory and of temporaries.
@@ -51,9 +54,11 @@ class Operation:
     extra_saved_bytes: int = 0
     other_saves: int = 0
     view_of: Value | None = None
-    forward_scratch_bytes: int = 0
-    backward_scratch_bytes: int = 0
-    reduction_scratch_bytes: int = 0
+    leading_scratch: Scratch = ()
+    leading_gradient_scratch: Scratch = ()
+    forward_scratch_bytes: int | Scratch = 0
+    backward_scratch_bytes: int | Scratch = 0
+    reduction_scratch_bytes: int | Scratch = 0
     role: Role = Role.ACTIVATIONS
     gradient_role: Role = Role.ACTIVATIONS
     scratch_role: Role | None = None

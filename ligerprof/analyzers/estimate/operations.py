@@ -7,7 +7,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
-from ligerprof.torch_memory.scratch import highest_bytes
+from ligerprof.torch_memory.scratch import Scratch, together
 from ligerprof.torch_memory.selective import ADDMM, BMM, MM, FactorShape
 
 
@@ -26,11 +26,12 @@ def linear(
     inputs: tuple[Tensor, ...] = (read_weight, read)
     factor = factor_of(context, value, weight)
     elements = context.tokens * factor[1]
-    bias_sum_bytes = 0
+    bias_sum: Scratch = ()
     if bias is not None:
-        inputs = (*inputs, context.autocast_weight(bias))
+        # addmm's gradients: the input's, then the weight's
+        inputs = (read, read_weight, context.autocast_weight(bias))
         if bias.trainable:
-            bias_sum_bytes = column_sum_bytes(context, elements, bias.elements, read.width)
+            bias_sum = column_sum(context, elements, bias.elements, read.width)
     saves = ((read,) if weight.trainable else ()) + ((read_weight,) if value.needs_gradient else ())
     output = context.tape.run(
         Operation(
@@ -40,7 +41,7 @@ def linear(
             saves=saves,
             role=role,
             gradient_role=gradient_role,
-            reduction_scratch_bytes=bias_sum_bytes,
+            reduction_scratch_bytes=bias_sum,
             gradient_is_view=True,
             is_product=True,
             operator=product_operator(bias),
@@ -64,9 +65,9 @@ def product_operator(bias: Weight | None) -> str:
     return MM if bias is None else ADDMM
 
 
-def column_sum_bytes(context: Context, elements: int, columns: int, width: int) -> int:
+def column_sum(context: Context, elements: int, columns: int, width: int) -> Scratch:
     """The workspaces of a sum over all rows of `columns`."""
-    return highest_bytes(column_sum_scratch(elements // columns, columns, width, context.recipe.gpu_spec))
+    return column_sum_scratch(elements // columns, columns, width, context.recipe.gpu_spec)
 
 
 def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | None) -> Value:
@@ -80,13 +81,15 @@ def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | N
     unpacked_bytes = weight.elements * width
     factor = factor_of(context, value, weight)
     scale_bytes = nf4_scale_bytes(weight.elements, nested=context.recipe.nested_quant)
+    scales = (scale_bytes,) if scale_bytes else ()
+    unscaled = tuple(-size_bytes for size_bytes in scales)
     product = tape.run(
         Operation(
             elements=context.tokens * factor[1],
             width=width,
             inputs=(read,) if bias is None else (read, bias),
-            forward_scratch_bytes=unpacked_bytes + 2 * scale_bytes,
-            backward_scratch_bytes=unpacked_bytes,
+            leading_scratch=(*scales, *scales, unpacked_bytes, *unscaled, *unscaled),
+            leading_gradient_scratch=(*scales, unpacked_bytes, *unscaled),
             scratch_role=Role.WEIGHT_CASTS,
             is_product=True,
             in_function=True,
@@ -247,15 +250,19 @@ def square(context: Context, value: Value) -> Value:
             width=value.width,
             inputs=(value,),
             saves=(value,),
-            backward_scratch_bytes=2 * value.size_bytes,
+            leading_gradient_scratch=(value.size_bytes, value.size_bytes),
         )
     )
 
 
 def row_root(context: Context, squares: Value, rows: int, *, powers: bool = False) -> Value:
-    """`torch.rsqrt(squares.mean(-1) + eps)`: one number per row; saves its result, or as a power what it is of."""
+    """`torch.rsqrt(squares.mean(-1) + eps)`: one number per row; saves its result, or as a power what it is of.
+
+    It takes over `squares`.
+    """
     tape = context.tape
     mean = tape.run(Operation(elements=rows, width=FP32_BYTES, inputs=(squares,)))
+    tape.release(squares)
     shifted = tape.run(Operation(elements=rows, width=FP32_BYTES, passes=(mean,)))
     root = unary(context, shifted, saves_output=not powers)
     tape.release(mean, shifted)
@@ -290,7 +297,7 @@ def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
     saves: tuple[Tensor, ...] = (value, weight) if weight.needs_gradient else (weight,)
     # gradient times value, before it is summed over the tokens
     product_bytes = value.elements * width if weight.needs_gradient else 0
-    sum_bytes = column_sum_bytes(context, value.elements, weight.elements, width) if weight.needs_gradient else 0
+    scratch = column_sum(context, value.elements, weight.elements, width) if weight.needs_gradient else ()
     return context.tape.run(
         Operation(
             elements=value.elements,
@@ -298,7 +305,7 @@ def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
             inputs=(value, weight),
             saves=saves,
             backward_scratch_bytes=product_bytes,
-            reduction_scratch_bytes=product_bytes + sum_bytes,
+            reduction_scratch_bytes=(*together(product_bytes)[:1], *scratch, *together(product_bytes)[1:]),
         )
     )
 

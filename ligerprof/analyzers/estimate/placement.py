@@ -27,7 +27,9 @@ class Placement:
         resident: exist from before the first step.
         states: exist after the first optimizer step.
         running: exist during forward and backward.
+        in_forward: bytes gathered in addition to `running` while each layer runs forward; empty for none.
         in_layers: in addition to `running` during backward of the decoder layers, less what earlier layers have freed.
+        in_embedding: in addition to `running` during backward of the embedding.
         arriving: allocated and freed during backward of the first of these layers.
         reductions: allocated and freed when gradients are reduced during backward of the decoder layers, less what
             earlier layers have freed; by the parameter whose gradient arrives then.
@@ -46,7 +48,9 @@ class Placement:
     states_remainders: UnsplitRemainders = field(default_factory=lambda: UnsplitRemainders(blocks=0, counted_bytes=0))
     update_remainders: UnsplitRemainders = field(default_factory=lambda: UnsplitRemainders(blocks=0, counted_bytes=0))
     running: Bytes = field(default_factory=dict)
+    in_forward: Sequence[int] = ()
     in_layers: Bytes = field(default_factory=dict)
+    in_embedding: Bytes = field(default_factory=dict)
     arriving: Bytes = field(default_factory=dict)
     reductions: Mapping[str, int] = field(default_factory=dict)
     gathered: Mapping[str, int] = field(default_factory=dict)

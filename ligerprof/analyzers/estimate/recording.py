@@ -1,12 +1,13 @@
 """The allocations and frees of one estimated step in order, with those of layers that the estimate ran only once."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ligerprof.roles import Role
+from ligerprof.torch_memory.scratch import Scratch
 
 
 class _Body(NamedTuple):
@@ -43,6 +44,7 @@ class Recording:
     micro_batches: list[int] = field(default_factory=list)
     _bodies: list[_Body] = field(default_factory=list)
     _added: dict[tuple[Role, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    _missing: Counter[tuple[Role, int]] = field(default_factory=Counter)
 
     def allocate(self, size_bytes: int, role: Role, stream: int = 0, *, kept: bool = False) -> int:
         """Record an allocation; returns the block's number."""
@@ -60,16 +62,33 @@ class Recording:
         self.events.append(~number)
 
     def add(self, role: Role, size_bytes: int) -> None:
-        """Record bytes that come as one block; negative bytes free the block of that size that came last."""
-        if size_bytes > 0:
-            self._added[role, size_bytes].append(self.allocate(size_bytes, role))
-        elif size_bytes < 0 and self._added[role, -size_bytes]:
-            self.free(self._added[role, -size_bytes].pop())
+        """Record bytes that come as one block; negative bytes free the block of that size that came last.
+
+        If there is none, the same bytes, which come later, are not recorded either.
+        """
+        blocks, missing = self._added[role, abs(size_bytes)], (role, abs(size_bytes))
+        if size_bytes > 0 and self._missing[missing]:
+            self._missing[missing] -= 1
+        elif size_bytes > 0:
+            blocks.append(self.allocate(size_bytes, role))
+        elif size_bytes < 0 and blocks:
+            self.free(blocks.pop())
+        elif size_bytes < 0:
+            self._missing[missing] += 1
 
     def touch(self, sizes: Sequence[int], role: Role) -> None:
         """Record blocks that are allocated one after another and freed together."""
         for number in [self.allocate(size_bytes, role) for size_bytes in sizes if size_bytes > 0]:
             self.free(number)
+
+    def run(self, scratch: Scratch, role: Role) -> None:
+        """Record blocks that are allocated and freed in this order."""
+        held: dict[int, list[int]] = {}
+        for size_bytes in scratch:
+            if size_bytes > 0:
+                held.setdefault(size_bytes, []).append(self.allocate(size_bytes, role))
+            else:
+                self.free(held[-size_bytes].pop(0))
 
     def free_all(self, role: Role) -> None:
         """Record that all blocks of a role are freed."""

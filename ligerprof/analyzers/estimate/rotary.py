@@ -11,6 +11,7 @@ from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature, Rotary
 from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.scratch import together
 
 
 def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, ...]:
@@ -181,14 +182,16 @@ def _turn(
     tape = context.tape
     upright = _times_table(context, value, tables, 0, upcasts=upcasts)
     half_bytes = value.size_bytes // 2
+    padded_bytes = value.size_bytes if turn_back_bytes is None else turn_back_bytes
     turned = tape.run(
         Operation(
             elements=value.elements,
             width=value.width,
             inputs=(value,),
             # the negated half
-            forward_scratch_bytes=half_bytes,
-            backward_scratch_bytes=value.size_bytes if turn_back_bytes is None else turn_back_bytes,
+            leading_scratch=(half_bytes,),
+            leading_gradient_scratch=(half_bytes,),
+            backward_scratch_bytes=(-half_bytes, *together(padded_bytes)),
         )
     )
     sideways = _times_table(context, turned, tables, 1, upcasts=upcasts)

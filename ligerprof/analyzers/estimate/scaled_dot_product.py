@@ -16,7 +16,7 @@ from ligerprof.torch_memory.attention import fused
 from ligerprof.torch_memory.attention.program import attend
 from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem, choose_kernel
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.scratch import highest_bytes
+from ligerprof.torch_memory.scratch import Scratch
 from ligerprof.torch_memory.selective import BMM
 
 SCORES = Role.ATTENTION_TEMPORARIES
@@ -147,14 +147,14 @@ def soften(context: Context, scores: Value, width: int) -> Value:
     return sharp
 
 
-def _softmax_operation(scores: Value, width: int, dtype: str, forward_scratch_bytes: int = 0) -> Operation:
+def _softmax_operation(scores: Value, width: int, dtype: str, scratch: Scratch = ()) -> Operation:
     return Operation(
         elements=scores.elements,
         width=width,
         inputs=(scores,),
         saves_output=True,
-        forward_scratch_bytes=forward_scratch_bytes,
-        backward_scratch_bytes=highest_bytes(softmax.backward_scratch(scores.elements, dtype, dtype)),
+        forward_scratch_bytes=scratch,
+        backward_scratch_bytes=softmax.backward_scratch(scores.elements, dtype, dtype),
         role=SCORES,
         gradient_role=SCORES,
     )
@@ -224,9 +224,9 @@ class _Operations:
 
     def causal_mask(self) -> Value:
         elements = self._problem.queries * self._problem.keys
-        # the booleans that it is made of
-        operation = Operation(elements=elements, width=FP32_BYTES, role=SCORES, forward_scratch_bytes=elements)
-        return self._tape.run(operation)
+        # the booleans that it is made of: ones, and their lower triangle
+        made = (elements, elements, -elements)
+        return self._tape.run(Operation(elements=elements, width=FP32_BYTES, role=SCORES, leading_scratch=made))
 
     def pad_heads(self, tensor: Value, missing: int) -> Value:
         padded = tensor.elements // self._problem.head_dim * (self._problem.head_dim + missing)
@@ -245,17 +245,21 @@ class _Operations:
         query = inputs[0]
         problem = replace(self._problem, head_dim=query.elements // self._problem.rows)
         forward = fused.forward_scratch(kernel, problem, self._context.recipe.gpu_spec)
+        output_bytes = inputs[2].size_bytes if self._context.spec.latent is not None else query.size_bytes
+        # the gradient has the tokens in order; cuDNN copies it to the layout of the output
+        copies = kernel is AttentionKernel.CUDNN and _splits_heads(self._context, kernel, problem)
         statistics_bytes = fused.log_sum_exp_bytes(kernel, problem)
         return self._tape.run(
             Operation(
-                elements=inputs[2].elements if self._context.spec.latent is not None else query.elements,
+                elements=output_bytes // query.width,
                 width=query.width,
                 inputs=inputs,
                 saves=inputs if mask is None else (*inputs, mask),
                 saves_output=True,
                 extra_saved_bytes=statistics_bytes + sum(fused.random_state_sizes(kernel)),
-                forward_scratch_bytes=highest_bytes(forward),
-                backward_scratch_bytes=highest_bytes(fused.backward_scratch(kernel, problem)),
+                forward_scratch_bytes=forward,
+                leading_gradient_scratch=(output_bytes,) if copies else (),
+                backward_scratch_bytes=fused.backward_scratch(kernel, problem),
                 scratch_role=SCORES,
                 operator=kernel.operator,
             )
@@ -282,8 +286,8 @@ class _Operations:
 
     def softmax(self, scores: Value) -> Value:
         rows, columns = self._problem.rows, self._problem.keys
-        scratch_bytes = highest_bytes(softmax.safe_scratch(rows, columns, FP32_BYTES))
-        return self._tape.run(_softmax_operation(scores, FP32_BYTES, "float32", scratch_bytes))
+        scratch = softmax.safe_scratch(rows, columns, FP32_BYTES)
+        return self._tape.run(_softmax_operation(scores, FP32_BYTES, "float32", scratch))
 
     def drop(self, probabilities: Value) -> Value:
         return dropout(self._context, probabilities, self._problem.dropout)

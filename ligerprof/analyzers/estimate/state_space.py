@@ -90,7 +90,6 @@ def _gated_norm(context: Context, value: Value, gate: Value, name: str, sizes: S
     tape.release(bent)
     squares = square(context, product)
     root = row_root(context, squares, context.tokens * sizes.groups)
-    tape.release(squares)
     scaled = renamed(context, product, scale_rows(context, product, root))
     weighted = scale_columns(context, scaled, weight)
     tape.release(scaled, root)

@@ -123,7 +123,7 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
     highest = _Highest(meter)
     offloaded_bytes = 0
     if first:
-        meter.expect_workspaces(workspace_sizes(recipe, weights))
+        meter.expect_workspaces(workspace_sizes(recipe, weights), recipe.gpu_spec.cublas_workspace_bytes)
     for reduces in _micro_batches(recipe):
         hooks.reduces = reduces
         recording.micro_batches.append(len(recording.events))

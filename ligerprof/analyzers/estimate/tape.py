@@ -9,6 +9,7 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value, Weight
 from ligerprof.roles import Role
+from ligerprof.torch_memory.scratch import Scratch
 
 
 class Tape:
@@ -217,7 +218,8 @@ class Tape:
             output.block, extra = self._cache.take()
             if operation.in_function:
                 # the function runs, and only the operator inside takes its output from the cache
-                self._compute(operation, operation.forward_scratch_bytes, multiplies=operation.is_product)
+                leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
+                self._compute(operation, operation.forward_scratch_bytes, leading, multiplies=operation.is_product)
         else:
             extra = self._compute_output(node)
         if self._cache is not None and is_cached and not self.saving and output.block is not None:
@@ -259,25 +261,28 @@ class Tape:
     def _compute_output(self, node: Node) -> Allocation | None:
         """Allocate the output, unless it is a view, and early gradients; returns what else is saved for backward."""
         operation, output = node.operation, node.outputs[0]
-        extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
+        leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
         elif operation.view_of.block is not None:
             output.block = self.meter.keep(operation.view_of.block)
+        extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
         if self.saving and output.needs_gradient:
             wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
             node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
-        self._compute(operation, operation.forward_scratch_bytes, multiplies=operation.is_product)
+        self._compute(operation, operation.forward_scratch_bytes, leading, multiplies=operation.is_product)
         return extra
 
-    def _compute(self, operation: Operation, scratch_bytes: int, *, multiplies: bool) -> None:
+    def _compute(
+        self, operation: Operation, scratch: int | Scratch, leading: list[Allocation], *, multiplies: bool
+    ) -> None:
         """Allocate and free the temporaries of an operation or of its gradient."""
         if multiplies:
             self.meter.multiply()
         gathered = [item for item in operation.differentiable if isinstance(item, Weight) and item.gathered_bytes]
         for weight in gathered:
             self.meter.add({Role.COMMUNICATION: weight.gathered_bytes})
-        self.meter.touch(scratch_bytes, operation.scratch_role or operation.role)
+        self._forget(self.meter.run_scratch(scratch, operation.scratch_role or operation.role, leading))
         for weight in gathered:
             self.meter.add({Role.COMMUNICATION: -weight.gathered_bytes})
 
@@ -301,18 +306,21 @@ class Tape:
             self._forget(node.saved)
             node.saved.clear()
         if incoming:
-            self.meter.touch(node.operation.reduction_scratch_bytes, node.operation.role)
+            self.meter.run_scratch(node.operation.reduction_scratch_bytes, node.operation.role)
         self._forget(pending.block for pending in incoming)
         self._forget(node.saved)
         if self._offloading is not None:
             self._offloading.end_node()
-        for item, pending in delivered:
+        # the views' own nodes run in the reverse order of forward
+        for item, pending in reversed(delivered) if node.operation.gradient_is_view else delivered:
             self._deliver(item, pending)
 
     def _compute_gradients(
         self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
     ) -> list[tuple[Tensor, Pending]]:
         operation = node.operation
+        scratch_role = operation.scratch_role or operation.role
+        leading = self.meter.run_scratch(operation.leading_gradient_scratch, scratch_role)
         made = [
             (item, Pending(self._make_gradient(item), operation.gradient_is_view))
             for item in operation.inputs
@@ -324,8 +332,8 @@ class Tape:
             if item.needs_gradient
         ]
         # gradients that forward has computed need no product
-        multiplies = operation.is_product and bool(operation.inputs or operation.reuses)
-        self._compute(operation, operation.backward_scratch_bytes, multiplies=multiplies)
+        multiplies = operation.is_product and bool(operation.inputs or operation.reuses) and not operation.early
+        self._compute(operation, operation.backward_scratch_bytes, leading, multiplies=multiplies)
         reused = [
             (item, Pending(self.meter.keep(loaded.get(id(item.block), item.block)), is_view=False))
             for item in operation.reuses

@@ -112,7 +112,8 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
     if recipe.gpus == 1 and not moved:
         gathered: AnyGathered = NothingGathered(recipe)
     else:
-        gathered = GatheredOnDemand(recipe) if first else Gathered(recipe)
+        # the second micro-batch prefetches
+        gathered = GatheredOnDemand(recipe) if first and recipe.grad_accum == 1 else Gathered(recipe)
     at_loss_bytes, in_layers_bytes = weight_width(recipe) * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
     shard_bytes = weight_width(recipe) * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
     return Placement(
@@ -125,7 +126,11 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
         running={Role.COMMUNICATION: at_loss_bytes},
+        in_forward=[weight_width(recipe) * gathered.flat_copy(layer) for layer in range(recipe.spec.layers)],
         in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
+        in_embedding={
+            Role.COMMUNICATION: weight_width(recipe) * gathered.in_layers(recipe.spec.layers) - at_loss_bytes
+        },
         # this rank's share of one gather, on its way from main memory to the other ranks
         arriving={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes + shard_bytes},
         # adapters' gradients are too small to count

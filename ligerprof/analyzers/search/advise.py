@@ -141,7 +141,12 @@ def advise(
         UnknownModelError: it does not cover the model's architecture.
     """
     rules = _Rules(tuple(ladder), host_limit_bytes, tried or (lambda _number, _most: None))
-    climb = _cheapest(_Climb(recipe, judge, {change.name for change in rules.ladder}, rules))
+    names = {change.name for change in rules.ladder}
+    # steps on the way may keep more in main memory than the plan
+    climb = _cheapest(_Climb(recipe, judge, names, rules._replace(host_limit_bytes=None)))
+    climb.rules = rules
+    if host_limit_bytes is not None and _host_bytes(climb.plan) > host_limit_bytes:
+        climb = _cheapest(_Climb(recipe, judge, names, rules))
     return Advice(
         recipe=recipe,
         limit=judge.limit,

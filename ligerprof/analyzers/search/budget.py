@@ -77,7 +77,7 @@ class Verdict:
     """Whether a recipe fits, and how this was determined.
 
     Attributes:
-        answer: the judge's.
+        answer: the judge's; None where it is not known what is trained.
         held_bytes: the highest peak of all steps and an evaluation: reserved bytes if simulated (up to the failure if
             it ran out of memory), allocated bytes if estimated.
         checked: the method.
@@ -87,7 +87,7 @@ class Verdict:
         fits_host: whether what training keeps in main memory fits the limit on that; True without one.
     """
 
-    answer: Answer
+    answer: Answer | None
     held_bytes: int
     checked: Method
     reason: str | None = None
@@ -98,7 +98,7 @@ class Verdict:
     @property
     def fits(self) -> bool | None:
         """The answer in JSON: None where it may not fit."""
-        return self.answer.fits
+        return None if self.answer is None else self.answer.fits
 
     @property
     def method(self) -> str:

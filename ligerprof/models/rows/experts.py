@@ -158,7 +158,9 @@ ROWS = (
         ),
         not_estimated=(AUXILIARY,),
         attention=Attention(
-            qk_norms=("q_norm", "k_norm"), window=SlidingWindow(default=4096, switch="use_sliding_window")
+            qk_norms=("q_norm", "k_norm"),
+            norms_projected=True,
+            window=SlidingWindow(default=4096, switch="use_sliding_window"),
         ),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", adapted_by_name=True, layers=_QWEN_LAYERS)),
         auxiliary_loss=AUXILIARY,
@@ -350,7 +352,7 @@ ROWS = (
         aliases={"num_local_experts": "num_experts"},
         tensors=(*CONFIGURED_ATTENTION, *_WIDE_NORMS, ROUTER, GATES, DOWN, *TWO_NORMS),
         not_estimated=(AUXILIARY, "clip_qkv"),
-        attention=Attention(qk_norms=("q_norm", "k_norm")),
+        attention=Attention(qk_norms=("q_norm", "k_norm"), norms_projected=True),
         mlp=Mlp(experts=Experts()),
         auxiliary_loss=AUXILIARY,
     ),
@@ -370,7 +372,7 @@ ROWS = (
         ),
         not_estimated=(AUXILIARY,),
         norm=Norm(casts_last=True),
-        attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
+        attention=Attention(qk_norms=("q_norm", "k_norm"), norms_projected=True, rotary=Rotary(fp32_tables=True)),
         mlp=Mlp(experts=Experts()),
         layer_norms=AFTER_SUBLAYERS,
         auxiliary_loss=AUXILIARY,

@@ -50,7 +50,7 @@ _OLMO2 = Architecture(
         *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
     norm=Norm(casts_last=True),
-    attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(fp32_tables=True)),
+    attention=Attention(qk_norms=_QK_NORMS, norms_projected=True, rotary=Rotary(fp32_tables=True)),
     layer_norms=AFTER_SUBLAYERS,
 )
 
@@ -95,7 +95,7 @@ ROWS = (
         class_prefix="Qwen3",
         defaults={"head_dim": 128},
         tensors=(*CONFIGURED_ATTENTION, *head_norms(), *PLAIN_GATED, *TWO_NORMS),
-        attention=Attention(qk_norms=_QK_NORMS, window=QWEN_WINDOW),
+        attention=Attention(qk_norms=_QK_NORMS, norms_projected=True, window=QWEN_WINDOW),
     ),
     Architecture(
         model_type="phi3",
