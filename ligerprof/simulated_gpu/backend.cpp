@@ -19,11 +19,16 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
+#include <unordered_map>
 
 // of Python's stable interface, declared here so that its headers are not needed
 extern "C" {
@@ -276,12 +281,57 @@ const char* const kViews[] = {
     "set_", "set_.source_Tensor", "set_.source_Storage", "set_.source_Storage_storage_offset", "is_set_to"};
 
 // Weights in main memory have no values: nothing is read from files, and the operating system hands out no pages.
+// Weights are large floats that an initializer fills, that a file holds, or that are copied from such ones or from the
+// GPU. What else the program computes has its values.
 constexpr size_t kWeightBytes = 4 << 20;
-bool is_weight(const at::Tensor& tensor) {
+bool is_large(const at::Tensor& tensor) {
   return tensor.is_floating_point() && tensor.layout() == at::kStrided && tensor.nbytes() >= kWeightBytes;
 }
+struct Weights {
+  static std::mutex mutex;
+  static std::unordered_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+  static size_t most;
+
+  static bool contains(const at::Tensor& tensor) {
+    if (!tensor.has_storage()) return false;
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = storages.find(tensor.storage().unsafeGetStorageImpl());
+    return found != storages.end() && !found->second.expired();
+  }
+  static void add(const at::Tensor& tensor) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
+    storages.insert_or_assign(storage.get(), c10::weak_intrusive_ptr<c10::StorageImpl>(storage));
+    if (storages.size() < most) return;
+    std::erase_if(storages, [](const auto& item) { return item.second.expired(); });
+    most = 2 * storages.size() + 1024;
+  }
+  static void remove(const at::Tensor& tensor) {
+    std::lock_guard<std::mutex> lock(mutex);
+    storages.erase(tensor.storage().unsafeGetStorageImpl());
+  }
+};
+std::mutex Weights::mutex;
+std::unordered_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> Weights::storages;
+size_t Weights::most = 1024;
+
+bool covers(const at::Tensor& tensor) { return tensor.nbytes() >= tensor.storage().nbytes(); }
+void mark_weight(const at::Tensor& tensor) {
+  if (covers(tensor)) Weights::add(tensor);
+}
+// Whether an initializer fills a parameter. Its `data` shares a storage; a tensor that was just made has one of its own.
+bool is_drawn_weight(const at::Tensor& tensor) {
+  return is_large(tensor) && (tensor.requires_grad() || tensor.storage().use_count() > 1 ||
+                              Weights::contains(tensor));
+}
 at::Tensor& copy_on_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  if (is_weight(self) && self.sizes() == source.sizes()) return self;
+  if (is_large(self)) {
+    if (self.sizes() == source.sizes() && Weights::contains(source)) {
+      mark_weight(self);
+      return self;
+    }
+    if (covers(self)) Weights::remove(self);
+  }
   return at::native::copy_(self, source, non_blocking);
 }
 // The state of a Mersenne twister after its next 624 numbers.
@@ -323,21 +373,37 @@ at::Tensor last_values(const at::Tensor& weight, bool by_row, const std::optiona
   return weight.is_contiguous() ? values.narrow(0, 0, last) : values.slice(0, 0, 2 * last, 2);
 }
 at::Tensor& normal_on_host(at::Tensor& self, double mean, double std, std::optional<at::Generator> generator) {
-  if (!is_weight(self)) return at::native::normal_(self, mean, std, generator);
+  if (!is_drawn_weight(self)) return at::native::normal_(self, mean, std, generator);
   at::Tensor last = last_values(self, true, generator);
   at::native::normal_(last, mean, std, generator);
+  mark_weight(self);
   return self;
 }
 at::Tensor& uniform_on_host(at::Tensor& self, double from, double to, std::optional<at::Generator> generator) {
-  if (!is_weight(self)) return at::native::uniform_(self, from, to, generator);
+  if (!is_drawn_weight(self)) return at::native::uniform_(self, from, to, generator);
   at::Tensor last = last_values(self, false, generator);
   at::native::uniform_(last, from, to, generator);
+  mark_weight(self);
   return self;
 }
 at::Tensor& fill_on_host(at::Tensor& self, const at::Scalar& value) {
-  return is_weight(self) ? self : at::native::fill_(self, value);
+  if (is_large(self) && covers(self)) Weights::remove(self);
+  return at::native::fill_(self, value);
 }
-at::Tensor& zero_on_host(at::Tensor& self) { return is_weight(self) ? self : at::native::zero_(self); }
+// Pages that the process gives back to the operating system are zero afterwards.
+at::Tensor& zero_on_host(at::Tensor& self) {
+  if (!is_large(self)) return at::native::zero_(self);
+  if (covers(self)) Weights::remove(self);
+  auto deleter = self.storage().data_ptr().get_deleter();
+  bool is_ours = deleter == c10::GetAllocator(DeviceType::CPU)->raw_deleter() || deleter == pinned_memory.raw_deleter();
+  if (!is_ours || !self.is_contiguous()) return at::native::zero_(self);
+  auto begin = reinterpret_cast<uintptr_t>(self.mutable_data_ptr()), end = begin + self.nbytes();
+  uintptr_t page = sysconf(_SC_PAGESIZE), first = (begin + page - 1) / page * page, last = end / page * page;
+  if (madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED)) return at::native::zero_(self);
+  std::memset(reinterpret_cast<void*>(begin), 0, first - begin);
+  std::memset(reinterpret_cast<void*>(last), 0, end - last);
+  return self;
+}
 
 // Of DistributedDataParallel's log: the times when the host came by.
 struct HostTimer final : c10d::Timer {
@@ -375,6 +441,9 @@ void gpu_install(Allocate allocate, Release release_block, Synchronize wait) {
   host.impl("uniform_", TORCH_FN(uniform_on_host));
   host.impl("fill_.Scalar", TORCH_FN(fill_on_host));
   host.impl("zero_", TORCH_FN(zero_on_host));
+  static torch::Library own(torch::Library::DEF, "simulated_gpu", std::nullopt, __FILE__, __LINE__);
+  own.def("is_weight", &Weights::contains);
+  own.def("mark_weight", &mark_weight);
   c10d::TimerRegistry()->Register(
       DeviceType::CUDA, [](Device) { return std::unique_ptr<c10d::Timer>(new HostTimer); }, c10::REGISTRY_PREFERRED);
   for (const char* name : kViews) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_on_cpu>());

@@ -52,11 +52,19 @@ def checks() -> None:
     for sizes in ([(1 << 20) + 8], [1 << 18, 1 << 18, 1 << 18, (1 << 18) + 8]):
         torch.manual_seed(0)
         for size in sizes:
-            torch.empty(size).normal_()
-            torch.empty(size).uniform_()
-            torch.empty(size // 2, 2).t().normal_()
+            torch.nn.Parameter(torch.empty(size)).data.normal_()
+            torch.nn.Parameter(torch.empty(size)).data.uniform_()
+            torch.nn.Parameter(torch.empty(size // 2, 2)).data.t().normal_()
         drawn.append(torch.rand(3).tolist())
     assert drawn[0] == drawn[1]
+
+    # other large floats keep their values, also on the way to the GPU
+    pictures = torch.rand(4, 3, 364, 364).double().float().clone() + 0.1
+    pictures[1].zero_()
+    assert 0.1 < pictures[0].mean() < 0.9
+    assert torch.full((2048, 1024), -1.0).zero_().add_(2).mean() == 2
+    assert (pictures.cuda().to(torch.bfloat16) == 0).flatten(1).all(1).tolist() == [False, True, False, False]
+    assert torch.equal(pictures.cuda().half().cpu(), pictures.half())
 
     # what follows from the host is known: labels, masks, positions
     labels = torch.tensor([3, -100, 5, -100, 7]).cuda()
