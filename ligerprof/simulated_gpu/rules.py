@@ -37,6 +37,7 @@ def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
     target, source = (tensor.data if is_lazy(tensor) else tensor for tensor in args[:2])
     wait = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if target.is_cuda and source.is_cuda:
+        run.device.addresses.kernels_ran |= target.dtype != source.dtype
         run.values.after(func, (target, source), {}, target, [target, source])
         copy_on_gpu(run.values, target, source)
         return target
