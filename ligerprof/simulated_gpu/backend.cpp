@@ -22,13 +22,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
 #include <unordered_map>
+#include <vector>
 
 // of Python's stable interface, declared here so that its headers are not needed
 extern "C" {
@@ -345,6 +348,101 @@ void twist(std::array<uint32_t, at::MERSENNE_STATE_N>& state) {
   for (int i = count - ahead; i < count - 1; ++i) state[i] = state[i + ahead - count] ^ mixed(i, i + 1);
   state[count - 1] = state[ahead - 1] ^ mixed(count - 1, 0);
 }
+// Polynomials over the field of two elements, lowest coefficient first; kDegree is that of the twister's recurrence.
+constexpr int kDegree = 19937, kWords = kDegree / 64 + 1;
+using Polynomial = std::vector<uint64_t>;
+bool coefficient(const Polynomial& polynomial, int index) { return polynomial[index >> 6] >> (index & 63) & 1; }
+// target += source * t^shift
+void add_shifted(Polynomial& target, const Polynomial& source, int shift) {
+  int words = shift >> 6, bits = shift & 63;
+  for (size_t i = 0; i < source.size() && i + words < target.size(); ++i) {
+    target[i + words] ^= source[i] << bits;
+    if (bits && i + words + 1 < target.size()) target[i + words + 1] ^= source[i] >> (64 - bits);
+  }
+}
+// The recurrence that every bit of a Mersenne twister follows, found from one of its bits (Berlekamp and Massey).
+Polynomial recurrence() {
+  constexpr int count = 2 * kDegree;
+  std::array<uint32_t, at::MERSENNE_STATE_N> state;
+  for (int i = 0; i < at::MERSENNE_STATE_N; ++i) state[i] = 0x9e3779b9u * (i + 1);
+  // the newest bit is the lowest, as in the product with the connection polynomial
+  Polynomial bits(kWords + 1), current(kWords + 1), last(kWords + 1);
+  current[0] = last[0] = 1;
+  int length = 0, since = 1;
+  for (int n = 0; n < count; ++n, ++since) {
+    if (n % at::MERSENNE_STATE_N == 0) twist(state);
+    for (int i = kWords; i > 0; --i) bits[i] = bits[i] << 1 | bits[i - 1] >> 63;
+    bits[0] = bits[0] << 1 | (state[n % at::MERSENNE_STATE_N] & 1);
+    uint64_t difference = 0;
+    for (int i = 0; i <= kWords; ++i) difference ^= bits[i] & current[i];
+    if (!(std::popcount(difference) & 1)) continue;
+    Polynomial before = 2 * length <= n ? current : Polynomial();
+    add_shifted(current, last, since);
+    if (before.empty()) continue;
+    length = n + 1 - length;
+    last = std::move(before);
+    since = 0;
+  }
+  // the connection polynomial is the reversed one
+  Polynomial result(kWords);
+  for (int i = 0; i <= kDegree; ++i)
+    if (coefficient(current, i)) result[(kDegree - i) >> 6] |= 1ull << ((kDegree - i) & 63);
+  return result;
+}
+// t^exponent modulo the recurrence
+Polynomial power(uint64_t exponent) {
+  // its multiples by t^0 to t^63
+  static const std::vector<Polynomial> multiples = [] {
+    std::vector<Polynomial> shifted(64, Polynomial(kWords + 1));
+    Polynomial polynomial = recurrence();
+    for (int i = 0; i < 64; ++i) add_shifted(shifted[i], polynomial, i);
+    return shifted;
+  }();
+  Polynomial result(kWords);
+  result[0] = 1;
+  for (int bit = std::bit_width(exponent) - 1; bit >= 0; --bit) {
+    Polynomial square(2 * kWords + 2);
+    int factor = exponent >> bit & 1;
+    for (int i = 0; i < kDegree; ++i)
+      if (coefficient(result, i)) square[(2 * i + factor) >> 6] |= 1ull << ((2 * i + factor) & 63);
+    for (int i = 2 * kDegree; i >= kDegree; --i) {
+      if (!coefficient(square, i)) continue;
+      const Polynomial& multiple = multiples[(i - kDegree) & 63];
+      uint64_t* from = &square[(i - kDegree) >> 6];
+      for (int j = 0; j <= kWords; ++j) from[j] ^= multiple[j];
+    }
+    square.resize(kWords);
+    result = std::move(square);
+  }
+  return result;
+}
+// The state after so many twists, but for bits that the next twist does not read. It is the polynomial of the power
+// applied to the state (Haramoto and others, Efficient jump ahead for F2-linear random number generators, 2008).
+void twist_often(std::array<uint32_t, at::MERSENNE_STATE_N>& state, uint64_t times) {
+  constexpr int count = at::MERSENNE_STATE_N;
+  constexpr uint64_t few = 1 << 14;
+  if (times < few) {
+    for (; times > 0; --times) twist(state);
+    return;
+  }
+  static std::mutex mutex;
+  static std::map<uint64_t, Polynomial> powers;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = powers.find(times);
+  if (found == powers.end()) found = powers.emplace(times, power(times * count)).first;
+  std::vector<uint32_t> words(count + kDegree);
+  uint32_t* at = words.data();
+  for (int i = kDegree - 1; i >= 0; --i) {
+    if (i < kDegree - 1) {
+      uint32_t both = (at[0] & 0x80000000u) | (at[1] & 0x7fffffffu);
+      at[count] = at[at::MERSENNE_STATE_M] ^ (both >> 1) ^ (-(at[1] & 1u) & 0x9908b0dfu);
+      ++at;
+    }
+    if (!coefficient(found->second, i)) continue;
+    for (int j = 0; j < count; ++j) at[j] ^= state[j];
+  }
+  std::copy(at, at + count, state.begin());
+}
 // What the program draws after the weights, such as the order of its data, is what it would be if they had values.
 void skip_numbers(const std::optional<at::Generator>& generator, uint64_t count) {
   auto* used = at::get_generator_or_default<at::CPUGeneratorImpl>(generator, at::detail::getDefaultCPUGenerator());
@@ -353,7 +451,9 @@ void skip_numbers(const std::optional<at::Generator>& generator, uint64_t count)
   at::mt19937_data_pod data = engine.data();
   uint64_t left = data.left_ - 1;
   if (count > left) {
-    for (count -= left; count > at::MERSENNE_STATE_N; count -= at::MERSENNE_STATE_N) twist(data.state_);
+    uint64_t times = (count - left - 1) / at::MERSENNE_STATE_N;
+    count -= left + times * at::MERSENNE_STATE_N;
+    twist_often(data.state_, times);
     twist(data.state_);
     data.left_ = at::MERSENNE_STATE_N + 1;
     data.next_ = 0;

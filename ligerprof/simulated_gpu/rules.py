@@ -179,7 +179,8 @@ def _masked_select(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Ma
     source, mask = torch.broadcast_tensors(*args[:2])  # type: ignore[no-untyped-call]
     if source.dim() == 0:
         source, mask = source.reshape(1), mask.reshape(1)
-    return source[mask]
+    selected: Tensor = source[mask]
+    return selected
 
 
 def _by_rule(func: Any, args: Sequence[Any]) -> Any:

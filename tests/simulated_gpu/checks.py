@@ -49,12 +49,15 @@ def checks() -> None:
 
     # weights in main memory get no values, and take as many random numbers as if they did
     drawn = []
-    for sizes in ([(1 << 20) + 8], [1 << 18, 1 << 18, 1 << 18, (1 << 18) + 8]):
+    for is_weight in (True, False):
         torch.manual_seed(0)
-        for size in sizes:
-            torch.nn.Parameter(torch.empty(size)).data.normal_()
-            torch.nn.Parameter(torch.empty(size)).data.uniform_()
-            torch.nn.Parameter(torch.empty(size // 2, 2)).data.t().normal_()
+        n = (1 << 19) + 4
+        # the last one takes so many numbers that they are jumped over
+        for made in (torch.empty((1 << 20) + 8), torch.empty_strided((n, 2), (1, n)), torch.empty(12_000_008)):
+            kept = torch.nn.Parameter(made) if is_weight else None
+            torch.nn.init.normal_(made)
+            torch.nn.init.uniform_(made)
+            assert torch.ops.simulated_gpu.is_weight(made) == is_weight, kept
         drawn.append(torch.rand(3).tolist())
     assert drawn[0] == drawn[1]
 
