@@ -19,11 +19,19 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
+#include <unordered_map>
+#include <vector>
 
 // of Python's stable interface, declared here so that its headers are not needed
 extern "C" {
@@ -276,12 +284,57 @@ const char* const kViews[] = {
     "set_", "set_.source_Tensor", "set_.source_Storage", "set_.source_Storage_storage_offset", "is_set_to"};
 
 // Weights in main memory have no values: nothing is read from files, and the operating system hands out no pages.
+// Weights are large floats that an initializer fills, that a file holds, or that are copied from such ones or from the
+// GPU. What else the program computes has its values.
 constexpr size_t kWeightBytes = 4 << 20;
-bool is_weight(const at::Tensor& tensor) {
+bool is_large(const at::Tensor& tensor) {
   return tensor.is_floating_point() && tensor.layout() == at::kStrided && tensor.nbytes() >= kWeightBytes;
 }
+struct Weights {
+  static std::mutex mutex;
+  static std::unordered_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+  static size_t most;
+
+  static bool contains(const at::Tensor& tensor) {
+    if (!tensor.has_storage()) return false;
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = storages.find(tensor.storage().unsafeGetStorageImpl());
+    return found != storages.end() && !found->second.expired();
+  }
+  static void add(const at::Tensor& tensor) {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
+    storages.insert_or_assign(storage.get(), c10::weak_intrusive_ptr<c10::StorageImpl>(storage));
+    if (storages.size() < most) return;
+    std::erase_if(storages, [](const auto& item) { return item.second.expired(); });
+    most = 2 * storages.size() + 1024;
+  }
+  static void remove(const at::Tensor& tensor) {
+    std::lock_guard<std::mutex> lock(mutex);
+    storages.erase(tensor.storage().unsafeGetStorageImpl());
+  }
+};
+std::mutex Weights::mutex;
+std::unordered_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> Weights::storages;
+size_t Weights::most = 1024;
+
+bool covers(const at::Tensor& tensor) { return tensor.nbytes() >= tensor.storage().nbytes(); }
+void mark_weight(const at::Tensor& tensor) {
+  if (covers(tensor)) Weights::add(tensor);
+}
+// Whether an initializer fills a parameter. Its `data` shares a storage; a tensor that was just made has one of its own.
+bool is_drawn_weight(const at::Tensor& tensor) {
+  return is_large(tensor) && (tensor.requires_grad() || tensor.storage().use_count() > 1 ||
+                              Weights::contains(tensor));
+}
 at::Tensor& copy_on_host(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  if (is_weight(self) && self.sizes() == source.sizes()) return self;
+  if (is_large(self)) {
+    if (self.sizes() == source.sizes() && Weights::contains(source)) {
+      mark_weight(self);
+      return self;
+    }
+    if (covers(self)) Weights::remove(self);
+  }
   return at::native::copy_(self, source, non_blocking);
 }
 // The state of a Mersenne twister after its next 624 numbers.
@@ -295,6 +348,101 @@ void twist(std::array<uint32_t, at::MERSENNE_STATE_N>& state) {
   for (int i = count - ahead; i < count - 1; ++i) state[i] = state[i + ahead - count] ^ mixed(i, i + 1);
   state[count - 1] = state[ahead - 1] ^ mixed(count - 1, 0);
 }
+// Polynomials over the field of two elements, lowest coefficient first; kDegree is that of the twister's recurrence.
+constexpr int kDegree = 19937, kWords = kDegree / 64 + 1;
+using Polynomial = std::vector<uint64_t>;
+bool coefficient(const Polynomial& polynomial, int index) { return polynomial[index >> 6] >> (index & 63) & 1; }
+// target += source * t^shift
+void add_shifted(Polynomial& target, const Polynomial& source, int shift) {
+  int words = shift >> 6, bits = shift & 63;
+  for (size_t i = 0; i < source.size() && i + words < target.size(); ++i) {
+    target[i + words] ^= source[i] << bits;
+    if (bits && i + words + 1 < target.size()) target[i + words + 1] ^= source[i] >> (64 - bits);
+  }
+}
+// The recurrence that every bit of a Mersenne twister follows, found from one of its bits (Berlekamp and Massey).
+Polynomial recurrence() {
+  constexpr int count = 2 * kDegree;
+  std::array<uint32_t, at::MERSENNE_STATE_N> state;
+  for (int i = 0; i < at::MERSENNE_STATE_N; ++i) state[i] = 0x9e3779b9u * (i + 1);
+  // the newest bit is the lowest, as in the product with the connection polynomial
+  Polynomial bits(kWords + 1), current(kWords + 1), last(kWords + 1);
+  current[0] = last[0] = 1;
+  int length = 0, since = 1;
+  for (int n = 0; n < count; ++n, ++since) {
+    if (n % at::MERSENNE_STATE_N == 0) twist(state);
+    for (int i = kWords; i > 0; --i) bits[i] = bits[i] << 1 | bits[i - 1] >> 63;
+    bits[0] = bits[0] << 1 | (state[n % at::MERSENNE_STATE_N] & 1);
+    uint64_t difference = 0;
+    for (int i = 0; i <= kWords; ++i) difference ^= bits[i] & current[i];
+    if (!(std::popcount(difference) & 1)) continue;
+    Polynomial before = 2 * length <= n ? current : Polynomial();
+    add_shifted(current, last, since);
+    if (before.empty()) continue;
+    length = n + 1 - length;
+    last = std::move(before);
+    since = 0;
+  }
+  // the connection polynomial is the reversed one
+  Polynomial result(kWords);
+  for (int i = 0; i <= kDegree; ++i)
+    if (coefficient(current, i)) result[(kDegree - i) >> 6] |= 1ull << ((kDegree - i) & 63);
+  return result;
+}
+// t^exponent modulo the recurrence
+Polynomial power(uint64_t exponent) {
+  // its multiples by t^0 to t^63
+  static const std::vector<Polynomial> multiples = [] {
+    std::vector<Polynomial> shifted(64, Polynomial(kWords + 1));
+    Polynomial polynomial = recurrence();
+    for (int i = 0; i < 64; ++i) add_shifted(shifted[i], polynomial, i);
+    return shifted;
+  }();
+  Polynomial result(kWords);
+  result[0] = 1;
+  for (int bit = std::bit_width(exponent) - 1; bit >= 0; --bit) {
+    Polynomial square(2 * kWords + 2);
+    int factor = exponent >> bit & 1;
+    for (int i = 0; i < kDegree; ++i)
+      if (coefficient(result, i)) square[(2 * i + factor) >> 6] |= 1ull << ((2 * i + factor) & 63);
+    for (int i = 2 * kDegree; i >= kDegree; --i) {
+      if (!coefficient(square, i)) continue;
+      const Polynomial& multiple = multiples[(i - kDegree) & 63];
+      uint64_t* from = &square[(i - kDegree) >> 6];
+      for (int j = 0; j <= kWords; ++j) from[j] ^= multiple[j];
+    }
+    square.resize(kWords);
+    result = std::move(square);
+  }
+  return result;
+}
+// The state after so many twists, but for bits that the next twist does not read. It is the polynomial of the power
+// applied to the state (Haramoto and others, Efficient jump ahead for F2-linear random number generators, 2008).
+void twist_often(std::array<uint32_t, at::MERSENNE_STATE_N>& state, uint64_t times) {
+  constexpr int count = at::MERSENNE_STATE_N;
+  constexpr uint64_t few = 1 << 14;
+  if (times < few) {
+    for (; times > 0; --times) twist(state);
+    return;
+  }
+  static std::mutex mutex;
+  static std::map<uint64_t, Polynomial> powers;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = powers.find(times);
+  if (found == powers.end()) found = powers.emplace(times, power(times * count)).first;
+  std::vector<uint32_t> words(count + kDegree);
+  uint32_t* at = words.data();
+  for (int i = kDegree - 1; i >= 0; --i) {
+    if (i < kDegree - 1) {
+      uint32_t both = (at[0] & 0x80000000u) | (at[1] & 0x7fffffffu);
+      at[count] = at[at::MERSENNE_STATE_M] ^ (both >> 1) ^ (-(at[1] & 1u) & 0x9908b0dfu);
+      ++at;
+    }
+    if (!coefficient(found->second, i)) continue;
+    for (int j = 0; j < count; ++j) at[j] ^= state[j];
+  }
+  std::copy(at, at + count, state.begin());
+}
 // What the program draws after the weights, such as the order of its data, is what it would be if they had values.
 void skip_numbers(const std::optional<at::Generator>& generator, uint64_t count) {
   auto* used = at::get_generator_or_default<at::CPUGeneratorImpl>(generator, at::detail::getDefaultCPUGenerator());
@@ -303,7 +451,9 @@ void skip_numbers(const std::optional<at::Generator>& generator, uint64_t count)
   at::mt19937_data_pod data = engine.data();
   uint64_t left = data.left_ - 1;
   if (count > left) {
-    for (count -= left; count > at::MERSENNE_STATE_N; count -= at::MERSENNE_STATE_N) twist(data.state_);
+    uint64_t times = (count - left - 1) / at::MERSENNE_STATE_N;
+    count -= left + times * at::MERSENNE_STATE_N;
+    twist_often(data.state_, times);
     twist(data.state_);
     data.left_ = at::MERSENNE_STATE_N + 1;
     data.next_ = 0;
@@ -323,21 +473,37 @@ at::Tensor last_values(const at::Tensor& weight, bool by_row, const std::optiona
   return weight.is_contiguous() ? values.narrow(0, 0, last) : values.slice(0, 0, 2 * last, 2);
 }
 at::Tensor& normal_on_host(at::Tensor& self, double mean, double std, std::optional<at::Generator> generator) {
-  if (!is_weight(self)) return at::native::normal_(self, mean, std, generator);
+  if (!is_drawn_weight(self)) return at::native::normal_(self, mean, std, generator);
   at::Tensor last = last_values(self, true, generator);
   at::native::normal_(last, mean, std, generator);
+  mark_weight(self);
   return self;
 }
 at::Tensor& uniform_on_host(at::Tensor& self, double from, double to, std::optional<at::Generator> generator) {
-  if (!is_weight(self)) return at::native::uniform_(self, from, to, generator);
+  if (!is_drawn_weight(self)) return at::native::uniform_(self, from, to, generator);
   at::Tensor last = last_values(self, false, generator);
   at::native::uniform_(last, from, to, generator);
+  mark_weight(self);
   return self;
 }
 at::Tensor& fill_on_host(at::Tensor& self, const at::Scalar& value) {
-  return is_weight(self) ? self : at::native::fill_(self, value);
+  if (is_large(self) && covers(self)) Weights::remove(self);
+  return at::native::fill_(self, value);
 }
-at::Tensor& zero_on_host(at::Tensor& self) { return is_weight(self) ? self : at::native::zero_(self); }
+// Pages that the process gives back to the operating system are zero afterwards.
+at::Tensor& zero_on_host(at::Tensor& self) {
+  if (!is_large(self)) return at::native::zero_(self);
+  if (covers(self)) Weights::remove(self);
+  auto deleter = self.storage().data_ptr().get_deleter();
+  bool is_ours = deleter == c10::GetAllocator(DeviceType::CPU)->raw_deleter() || deleter == pinned_memory.raw_deleter();
+  if (!is_ours || !self.is_contiguous()) return at::native::zero_(self);
+  auto begin = reinterpret_cast<uintptr_t>(self.mutable_data_ptr()), end = begin + self.nbytes();
+  uintptr_t page = sysconf(_SC_PAGESIZE), first = (begin + page - 1) / page * page, last = end / page * page;
+  if (madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED)) return at::native::zero_(self);
+  std::memset(reinterpret_cast<void*>(begin), 0, first - begin);
+  std::memset(reinterpret_cast<void*>(last), 0, end - last);
+  return self;
+}
 
 // Of DistributedDataParallel's log: the times when the host came by.
 struct HostTimer final : c10d::Timer {
@@ -375,6 +541,9 @@ void gpu_install(Allocate allocate, Release release_block, Synchronize wait) {
   host.impl("uniform_", TORCH_FN(uniform_on_host));
   host.impl("fill_.Scalar", TORCH_FN(fill_on_host));
   host.impl("zero_", TORCH_FN(zero_on_host));
+  static torch::Library own(torch::Library::DEF, "simulated_gpu", std::nullopt, __FILE__, __LINE__);
+  own.def("is_weight", &Weights::contains);
+  own.def("mark_weight", &mark_weight);
   c10d::TimerRegistry()->Register(
       DeviceType::CUDA, [](Device) { return std::unique_ptr<c10d::Timer>(new HostTimer); }, c10::REGISTRY_PREFERRED);
   for (const char* name : kViews) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_on_cpu>());

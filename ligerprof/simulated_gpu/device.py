@@ -9,6 +9,7 @@ from typing import Any
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
+from ligerprof.simulated_gpu.addresses import Addresses
 from ligerprof.simulated_gpu.history import ContextLike, History
 from ligerprof.snapshots.writer import EventContext, build_snapshot
 from ligerprof.torch_memory.allocator.blocks import Block
@@ -41,6 +42,7 @@ class Device(SimulatedDevice):
     """The allocator behind torch's storages, with torch's history of events.
 
     Attributes:
+        addresses: where the driver places segments.
         allocations: number of blocks handed out so far.
         frees: number of blocks taken back so far.
         failures: how often it ran out.
@@ -52,6 +54,8 @@ class Device(SimulatedDevice):
     def __init__(self, gpu: GpuSpec, *, capacity_bytes: int, settings: AllocatorSettings) -> None:
         limits = DeviceLimits(capacity_bytes=capacity_bytes, limit_bytes=None)
         super().__init__(gpu, limits, settings, record=False, observe=self._note)
+        self.addresses = Addresses()
+        self.allocator.place = self.addresses.place
         self.capacity_bytes = capacity_bytes
         self.allocations = self.frees = self.segments = self.segment_frees = self.failures = 0
         self.observers: list[Callable[[int, int, int, int], None]] = []

@@ -1,6 +1,6 @@
 """Weights of files without their values: shapes and dtypes come from headers, and no tensor of a file is read.
 
-Large tensors of floats in main memory have no values (see backend.cpp), so reading them would only take time.
+Weights in main memory have no values (see backend.cpp), so reading them would only take time.
 """
 
 import os
@@ -29,7 +29,7 @@ def install(stand_ins: StandIns) -> None:
     load = torch.load
 
     def load_without_reading(f: Any, *arguments: Any, **named: Any) -> Any:
-        # mapped tensors are read when they are copied, and large ones are not copied
+        # mapped tensors are read when the program computes with them or copies them in main memory
         if isinstance(f, (str, os.PathLike)) and zipfile.is_zipfile(f):
             named.setdefault("mmap", True)
         return load(f, *arguments, **named)
@@ -73,24 +73,32 @@ class _Weights:
     def get_slice(self, name: str) -> Any:
         """A part of a tensor, as safetensors has it."""
         part = self._file.get_slice(name)
-        whole = _without_values(part)
-        return part if whole is None else _Slice(part, whole, self._device)
+        return _Slice(part, _without_values(part), self._device)
 
     def get_tensor(self, name: str) -> Any:
         """A tensor on the file's device."""
         whole = _without_values(self._file.get_slice(name))
-        return self._file.get_tensor(name) if whole is None else whole.to(self._device)
+        return _read(self._file.get_tensor(name)) if whole is None else whole.to(self._device)
 
 
 class _Slice:
-    def __init__(self, part: Any, whole: torch.Tensor, device: Any) -> None:
+    def __init__(self, part: Any, whole: torch.Tensor | None, device: Any) -> None:
         self._part, self._whole, self._device = part, whole, device
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
 
     def __getitem__(self, index: Any) -> Any:
+        if self._whole is None:
+            return _read(self._part[index])
         return self._whole[index].to(self._device)
+
+
+def _read(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a file, which has its values in main memory and takes them nowhere."""
+    if tensor.is_floating_point() and tensor.device.type == "cpu":
+        mark_weight(tensor)
+    return tensor
 
 
 def _without_values(part: Any) -> torch.Tensor | None:
@@ -101,7 +109,10 @@ def _without_values(part: Any) -> torch.Tensor | None:
     if dtype is None or not dtype.is_floating_point:
         return None
     whole = torch.empty(part.get_shape(), dtype=dtype, device="cpu")
-    return whole if has_no_values(whole) else None
+    if whole.nbytes < WEIGHT_BYTES:
+        return None
+    mark_weight(whole)
+    return whole
 
 
 def _leave_new_embeddings(module: Any) -> None:
@@ -137,9 +148,19 @@ class _Updates:
             )
 
 
+def is_weight(tensor: torch.Tensor) -> bool:
+    """Whether a tensor in main memory comes from a file or from the GPU, or is a parameter that was drawn."""
+    return tensor.device.type == "cpu" and torch.ops.simulated_gpu.is_weight(tensor)
+
+
 def has_no_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor in main memory is so large that it has no values."""
-    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= WEIGHT_BYTES
+    """Whether a tensor is a weight so large that it has no values in main memory."""
+    return tensor.nbytes >= WEIGHT_BYTES and is_weight(tensor)
+
+
+def mark_weight(tensor: torch.Tensor) -> None:
+    """Let a tensor in main memory be a weight, if it shows all of its storage."""
+    torch.ops.simulated_gpu.mark_weight(tensor)
 
 
 def _name_missing_data(module: Any) -> None:

@@ -19,8 +19,7 @@ OFFLINE = {
     "COMET_MODE": "disabled",
     "NEPTUNE_MODE": "debug",
     "CLEARML_OFFLINE_MODE": "1",
-    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
-    "HF_MLFLOW_LOG_ARTIFACTS": "0",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
 }
 
 _USER, _NO_COMMIT = "simulated", "0" * 40
@@ -31,6 +30,7 @@ def leave_network() -> None:
     os.environ.update(OFFLINE)
     sys.addaudithook(_refuse)
     after_import_or_now("huggingface_hub.hf_api", _send_nothing_to_hub)
+    after_import_or_now("transformers.integrations.integration_utils", _log_nothing_to_mlflow)
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
@@ -49,6 +49,11 @@ def _is_here(host: Any) -> bool:
     except ValueError:
         return name in ("localhost", "<broadcast>") or name == socket.gethostname()
     return address.is_loopback or address.is_unspecified
+
+
+def _log_nothing_to_mlflow(module: Any) -> None:
+    """The Trainer refuses a callback that is switched off, and MLflow has no mode without a store."""
+    module.MLflowCallback = module.INTEGRATION_TO_CALLBACK["mlflow"] = module.TrainerCallback
 
 
 def _send_nothing_to_hub(module: Any) -> None:

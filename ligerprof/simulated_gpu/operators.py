@@ -105,6 +105,7 @@ class Operators:
 
     def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator whose shapes follow from its arguments' shapes."""
+        self.device.addresses.kernels_ran = True
         inputs: list[Tensor] = []
         internal = INTERNALS.get(func)
         if internal is not None:

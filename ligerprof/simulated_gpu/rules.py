@@ -10,10 +10,13 @@ from torch.nn.parameter import is_lazy
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.composites import COMPOSITE_RULES
 from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
+from ligerprof.simulated_gpu.inputs import COMPARISONS, copy_from_host, copy_on_gpu, shown
+from ligerprof.simulated_gpu.loading import has_no_values, mark_weight
 from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.simulated_gpu.recurrent import RECURRENT_RULES
 from ligerprof.simulated_gpu.values import MOST_FLOATS, address_of, place, tensors_in
+from ligerprof.torch_memory.cub import count_bytes, select_bytes
 
 aten = torch.ops.aten
 
@@ -24,6 +27,8 @@ Rule = Callable[[Operators, Any, Sequence[Any], Mapping[str, Any]], Any]
 _MOST_HOST_VALUES = 1 << 16
 # ids at the end of a vocabulary are often special tokens
 _FROM_END = 5
+# of nonzero, the number of positions
+_COUNTER_BYTES = 4
 
 
 def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
@@ -32,7 +37,9 @@ def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
     target, source = (tensor.data if is_lazy(tensor) else tensor for tensor in args[:2])
     wait = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if target.is_cuda and source.is_cuda:
+        run.device.addresses.kernels_ran |= target.dtype != source.dtype
         run.values.after(func, (target, source), {}, target, [target, source])
+        copy_on_gpu(run.values, target, source)
         return target
     if _needs_temporaries(target, source):
         return _copy_in_steps(target, source, wait=wait)
@@ -42,6 +49,7 @@ def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
             run.values.set(target, source)
         else:
             run.values.after(func, (target, source), {}, target, [target, source])
+        copy_from_host(run.values, target, source)
         return target
     if wait:
         run.device.synchronize(run.device.stream)
@@ -77,23 +85,29 @@ def _copy_in_steps(target: Tensor, source: Tensor, *, wait: bool) -> Tensor:
 
 
 def _cast_on_host(source: Tensor, target: Tensor) -> Tensor:
-    """A tensor of main memory in the type of one on the GPU, without values if those would be forgotten."""
-    if source.is_floating_point() and target.is_floating_point() and source.numel() > MOST_FLOATS:
-        return torch.empty_like(source, dtype=target.dtype)
-    return source.to(target.dtype)
+    """A tensor of main memory in the type of one on the GPU."""
+    if not has_no_values(source):
+        return source.to(target.dtype)
+    cast = torch.empty_like(source, dtype=target.dtype)
+    mark_weight(cast)
+    return cast
 
 
 def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:
     known = run.values.known(source)
     values = run.values.copy_of(source)
+    if values is None:
+        values = shown(run.values, source)
     if values is not None:
         if known is not None and known.made_up:
             run.values.note(f"copy of {source.dtype} to the host".replace("torch.", ""))
         target.copy_(values)
         return
+    run.values.note(f"copy of {source.dtype} to the host".replace("torch.", ""))
     if source.numel() <= _MOST_HOST_VALUES:
-        run.values.note(f"copy of {source.dtype} to the host".replace("torch.", ""))
         target.fill_(1 if source.dtype.is_floating_point else 0)
+    if target.is_floating_point() and target.numel() > MOST_FLOATS:
+        mark_weight(target)
 
 
 def _item(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
@@ -123,10 +137,6 @@ def _found(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     copies = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in tensors]
     is_made_up = any((known := run.values.known(tensor)) is not None and known.made_up for tensor in tensors)
     run.device.synchronize(run.device.stream)
-    if func is aten.masked_select.default and copies[0] is None and copies[1] is not None:
-        # the mask alone decides about the size
-        rows = int(copies[1].expand(_broadcast(args[0].shape, args[1].shape)).sum())
-        return torch.empty(rows, dtype=args[0].dtype, device=GPU)
     if all(copy is not None for copy in copies):
         result = func(*(run.values.real(value) for value in args), **{k: run.values.real(v) for k, v in kwargs.items()})
     else:
@@ -142,17 +152,39 @@ def _found(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
 
-def _broadcast(*shapes: torch.Size) -> torch.Size:
-    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return shape
+def _nonzero(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Tensor:
+    """Positions, one dimension after the other (aten/src/ATen/native/cuda/Nonzero.cu)."""
+    source = args[0]
+    count = source.numel()
+    known, copy = run.values.known(source), run.values.copy_of(source)
+    is_made_up = copy is None or (known is not None and known.made_up)
+    run.device.synchronize(run.device.stream)
+    if is_made_up:
+        run.values.note("nonzero", is_shape=True)
+    found = (torch.ones(source.shape, dtype=torch.bool) if copy is None else copy).nonzero()
+    if not count:
+        return torch.empty(found.shape, dtype=torch.int64, device=GPU)
+    flags_bytes = 0 if source.is_contiguous() else count * source.element_size()
+    with run.device.held(flags_bytes, _COUNTER_BYTES):
+        run.device.touch(count_bytes(count, run.device.gpu))
+        positions = torch.empty(found.shape[::-1], dtype=torch.int64, device=GPU)
+        run.device.touch(select_bytes(count))
+    result = positions.t()
+    run.values.set(result, found, made_up=is_made_up)
+    return result
+
+
+def _masked_select(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Tensor:
+    """Indexing by the mask, as masked_select_out_cuda_impl has it."""
+    source, mask = torch.broadcast_tensors(*args[:2])  # type: ignore[no-untyped-call]
+    if source.dim() == 0:
+        source, mask = source.reshape(1), mask.reshape(1)
+    selected: Tensor = source[mask]
+    return selected
 
 
 def _by_rule(func: Any, args: Sequence[Any]) -> Any:
     source = args[0]
-    if func is aten.nonzero.default:
-        return torch.ones(source.shape, dtype=torch.bool).nonzero()
-    if func is aten.masked_select.default:
-        return torch.zeros(_broadcast(source.shape, args[1].shape).numel(), dtype=source.dtype)
     if func is aten._unique2.default:
         rows = source.numel()
         return torch.zeros(rows, dtype=source.dtype), torch.arange(rows).view(source.shape), torch.ones(rows).long()
@@ -208,7 +240,7 @@ def _positions(run: Operators, indices: Sequence[Any]) -> list[Any]:
     positions: list[Any] = []
     for item in indices:
         if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8):
-            found = _found(run, aten.nonzero.default, (item,), {}) if item.is_cuda else item.nonzero()
+            found = _nonzero(run, None, (item,), {}) if item.is_cuda else item.nonzero()
             positions.extend(found.select(1, dim) for dim in range(item.dim()))
         else:
             positions.append(item)
@@ -254,6 +286,7 @@ def _gru_cell_backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs
 
 
 RULES: dict[Any, Rule] = {
+    **COMPARISONS,
     **COMPOSITE_RULES,
     **CONVOLUTION_RULES,
     **LOSS_RULES,
@@ -266,6 +299,8 @@ RULES: dict[Any, Rule] = {
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
     aten.record_stream.default: _record_stream,
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
     aten.multinomial.default: _sampled,
     aten.argmax.default: _sampled,
     aten.topk.default: _chosen,
@@ -276,8 +311,6 @@ RULES: dict[Any, Rule] = {
     ),
     **dict.fromkeys(
         (
-            aten.nonzero.default,
-            aten.masked_select.default,
             aten._unique2.default,
             aten.unique_dim.default,
             aten.unique_consecutive.default,

@@ -21,10 +21,11 @@ from torch import Tensor
 from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.simulated_gpu.files import Files
+from ligerprof.simulated_gpu.loading import WEIGHT_BYTES, has_no_values, mark_weight
 from ligerprof.simulated_gpu.values import Values, place
 
 _MARK = b"ligerprof: a checkpoint of a simulated run\n"
-# larger storages in main memory have no values: weights and optimizer states that left the GPU
+# holes in files that are smaller are copied
 _MOST_BYTES = 4 << 20
 
 
@@ -98,7 +99,7 @@ class Checkpoints:
             described[key] = storage
             size_bytes += storage.nbytes()
             location = torch.serialization.location_tag(storage)
-            return "storage", key, dtype, (location, storage.nbytes(), *self._content(storage, dtype))
+            return "storage", key, dtype, (location, storage.nbytes(), *self._content(storage))
 
         pickler = type("_Pickler", (pickle_module.Pickler,), {"persistent_id": persistent_id})
         file.write(_MARK + self._secret())
@@ -115,7 +116,7 @@ class Checkpoints:
         """A file with another one is not of this run, and is not read: it is a pickle."""
         return b"0" * 32 if self._files is None else self._files.secret
 
-    def _content(self, storage: Any, dtype: torch.dtype) -> tuple[bytes | None, bool]:
+    def _content(self, storage: Any) -> tuple[bytes | None, bool]:
         """The values of a storage, and whether they are made up; None if there are none."""
         made_up = False
         if storage.device.type == "cuda":
@@ -123,7 +124,7 @@ class Checkpoints:
             if known is None:
                 return None, False
             storage, made_up = known
-        elif dtype.is_floating_point and storage.nbytes() >= _MOST_BYTES:
+        elif has_no_values(torch.empty(0, dtype=torch.uint8).set_(storage)):
             return None, False
         if storage.device.type != "cpu" or not storage.nbytes():
             return None, False
@@ -156,6 +157,8 @@ class Checkpoints:
         host = torch.zeros(size_bytes, dtype=torch.uint8)
         if content:
             host.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        elif size_bytes >= WEIGHT_BYTES:
+            mark_weight(host)
         if callable(map_location):
             found = map_location(host.untyped_storage(), location)
             if found is not None:
@@ -204,7 +207,7 @@ class Checkpoints:
 
     def _content_of(self, tensor: Tensor) -> bytes | None:
         found = self._values.copy_of(tensor) if tensor.is_cuda else tensor.detach()
-        if found is None or found.numel() * found.element_size() >= _MOST_BYTES:
+        if found is None or has_no_values(found):
             return None
         found = found.contiguous()
         return ctypes.string_at(found.data_ptr(), found.numel() * found.element_size())

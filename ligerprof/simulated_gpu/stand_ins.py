@@ -17,7 +17,9 @@ import torch
 from ligerprof.models.catalog import hub_names
 from ligerprof.models.hub_cache import find_cached_config
 from ligerprof.runs.recording.messages import say
+from ligerprof.units import GIB
 
+_SHARD_BYTES = 4 * GIB
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 _CHAT = (
     "{% for message in messages %}{{ message['role'] }}\n{% if message['role'] == 'assistant' %}"
@@ -83,12 +85,33 @@ def _make(name: str, config: dict[str, Any]) -> Path:
     }
     tokenizer.save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    _write_header(folder / "model.safetensors", weights)
+    _write_shards(folder, weights)
     say(
         f"{name} is not on this machine: its configuration is the catalog's, its weights are in {config['dtype']}, and"
         " its tokenizer makes a token of each byte, so sequences are as long as they can be"
     )
     return folder
+
+
+def _write_shards(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Files that main memory has address space for: safetensors maps a whole file."""
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    size_bytes = 0
+    for key, tensor in weights.items():
+        if shards[-1] and size_bytes + tensor.nbytes > _SHARD_BYTES:
+            shards.append({})
+            size_bytes = 0
+        shards[-1][key] = tensor
+        size_bytes += tensor.nbytes
+    if len(shards) == 1:
+        _write_header(folder / "model.safetensors", weights)
+        return
+    names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        _write_header(folder / name, shard)
+    places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in weights.values())}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def _write_header(path: Path, weights: Mapping[str, torch.Tensor]) -> None:

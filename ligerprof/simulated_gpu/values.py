@@ -73,6 +73,7 @@ class Values:
     Attributes:
         made_up: how often each kind of value was made up.
         on_change: called with the address of a storage whose known values change.
+        inputs: bytes of large floats by the address of their storage, see inputs.py.
     """
 
     def __init__(self, size_of: Callable[[int], int], routing: str = UNIFORM) -> None:
@@ -81,6 +82,7 @@ class Values:
         self._routers: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self.on_change: Callable[[int], None] | None = None
         self._known: dict[int, Known] = {}
+        self.inputs: dict[int, Tensor] = {}
         self.made_up: Counter[MadeUp] = Counter()
 
     def note(self, what: str, *, is_shape: bool = False) -> None:
@@ -120,6 +122,7 @@ class Values:
     def forget(self, address: int) -> None:
         """Forget the values of a storage that ended."""
         self._known.pop(address, None)
+        self.inputs.pop(address, None)
 
     def known(self, tensor: Tensor) -> Known | None:
         """The copy of a tensor's storage."""
@@ -138,11 +141,11 @@ class Values:
             return None
         return _shown(tensor, known.storage)
 
-    def set(self, tensor: Tensor, value: Tensor, *, made_up: bool = False) -> None:
+    def set(self, tensor: Tensor, value: Tensor, *, made_up: bool = False, at_any_size: bool = False) -> None:
         """Give a whole storage the values of a tensor of the same shape in main memory, if it is small enough."""
         address = address_of(tensor)
         size_bytes = self._size_of(address)
-        if not is_small(tensor) or not size_bytes:
+        if not (at_any_size or is_small(tensor)) or not size_bytes:
             return
         if self.on_change is not None:
             self.on_change(address)
@@ -166,6 +169,8 @@ class Values:
         if func in _KEEPS or func in _EMPTY:
             return
         written = _written(func, args, kwargs) if mutable else ()
+        for tensor in written if self.inputs else ():
+            self.inputs.pop(address_of(tensor), None)
         self._tell(written)
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():

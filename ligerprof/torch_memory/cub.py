@@ -1,5 +1,7 @@
 """Temporary storage of CUB's device-wide algorithms, as measured on one H200 with CUDA 13."""
 
+from ligerprof.gpus import GpuSpec
+
 # allocations of one call are laid out one after the other, each aligned
 _ALIGNMENT = 256
 # DeviceRadixSort in one sweep: for each pass over 8 bits 256 counters of 8 bytes, and for each tile 256 counters of 4
@@ -11,6 +13,13 @@ _SORT_TILE_BYTES = 256 * 4
 # DeviceScan: a state of 16 bytes for each tile and for 32 more
 _SCAN_STATE_BYTES = 16
 _SCAN_PADDING = 32
+# DeviceReduce: numbers of 4 bytes, in one tile or by as many blocks as fit on the GPU five times
+_REDUCE_TILE = 256 * 16
+_REDUCE_THREADS = 256
+_REDUCE_WAVES = 5
+# DeviceSelect by flags: a state of 8 bytes for each tile and for 32 more
+_SELECT_TILE = 384 * 11
+_SELECT_STATE_BYTES = 8
 LONG_SCAN_TILE = 384 * 12
 SHORT_SCAN_TILE = 128 * 7
 
@@ -39,6 +48,20 @@ def _tile_counters_bytes(count: int, tile: int) -> int:
 def scan_bytes(count: int, tile: int) -> int:
     """DeviceScan, or what is built like it, over `count` items in tiles of `tile`."""
     return _aligned((_SCAN_PADDING + -(-count // tile)) * _SCAN_STATE_BYTES) + 2 * _ALIGNMENT - 1
+
+
+def select_bytes(count: int) -> int:
+    """DeviceSelect::Flagged among `count` items."""
+    states = _SCAN_PADDING + -(-count // _SELECT_TILE)
+    return _aligned(states * _SELECT_STATE_BYTES) + 2 * _ALIGNMENT - 1
+
+
+def count_bytes(count: int, gpu: GpuSpec) -> int:
+    """DeviceReduce::Sum of `count` flags as numbers of 4 bytes."""
+    if count <= _REDUCE_TILE:
+        return 1
+    blocks = gpu.sm_count * (gpu.max_threads_per_sm // _REDUCE_THREADS) * _REDUCE_WAVES
+    return _aligned(blocks * 4) + _ALIGNMENT - 1
 
 
 def _aligned(size_bytes: int) -> int:

@@ -49,14 +49,25 @@ def checks() -> None:
 
     # weights in main memory get no values, and take as many random numbers as if they did
     drawn = []
-    for sizes in ([(1 << 20) + 8], [1 << 18, 1 << 18, 1 << 18, (1 << 18) + 8]):
+    for is_weight in (True, False):
         torch.manual_seed(0)
-        for size in sizes:
-            torch.empty(size).normal_()
-            torch.empty(size).uniform_()
-            torch.empty(size // 2, 2).t().normal_()
+        n = (1 << 19) + 4
+        # the last one takes so many numbers that they are jumped over
+        for made in (torch.empty((1 << 20) + 8), torch.empty_strided((n, 2), (1, n)), torch.empty(12_000_008)):
+            kept = torch.nn.Parameter(made) if is_weight else None
+            torch.nn.init.normal_(made)
+            torch.nn.init.uniform_(made)
+            assert torch.ops.simulated_gpu.is_weight(made) == is_weight, kept
         drawn.append(torch.rand(3).tolist())
     assert drawn[0] == drawn[1]
+
+    # other large floats keep their values, also on the way to the GPU
+    pictures = torch.rand(4, 3, 364, 364).double().float().clone() + 0.1
+    pictures[1].zero_()
+    assert 0.1 < pictures[0].mean() < 0.9
+    assert torch.full((2048, 1024), -1.0).zero_().add_(2).mean() == 2
+    assert (pictures.cuda().to(torch.bfloat16) == 0).flatten(1).all(1).tolist() == [False, True, False, False]
+    assert torch.equal(pictures.cuda().half().cpu(), pictures.half())
 
     # what follows from the host is known: labels, masks, positions
     labels = torch.tensor([3, -100, 5, -100, 7]).cuda()

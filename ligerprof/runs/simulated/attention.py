@@ -134,7 +134,7 @@ class _Operations:
         return tensor * math.sqrt(self._scale)
 
     def repeat_heads(self, tensor: Tensor) -> Tensor:
-        times = self._problem.heads // self._problem.kv_heads
+        times = self._problem.heads // self._problem.kv_heads if self._problem.grouped else 1
         return tensor.repeat_interleave(times, 1) if times > 1 else tensor
 
     def multiply(self, query: Tensor, key: Tensor) -> Tensor:

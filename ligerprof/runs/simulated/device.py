@@ -139,9 +139,8 @@ class SimulatedDevice:
         tracebacks = [traceback for _, traceback in self._tracebacks]
         # torch._C._profiler is what torch.cuda.memory itself resolves Python frames with
         stacks = torch._C._profiler.symbolize_tracebacks(tracebacks) if tracebacks else []
-        for (context, _), stack in zip(self._tracebacks, stacks, strict=True):
-            native = [context.native] if context.native else []
-            context.frames = [*native, *_device_thread_frames(stack)]
+        for (context, _), frames in zip(self._tracebacks, _device_thread_frames(stacks), strict=True):
+            context.frames = [context.native, *frames] if context.native else frames
         self._tracebacks.clear()
 
     def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
@@ -157,14 +156,21 @@ class SimulatedDevice:
         return context
 
 
-def _device_thread_frames(stack: Sequence[Frame]) -> list[Frame]:
+def _device_thread_frames(stacks: Sequence[Sequence[Frame]]) -> Iterator[Sequence[Frame]]:
     """Drop the simulator's own frames, and frames that are in another thread on a GPU."""
-    first = 0
-    while first < len(stack) and any(part in stack[first]["filename"] for part in _OWN_FILES):
-        first += 1
-    frames = []
-    for frame in stack[first:]:
-        if frame["name"] == _ENGINE_FRAME:
-            break
-        frames.append(frame)
-    return frames
+    # a frame of several stacks is one object
+    seen: set[int] = set()
+    own: set[int] = set()
+    ends: set[int] = set()
+    for stack in stacks:
+        keys = list(map(id, stack))
+        if not seen.issuperset(keys):
+            seen.update(keys)
+            for key, frame in zip(keys, stack, strict=True):
+                if any(part in frame["filename"] for part in _OWN_FILES):
+                    own.add(key)
+                if frame["name"] == _ENGINE_FRAME:
+                    ends.add(key)
+        first = next((index for index, key in enumerate(keys) if key not in own), len(keys))
+        last = len(keys) if ends.isdisjoint(keys) else next(index for index, key in enumerate(keys) if key in ends)
+        yield stack[first : max(last, first)]

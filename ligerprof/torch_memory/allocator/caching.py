@@ -68,6 +68,7 @@ class CachingAllocator:
         reserved_bytes: in segments.
         highest_allocated_bytes: the most that was ever allocated.
         highest_reserved_bytes: the most that was ever reserved.
+        place: where the driver places a segment of so many bytes; by default below all others.
         retries: how often all cached segments were given back to make room.
     """
 
@@ -86,6 +87,7 @@ class CachingAllocator:
         self._pools: dict[tuple[int, bool], Pool] = {}
         self._heads: dict[int, Block] = {}
         self._next_address = _TOP_ADDRESS
+        self.place: Callable[[int], int] = self._below
         self._expandable: dict[tuple[int, bool], ExpandableSegment] = {}
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = 0
         self.highest_allocated_bytes = self.highest_reserved_bytes = self.retries = 0
@@ -222,11 +224,14 @@ class CachingAllocator:
             return None
         if (segment := self._segment_of(pool)) is not None:
             return segment.grow(size, context)
-        self._next_address -= wanted
-        block = Block(address=self._next_address, size_bytes=wanted, pool=pool, segment_context=context)
+        block = Block(address=self.place(wanted), size_bytes=wanted, pool=pool, segment_context=context)
         self._heads[block.address] = block
         self._account("segment_alloc", block.address, wanted, context)
         return block
+
+    def _below(self, size_bytes: int) -> int:
+        self._next_address -= size_bytes
+        return self._next_address
 
     def _has_room(self, wanted: int) -> bool:
         return self._ceiling is None or self.reserved_bytes + wanted <= self._ceiling

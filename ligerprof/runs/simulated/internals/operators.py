@@ -14,7 +14,7 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.embedding import embedding_gradient
 from ligerprof.torch_memory.foreach import norm_partials_bytes
 from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, accumulation_scratch, index_copies
-from ligerprof.torch_memory.scans import cumsum_scratch
+from ligerprof.torch_memory.scans import cumsum_scratch, masked_scatter_scratch
 from ligerprof.torch_memory.scratch import together
 from ligerprof.torch_memory.sorting import sort_scratch
 
@@ -79,6 +79,14 @@ def _cumsum(call: Call) -> Any:
         return cumsum_scratch(source.numel(), source.shape[dim], cast_bytes=cast_bytes)
 
     return call.run_with_scratch(scratch)
+
+
+def _masked_scatter(call: Call) -> Any:
+    target, mask = call.args[:2]
+    if target.numel():
+        copies_mask = not mask.expand_as(target).is_contiguous()
+        call.device.run_scratch(masked_scatter_scratch(target.numel(), copies_mask=copies_mask))
+    return call.run()
 
 
 def _native_layer_norm(call: Call) -> Any:
@@ -192,6 +200,7 @@ OPERATOR_INTERNALS: dict[Any, Internal] = {
     aten._index_put_impl_.default: _index_put,
     aten.pow.Scalar: _pow_of_scalar,
     aten.cumsum.default: _cumsum,
+    aten.masked_scatter_.default: _masked_scatter,
     aten.native_layer_norm.default: _native_layer_norm,
     aten.native_layer_norm_backward.default: _native_layer_norm_backward,
     aten.native_dropout.default: _native_dropout,

@@ -1,4 +1,4 @@
-"""cuBLAS workspaces: allocated once per thread that multiplies matrices, and never freed."""
+"""cuBLAS workspaces: allocated once per thread and stream that multiply matrices, and never freed."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def _product(call: Call) -> Any:
-    """Allocate the thread's workspace after the result (aten/src/ATen/cuda/CublasHandlePool.cpp).
+    """Allocate the workspace after the result (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
     On a GPU, backward runs in a thread of autograd's, which has its own handle and workspace.
     """
@@ -53,7 +53,8 @@ def _grouped_product(call: Call) -> Any:
 
 def _hold(call: Call, library: str, size_bytes: int) -> None:
     thread = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
-    call.device.hold_for_good(f"{library} {thread}", size_bytes)
+    stream = f"stream {call.device.stream} " if call.device.stream else ""
+    call.device.hold_for_good(f"{library} {stream}{thread}", size_bytes)
 
 
 def _overloads(packet: Any) -> list[Any]:

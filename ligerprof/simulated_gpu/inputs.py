@@ -1,0 +1,76 @@
+"""Large floats that the program copied to the simulated GPU, such as images: comparisons with them have true results.
+
+Nothing else is computed with them. A program asks in this way which of its images are padding, for example.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ligerprof.simulated_gpu.loading import is_weight
+from ligerprof.simulated_gpu.values import Values, address_of, is_small
+
+aten = torch.ops.aten
+
+# what is kept at once; the oldest go first
+_MOST_BYTES = 256 << 20
+_NAMES = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def copy_from_host(values: Values, target: Tensor, source: Tensor) -> None:
+    """Keep the values of a tensor that the program copies from main memory, unless it is a weight."""
+    if not source.requires_grad and not is_weight(source):
+        _keep(values, target, source)
+
+
+def copy_on_gpu(values: Values, target: Tensor, source: Tensor) -> None:
+    """Keep the values of a copy of a tensor whose values are kept."""
+    found = shown(values, source)
+    if found is not None:
+        _keep(values, target, found)
+
+
+def shown(values: Values, tensor: Tensor) -> Tensor | None:
+    """The kept values of a tensor on the GPU, in main memory."""
+    kept = values.inputs.get(address_of(tensor)) if values.inputs and tensor.is_cuda else None
+    if kept is None:
+        return None
+    return kept.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _keep(values: Values, target: Tensor, source: Tensor) -> None:
+    size_bytes = target.nbytes
+    if not target.is_floating_point() or is_small(target) or size_bytes > _MOST_BYTES or not values.covers(target):
+        return
+    address = address_of(target)
+    values.inputs.pop(address, None)
+    while values.inputs and sum(kept.nbytes for kept in values.inputs.values()) + size_bytes > _MOST_BYTES:
+        del values.inputs[next(iter(values.inputs))]
+    copy = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype).copy_(source)
+    values.inputs[address] = copy.as_strided((copy.numel(),), (1,)).view(torch.uint8)
+
+
+def _compared(run: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    result: Tensor = run.compute(func, args, kwargs)
+    if run.values.inputs and run.values.known(result) is None:
+        found = [_in_main_memory(run.values, value) for value in args]
+        if not any(value is None for value in found):
+            run.values.set(result, func(*found), at_any_size=True)
+    return result
+
+
+def _in_main_memory(values: Values, value: Any) -> Any:
+    kept = shown(values, value) if isinstance(value, Tensor) else None
+    return values.real(value) if kept is None else kept
+
+
+COMPARISONS = dict.fromkeys(
+    [
+        *(getattr(aten, name).Scalar for name in _NAMES),
+        *(getattr(aten, name).Tensor for name in _NAMES),
+        aten.isnan.default,
+    ],
+    _compared,
+)
