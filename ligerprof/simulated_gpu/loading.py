@@ -8,17 +8,14 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
 from ligerprof.simulated_gpu.stand_ins import StandIns
-from ligerprof.simulated_gpu.values import place
-from ligerprof.units import format_bytes
 
 # as kWeightBytes in backend.cpp
 WEIGHT_BYTES = 4 << 20
@@ -39,7 +36,9 @@ def install(stand_ins: StandIns) -> None:
     after_import_or_now("transformers.utils.hub", stand_ins.install)
     after_import_or_now("transformers.modeling_utils", _leave_new_embeddings)
     after_import_or_now("datasets.load", _name_missing_data)
-    register_optimizer_step_pre_hook(_Updates().check)
+    updates = _Updates()
+    register_optimizer_step_pre_hook(updates.leave_out)
+    register_optimizer_step_post_hook(updates.put_back)
 
 
 def _open_headers(module: Any) -> None:
@@ -118,23 +117,23 @@ def _leave_new_embeddings(module: Any) -> None:
 
 
 class _Updates:
-    """Optimizers that would update weights in main memory, which have no values."""
+    """Optimizers step as if they had none of the weights in main memory that have no values."""
 
     def __init__(self) -> None:
-        self._checked: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self._left_out: WeakKeyDictionary[torch.optim.Optimizer, list[list[Any]]] = WeakKeyDictionary()
 
-    def check(self, optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
-        """Refuse a step on the CPU."""
-        if optimizer in self._checked:
-            return
-        self._checked.add(optimizer)
-        weights = [weight for group in optimizer.param_groups for weight in group["params"] if has_no_values(weight)]
-        if weights:
-            size = format_bytes(sum(weight.nbytes for weight in weights))
-            raise UnsupportedError(
-                f"{place()}: {type(optimizer).__name__} updates {size} of weights in main memory, which have no values"
-                " in a simulated run. Move them to the GPU, or run on one."
-            )
+    def leave_out(self, optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+        """Take them out before a step: it would compute in main memory what no GPU sees."""
+        groups = [group["params"] for group in optimizer.param_groups]
+        if any(has_no_values(weight) for weights in groups for weight in weights):
+            self._left_out[optimizer] = groups
+            for group in optimizer.param_groups:
+                group["params"] = [weight for weight in group["params"] if not has_no_values(weight)]
+
+    def put_back(self, optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+        """Undo it after the step."""
+        for group, weights in zip(optimizer.param_groups, self._left_out.pop(optimizer, ()), strict=False):
+            group["params"] = weights
 
 
 def has_no_values(tensor: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ from ligerprof.simulated_gpu import cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
+from ligerprof.simulated_gpu.libraries import bitsandbytes, deepspeed
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
 from ligerprof.simulated_gpu.ranks.group import install_ranks
@@ -77,6 +78,8 @@ class Machine:
         self.checkpoints.install()
         self.siblings.install()
         install_ranks(self)
+        bitsandbytes.install(self.values.forget)
+        deepspeed.install()
         atexit.register(self._backend.detach)
         # only the main thread may set handlers
         with suppress(ValueError):
