@@ -4,7 +4,7 @@ from cases import Case
 
 _SFT = (
     "trl.scripts.sft --model_name_or_path {data}/llama1b --dataset_name {data}/text --output_dir /tmp/sft-qlora"
-    " --load_in_4bit --use_peft --lora_target_modules all-linear --max_steps 3 --max_length 1024 --bf16"
+    " --load_in_4bit --use_peft --lora_target_modules all-linear --max_steps 3 --max_length 1024 --bf16 true"
     " --per_device_train_batch_size 4 --save_strategy no --report_to none --seed 1"
 )
 PROGRAMS = [
