@@ -8,10 +8,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
@@ -36,9 +34,6 @@ def install(stand_ins: StandIns) -> None:
     after_import_or_now("transformers.utils.hub", stand_ins.install)
     after_import_or_now("transformers.modeling_utils", _leave_new_embeddings)
     after_import_or_now("datasets.load", _name_missing_data)
-    updates = _Updates()
-    register_optimizer_step_pre_hook(updates.leave_out)
-    register_optimizer_step_post_hook(updates.put_back)
 
 
 def _open_headers(module: Any) -> None:
@@ -114,26 +109,6 @@ def _leave_new_embeddings(module: Any) -> None:
         return begin(self, old_embeddings, *arguments, **named)
 
     model._init_added_embeddings_weights_with_mean = begin_on_gpu
-
-
-class _Updates:
-    """Optimizers step as if they had none of the weights in main memory that have no values."""
-
-    def __init__(self) -> None:
-        self._left_out: WeakKeyDictionary[torch.optim.Optimizer, list[list[Any]]] = WeakKeyDictionary()
-
-    def leave_out(self, optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
-        """Take them out before a step: it would compute in main memory what no GPU sees."""
-        groups = [group["params"] for group in optimizer.param_groups]
-        if any(has_no_values(weight) for weights in groups for weight in weights):
-            self._left_out[optimizer] = groups
-            for group in optimizer.param_groups:
-                group["params"] = [weight for weight in group["params"] if not has_no_values(weight)]
-
-    def put_back(self, optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
-        """Undo it after the step."""
-        for group, weights in zip(optimizer.param_groups, self._left_out.pop(optimizer, ()), strict=False):
-            group["params"] = weights
 
 
 def has_no_values(tensor: torch.Tensor) -> bool:
