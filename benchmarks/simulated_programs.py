@@ -27,10 +27,15 @@ sys.path.insert(0, str(PROGRAMS))
 
 import cases  # noqa: E402 - modules of the programs
 import held_out_cases  # noqa: E402
+import library_cases  # noqa: E402
 from cases import Case  # noqa: E402
 
 OURS = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--gpu", "h200", "--json"]
-SETS = {"known": (cases.CASES, "unchanged"), "held-out": (held_out_cases.CASES, "held-out")}
+SETS = {
+    "known": (cases.CASES, "unchanged"),
+    "held-out": (held_out_cases.CASES, "held-out"),
+    "libraries": (library_cases.CASES, "library"),
+}
 OUT_OF_MEMORY = 3
 # the border is searched until both ends are this close
 PRECISION = 1 / 1000

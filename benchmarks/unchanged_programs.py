@@ -9,7 +9,8 @@ prints torch's counters at the end.
         benchmarks/results/unchanged-borders-h200.jsonl
     python benchmarks/unchanged_programs.py try DATA   # with `make.py --tiny`, on a CPU
 
-`--set held-out`, also of make.py, takes the held-out programs instead.
+`--set held-out`, also of make.py, takes the held-out programs instead; `--set libraries` those of single libraries,
+which read the data of the first set.
 """
 
 import argparse
@@ -32,12 +33,13 @@ sys.path.insert(0, str(PROGRAMS))
 
 import cases  # noqa: E402
 import held_out_cases  # noqa: E402
+import library_cases  # noqa: E402
 from cases import Case  # noqa: E402
 
-SETS = {"known": cases, "held-out": held_out_cases}
+SETS = {"known": cases, "held-out": held_out_cases, "libraries": library_cases}
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "lightning", "timm")
-MORE_PACKAGES = ("liger-kernel", "sentence-transformers", "triton")
+MORE_PACKAGES = ("liger-kernel", "sentence-transformers", "triton", "bitsandbytes", "torchao", "deepspeed", "diffusers")
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 

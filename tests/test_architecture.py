@@ -18,7 +18,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # a module may import from its own layer and from those above it in this list
 LAYERS = (
-    ("errors", "units", "text", "files", "words", "serialization", "lazy_names"),
+    ("errors", "units", "text", "files", "words", "serialization", "lazy_names", "own_process"),
     ("roles", "gpus"),
     ("torch_memory",),
     ("models",),

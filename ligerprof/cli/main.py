@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from ligerprof import __version__
+from ligerprof import __version__, own_process
 from ligerprof.cli import interrupts
 from ligerprof.cli.command import DocumentedGroup
 from ligerprof.errors import LigerprofError
@@ -76,6 +76,8 @@ class LazyGroup(DocumentedGroup):
     def main(self, args: Sequence[str] | None = None, *names: Any, **settings: Any) -> Any:
         """Run the command line of this process, or one that a test gives."""
         self._is_process = args is None
+        if self._is_process:
+            own_process.claim()
         return super().main(args, *names, **settings)
 
     def resolve_command(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ligerprof.analyzers.estimate.lora import is_quantized
 from ligerprof.errors import MissingDependencyError
+from ligerprof.kernels.device import is_simulated
 from ligerprof.models.module_names import is_embedding_weight, is_in_layer
 from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -72,7 +73,7 @@ def _eight_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> n
     """A layer with LLM.int8 weights; `dtype` is the bias's."""
     weight = _materialized(linear.weight, torch.float16, device)
     bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
-    if device.type != "cuda":
+    if is_simulated():
         from ligerprof.runs.simulated.low_bit import EightBitLinear
 
         return EightBitLinear(weight, bias)
@@ -97,7 +98,7 @@ def _eight_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> n
 def _four_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device, *, nested: bool) -> nn.Module:
     weight = _materialized(linear.weight, dtype, device)
     bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
-    if device.type != "cuda":
+    if is_simulated():
         from ligerprof.runs.simulated.low_bit import FourBitLinear
 
         return FourBitLinear(weight, bias, nested=nested)
@@ -133,7 +134,7 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for _, parameter in trainable]
-    simulated = parameters[0].device.type != "cuda"
+    simulated = is_simulated()
     kept = recipe.fp32_embedding_states
     fp32 = [parameter for name, parameter in trainable if kept and is_embedding_weight(name)]
     if recipe.optimizer in _BITSANDBYTES:

@@ -1,27 +1,23 @@
 """Processes that simulate recipes ahead of the search that asks for them, and share one import of torch."""
 
-import json
 import os
-import select
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.budget import Reserved
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
+from ligerprof.runs.simulated.worker import ONE_THREAD, SERVER
 
 if TYPE_CHECKING:
     from ligerprof.runs.outcome import OutOfMemory, StepOutcome
-
-_SERVER = "ligerprof.runs.simulated.server"
-# numpy's BLAS starts a thread per core when it is imported, and a process with threads must not fork
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 _END_SECONDS = 1.0
 
@@ -41,8 +37,8 @@ class Simulators:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._idle: list[socket.socket] = []
-        self._busy: dict[socket.socket, str] = {}
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, str] = {}
         self._waiting: dict[str, TrainingRecipe] = {}
         self._done: dict[str, Reserved | None] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,28 +84,28 @@ class Simulators:
         theirs = [pair[1].fileno() for pair in pairs]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, *map(str, theirs)],
+                [sys.executable, "-m", SERVER, *map(str, theirs)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=theirs,
                 start_new_session=True,
-                env={**os.environ, **_ONE_THREAD},
+                env={**os.environ, **ONE_THREAD},
             )
         except OSError:
             self.count = 0
-        self._idle = [ours for ours, _ in pairs] if self.count else []
-        for ours, other in pairs:
+        for _, other in pairs:
             other.close()
-            if not self.count:
-                ours.close()
+        ours = [Connection(pair[0].detach()) for pair in pairs]
+        if self.count:
+            self._idle = ours
 
     def _assign(self) -> None:
         while self._waiting and self._idle:
             key = next(iter(self._waiting))
             connection = self._idle.pop(0)
             try:
-                connection.sendall(json.dumps(self._waiting[key].to_json()).encode() + b"\n")
+                connection.send((self._waiting[key].to_json(), {"record": False, "repeat": True}))
             except OSError:
                 connection.close()
                 continue
@@ -120,13 +116,16 @@ class Simulators:
         """Wait for the next result, or for the end of a process."""
         if not self._busy:
             return
-        for connection in select.select(list(self._busy), [], [])[0]:
-            key = self._busy.pop(connection)
-            answer = read_line(connection)
-            self._done[key] = _reserved_from_json(answer)
-            if answer is None:
+        for connection in wait(list(self._busy)):
+            assert isinstance(connection, Connection)
+            try:
+                kind, value = connection.recv()
+            except (EOFError, OSError):
                 connection.close()
-            else:
+                self._done[self._busy.pop(connection)] = None
+                continue
+            if kind != "progress":
+                self._done[self._busy.pop(connection)] = reserved(value) if kind == "outcome" else None
                 self._idle.append(connection)
 
 
@@ -152,21 +151,3 @@ def _failed_in(outcome: "StepOutcome", oom: "OutOfMemory") -> str | None:
         return str(Moment.FIRST) if oom.step else None
     is_second = oom.step == 2 and outcome.second_step_reserved_bytes is not None
     return str(Moment.SECOND if is_second else Moment.STEADY)
-
-
-def read_line(connection: socket.socket) -> Any:
-    """The next JSON object from the other end, or None if it has closed the connection."""
-    content = b""
-    while not content.endswith(b"\n"):
-        try:
-            part = connection.recv(2**16)
-        except OSError:
-            return None
-        if not part:
-            return None
-        content += part
-    return json.loads(content)
-
-
-def _reserved_from_json(answer: dict[str, Any] | None) -> Reserved | None:
-    return Reserved(**answer) if answer else None

@@ -238,7 +238,7 @@ def built_model(recipe: TrainingRecipe, device: torch.device, *, on_meta: bool =
     model = load_model(recipe, torch.device("meta") if on_meta else device)
     if recipe.packed_bits is not None:
         quantize_linears(model, recipe, device)
-    with _kernels_in(model, recipe, "cuda" if device.type == "cuda" else "simulated"):
+    with _kernels_in(model, recipe, "cuda" if device.type == "cuda" and not is_simulated() else "simulated"):
         yield _prepared(model, recipe)
 
 

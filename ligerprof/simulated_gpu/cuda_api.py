@@ -4,6 +4,7 @@ torch.cuda itself stays as it is, so that all of it works as on a GPU.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.gpus import GpuSpec
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.values import place
@@ -21,11 +23,15 @@ _CUDA_VERSION = "13.0"
 # 2.28.9, as torch writes it
 _NCCL_VERSION = 2 << 32 | 28 << 16 | 9
 _L2_BYTES = 50 << 20
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POOLS = ("all", "small_pool", "large_pool")
 
 
 def install(device: Device, backend: Backend) -> None:
     """Give torch._C the functions, and let torch.cuda use them."""
+    # where this machine's own GPUs are hidden, programs find none of theirs
+    if not os.environ.get(_VISIBLE, "0"):
+        del os.environ[_VISIBLE]
     bindings: Any = torch._C
     table = {**_device_functions(device), **_memory_functions(device), **_stream_functions(device, backend)}
     for name, function in table.items():
@@ -55,31 +61,8 @@ _MARKS = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceR
 
 
 def _device_functions(device: Device) -> dict[str, Callable[..., Any]]:
-    gpu = device.gpu
-    properties = SimpleNamespace(
-        name=gpu.title,
-        major=gpu.compute_capability[0],
-        minor=gpu.compute_capability[1],
-        total_memory=gpu.memory_bytes,
-        multi_processor_count=gpu.sm_count,
-        max_threads_per_multi_processor=gpu.max_threads_per_sm,
-        warp_size=32,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=232448 if gpu.compute_capability >= (9, 0) else 101376,
-        shared_memory_per_multiprocessor=233472,
-        L2_cache_size=_L2_BYTES,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-        gcnArchName="",
-        uuid="00000000-0000-0000-0000-000000000000",
-        pci_bus_id=0,
-        pci_device_id=0,
-        pci_domain_id=0,
-        clock_rate=0,
-        memory_clock_rate=0,
-        memory_bus_width=0,
-    )
+    def properties(_index: int = 0) -> SimpleNamespace:
+        return _properties(device.gpu)
 
     def initialize() -> None:
         cuda: Any = torch.cuda
@@ -105,19 +88,45 @@ def _device_functions(device: Device) -> dict[str, Callable[..., Any]]:
         "_cuda_lock_mutex": _nothing,
         "_cuda_unlock_mutex": _nothing,
         "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_get_device_properties": lambda _index=0: properties,
+        "_get_device_properties": properties,
     }
 
 
+def _properties(gpu: GpuSpec) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=gpu.title,
+        major=gpu.compute_capability[0],
+        minor=gpu.compute_capability[1],
+        total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.sm_count,
+        max_threads_per_multi_processor=gpu.max_threads_per_sm,
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=232448 if gpu.compute_capability >= (9, 0) else 101376,
+        shared_memory_per_multiprocessor=233472,
+        L2_cache_size=_L2_BYTES,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+        uuid="00000000-0000-0000-0000-000000000000",
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
+        clock_rate=0,
+        memory_clock_rate=0,
+        memory_bus_width=0,
+    )
+
+
 def _memory_functions(device: Device) -> dict[str, Callable[..., Any]]:
-    allocator = device.allocator
     fraction = [1.0]
 
     def set_fraction(value: float, _index: int = 0) -> None:
         # CUDACachingAllocator's setMemoryFraction: a share of the GPU's memory
         fraction[0] = float(value)
         limit = int(value * device.gpu.memory_bytes) if value < 1.0 else None
-        allocator.set_limit(limit)
+        device.allocator.set_limit(limit)
 
     def record_history(enabled: str | None = "all", *arguments: Any) -> None:
         context, _, most, clear = (*arguments, *("all", "all", sys.maxsize, False)[len(arguments) :])[:4]
@@ -129,14 +138,14 @@ def _memory_functions(device: Device) -> dict[str, Callable[..., Any]]:
         device.start_history(most_entries=most, stacks=context is not None)
 
     def reset_peaks(_index: int = 0) -> None:
-        allocator.reset_peaks()
+        device.allocator.reset_peaks()
 
     def memory_info(_index: int = 0) -> tuple[int, int]:
-        return device.capacity_bytes - allocator.reserved_bytes, device.gpu.memory_bytes
+        return device.capacity_bytes - device.allocator.reserved_bytes, device.gpu.memory_bytes
 
     def empty(*_: Any) -> None:
         device.synchronize(-1)
-        allocator.empty_cache(device.stamp_context())
+        device.allocator.empty_cache(device.stamp_context())
 
     stats = lambda _index=0: _statistics(device)  # noqa: E731 - the same function under two names
     return {
@@ -241,6 +250,9 @@ def _stream_functions(device: Device, backend: Backend) -> dict[str, Callable[..
 
 def _replace_streams(backend: Backend) -> None:
     """Run torch.cuda.streams again, over streams of torch that the backend knows."""
+    # where this machine's own GPUs are hidden, programs find none of theirs
+    if not os.environ.get(_VISIBLE, "0"):
+        del os.environ[_VISIBLE]
     bindings: Any = torch._C
 
     class StreamBase(torch.Stream):

@@ -11,7 +11,7 @@ from ligerprof.gpus import GpuSpec
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.simulated_gpu.addresses import Addresses
 from ligerprof.simulated_gpu.history import ContextLike, History
-from ligerprof.snapshots.writer import EventContext, build_snapshot
+from ligerprof.snapshots.writer import EventContext, build_snapshot, event_time_us
 from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
@@ -46,22 +46,26 @@ class Device(SimulatedDevice):
         allocations: number of blocks handed out so far.
         frees: number of blocks taken back so far.
         failures: how often it ran out.
+        ran_out: how it did so at last.
         given: the context of events that are repeated.
         tapes: what notes the events now.
         observers: called with (device, requested, allocated, free bytes) when memory runs out.
     """
 
-    def __init__(self, gpu: GpuSpec, *, capacity_bytes: int, settings: AllocatorSettings) -> None:
-        limits = DeviceLimits(capacity_bytes=capacity_bytes, limit_bytes=None)
+    def __init__(
+        self, gpu: GpuSpec, *, capacity_bytes: int, settings: AllocatorSettings, limit_bytes: int | None = None
+    ) -> None:
+        limits = DeviceLimits(capacity_bytes=capacity_bytes, limit_bytes=limit_bytes)
         super().__init__(gpu, limits, settings, record=False, observe=self._note)
         self.addresses = Addresses()
         self.allocator.place = self.addresses.place
         self.capacity_bytes = capacity_bytes
         self.allocations = self.frees = self.segments = self.segment_frees = self.failures = 0
+        self.ran_out: AllocatorFullError | None = None
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.lock = threading.RLock()
         self._history: History | None = None
-        self._takes_stacks = False
+        self._takes_stacks = self._counts = False
         self._blocks: dict[int, Block] = {}
         # blocks whose storage has ended while another stream may use them
         self._used_by: dict[int, set[int]] = {}
@@ -72,12 +76,23 @@ class Device(SimulatedDevice):
         self.tapes: list[Tape] = []
         self.given: EventContext | None = None
 
-    def start_history(self, *, most_entries: int | None, stacks: bool) -> None:
-        """Record events from now on, the newest `most_entries`, with Python stacks of allocations or without."""
+    def start_history(self, *, most_entries: int | None, stacks: bool, counts: bool = False) -> None:
+        """Record events from now on, the newest `most_entries`, with Python stacks of allocations or without.
+
+        Args:
+            counts: whether an event's time is its number, the same in each run.
+        """
+        self._counts = counts
         limit = None if most_entries is None or most_entries > _MOST_ENTRIES else most_entries
         if self._history is None or self._history.limit != limit:
             self._history = History(limit, self._history or ())
         self._takes_stacks = stacks
+
+    def now_us(self) -> int:
+        """The time of the next event."""
+        if self._counts and self._history is not None:
+            return event_time_us(len(self._history))
+        return time.time_ns() // 1000
 
     def stop_history(self) -> None:
         """Stop recording and drop the events."""
@@ -113,6 +128,7 @@ class Device(SimulatedDevice):
             block = SimulatedDevice.allocate(self, size_bytes)
         except AllocatorFullError as full:
             self.failures += 1
+            self.ran_out = full
             free = max(self.capacity_bytes - full.reserved_bytes, 0)
             for observe in self.observers:
                 observe(0, size_bytes, self.allocator.allocated_bytes, free)
@@ -248,7 +264,7 @@ class Device(SimulatedDevice):
     def _note(self, action: str, address: int, size_bytes: int, context: object) -> None:
         if self._history is not None:
             kept = context if isinstance(context, EventContext) else self._stamp
-            self._history.append(action, address, size_bytes, kept, self._event_stream, time.time_ns() // 1000)
+            self._history.append(action, address, size_bytes, kept, self._event_stream, self.now_us())
         # nearly all events are allocations and frees
         if action in _SEGMENTS_MADE:
             self.segments += 1

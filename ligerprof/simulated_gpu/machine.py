@@ -13,10 +13,11 @@ import torch
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.recipe.routing import UNIFORM
-from ligerprof.simulated_gpu import cuda_api, loading
+from ligerprof.simulated_gpu import cuda_api, host_memory, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
+from ligerprof.simulated_gpu.libraries import bitsandbytes, deepspeed
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
 from ligerprof.simulated_gpu.ranks.group import install_ranks
@@ -25,7 +26,7 @@ from ligerprof.simulated_gpu.siblings import Siblings
 from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
 from ligerprof.units import GIB, MIB
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
@@ -60,6 +61,7 @@ class Machine:
         self.device = Device(gpu, capacity_bytes=capacity, settings=parse_allocator_settings(text))
         self.values = Values(self.device.size_of, routing)
         self.operators = Operators(self.device, self.values)
+        self.operators.message_of = self._message
         self._files = watched()
         self.checkpoints = Checkpoints(self.values, self._files, self.device.synchronize)
         self.stand_ins = StandIns()
@@ -77,11 +79,28 @@ class Machine:
         self.checkpoints.install()
         self.siblings.install()
         install_ranks(self)
+        bitsandbytes.install(self.values.forget)
+        deepspeed.install()
+        host_memory.install()
         atexit.register(self._backend.detach)
         # only the main thread may set handlers
         with suppress(ValueError):
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, self._interrupt)
+
+    def restart(
+        self,
+        gpu: GpuSpec,
+        capacity_bytes: int,
+        settings: AllocatorSettings,
+        *,
+        limit_bytes: int | None,
+        routing: str,
+    ) -> None:
+        """Be another GPU, of which nothing is in use; no tensor may be left on the one before."""
+        self.device.__init__(gpu, capacity_bytes=capacity_bytes, settings=settings, limit_bytes=limit_bytes)  # type: ignore[misc]
+        self.values.routing = routing
+        self.operators.attention_used.clear()
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
         """Give a storage memory of another size, as UntypedStorage.resize_ does on a GPU."""

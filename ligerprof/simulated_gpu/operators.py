@@ -31,6 +31,7 @@ from ligerprof.simulated_gpu.values import (
     place,
     tensors_in,
 )
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 
 aten = torch.ops.aten
 
@@ -69,11 +70,13 @@ class Operators:
         device: its memory.
         values: the values that are known.
         attention_used: names of the attention kernels that ran.
+        message_of: what the error says when memory has run out.
     """
 
     def __init__(self, device: Device, values: Values) -> None:
         self.device, self.values = device, values
         self.attention_used: set[str] = set()
+        self.message_of: Callable[[AllocatorFullError], str] = str
         self._planner = Planner()
         self._libraries: list[torch.library.Library] = []
 
@@ -84,7 +87,7 @@ class Operators:
             packet, _, overload = name.partition(".")
             func = getattr(getattr(aten, packet), overload or "default")
             library.impl(name, partial(self.run, func), "CUDA")  # type: ignore[no-untyped-call]
-        attention = attention_for(self.device.gpu, self.attention_used)
+        attention = attention_for(lambda: self.device.gpu, self.attention_used)
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)  # type: ignore[no-untyped-call]
         others = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
@@ -99,9 +102,11 @@ class Operators:
         if device is not None and device.index:
             require_first(device.index)
         rule = RULES.get(func)
-        if rule is not None:
-            return rule(self, func, args, kwargs)
-        return self.compute(func, args, kwargs)
+        try:
+            return self.compute(func, args, kwargs) if rule is None else rule(self, func, args, kwargs)
+        except AllocatorFullError as full:
+            # a temporary, which no storage of torch's asks for
+            raise torch.OutOfMemoryError(self.message_of(full)) from None
 
     def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator whose shapes follow from its arguments' shapes."""

@@ -18,6 +18,8 @@ from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
 
 # machine.Machine, which imports this module
 Machine = Any
+# torch.compile's backend that runs what it traced
+_EAGER = "eager"
 # of huggingface_hub: it does not wait for a network when it is set to offline
 _OFFLINE_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 
@@ -152,7 +154,8 @@ def _compiled_functions(*, eager: bool) -> None:
     def compile_nothing(model: Any = None, **named: Any) -> Any:
         if model is None:
             return lambda function: compile_nothing(function, **named)
-        if eager:
+        # FlexAttention asks for this backend where the program does not compile it; it runs the code's operators
+        if eager or _EAGER in (backend := named.get("backend"), getattr(backend, "__name__", None)):
             return model
 
         @functools.wraps(model if callable(model) else compile_nothing)

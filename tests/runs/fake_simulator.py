@@ -3,16 +3,17 @@
 What it does depends on the recipe's batch: 13 fails, 66 ends the process, everything else is answered.
 """
 
-import json
 import os
-import socket
 import sys
+from multiprocessing.connection import Connection
 
-from ligerprof.runs.simulators import read_line
+from ligerprof.errors import UnsupportedError
+from ligerprof.roles import Backend, Phase
+from ligerprof.runs.outcome import OutOfMemory, StepOutcome
 
 
 def main() -> None:
-    connections = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
+    connections = [Connection(int(word)) for word in sys.argv[1:]]
     own = connections[0]
     for connection in connections[1:]:
         if os.fork() == 0:
@@ -21,13 +22,36 @@ def main() -> None:
     for connection in connections:
         if connection is not own:
             connection.close()
-    while (recipe := read_line(own)) is not None:
+    while True:
+        try:
+            recipe, _ = own.recv()
+        except EOFError:
+            os._exit(0)
         batch = recipe["batch"]
         if batch == 66:
             os._exit(1)
-        answer = {"first_bytes": batch, "steady_bytes": os.getpid(), "evaluation_bytes": 0, "fits": batch < 8}
-        own.sendall(json.dumps({} if batch == 13 else answer).encode() + b"\n")
-    os._exit(0)
+        own.send(("progress", "simulating"))
+        own.send(("error", UnsupportedError("13")) if batch == 13 else ("outcome", outcome(batch)))
+
+
+def outcome(batch: int) -> StepOutcome:
+    """First step: the batch; steady step: the process; out of memory from 8 on."""
+    full = OutOfMemory(
+        requested_bytes=1, allocated_bytes=1, reserved_bytes=1, limit_bytes=1, phase=Phase.FORWARD, step=1
+    )
+    return StepOutcome(
+        backend=Backend.SIMULATED,
+        gpu="",
+        peak_bytes=0,
+        reserved_bytes=os.getpid(),
+        first_step_peak_bytes=0,
+        first_step_reserved_bytes=batch,
+        phases={},
+        after_phase={},
+        profiled_step=2,
+        snapshot={},
+        oom=None if batch < 8 else full,
+    )
 
 
 if __name__ == "__main__":

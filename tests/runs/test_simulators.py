@@ -28,7 +28,7 @@ def is_running(process: int) -> bool:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulators]:
-    monkeypatch.setattr(module, "_SERVER", "tests.runs.fake_simulator")
+    monkeypatch.setattr(module, "SERVER", "tests.runs.fake_simulator")
     with closing(Simulators(2)) as simulators:
         yield simulators
 

@@ -25,8 +25,8 @@ _SWITCHES: dict[AttentionKernel, Callable[[], bool]] = {
 }
 
 
-def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
-    """scaled_dot_product_attention as `gpu` runs it; adds the kernels that run to `used`."""
+def attention_for(gpu_now: Callable[[], GpuSpec], used: set[str]) -> Callable[..., Tensor]:
+    """scaled_dot_product_attention as the GPU of the moment runs it; adds the kernels that run to `used`."""
 
     def scaled_dot_product_attention(  # noqa: PLR0913
         query: Tensor,
@@ -54,7 +54,7 @@ def attention_for(gpu: GpuSpec, used: set[str]) -> Callable[..., Tensor]:
         if attn_mask is not None and attn_mask.requires_grad:
             # cuDNN's has no gradient of the bias (use_cudnn_attention in sdp_utils.cpp)
             allowed.discard(AttentionKernel.CUDNN)
-        kernel = choose_kernel(problem, gpu, allowed)
+        kernel = choose_kernel(problem, gpu_now(), allowed)
         if kernel not in allowed:
             raise RuntimeError("No available kernel. Aborting execution.")
         used.add(kernel.value)

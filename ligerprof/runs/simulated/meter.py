@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from ligerprof.roles import STEP_PHASES, Phase
@@ -56,7 +57,7 @@ class PhaseMeter:
         self._enter(phase)
         try:
             yield
-        except AllocatorFullError:
+        except (AllocatorFullError, torch.OutOfMemoryError):
             self._read(phase)
             raise
         self._read(phase)

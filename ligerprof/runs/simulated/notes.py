@@ -16,8 +16,8 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
     """
     gpu = recipe.gpu_spec
     yield (
-        f"Simulated, not measured: transformers' code ran on fake tensors with a model of torch's CUDA allocator and"
-        f" operators, for one {gpu.title}."
+        f"Simulated, not measured: transformers' code ran on a model of torch's CUDA allocator and operators, for one"
+        f" {gpu.title}."
     )
     if not gpu.measured:
         yield (
@@ -28,10 +28,7 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
         kernels = " and ".join(sorted(AttentionKernel(name).label for name in attention_used))
         yield f"scaled_dot_product_attention uses {kernels} kernel there."
     if recipe.engine is Engine.DDP:
-        yield (
-            "DDP's reducer is C++ code that reads the memory of tensors, so its buckets are restated; NCCL is taken to"
-            " hold the first one until the second step's first reduction."
-        )
+        yield "NCCL is taken to hold DDP's first bucket until the second step's first reduction."
     if recipe.packed_bits == 8:
         yield ("8-bit weights are stand-ins with the storages of bitsandbytes 0.50 (LLM.int8); no input has outliers.")
     if recipe.packed_bits == 4:

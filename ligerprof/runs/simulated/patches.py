@@ -7,7 +7,6 @@
 | FakeTensor.__deepcopy__ | a copy cannot take over the value that a fake tensor made of a number keeps |
 | torch.utils._foreach_utils | clip_grad_norm_ asks it whether to use foreach operators, as it does on CUDA |
 | transformers.masking_utils | it mistakes fake tensors for tracing, and builds masks that an eager run does not build |
-| transformers' registry of experts | fake tensors do not say which experts a token chooses (experts.py) |
 | torch.amp.GradScaler | it skips a step whose gradients are not finite; simulated ones have no values |
 | torch.is_autocast_enabled without a device | it means CUDA's autocast; the simulation uses the CPU's |
 | torch.clear_autocast_cache | it frees casts of weights in the order of pointer hashes, which varies |
@@ -38,6 +37,8 @@ from ligerprof.runs.simulated import autocast, composites
 from ligerprof.runs.simulated.attention import attention_for
 from ligerprof.runs.simulated.recorder import StorageRecorder
 
+# fake CPU tensors in place of GPU tensors
+STAND_IN = torch.device("cpu")
 # packages whose kernels check for the device type "cuda"
 _PROVIDERS = ("liger_kernel.ops", "cut_cross_entropy")
 
@@ -70,7 +71,7 @@ def simulated_process(
             stack.enter_context(context)
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
-        composites.register(library, attention_for(gpu, attention_used))
+        composites.register(library, attention_for(lambda: gpu, attention_used))
         autocast.register(library)
         yield
 

@@ -17,7 +17,6 @@ from ligerprof.runs.simulated.device import SimulatedDevice
 from ligerprof.runs.simulated.internals import INTERNALS, Call
 from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.pinned import pinned_bytes
 
 aten = torch.ops.aten
 
@@ -26,7 +25,6 @@ _ON_HOST = aten.lift_fresh.default
 _OF_NEW_VALUES = (_ON_HOST, aten.detach.default)
 _ITEM = aten._local_scalar_dense.default
 _EQUAL = aten.equal.default
-_NONZERO = aten.nonzero.default
 # what backward functions run on zeros that they have just made: in place, but for subclasses of tensors, such as fake
 # ones, by these operators (torch/csrc/autograd/FunctionsManual.cpp, areAnyTensorSubclassLike)
 _INTO_ZEROS = frozenset({aten.index_put.default, aten.index_add.default, aten.scatter.src, aten.scatter_add.default})
@@ -43,11 +41,7 @@ _BUFFER_REFERENCES = 2
 
 
 class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode, entered inside a FakeTensorMode: allocates a block per storage and frees it with the storage.
-
-    Attributes:
-        highest_host_bytes: the most that storages made inside `on_host` held in main memory.
-    """
+    """A dispatch mode, entered inside a FakeTensorMode: allocates a block per storage and frees it with the storage."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,11 +49,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._truth = False
         self._waiting: list[Block] | None = None
         self._held: dict[int, tuple[Block, weakref.ref[Any]]] = {}
-        self._paused = self._on_host = self._follows_inputs = self._locks = False
         self._thread, self._late = threading.get_ident(), deque[int]()
-        self._rows: Iterator[int] | None = None
-        self._host: dict[int, tuple[int, weakref.ref[Any]]] = {}
-        self._host_bytes = self.highest_host_bytes = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -67,7 +57,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor and not self._paused:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         if not _PLAIN.issuperset(types):
             # a DTensor calls operators on its local tensors, which come here again
@@ -78,15 +68,12 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func in _OF_NEW_VALUES:
                 return value
             args = (value, *args[1:])
-        return func(*args, **(kwargs or {})) if self._paused else self._run(func, args, kwargs or {})
+        return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if self._follows_inputs and self._stays_on_host(func, args):
-            with self.at(on_host=True):
-                return self._run(func, args, kwargs)
         call = Call(self._device, func, args, kwargs, self._track)
-        internal = INTERNALS.get(func) if func is not _NONZERO or self._rows is None else self._find
-        if internal is not None and not self._on_host:
+        internal = INTERNALS.get(func)
+        if internal is not None:
             return internal(call)
         if func is _ITEM:
             return self._answer(args[0].dtype)
@@ -104,55 +91,6 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if held is None else (0, held[0].address)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Ignore operators that torch runs to compute shapes only."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
-
-    @contextmanager
-    def on_host(self, *, locked: bool = False) -> Iterator[None]:
-        """Count the tensors that are made inside as main memory, which the stand-in device cannot tell apart.
-
-        Args:
-            locked: whether torch page-locks them.
-        """
-        before, self._locks = self._locks, locked
-        with self.at(on_host=True):
-            yield
-        self._locks = before
-
-    @contextmanager
-    def at(self, *, on_host: bool) -> Iterator[None]:
-        """Count tensors that are made inside as main memory, or as the GPU's, regardless of their inputs' device."""
-        before = self._on_host, self._follows_inputs
-        self._on_host, self._follows_inputs = on_host, False
-        try:
-            yield
-        finally:
-            self._on_host, self._follows_inputs = before
-
-    @contextmanager
-    def following_inputs(self) -> Iterator[None]:
-        """Count results of operators on tensors in main memory as main memory, too."""
-        before, self._follows_inputs = self._follows_inputs, True
-        try:
-            yield
-        finally:
-            self._follows_inputs = before
-
-    def is_on_host(self, tensor: Tensor) -> bool:
-        """Whether a tensor was counted as main memory."""
-        return tensor.untyped_storage()._cdata in self._host
-
-    def _stays_on_host(self, func: Any, args: Any) -> bool:
-        places = [self.is_on_host(tensor) for tensor in tensors_in(args)]
-        # a copy between the two casts in main memory (ATen/native/cuda/Copy.cu)
-        return any(places) if func is aten.copy_.default else bool(places) and all(places)
-
-    @contextmanager
     def answering(self, *, truth: bool) -> Iterator[None]:
         """Return `truth` when code reads the value of a fake bool."""
         before, self._truth = self._truth, truth
@@ -161,35 +99,11 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._truth = before
 
-    def _find(self, call: Call) -> Tensor:
-        """A result of `nonzero` with the rows that come next."""
-        source, rows = call.args[0], next(self._rows or iter(()))
-        found: Tensor = source.new_empty((rows, source.dim()), dtype=torch.int64)
-        self._track(found)
-        return found
-
-    @contextmanager
-    def finding(self, rows: Iterator[int]) -> Iterator[None]:
-        """Return so many rows from calls of `nonzero`, in turn; numbers, which are indices there, are 0."""
-        before, self._rows = self._rows, rows
-        try:
-            yield
-        finally:
-            self._rows = before
-
     def _answer(self, dtype: torch.dtype) -> float:
         """A value for a fake tensor: masks are not full, and numbers are 1."""
         if dtype == torch.bool:
             return self._truth
-        return 1 if self._rows is None else 0
-
-    def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
-        """Free a storage's block and allocate one of another size, as a resized storage on a GPU does."""
-        held = self._held.pop(storage._cdata, None)
-        if held is not None:
-            self._device.release(held[0])
-        if size_bytes:
-            self._watch(storage, self._device.allocate(size_bytes))
+        return 1
 
     def _track(self, value: Any) -> None:
         while self._late:
@@ -199,24 +113,9 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = storage._cdata
             size = storage.nbytes()
             # parameters on "meta" are materialized later
-            if not size or key in self._held or key in self._host or _device_of(tensor).type == "meta":
+            if not size or key in self._held or _device_of(tensor).type == "meta":
                 continue
-            if self._on_host:
-                self._watch_on_host(storage, size)
-            else:
-                self._watch(storage, self._device.allocate(size))
-
-    def _watch_on_host(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
-        key = storage._cdata
-
-        def reap(_reference: Any) -> None:
-            self._host_bytes -= self._host.pop(key)[0]
-
-        if self._locks:
-            size_bytes = pinned_bytes(size_bytes)
-        self._host[key] = (size_bytes, weakref.ref(storage, reap))
-        self._host_bytes += size_bytes
-        self.highest_host_bytes = max(self.highest_host_bytes, self._host_bytes)
+            self._watch(storage, self._device.allocate(size))
 
     def _watch(self, storage: torch.UntypedStorage, block: Block) -> None:
         key = storage._cdata

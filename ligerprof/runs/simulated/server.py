@@ -1,90 +1,92 @@
-"""Simulate recipes for the process that started this one: import what they need once, then fork per connection.
+"""Simulate recipes for the process that started this one: import what they need once, then fork for each.
 
 `python -m ligerprof.runs.simulated.server DESCRIPTOR...` receives one connection per process, each an open socket. A
-process reads recipes as lines of JSON and answers each with a line: the reserved bytes, or an empty object if the
-simulation raises an error. It ends when its connection is closed, also while it simulates.
+process receives recipes, and sends what simulations say and return. It ends when its connection is closed, also while
+it simulates.
 """
 
 import gc
-import json
 import os
 import signal
-import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.simulated import simulate_step
-from ligerprof.runs.simulators import read_line, reserved
+from ligerprof.runs.simulated.forks import end, end_with, received
 from ligerprof.runs.sweep.imports import import_model
 from ligerprof.snapshots.collector import collector_paused
 
-_LOOK_SECONDS = 0.2
-
 
 def main() -> None:
-    """Serve the connections until each is closed."""
-    connections = [socket.socket(fileno=int(word)) for word in sys.argv[1:]]
-    _end_with(connections[0], [])
-    recipe = read_line(connections[0])
+    """Serve the connections that the arguments name."""
+    serve([Connection(int(word)) for word in sys.argv[1:]])
+
+
+def serve(connections: Sequence[Connection]) -> NoReturn:
+    """Simulate for the other end of each connection, in a process per connection, until each is closed."""
+    signal.set_wakeup_fd(-1)
+    # of the terminal's keys, the process at the other end decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    first, *others = connections
+    children: list[int] = []
+    end_with(first, children)
+    request = received(first)
+    if request is None:
+        end(children)
     with collector_paused(), suppress(Exception):
-        import_model(recipe)
+        import_model(request[0])
+        from ligerprof.runs.simulated.rank import machine_for
+
+        machine_for(TrainingRecipe.from_json(request[0]))
     gc.freeze()
-    forked: list[int] = []
-    for connection in connections[1:]:
+    for connection in others:
         if (process := os.fork()) == 0:
-            _end_with(connection, [])
-            _close_all_but(connection, connections)
-            _serve(connection, read_line(connection))
-        forked.append(process)
-    _end_with(connections[0], forked)
-    _close_all_but(connections[0], connections)
-    _serve(connections[0], recipe, forked)
+            for other in connections:
+                if other is not connection:
+                    other.close()
+            children = []
+            end_with(connection, children)
+            _serve(connection, received(connection), children)
+        children.append(process)
+        connection.close()
+    _serve(first, request, children)
 
 
-def _serve(connection: socket.socket, recipe: dict[str, Any] | None, forked: Sequence[int] = ()) -> NoReturn:
-    while recipe is not None:
-        # the other end may be closed
-        with suppress(OSError):
-            connection.sendall(json.dumps(_answer(recipe)).encode() + b"\n")
-        recipe = read_line(connection)
-    _end(forked)
+def _serve(connection: Connection, request: Any, children: list[int]) -> NoReturn:
+    while request is not None:
+        if (process := os.fork()) == 0:
+            end_with(connection, [])
+            _answer(connection, *request)
+        children.append(process)
+        _, status = os.waitpid(process, 0)
+        children.remove(process)
+        if status:
+            why = "the process that simulates has ended without an answer; it may have run out of main memory."
+            connection.send(("error", LigerprofError(f"simulate: {why}")))
+        request = received(connection)
+    end(children)
 
 
-def _answer(values: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return asdict(reserved(simulate_step(TrainingRecipe.from_json(values), record=False)))
-    except Exception:
-        return {}
+def _answer(connection: Connection, values: dict[str, Any], options: dict[str, bool]) -> NoReturn:
+    def tell(text: str) -> None:
+        connection.send(("progress", text))
 
+    answer: tuple[str, object]
+    with suppress(OSError):
+        try:
+            from ligerprof.runs.simulated.rank import simulate_here
 
-def _close_all_but(own: socket.socket, connections: Sequence[socket.socket]) -> None:
-    for connection in connections:
-        if connection is not own:
-            connection.close()
-
-
-def _end_with(connection: socket.socket, forked: Sequence[int]) -> None:
-    """End this process, and those it forked, soon after the other end has closed the connection."""
-
-    def look(_signal: int, _frame: object) -> None:
-        with suppress(BlockingIOError):
-            if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                _end(forked)
-
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
-
-
-def _end(forked: Sequence[int]) -> NoReturn:
-    """End without the second that Python takes to drop what was imported."""
-    for process in forked:
-        with suppress(OSError):
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+            answer = "outcome", simulate_here(TrainingRecipe.from_json(values), tell, **options)
+        except LigerprofError as error:
+            answer = "error", error
+        except BaseException as error:
+            answer = "error", RuntimeError(f"{error!r} in the process that simulates:\n{traceback.format_exc()}")
+        connection.send(answer)
     os._exit(0)
 
 

@@ -11,8 +11,7 @@ from ligerprof.recipe.lengths import BatchShape, recipe_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.engines import STAND_IN
-from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
+from ligerprof.runs.simulated.patches import STAND_IN, providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
 from ligerprof.snapshots.collector import collector_paused

@@ -22,10 +22,9 @@ from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated import internals
 from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.engines import STAND_IN
 from ligerprof.runs.simulated.internals.products import PRODUCT_INTERNALS
 from ligerprof.runs.simulated.meter import PhaseMeter
-from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
+from ligerprof.runs.simulated.patches import STAND_IN, providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
 from ligerprof.snapshots.collector import collector_paused

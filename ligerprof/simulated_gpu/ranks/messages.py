@@ -29,7 +29,12 @@ class Messages:
     Args:
         folder: where they are; None for a world that this process is alone in.
         rank: this process's own, of the whole world.
+
+    Attributes:
+        is_alone: whether others send what this rank has itself, where they do not run.
     """
+
+    is_alone = False
 
     def __init__(self, folder: Path | None, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -52,6 +57,8 @@ class Messages:
         Raises:
             UnsupportedError: it does not run, or ended before.
         """
+        if self._folder is None and self.is_alone:
+            return None
         if self._folder is None:
             raise UnsupportedError(
                 f"{place()}: this rank waits for rank {sender}, which does not run. Start the command with --world."

@@ -1,14 +1,16 @@
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
 from ligerprof.recipe.categories import Axis
+from ligerprof.recipe.lengths import BatchShape
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.outcome import StepOutcome
-from ligerprof.runs.simulated import memo, simulate_step
+from ligerprof.runs.simulated import memo
 from ligerprof.runs.simulated.internals import call
+from ligerprof.runs.simulated.tracing import step_tracer
 from tests.drawn_recipes import draw_recipe
 
 
@@ -16,27 +18,22 @@ def without_memo(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
     return func(*args, **kwargs)
 
 
-def events(outcome: StepOutcome) -> list[tuple[Any, ...]]:
-    """Action, address, size and stamp of every event."""
-    (trace,) = outcome.snapshot["device_traces"]
-    return [tuple(value for key, value in event.items() if key != "frames") for event in trace]
+def traced(recipe: TrainingRecipe) -> list[tuple[int, int]]:
+    """The events of a build, a micro-batch and an update."""
+    with step_tracer(recipe) as tracer:
+        tracer.micro_batch(BatchShape(rows=recipe.batch, tokens=recipe.seq))
+        tracer.update()
+        return tracer.take()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_simulation_has_the_same_events_as_without_remembered_results(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = draw_recipe(Random(seed))
-    other = recipe.resized(Axis.BATCH, recipe.batch + 1)
-    # a simulation after one of other shapes, which shares the results of the weights
-    simulate_step(other, record=False)
-    found = simulate_step(recipe)
+def test_passes_have_the_same_events_as_without_remembered_results(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(draw_recipe(Random(seed)), engine="torch", gpus=1, padding=0.0, packing=False, offload="none")
+    # passes after those of other shapes, which share the results of the weights
+    traced(recipe.resized(Axis.BATCH, recipe.batch + 1))
+    found = traced(recipe)
     monkeypatch.setattr(call, "compute", without_memo)
-    expected = simulate_step(recipe)
-    assert events(found) == events(expected)
-    bare = simulate_step(recipe, record=False)
-    for each in (found, bare):
-        assert (each.peak_bytes, each.reserved_bytes) == (expected.peak_bytes, expected.reserved_bytes)
+    assert found == traced(recipe)
 
 
 def test_equal_numbers_of_different_types_are_different_arguments() -> None:
@@ -92,8 +89,8 @@ def test_most_operators_of_repeated_layers_are_remembered(monkeypatch: pytest.Mo
         return counted
 
     recipe = TrainingRecipe(model="tiny", seq=96)
-    simulate_step(recipe, record=False)
+    traced(recipe)
     monkeypatch.setattr(call, "compute", count("compute", memo.compute))
     monkeypatch.setattr(memo, "_make", count("_make", memo._make))
-    simulate_step(recipe, record=False)
+    traced(recipe)
     assert counts["_make"] > 0.95 * counts["compute"]

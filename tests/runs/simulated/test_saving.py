@@ -1,18 +1,15 @@
-"""Gathering a model to save it: the frameworks' own code on fake tensors against the estimate."""
+"""Gathering a model to save it: the frameworks' own code on a simulated GPU against the estimate."""
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
-import torch
-from torch.distributed import _functional_collectives
 
 from ligerprof.analyzers.estimate import Moment, estimate
 from ligerprof.models import CONFIGS, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import Phase
-from ligerprof.runs.measured.deepspeed import DeepSpeedTrainer
-from ligerprof.runs.parallel.fsdp2 import ShardedTrainer
-from ligerprof.runs.simulated import simulate_step
 from ligerprof.units import MIB
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
@@ -21,29 +18,6 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 # the loss of the step before, and blocks of 512 bytes
 TOLERANCE_BYTES = MIB // 16
-
-
-def gather(trainer: Any, _batch: Any) -> None:
-    """As `Accelerator.get_state_dict` does."""
-    with pytest.MonkeyPatch.context() as patch:
-        # copies to main memory leave the GPU, which is the same device here
-        to = torch.Tensor.to
-
-        def copied(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            goes = bool(arguments) and arguments[0] == torch.device("cpu") and type(arguments[0]) is torch.device
-            return torch.empty(0, device="meta") if goes else to(tensor, *arguments, **options)
-
-        patch.setattr(torch.Tensor, "to", copied)
-        patch.setattr(torch.Tensor, "cpu", lambda _tensor: torch.empty(0, device="meta"))
-        # its stand-in for fake tensors returns a copy
-        patch.setattr(_functional_collectives, "wait_tensor", lambda tensor: tensor)
-        if isinstance(trainer, DeepSpeedTrainer):
-            trainer.engine._zero3_consolidated_16bit_state_dict()
-            return
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
-        get_model_state_dict(trainer.model, options=options)
 
 
 @pytest.mark.parametrize(
@@ -57,18 +31,15 @@ def gather(trainer: Any, _batch: Any) -> None:
     ],
     ids=["fsdp2", "fsdp2-8", "fsdp2-lora", "zero-3", "zero-3-lora"],
 )
-def test_what_saving_gathers(options: dict[str, Any], tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_saving_gathers(options: dict[str, Any], tied: bool) -> None:
     if options["engine"] == "deepspeed":
         pytest.importorskip("deepspeed")
     model = spec_from_config({**CONFIGS["llama3.2-1b"], **SIZES, **HEADS, "tie_word_embeddings": tied}, name="small")
     given = {"batch": 1, "seq": 64, "gpus": 2, "precision": "mixed", "alloc_conf": "expandable_segments:True"}
     # saving takes the place of an evaluation
     recipe = TrainingRecipe(model=model, eval_batch=1, **{**given, **options})
-    found = {}
-    for name, work in (("saving", gather), ("nothing", lambda *_: None)):
-        monkeypatch.setattr(ShardedTrainer, "evaluate", work)
-        monkeypatch.setattr(DeepSpeedTrainer, "evaluate", work)
-        found[name] = simulate_step(recipe, record=False).phases[Phase.EVALUATION]
+    command = [sys.executable, "-m", "tests.runs.simulated.saving", json.dumps(recipe.to_json())]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     estimated = estimate(recipe)
     assert estimated.saving_peak_bytes is not None
     assert found["saving"] > found["nothing"]

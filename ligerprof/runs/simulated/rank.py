@@ -1,0 +1,230 @@
+"""Run a recipe's warm-up and steady steps on the simulated GPU of this process (`simulated_gpu`)."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
+
+from ligerprof.kernels.device import simulated_device
+from ligerprof.recipe.categories import Engine, Offload
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import find_limit, usable_memory
+from ligerprof.roles import Backend, Phase
+from ligerprof.runs.measured.engines import engine_of
+from ligerprof.runs.measured.step import Build
+from ligerprof.runs.model_errors import model_failures_in_a_line
+from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
+from ligerprof.runs.parallel.fsdp2 import ShardedTrainer
+from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
+from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.runs.simulated.forks import apart
+from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
+from ligerprof.runs.simulated.notes import notes_on
+from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer, train_step
+from ligerprof.runs.versions import package_versions
+from ligerprof.simulated_gpu.host_memory import HostMemory
+from ligerprof.simulated_gpu.machine import Machine, install
+from ligerprof.simulated_gpu.ranks.group import SimulatedGroup
+from ligerprof.simulated_gpu.ranks.messages import Messages
+from ligerprof.snapshots.collector import collector_paused
+from ligerprof.snapshots.saved import with_saved_tensors
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+
+_GPU = torch.device("cuda", 0)
+
+
+def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, repeat: bool) -> StepOutcome:
+    """`driver.simulate_step` in this process, which has not simulated before and ends afterwards."""
+    last = recipe.gpus - 1
+    run_last = (
+        apart(lambda: _Rank(recipe, last, record=record, repeat=repeat, progress=_silent).run()) if last else None
+    )
+    first = _Rank(recipe, 0, record=record, repeat=repeat, progress=progress)
+    outcome = first.run()
+    if recipe.engine is Engine.TORCH:
+        return outcome
+    if not first.is_uneven or run_last is None:
+        note = f"Rank 0 of {recipe.gpus} was simulated; every rank holds as much."
+        return replace(outcome, ranks={0: outcome}, notes=(*outcome.notes, note))
+    # FSDP2 cuts shards from the first rank on, so that the last one has the smallest; the last part of ZeRO's flat
+    # weights ends with the weights whose gradients arrive last
+    progress(f"simulating rank {last}")
+    outcomes: dict[int, StepOutcome] = {0: outcome, last: run_last()}
+    worst = max(outcomes, key=lambda rank: (outcomes[rank].oom is not None, outcomes[rank].peak_bytes, -rank))
+    note = f"Ranks 0 and {last} of {recipe.gpus} were simulated, whose sizes differ; the figures are rank {worst}'s."
+    return replace(outcomes[worst], ranks=outcomes, notes=(*outcomes[worst].notes, note))
+
+
+class _Rank:
+    """One rank's run.
+
+    Attributes:
+        is_uneven: whether ranks hold different sizes.
+    """
+
+    def __init__(self, recipe: TrainingRecipe, rank: int, *, record: bool, repeat: bool, progress: Progress) -> None:
+        self._recipe, self._rank, self._progress = recipe, rank, progress
+        self.is_uneven = False
+        find_limit(recipe)
+        self._machine = machine_for(recipe)
+        self._device = self._machine.device
+        self._saved = SavedTensors(locate=locate_on_cuda, clock=self._device.now_us) if record else None
+        if record:
+            self._device.start_history(most_entries=None, stacks=True, counts=True)
+        self._stamper = Stamper(self._device.stamp, self._saved) if record else None
+        self._meter = PhaseMeter(self._device, self._stamper)
+        self._snapshot: dict[str, Any] = {}
+        self._offload: Any = None
+        self._host = None if recipe.offload is Offload.NONE else HostMemory()
+        # other engines treat the last micro-batch differently; offloaded bytes are counted in each
+        skips = not (record and repeat) and recipe.engine is Engine.TORCH and not recipe.activation_offload
+        self._state = self._device.allocator.state if skips else None
+
+    def run(self) -> StepOutcome:
+        """Build, train and take the figures."""
+        oom = None
+        with (
+            # storages are freed with their last reference, whenever the collector would run
+            collector_paused(),
+            simulated_device(sm_count=self._recipe.gpu_spec.sm_count),
+            _as_rank(self._recipe, self._rank),
+            self._host or nullcontext(),
+            model_failures_in_a_line(self._recipe, torch.OutOfMemoryError),
+        ):
+            try:
+                self._build_and_train()
+            except torch.OutOfMemoryError:
+                # the frames of the failed call still hold the live tensors
+                self._take_snapshot()
+                oom = self._out_of_memory()
+        return self._outcome(oom)
+
+    def _build_and_train(self) -> None:
+        recipe = self._recipe
+        self._progress(f"building {recipe.spec.name} on a simulated {recipe.gpu_spec.title}")
+        build: Build = torch_trainer if recipe.engine is Engine.TORCH else engine_of(recipe.engine)[0]
+        with self._stamping() as see_model, build(recipe, _GPU, see_model) as trainer:
+            self.is_uneven = _ranks_differ(recipe, trainer)
+            self._train(trainer)
+
+    @contextmanager
+    def _stamping(self) -> Iterator[Callable[[nn.Module], None]]:
+        """Stamp the modules of the models that the yielded function receives, if events are recorded."""
+        if self._stamper is None:
+            yield lambda _model: None
+            return
+        with closing(self._stamper) as stamper:
+            stamper.open()
+            yield stamper.attach
+
+    def _train(self, trainer: Training) -> None:
+        recipe = self._recipe
+        batch = make_batch(recipe, _GPU)
+        self._offload = trainer.offload if isinstance(trainer, Trainer) else None
+        # the optimizer has no state in the first step, so the second is the earliest steady one
+        last = max(recipe.warmup, 1) + 1
+        for number in range(1, last + 1):
+            self._progress(f"simulating step {number} of {last}")
+            self._meter.next_step()
+            train_step(trainer, batch, self._meter, self._state)
+        if recipe.evaluation is not None:
+            self._progress("simulating an evaluation")
+            with self._meter.phase(Phase.EVALUATION):
+                trainer.evaluate(make_batch(recipe.evaluation, _GPU))
+        # model and optimizer are still alive, as they are when a GPU's history is dumped
+        self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        if self._saved is not None:
+            self._snapshot = with_saved_tensors(self._device.snapshot(), self._saved.rows)
+
+    def _out_of_memory(self) -> OutOfMemory:
+        full = self._device.ran_out
+        assert full is not None
+        return OutOfMemory(
+            requested_bytes=full.requested_bytes,
+            allocated_bytes=full.allocated_bytes,
+            reserved_bytes=full.reserved_bytes,
+            limit_bytes=full.limit_bytes,
+            phase=self._meter.phase_now,
+            step=self._meter.step,
+        )
+
+    def _host_bytes(self) -> int | None:
+        """Main memory of what is offloaded, None if nothing is."""
+        if self._offload is not None:
+            return int(self._offload.host_bytes)
+        return None if self._host is None else self._host.highest_bytes
+
+    def _outcome(self, oom: OutOfMemory | None) -> StepOutcome:
+        allocator = self._device.allocator
+        steps = self._meter.steps or [StepFigures()]
+        first, last = steps[0], steps[-1]
+        second = steps[1] if self._recipe.engine is Engine.DDP and len(steps) > 1 else None
+        return StepOutcome(
+            backend=Backend.SIMULATED,
+            gpu=self._recipe.gpu_spec.title,
+            peak_bytes=allocator.highest_allocated_bytes if oom else last.peak_bytes,
+            reserved_bytes=allocator.highest_reserved_bytes if oom else last.reserved_bytes,
+            first_step_peak_bytes=first.peak_bytes,
+            first_step_reserved_bytes=first.reserved_bytes,
+            second_step_peak_bytes=None if second is None else second.peak_bytes,
+            second_step_reserved_bytes=None if second is None else second.reserved_bytes,
+            phases=last.phases,
+            after_phase=last.after_phase,
+            evaluation_reserved_bytes=last.evaluation_reserved_bytes,
+            profiled_step=self._meter.step,
+            snapshot=self._snapshot,
+            oom=oom,
+            versions=package_versions(),
+            notes=tuple(notes_on(self._recipe, self._machine.operators.attention_used)),
+            host_bytes=self._host_bytes(),
+        )
+
+
+def machine_for(recipe: TrainingRecipe) -> Machine:
+    """The machine of this process, as the GPU of a recipe."""
+    capacity_bytes, settings = usable_memory(recipe).size_bytes, parse_allocator_settings(recipe.alloc_conf)
+    machine = install(recipe.gpu_spec)
+    machine.restart(
+        recipe.gpu_spec, capacity_bytes, settings, limit_bytes=recipe.memory_limit_bytes, routing=recipe.routing
+    )
+    return machine
+
+
+@contextmanager
+def _as_rank(recipe: TrainingRecipe, rank: int) -> Iterator[None]:
+    """Be one rank of the recipe's GPUs."""
+    if recipe.engine is Engine.TORCH:
+        yield
+        return
+    Messages.is_alone = True
+    SimulatedGroup.keeps_reduced = recipe.engine is Engine.DDP
+    place = {"RANK": str(rank), "WORLD_SIZE": str(recipe.gpus), "LOCAL_RANK": "0"}
+    with mock.patch.dict(os.environ, place):
+        distributed.init_process_group("nccl", world_size=recipe.gpus, rank=rank)
+        try:
+            yield
+        finally:
+            distributed.destroy_process_group()
+
+
+def _ranks_differ(recipe: TrainingRecipe, trainer: Training) -> bool:
+    """Whether ranks hold different sizes: FSDP2's uneven shards; ZeRO-1 and 2 cut weights from a flat tensor."""
+    if isinstance(trainer, ShardedTrainer):
+        return any(
+            parameter.shape[0] % parameter.device_mesh.size(-1) != 0
+            for parameter in trainer.model.parameters()
+            if isinstance(parameter, DTensor)
+        )
+    return recipe.engine is Engine.DEEPSPEED and recipe.gpus > 1 and recipe.zero in (1, 2)
+
+
+def _silent(_text: str) -> None:
+    pass

@@ -1,0 +1,119 @@
+"""Optimizers and weights in main memory: large tensors there are made and freed, and nothing is computed with them."""
+
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ligerprof.simulated_gpu import loading
+from ligerprof.simulated_gpu.plans import Planner, realized
+from ligerprof.simulated_gpu.values import tensors_in
+from ligerprof.torch_memory.pinned import pinned_bytes
+
+_LARGE_BYTES = loading.WEIGHT_BYTES
+_PIN = torch.ops.aten._pin_memory.default
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
+
+
+class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operators on large tensors of floats in main memory compute nothing inside.
+
+    Attributes:
+        highest_bytes: the most that tensors made inside held in main memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.highest_bytes = self._bytes = 0
+        self._planner = Planner()
+        self._held: dict[int, tuple[int, Any]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Avoid a wrapper around each operator, and the import of the compiler: nothing is compiled here."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _PLAIN.issuperset(types):
+            # a DTensor calls operators on its local tensors, which come here again
+            return NotImplemented
+        kwargs = kwargs or {}
+        if FakeTensor in types:
+            return func(*args, **kwargs)
+        inputs = list(tensors_in((args, tuple(kwargs.values()))))
+        if func is _PIN and _is_large(args[0]):
+            result = torch.empty(args[0].shape, dtype=args[0].dtype, pin_memory=True)
+        elif any(map(_is_large, inputs)) and not any(tensor.is_cuda for tensor in inputs) and _stays(kwargs):
+            del inputs[:]
+            result = realized(self._planner.plan(func, args, kwargs, inputs), inputs)
+            for tensor in tensors_in(result):
+                if tensor.numel() == 1 and not func.is_view:
+                    tensor.fill_(1)
+        else:
+            result = func(*args, **kwargs)
+        for tensor in tensors_in(result):
+            if tensor.device.type == "cpu":
+                self._watch(tensor)
+        return result
+
+    def __enter__(self) -> "HostMemory":
+        _active.append(self)
+        # optimizers step as they are here
+        self._weight_bytes, loading.WEIGHT_BYTES = loading.WEIGHT_BYTES, sys.maxsize
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *arguments: Any) -> None:
+        _active.remove(self)
+        loading.WEIGHT_BYTES = self._weight_bytes
+        super().__exit__(*arguments)  # type: ignore[no-untyped-call]
+
+    def _watch(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size_bytes = storage._cdata, storage.nbytes()
+        if not size_bytes or key in self._held:
+            return
+        if tensor.is_pinned():
+            size_bytes = pinned_bytes(size_bytes)
+
+        def reap(_reference: Any) -> None:
+            self._bytes -= self._held.pop(key)[0]
+
+        self._held[key] = (size_bytes, weakref.ref(storage, reap))
+        self._bytes += size_bytes
+        self.highest_bytes = max(self.highest_bytes, self._bytes)
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= _LARGE_BYTES
+
+
+def _stays(kwargs: dict[str, Any]) -> bool:
+    """Whether a call leaves its result where it is."""
+    device = kwargs.get("device")
+    return (device is None or torch.device(device).type == "cpu") and not kwargs.get("pin_memory")
+
+
+_active: list[HostMemory] = []
+_of_steps: list[HostMemory] = []
+
+
+def install() -> None:
+    """Let optimizers of large weights in main memory step in this way."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+    if not _active and any(_is_large(weight) for group in optimizer.param_groups for weight in group["params"]):
+        _of_steps.append(HostMemory().__enter__())
+
+
+def _after_step(_optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+    while _of_steps:
+        _of_steps.pop().__exit__(None, None, None)

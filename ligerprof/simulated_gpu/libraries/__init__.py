@@ -1,0 +1,1 @@
+"""What the machine knows of single libraries, one file per library, used when the program imports it."""
