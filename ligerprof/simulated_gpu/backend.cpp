@@ -52,9 +52,21 @@ struct Callbacks {
   Synchronize synchronize;
 };
 
-const Device kGpu(DeviceType::CUDA, 0);
 std::atomic<Callbacks*> callbacks{nullptr};
 thread_local std::string message;
+// A process has one of its node's GPUs: the first one that it names.
+std::atomic<DeviceIndex> own_index{0}, node_count{1};
+std::atomic<bool> is_named{false};
+Device gpu() { return Device(DeviceType::CUDA, own_index); }
+
+// What is wrong with a GPU that a program names; empty if nothing is.
+std::string claim(int64_t index) {
+  if (index >= 0 && index < node_count && !is_named.exchange(true)) own_index = static_cast<DeviceIndex>(index);
+  if (index < 0 || index == own_index) return "";
+  std::string own = std::to_string(own_index), other = std::to_string(index);
+  return "CUDA error: invalid device ordinal. This simulated process has one GPU, cuda:" + own + ", not cuda:" + other +
+         "; `ligerprof run --device simulated --world N` gives each rank one.";
+}
 thread_local int64_t current_stream = 0;
 std::atomic<int64_t> streams{0};
 
@@ -91,14 +103,14 @@ void* take(Callbacks* now, size_t size_bytes, int64_t stream) {
 struct DeviceMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t size_bytes) override {
     Callbacks* now = callbacks.load();
-    if (size_bytes == 0 || !now) return {nullptr, nullptr, &::release, kGpu};
+    if (size_bytes == 0 || !now) return {nullptr, nullptr, &::release, gpu()};
     message.clear();
     void* address = take(now, size_bytes, current_stream);
     if (!address) {
       TORCH_CHECK(!message.empty(), "the simulated GPU failed to allocate ", size_bytes, " bytes");
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
-    return {address, address, &::release, kGpu};
+    return {address, address, &::release, gpu()};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &::release; }
   void copy_data(void*, const void*, size_t) const override {}
@@ -151,15 +163,15 @@ DeviceMemory device_memory;
 PinnedMemory pinned_memory;
 
 struct Generator final : at::CPUGeneratorImpl {
-  Generator() { device_ = kGpu; }
+  Generator() { device_ = gpu(); }
 };
 
-Stream stream_of(int64_t number) { return Stream(Stream::UNSAFE, kGpu, number); }
+Stream stream_of(int64_t number) { return Stream(Stream::UNSAFE, gpu(), number); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   DeviceType type() const override { return DeviceType::CUDA; }
-  Device exchangeDevice(Device) const override { return kGpu; }
-  Device getDevice() const override { return kGpu; }
+  Device exchangeDevice(Device) const override { return gpu(); }
+  Device getDevice() const override { return gpu(); }
   void setDevice(Device) const override {}
   void uncheckedSetDevice(Device) const noexcept override {}
   Stream getStream(Device) const override { return stream_of(current_stream); }
@@ -171,7 +183,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_stream = stream.id();
     return stream_of(before);
   }
-  DeviceIndex deviceCount() const noexcept override { return 1; }
+  DeviceIndex deviceCount() const noexcept override { return node_count; }
   void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
     *event = reinterpret_cast<void*>(stream.id() + 1);
   }
@@ -197,11 +209,11 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasCuSOLVER() const override { return true; }
   bool hasCuBLASLt() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return 1; }
-  DeviceIndex getCurrentDevice() const override { return 0; }
-  DeviceIndex current_device() const override { return 0; }
-  int getNumGPUs() const override { return 1; }
-  Device getDeviceFromPtr(void*) const override { return kGpu; }
+  DeviceIndex deviceCount() const override { return node_count; }
+  DeviceIndex getCurrentDevice() const override { return own_index; }
+  DeviceIndex current_device() const override { return own_index; }
+  int getNumGPUs() const override { return node_count; }
+  Device getDeviceFromPtr(void*) const override { return gpu(); }
   bool isPinnedPtr(const void* pointer) const override { return PinnedMemory::contains(pointer); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
   c10::Allocator* getCUDADeviceAllocator() const override { return &device_memory; }
@@ -225,17 +237,16 @@ struct Hooks final : at::CUDAHooksInterface {
 
 Guard guard;
 
-// A process has one GPU.
-void require_first(std::optional<Device> device) {
-  TORCH_CHECK(
-      !device || device->index() <= 0, "CUDA error: invalid device ordinal. A simulated process has one GPU, cuda:0;"
-      " `ligerprof run --device simulated --world N` gives each rank one.");
+void require_own(std::optional<Device> device) {
+  if (!device) return;
+  std::string problem = claim(device->index());
+  TORCH_CHECK(problem.empty(), problem);
 }
 
 at::Tensor empty(
     at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device,
     std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  require_first(device);
+  require_own(device);
   auto type = dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
   return at::detail::empty_generic(
       sizes, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), type, format);
@@ -244,7 +255,7 @@ at::Tensor empty(
 at::Tensor empty_strided(
     at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<Device> device, std::optional<bool>) {
-  require_first(device);
+  require_own(device);
   auto type = dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
   return at::detail::empty_strided_generic(
       sizes, strides, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), type);
@@ -394,6 +405,18 @@ bool gpu_resize_storage(void* storage, uint64_t size_bytes) {
 }
 
 void gpu_ran_out(const char* text) { message = text; }
+// Says which of the node's GPUs this process has unless it names another one first.
+void gpu_place(int64_t index, int64_t count) {
+  own_index = static_cast<DeviceIndex>(index);
+  node_count = static_cast<DeviceIndex>(count);
+}
+int64_t gpu_index() { return own_index; }
+int64_t gpu_count() { return node_count; }
+// Null if the process has the GPU of this index.
+const char* gpu_claim(int64_t index) {
+  message = claim(index);
+  return message.empty() ? nullptr : message.c_str();
+}
 int64_t gpu_stream() { return current_stream; }
 void gpu_set_stream(int64_t stream) { current_stream = stream; }
 int64_t gpu_new_stream() { return ++streams; }

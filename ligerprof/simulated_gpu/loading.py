@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import place
 from ligerprof.units import format_bytes
@@ -100,7 +101,7 @@ def _without_values(part: Any) -> torch.Tensor | None:
     dtype = _TYPES.get(part.get_dtype())
     if dtype is None or not dtype.is_floating_point:
         return None
-    whole = torch.empty(part.get_shape(), dtype=dtype, device="cpu")
+    whole = functions.empty(part.get_shape(), dtype=dtype, device="cpu")
     return whole if has_no_values(whole) else None
 
 

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.composites import COMPOSITE_RULES
 from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.simulated_gpu.recurrent import RECURRENT_RULES
@@ -126,7 +127,7 @@ def _found(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     if func is aten.masked_select.default and copies[0] is None and copies[1] is not None:
         # the mask alone decides about the size
         rows = int(copies[1].expand(_broadcast(args[0].shape, args[1].shape)).sum())
-        return torch.empty(rows, dtype=args[0].dtype, device=GPU)
+        return functions.empty(rows, dtype=args[0].dtype, device=GPU)
     if all(copy is not None for copy in copies):
         result = func(*(run.values.real(value) for value in args), **{k: run.values.real(v) for k, v in kwargs.items()})
     else:
@@ -150,12 +151,16 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 def _by_rule(func: Any, args: Sequence[Any]) -> Any:
     source = args[0]
     if func is aten.nonzero.default:
-        return torch.ones(source.shape, dtype=torch.bool).nonzero()
+        return functions.ones(source.shape, dtype=torch.bool).nonzero()
     if func is aten.masked_select.default:
-        return torch.zeros(_broadcast(source.shape, args[1].shape).numel(), dtype=source.dtype)
+        return functions.zeros(_broadcast(source.shape, args[1].shape).numel(), dtype=source.dtype)
     if func is aten._unique2.default:
         rows = source.numel()
-        return torch.zeros(rows, dtype=source.dtype), torch.arange(rows).view(source.shape), torch.ones(rows).long()
+        return (
+            functions.zeros(rows, dtype=source.dtype),
+            functions.arange(rows).view(source.shape),
+            functions.ones(rows).long(),
+        )
     raise UnsupportedError(
         f"{place()}: the size of the result of {func} depends on values that the model computes, which a simulated GPU"
         " does not have. Run without it, or on a GPU."
@@ -169,7 +174,7 @@ def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str
         draw(args[0], args[1], replacement=args[2] if len(args) > 2 else kwargs.get("replacement", False))
     if run.values.known(result) is None and args[0].dim() > 0:
         run.values.note(f"token of {func._schema.name.removeprefix('aten::')}")
-        run.values.set(result, torch.tensor(max(args[0].shape[-1] - _FROM_END, 0)), made_up=True)
+        run.values.set(result, functions.tensor(max(args[0].shape[-1] - _FROM_END, 0)), made_up=True)
     return result
 
 
@@ -193,7 +198,7 @@ def _sorted(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str,
         dim = kwargs.get("dim", args[-2] if len(args) > 2 else -1)
         size = [1] * indices.dim()
         size[dim] = indices.shape[dim]
-        run.values.set(indices, torch.arange(indices.shape[dim]).view(size).expand(indices.shape), made_up=True)
+        run.values.set(indices, functions.arange(indices.shape[dim]).view(size).expand(indices.shape), made_up=True)
     return result
 
 

@@ -6,6 +6,7 @@ GPU's, and where numbers matter (sums of token counts, lengths to pad to), the r
 """
 
 import inspect
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
 from ligerprof.simulated_gpu.ranks.messages import Messages, is_message
 from ligerprof.simulated_gpu.ranks.world import World
@@ -91,7 +93,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> Any:
         """ProcessGroupNCCL reduces a tensor of one number."""
-        torch.empty(1, device="cuda")
+        functions.empty(1, device="cuda")
         return _done([])
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
@@ -228,7 +230,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     def _flat(self, parts: Sequence[Tensor]) -> Tensor | None:
         if not parts or not parts[0].is_cuda or any(part.shape != parts[0].shape for part in parts):
             return None
-        return torch.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype, device=parts[0].device)
+        return functions.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype, device=parts[0].device)
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.view(-1).chunk(self.size())) if tensor.is_contiguous() else [tensor] * self.size()
@@ -321,6 +323,9 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
         given = inspect.signature(init).bind(*arguments, **named).arguments
         asked["backend"] = str(given.get("backend") or "cpu:gloo,cuda:nccl")
         own_size, own_rank = given.get("world_size", -1), given.get("rank", -1)
+        if multiprocessing.parent_process() and own_size == size and own_rank not in (None, -1, rank):
+            # each rank of the command starts functions for all of them, of which it is one
+            raise SystemExit
         init(
             NAME,
             store=_bindings.HashStore(),
