@@ -19,8 +19,10 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
@@ -162,8 +164,47 @@ int64_t PinnedMemory::held_bytes = 0, PinnedMemory::highest_bytes = 0;
 DeviceMemory device_memory;
 PinnedMemory pinned_memory;
 
+// Its state has the 16 bytes of CUDA's, a seed and an offset, which stand for the numbers that it draws next: those that
+// it would have drawn when the state was read, if the state is one of the last ones.
 struct Generator final : at::CPUGeneratorImpl {
   Generator() { device_ = gpu(); }
+  void set_offset(uint64_t offset) override { restore(current_seed(), offset); }
+  uint64_t get_offset() const override {
+    at::mt19937_data_pod now = const_cast<Generator*>(this)->engine().data();
+    if (states.empty() || states.rbegin()->second.left_ != now.left_ || states.rbegin()->second.state_ != now.state_) {
+      uint64_t next = states.empty() ? 0 : states.rbegin()->first + 4;
+      states[next] = now;
+      if (states.size() > kStates) states.erase(states.begin());
+      return next;
+    }
+    return states.rbegin()->first;
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    TORCH_CHECK(state.numel() == 16 && state.itemsize() == 1, "RNG state is wrong size");
+    std::array<uint64_t, 2> read;
+    std::memcpy(read.data(), state.data(), sizeof read);
+    restore(read[0], read[1]);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    std::array<uint64_t, 2> written{const_cast<Generator*>(this)->current_seed(), get_offset()};
+    at::Tensor state = at::detail::empty_cpu({sizeof written}, at::kByte);
+    std::memcpy(state.mutable_data_ptr(), written.data(), sizeof written);
+    return state.getIntrusivePtr();
+  }
+
+ private:
+  static constexpr size_t kStates = 1024;
+  mutable std::map<uint64_t, at::mt19937_data_pod> states;
+
+  void restore(uint64_t seed, uint64_t offset) {
+    auto known = states.find(offset);
+    at::mt19937 engine(seed + offset);
+    at::mt19937_data_pod data = engine.data();
+    if (known != states.end() && known->second.seed_ == seed) data = known->second;
+    data.seed_ = seed;
+    engine.set_data(data);
+    set_engine(engine);
+  }
 };
 
 Stream stream_of(int64_t number) { return Stream(Stream::UNSAFE, gpu(), number); }
