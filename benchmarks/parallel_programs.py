@@ -10,6 +10,7 @@ A program prints what torch's counters say after each of its steps, on each rank
 """
 
 import argparse
+import contextlib
 import datetime as dt
 import importlib.metadata
 import json
@@ -73,6 +74,7 @@ CASES = (
 # without another rank's messages
 ALONE = {f"meshes-{mode}": 8 for mode in MESHES if mode.startswith("fsdp") or mode in ("tp", "sp", "hsdp", "cp")}
 STEP = re.compile(r"rank (\d+) step (\d+): (\d+) (\d+)")
+MARK = "PARALLEL_PROGRAM"
 OUTSIDE = re.compile(r"rank (\d+) outside (\S+): (\d+) (\d+) (\S+)")
 
 
@@ -89,23 +91,31 @@ def launched(case: str, options: argparse.Namespace) -> list[str]:
     return [sys.executable, *start, str(PROGRAMS / program), *rest]
 
 
+def kill_marked(mark: bytes) -> None:
+    """Kill every process whose environment has this variable."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
 def ran(command: list[str], environment: dict[str, str], seconds: float = 120) -> dict:
     """The counters of each rank after each step, bytes outside the allocator, and the last line of an error."""
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        text, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        # the launcher's ranks, too
-        os.killpg(process.pid, signal.SIGKILL)
-        text, _ = process.communicate()
+    mark = f"{MARK}={os.getpid()}-{time.monotonic_ns()}"
+    variables = dict([mark.split("=")])
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment, **variables}, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        # launchers give their ranks sessions of their own
+        kill_marked(mark.encode())
+        process.wait()
+        output.seek(0)
+        text = output.read()
     if process.returncode:
         print(text[-8000:], file=sys.stderr, flush=True)
     ranks: dict[str, list[list[int]]] = {}

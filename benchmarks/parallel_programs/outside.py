@@ -38,9 +38,13 @@ def main():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     say_outside("context")
+    store, rank, world = next(iter(dist.rendezvous("env://")))
     kinds = ("all_reduce", "all_gather", "all_to_all", "send", "broadcast", "reduce_scatter", "barrier")
     for kind in kinds:
-        dist.init_process_group("nccl", device_id=device if kind == "barrier" else None)
+        # what the ranks of the group before told each other is not for this one
+        own = dist.PrefixStore(kind, store)
+        early = device if kind == "barrier" else None
+        dist.init_process_group("nccl", store=own, rank=rank, world_size=world, device_id=early)
         say_outside(f"{kind}-group")
         for time in ("first", "second"):
             exchange(kind, device)
