@@ -30,7 +30,6 @@ c10d: Any = dist.distributed_c10d
 _bindings: Any = torch._C._distributed_c10d
 # torch describes their methods with overloads of other names
 _ProcessGroup: Any = dist.ProcessGroup
-_Work: Any = dist.Work
 
 
 class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
@@ -48,8 +47,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, len(members))
         self._rank, self._members, self._key = rank, list(members), name
         self._machine, self._messages = machine, messages
-        # what is sent and received at once
-        self._batch: list[Tensor] | None = None
 
     def size(self) -> int:
         """The number of ranks."""
@@ -180,26 +177,25 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Any:
-        """Send to one rank."""
+        """Send to one rank; ProcessGroupNCCL marks what it sends and receives as used by its stream, and keeps none."""
         for tensor in tensors:
             if is_message(tensor):
                 self._post(tensor, f"{target}/p2p")
-        return self._transferred(tensors)
+        return _done([])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
         """Receive from one rank."""
         for tensor in tensors:
             self._sent(tensor, source, f"{self._rank}/p2p")
-        return self._transferred(tensors)
+        return _done([])
 
     # what torch asks a group that is made of backends
 
     def _start_coalescing(self, _device: Any) -> None:
-        self._batch = []
+        """Nothing."""
 
     def _end_coalescing(self, _device: Any) -> Any:
-        batch, self._batch = self._batch or [], None
-        return _Transfer(batch)
+        return _done([])
 
     def _get_backend(self, _device: Any) -> Any:
         return self
@@ -213,12 +209,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-    def _transferred(self, tensors: list[Tensor]) -> Any:
-        if self._batch is None:
-            return _Transfer(tensors)
-        self._batch += tensors
-        return _Transfer([])
 
     def _knows(self, tensor: Tensor) -> bool:
         return not tensor.is_cuda or self._machine.values.copy_of(tensor) is not None
@@ -266,23 +256,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _post(self, tensor: Tensor, to: str) -> None:
         self._messages.send(self._key, to, self._machine.values.copy_of(tensor) if tensor.is_cuda else tensor)
-
-
-class _Transfer(_Work):  # type: ignore[misc]
-    """What is sent and received; its tensors stay until the program waits for it, as ProcessGroupNCCL keeps them."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Let the tensors go."""
-        self._tensors = []
-        return True
-
-    def is_completed(self) -> bool:
-        """It was done when it was called."""
-        return True
 
 
 def _done(value: Any) -> Any:
