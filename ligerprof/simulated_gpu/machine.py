@@ -20,13 +20,14 @@ from ligerprof.simulated_gpu.files import watched
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
 from ligerprof.simulated_gpu.ranks.group import install_ranks
-from ligerprof.simulated_gpu.ranks.world import gpu_of_rank
+from ligerprof.simulated_gpu.ranks.world import gpu_of_rank, world_size
 from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.siblings import Siblings
 from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.torch_memory.nccl import nccl_bytes
 from ligerprof.units import GIB, MIB
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
@@ -91,10 +92,11 @@ class Machine:
 
     def summary(self) -> dict[str, Any]:
         """What recording.json says about the simulation; see docs/simulated-gpu.md."""
+        gpu = self.device.gpu
         made_up = sorted(self.values.made_up.items(), key=lambda item: (not item[0].is_shape, -item[1]))
         return {
-            "gpu": self.device.gpu.name,
-            "measured_gpu": self.device.gpu.measured,
+            "gpu": gpu.name,
+            "measured_gpu": gpu.measured,
             "routing": self.values.routing,
             "attention": sorted(self.operators.attention_used),
             "made_up": [
@@ -105,6 +107,7 @@ class Machine:
             "not_written": [] if self._files is None else self._files.new(),
             "unchanged": [] if self._files is None else self._files.unchanged(),
             "pinned_bytes": self._backend.highest_pinned_bytes(),
+            "outside_bytes": gpu.memory_bytes - gpu.usable_bytes + nccl_bytes(world_size()),
         }
 
     def _allocate(self, size_bytes: int, stream: int) -> int:

@@ -105,6 +105,11 @@ def gpu_of_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     return int(environment.get("LOCAL_RANK") or 0) % count, count
 
 
+def world_size(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of ranks that this process is one of."""
+    return int(environment.get("WORLD_SIZE") or 1)
+
+
 def run_ranks(
     start: Callable[[dict[str, str]], "subprocess.Popen[bytes]"],
     size: int,
