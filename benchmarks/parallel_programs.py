@@ -10,12 +10,14 @@ A program prints what torch's counters say after each of its steps, on each rank
 """
 
 import argparse
+import contextlib
 import datetime as dt
 import importlib.metadata
 import json
 import os
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -28,6 +30,9 @@ MESHES = [
     "ddp",
     "fsdp1",
     "fsdp1-half",
+    "fsdp1-original",
+    "fsdp1-grad-op",
+    "fsdp1-offload",
     "hsdp",
     "fsdp2",
     "fsdp2-mixed",
@@ -41,43 +46,88 @@ MESHES = [
     "zero-bubble",
     "ep",
 ]
-CASES = {f"meshes-{mode}": ("torchrun", f"meshes.py {mode}") for mode in MESHES} | {
-    "zero-1": ("deepspeed", "zero.py 1"),
-    "zero-1-accumulate": ("deepspeed", "zero.py 1 --accumulate 4"),
-    "zero-2-lora-256": ("deepspeed", "zero.py 2 --lora --tokens 256 --batch 1"),
-    "zero-2-lora-1024": ("deepspeed", "zero.py 2 --lora --batch 1"),
-    "zero-2-offload": ("deepspeed", "zero.py 2 --offload"),
-    "zero-3": ("deepspeed", "zero.py 3"),
-}
+CASES = (
+    {f"meshes-{mode}": ("torchrun", f"meshes.py {mode}") for mode in MESHES}
+    | {
+        "zero-1": ("deepspeed", "zero.py 1"),
+        "zero-1-accumulate": ("deepspeed", "zero.py 1 --accumulate 4"),
+        "zero-2-lora-256": ("deepspeed", "zero.py 2 --lora --tokens 256 --batch 1"),
+        "zero-2-lora-1024": ("deepspeed", "zero.py 2 --lora --batch 1"),
+        "zero-2-offload": ("deepspeed", "zero.py 2 --offload --layers 2"),
+        "zero-3": ("deepspeed", "zero.py 3"),
+        # sends that nobody waits for stay until the step ends if the GPU is slower than the program
+        "interleaved-32": ("torchrun", "meshes.py interleaved 32"),
+        "zero-bubble-32": ("torchrun", "meshes.py zero-bubble 32"),
+        "losses-linear": ("torchrun", "losses.py linear"),
+        "losses-logits": ("torchrun", "losses.py logits"),
+        "outside": ("torchrun", "outside.py"),
+    }
+    | {
+        f"trl-{kind}-{engine}": (
+            f"accelerate --config_file {{folder}}/{engine}.yaml",
+            f"trl_run.py trl.scripts.{kind} --config {{folder}}/{kind}.yaml",
+        )
+        for kind in ("sft", "dpo")
+        for engine in ("fsdp2", "zero3")
+    }
+)
 # without another rank's messages
-ALONE = {f"meshes-{mode}": 8 for mode in ("fsdp1", "fsdp1-half", "fsdp2", "fsdp2-mixed", "tp", "sp", "hsdp", "cp")}
+ALONE = {f"meshes-{mode}": 8 for mode in MESHES if mode.startswith("fsdp") or mode in ("tp", "sp", "hsdp", "cp")}
 STEP = re.compile(r"rank (\d+) step (\d+): (\d+) (\d+)")
+MARK = "PARALLEL_PROGRAM"
+OUTSIDE = re.compile(r"rank (\d+) outside (\S+): (\d+) (\d+) (\S+)")
 
 
-def launched(case: str, gpus: int) -> list[str]:
-    launcher, words = CASES[case]
+def launched(case: str, options: argparse.Namespace) -> list[str]:
+    launcher, words = (text.format(folder=options.folder) for text in CASES[case])
+    launcher, *given = shlex.split(launcher)
     program, *rest = shlex.split(words)
     if launcher == "torchrun":
-        start = ["-m", "torch.distributed.run", f"--nproc-per-node={gpus}"]
+        start = ["-m", "torch.distributed.run", f"--nproc-per-node={options.gpus}", f"--master-port={options.port}"]
+    elif launcher == "deepspeed":
+        start = ["-m", "deepspeed.launcher.runner", f"--num_gpus={options.gpus}", f"--master_port={options.port}"]
     else:
-        start = ["-m", "deepspeed.launcher.runner", f"--num_gpus={gpus}"]
+        start = ["-m", "accelerate.commands.launch", f"--main_process_port={options.port}", *given]
     return [sys.executable, *start, str(PROGRAMS / program), *rest]
 
 
-def ran(command: list[str], environment: dict[str, str], seconds: float = 120) -> tuple[dict, str]:
-    """The counters of each rank after each step, and the last line of an error."""
-    try:
-        done = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=seconds, check=False
+def kill_marked(mark: bytes) -> None:
+    """Kill every process whose environment has this variable."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def ran(command: list[str], environment: dict[str, str], seconds: float = 120) -> dict:
+    """The counters of each rank after each step, bytes outside the allocator, and the last line of an error."""
+    mark = f"{MARK}={os.getpid()}-{time.monotonic_ns()}"
+    variables = dict([mark.split("=")])
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment, **variables}, stdout=output, stderr=subprocess.STDOUT
         )
-        text, code = done.stdout + done.stderr, done.returncode
-    except subprocess.TimeoutExpired as error:
-        text, code = ((error.stdout or b"") + (error.stderr or b"")).decode(errors="replace"), 124
+        try:
+            process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        # launchers give their ranks sessions of their own
+        kill_marked(mark.encode())
+        process.wait()
+        output.seek(0)
+        text = output.read()
+    if process.returncode:
+        print(text[-8000:], file=sys.stderr, flush=True)
     ranks: dict[str, list[list[int]]] = {}
     for rank, _, peak, reserved in STEP.findall(text):
         ranks.setdefault(rank, []).append([int(peak), int(reserved)])
+    outside: dict[str, dict[str, list[int | None]]] = {}
+    for rank, moment, used, _, listed in OUTSIDE.findall(text):
+        held = int(listed) << 20 if listed.isdecimal() else None
+        outside.setdefault(rank, {})[moment] = [int(used), held]
     lines = [line for line in text.splitlines() if "Error" in line]
-    return ranks, "" if code == 0 else (lines or text.splitlines() or [f"exit {code}"])[-1][-300:]
+    problem = (lines or text.splitlines() or ["no output"])[-1][-300:] if process.returncode else ""
+    return {"ranks": ranks, "outside": outside, "problem": problem}
 
 
 def versions() -> dict[str, str]:
@@ -97,6 +147,11 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--only", default="")
     parser.add_argument("--ranks", default="", help="the ranks to simulate; default: all")
+    parser.add_argument("--seconds", type=float, default=120, help="limit of one program on GPUs")
+    parser.add_argument(
+        "--port", type=int, default=29500, help="where ranks meet; another one for programs side by side"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("build/trl"), help="what trl_make.py wrote, for TRL's")
     options = parser.parse_args()
     if options.action == "compare":
         compare(*options.files)
@@ -113,21 +168,20 @@ def main() -> None:
 def row_of(case: str, options: argparse.Namespace) -> dict:
     began = time.monotonic()
     if options.action == "measure":
-        ranks, problem = ran(launched(case, options.gpus), {})
+        row = ran(launched(case, options), {}, options.seconds)
     elif options.action == "alone":
         world = ALONE[case]
         words = shlex.split(f"meshes.py {case.partition('-')[2]}")
         command = [sys.executable, str(PROGRAMS / "alone.py"), str(PROGRAMS / words[0]), *words[1:]]
         rank = {"RANK": str(world - 1), "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}
-        ranks, problem = ran(command, rank)
-        return {"world": world, "ranks": ranks, "problem": problem, "seconds": round(time.monotonic() - began, 1)}
+        row = ran(command, rank, options.seconds) | {"world": world}
     else:
         with tempfile.TemporaryDirectory() as folder:
             run = ["-m", "ligerprof", "run", "--device", "simulated", "--json", "-o", f"{folder}/run"]
             ranks = options.ranks or f"0-{options.gpus - 1}"
-            command = [sys.executable, *run, "--ranks", ranks, "--", *launched(case, options.gpus)]
-            ranks, problem = ran(command, {}, 600)
-    return {"ranks": ranks, "problem": problem, "seconds": round(time.monotonic() - began, 1)}
+            command = [sys.executable, *run, "--ranks", ranks, "--", *launched(case, options)]
+            row = ran(command, {}, 600)
+    return row | {"seconds": round(time.monotonic() - began, 1)}
 
 
 def compare(measured: Path, simulated: Path) -> None:

@@ -1,12 +1,14 @@
 """A GPT of 500 million parameters on several GPUs, by torch's own parallelism.
 
-    torchrun --nproc-per-node N meshes.py MODE
+    torchrun --nproc-per-node N meshes.py MODE [BATCH]
 
-Modes: ddp, fsdp1, fsdp1-half, hsdp, fsdp2, fsdp2-mixed, tp, sp, fsdp2-tp, cp, gpipe, 1f1b, interleaved, zero-bubble,
-ep.
+Modes: ddp, fsdp1, fsdp1-half, fsdp1-original, fsdp1-grad-op, fsdp1-offload, hsdp, fsdp2, fsdp2-mixed, tp, sp, fsdp2-tp,
+cp, gpipe, 1f1b, interleaved, zero-bubble, ep.
 """
 
 import os
+import shutil
+import subprocess
 import sys
 
 import torch
@@ -120,9 +122,9 @@ def tensor_parallel(model, mesh, sequence):
     parallelize_module(model, mesh, top)
 
 
-def train(model, optimizer, device, context=None):
+def train(model, optimizer, device, batch, context=None):
     for step in range(STEPS):
-        words = torch.randint(0, WORDS, (BATCH, TOKENS + 1), device=device)
+        words = torch.randint(0, WORDS, (batch, TOKENS + 1), device=device)
         inputs, labels = words[:, :-1].contiguous(), words[:, 1:].contiguous()
         if context:
             with context([inputs, labels]):
@@ -139,9 +141,24 @@ def train(model, optimizer, device, context=None):
 def say(step):
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     print(f"rank {dist.get_rank()} step {step}: {peak} {reserved}", flush=True)
+    say_outside(f"step{step}")
 
 
-def pipeline(mode, rank, world, device):
+def say_outside(moment):
+    """What the process holds besides torch's reserved memory, by CUDA's count and by nvidia-smi's."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.cuda.memory_reserved()
+    listed = "none"
+    if shutil.which("nvidia-smi"):
+        asked = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+        lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+        used = dict(line.split(", ") for line in lines if ", " in line)
+        listed = used.get(str(os.getpid()), "none")
+    print(f"rank {os.environ['RANK']} outside {moment}: {total - free - reserved} {reserved} {listed}", flush=True)
+
+
+def pipeline(mode, rank, world, device, batch):
     from torch.distributed.pipelining import (
         PipelineStage,
         Schedule1F1B,
@@ -165,7 +182,7 @@ def pipeline(mode, rank, world, device):
     schedule = kinds[mode](stages if several else stages[0], n_microbatches=2 * world, loss_fn=loss_of)
     optimizer = torch.optim.AdamW([weight for part in parts for weight in part.parameters()], lr=1e-4)
     for step in range(STEPS):
-        words = torch.randint(0, WORDS, (BATCH, TOKENS + 1), device=device)
+        words = torch.randint(0, WORDS, (batch, TOKENS + 1), device=device)
         inputs = (words[:, :-1].contiguous(),) if rank == 0 else ()
         labels = {"target": words[:, 1:].contiguous()} if count - 1 in mine else {}
         schedule.step(*inputs, **labels)
@@ -175,14 +192,16 @@ def pipeline(mode, rank, world, device):
 
 
 def main():
-    mode = sys.argv[1]
-    dist.init_process_group("nccl")
-    torch.manual_seed(0)
+    mode, batch = sys.argv[1], int((*sys.argv[2:], BATCH)[0])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
+    say_outside("context")
+    dist.init_process_group("nccl")
+    torch.manual_seed(0)
+    say_outside("group")
     rank, world = dist.get_rank(), dist.get_world_size()
     if mode in ("gpipe", "1f1b", "interleaved", "zero-bubble"):
-        pipeline(mode, rank, world, device)
+        pipeline(mode, rank, world, device, batch)
         return
     context = None
     mesh = init_device_mesh("cuda", (1, world), mesh_dim_names=("dp", "tp")) if mode == "fsdp2-tp" else None
@@ -191,18 +210,21 @@ def main():
         model = Gpt(group=dist.group.WORLD if mode == "ep" else None)
     if mode == "ddp":
         model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
-    elif mode in ("fsdp1", "fsdp1-half", "hsdp"):
-        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    elif mode.startswith("fsdp1") or mode == "hsdp":
+        from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        strategies = {"hsdp": ShardingStrategy.HYBRID_SHARD, "fsdp1-grad-op": ShardingStrategy.SHARD_GRAD_OP}
         model = FullyShardedDataParallel(
             model,
             auto_wrap_policy=ModuleWrapPolicy({Block}),
             device_id=device,
-            mixed_precision=half if mode == "fsdp1-half" else None,
+            mixed_precision=half if mode in ("fsdp1-half", "fsdp1-original") else None,
             device_mesh=init_device_mesh("cuda", (world // 2, 2)) if mode == "hsdp" else None,
-            sharding_strategy=ShardingStrategy.HYBRID_SHARD if mode == "hsdp" else ShardingStrategy.FULL_SHARD,
+            sharding_strategy=strategies.get(mode, ShardingStrategy.FULL_SHARD),
+            cpu_offload=CPUOffload(offload_params=mode == "fsdp1-offload"),
+            use_orig_params=mode == "fsdp1-original",
         )
     elif mode in ("tp", "sp"):
         tensor_parallel(model, whole, mode == "sp")
@@ -227,7 +249,7 @@ def main():
         model = model.bfloat16()
     # tensor parallelism leaves some weights as they are, which foreach does not mix with sharded ones
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False if mode == "tp" else None)
-    train(model, optimizer, device, context)
+    train(model, optimizer, device, batch, context)
 
 
 if __name__ == "__main__":

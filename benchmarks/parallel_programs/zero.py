@@ -8,7 +8,7 @@ import argparse
 import deepspeed
 import torch
 import torch.distributed as dist
-from meshes import BATCH, STEPS, TOKENS, WORDS, Gpt, loss_of, say
+from meshes import BATCH, LAYERS, STEPS, TOKENS, WORDS, Gpt, loss_of, say
 from torch import nn
 
 
@@ -32,6 +32,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--offload", action="store_true")
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--local_rank", type=int, default=0)
     options = parser.parse_args()
     zero = {"stage": options.stage}
@@ -45,7 +46,8 @@ def main():
         "zero_force_ds_cpu_optimizer": False,
     }
     torch.manual_seed(0)
-    model = Gpt()
+    # the last layers, with the head, and the embedding
+    model = Gpt([0, *range(LAYERS - options.layers + 1, LAYERS)])
     if options.lora:
         model.requires_grad_(requires_grad=False)
         for block in model.blocks:

@@ -45,6 +45,8 @@ def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:
     gpu = find_gpu(str(simulated["gpu"]))
     figures = "" if gpu.measured else ", whose figures come from data sheets"
     yield f"Simulated for {gpu.title}{figures}; this machine's GPU was not used."
+    if outside_bytes := simulated.get("outside_bytes"):
+        yield f"Outside torch's allocator a process has about {format_bytes(outside_bytes)} more, measured on H200s."
     for name in simulated.get("stand_ins", ()):
         yield f"{name} was not on this machine: its configuration is the catalog's, and each byte of a text is a token."
     made_up = simulated["made_up"]

@@ -60,9 +60,21 @@ struct Callbacks {
   Synchronize synchronize;
 };
 
-const Device kGpu(DeviceType::CUDA, 0);
 std::atomic<Callbacks*> callbacks{nullptr};
 thread_local std::string message;
+// A process has one of its node's GPUs: the first one that it names.
+std::atomic<DeviceIndex> own_index{0}, node_count{1};
+std::atomic<bool> is_named{false};
+Device gpu() { return Device(DeviceType::CUDA, own_index); }
+
+// What is wrong with a GPU that a program names; empty if nothing is.
+std::string claim(int64_t index) {
+  if (index >= 0 && index < node_count && !is_named.exchange(true)) own_index = static_cast<DeviceIndex>(index);
+  if (index < 0 || index == own_index) return "";
+  std::string own = std::to_string(own_index), other = std::to_string(index);
+  return "CUDA error: invalid device ordinal. This simulated process has one GPU, cuda:" + own + ", not cuda:" + other +
+         "; `ligerprof run --device simulated --world N` gives each rank one.";
+}
 thread_local int64_t current_stream = 0;
 std::atomic<int64_t> streams{0};
 
@@ -99,14 +111,14 @@ void* take(Callbacks* now, size_t size_bytes, int64_t stream) {
 struct DeviceMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t size_bytes) override {
     Callbacks* now = callbacks.load();
-    if (size_bytes == 0 || !now) return {nullptr, nullptr, &::release, kGpu};
+    if (size_bytes == 0 || !now) return {nullptr, nullptr, &::release, gpu()};
     message.clear();
     void* address = take(now, size_bytes, current_stream);
     if (!address) {
       TORCH_CHECK(!message.empty(), "the simulated GPU failed to allocate ", size_bytes, " bytes");
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
-    return {address, address, &::release, kGpu};
+    return {address, address, &::release, gpu()};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &::release; }
   void copy_data(void*, const void*, size_t) const override {}
@@ -158,16 +170,55 @@ int64_t PinnedMemory::held_bytes = 0, PinnedMemory::highest_bytes = 0;
 DeviceMemory device_memory;
 PinnedMemory pinned_memory;
 
+// Its state has the 16 bytes of CUDA's, a seed and an offset, which stand for the numbers that it draws next: those that
+// it would have drawn when the state was read, if the state is one of the last ones.
 struct Generator final : at::CPUGeneratorImpl {
-  Generator() { device_ = kGpu; }
+  Generator() { device_ = gpu(); }
+  void set_offset(uint64_t offset) override { restore(current_seed(), offset); }
+  uint64_t get_offset() const override {
+    at::mt19937_data_pod now = const_cast<Generator*>(this)->engine().data();
+    if (states.empty() || states.rbegin()->second.left_ != now.left_ || states.rbegin()->second.state_ != now.state_) {
+      uint64_t next = states.empty() ? 0 : states.rbegin()->first + 4;
+      states[next] = now;
+      if (states.size() > kStates) states.erase(states.begin());
+      return next;
+    }
+    return states.rbegin()->first;
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    TORCH_CHECK(state.numel() == 16 && state.itemsize() == 1, "RNG state is wrong size");
+    std::array<uint64_t, 2> read;
+    std::memcpy(read.data(), state.data(), sizeof read);
+    restore(read[0], read[1]);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    std::array<uint64_t, 2> written{const_cast<Generator*>(this)->current_seed(), get_offset()};
+    at::Tensor state = at::detail::empty_cpu({sizeof written}, at::kByte);
+    std::memcpy(state.mutable_data_ptr(), written.data(), sizeof written);
+    return state.getIntrusivePtr();
+  }
+
+ private:
+  static constexpr size_t kStates = 1024;
+  mutable std::map<uint64_t, at::mt19937_data_pod> states;
+
+  void restore(uint64_t seed, uint64_t offset) {
+    auto known = states.find(offset);
+    at::mt19937 engine(seed + offset);
+    at::mt19937_data_pod data = engine.data();
+    if (known != states.end() && known->second.seed_ == seed) data = known->second;
+    data.seed_ = seed;
+    engine.set_data(data);
+    set_engine(engine);
+  }
 };
 
-Stream stream_of(int64_t number) { return Stream(Stream::UNSAFE, kGpu, number); }
+Stream stream_of(int64_t number) { return Stream(Stream::UNSAFE, gpu(), number); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   DeviceType type() const override { return DeviceType::CUDA; }
-  Device exchangeDevice(Device) const override { return kGpu; }
-  Device getDevice() const override { return kGpu; }
+  Device exchangeDevice(Device) const override { return gpu(); }
+  Device getDevice() const override { return gpu(); }
   void setDevice(Device) const override {}
   void uncheckedSetDevice(Device) const noexcept override {}
   Stream getStream(Device) const override { return stream_of(current_stream); }
@@ -179,7 +230,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_stream = stream.id();
     return stream_of(before);
   }
-  DeviceIndex deviceCount() const noexcept override { return 1; }
+  DeviceIndex deviceCount() const noexcept override { return node_count; }
   void record(void** event, const Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
     *event = reinterpret_cast<void*>(stream.id() + 1);
   }
@@ -205,11 +256,11 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasCuSOLVER() const override { return true; }
   bool hasCuBLASLt() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return 1; }
-  DeviceIndex getCurrentDevice() const override { return 0; }
-  DeviceIndex current_device() const override { return 0; }
-  int getNumGPUs() const override { return 1; }
-  Device getDeviceFromPtr(void*) const override { return kGpu; }
+  DeviceIndex deviceCount() const override { return node_count; }
+  DeviceIndex getCurrentDevice() const override { return own_index; }
+  DeviceIndex current_device() const override { return own_index; }
+  int getNumGPUs() const override { return node_count; }
+  Device getDeviceFromPtr(void*) const override { return gpu(); }
   bool isPinnedPtr(const void* pointer) const override { return PinnedMemory::contains(pointer); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
   c10::Allocator* getCUDADeviceAllocator() const override { return &device_memory; }
@@ -233,17 +284,16 @@ struct Hooks final : at::CUDAHooksInterface {
 
 Guard guard;
 
-// A process has one GPU.
-void require_first(std::optional<Device> device) {
-  TORCH_CHECK(
-      !device || device->index() <= 0, "CUDA error: invalid device ordinal. A simulated process has one GPU, cuda:0;"
-      " `ligerprof run --device simulated --world N` gives each rank one.");
+void require_own(std::optional<Device> device) {
+  if (!device) return;
+  std::string problem = claim(device->index());
+  TORCH_CHECK(problem.empty(), problem);
 }
 
 at::Tensor empty(
     at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device,
     std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  require_first(device);
+  require_own(device);
   auto type = dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
   return at::detail::empty_generic(
       sizes, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), type, format);
@@ -252,7 +302,7 @@ at::Tensor empty(
 at::Tensor empty_strided(
     at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<Device> device, std::optional<bool>) {
-  require_first(device);
+  require_own(device);
   auto type = dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()));
   return at::detail::empty_strided_generic(
       sizes, strides, &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), type);
@@ -563,6 +613,18 @@ bool gpu_resize_storage(void* storage, uint64_t size_bytes) {
 }
 
 void gpu_ran_out(const char* text) { message = text; }
+// Says which of the node's GPUs this process has unless it names another one first.
+void gpu_place(int64_t index, int64_t count) {
+  own_index = static_cast<DeviceIndex>(index);
+  node_count = static_cast<DeviceIndex>(count);
+}
+int64_t gpu_index() { return own_index; }
+int64_t gpu_count() { return node_count; }
+// Null if the process has the GPU of this index.
+const char* gpu_claim(int64_t index) {
+  message = claim(index);
+  return message.empty() ? nullptr : message.c_str();
+}
 int64_t gpu_stream() { return current_stream; }
 void gpu_set_stream(int64_t stream) { current_stream = stream; }
 int64_t gpu_new_stream() { return ++streams; }

@@ -40,8 +40,13 @@ class Backend:
         self.new_stream: Callable[[], int] = library.gpu_new_stream
         self.highest_pinned_bytes: Callable[[], int] = library.gpu_highest_pinned_bytes
         self.detach: Callable[[], None] = library.gpu_detach
-        for function in (library.gpu_stream, library.gpu_new_stream, library.gpu_highest_pinned_bytes):
-            function.restype = ctypes.c_int64
+        self.index: Callable[[], int] = library.gpu_index
+        self.count: Callable[[], int] = library.gpu_count
+        for name in ("stream", "new_stream", "highest_pinned_bytes", "index", "count"):
+            getattr(library, f"gpu_{name}").restype = ctypes.c_int64
+        library.gpu_claim.argtypes, library.gpu_claim.restype = (ctypes.c_int64,), ctypes.c_char_p
+        library.gpu_place.argtypes = (ctypes.c_int64, ctypes.c_int64)
+        self.place: Callable[[int, int], None] = library.gpu_place
         library.gpu_set_stream.argtypes = (ctypes.c_int64,)
         library.gpu_ran_out.argtypes = (ctypes.c_char_p,)
         library.gpu_resize_storage.argtypes = (ctypes.c_void_p, ctypes.c_uint64)
@@ -62,6 +67,16 @@ class Backend:
         # ctypes calls them for as long as the process lives
         self._callbacks = _Allocate(allocate), _Release(release), _Synchronize(wait)
         self._library.gpu_install(*self._callbacks)
+
+    def require_own(self, index: int) -> None:
+        """Raise as torch does for a GPU that this process does not have; the first one that it names is its own.
+
+        Raises:
+            torch.AcceleratorError: see above.
+        """
+        problem = self._library.gpu_claim(index)
+        if problem is not None:
+            raise torch.AcceleratorError(problem.decode())
 
     def ran_out(self, message: str) -> None:
         """Let the running allocation raise torch.OutOfMemoryError."""

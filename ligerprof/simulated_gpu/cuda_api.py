@@ -33,12 +33,12 @@ def install(device: Device, backend: Backend) -> None:
     if not os.environ.get(_VISIBLE, "0"):
         del os.environ[_VISIBLE]
     bindings: Any = torch._C
-    table = {**_device_functions(device), **_memory_functions(device), **_stream_functions(device, backend)}
+    table = {**_device_functions(device, backend), **_memory_functions(device), **_stream_functions(device, backend)}
     for name, function in table.items():
         setattr(bindings, name, function)
     cuda: Any = torch.cuda
     # torch.cuda took these from torch._C when it was imported
-    cuda._exchange_device = cuda._maybe_exchange_device = lambda _index: 0
+    cuda._exchange_device = cuda._maybe_exchange_device = lambda _index: backend.index()
     cuda._is_in_bad_fork = lambda: False
     cuda._device_count_nvml = lambda: -1
     cuda._get_device_properties = table["_get_device_properties"]
@@ -60,21 +60,21 @@ def install(device: Device, backend: Backend) -> None:
 _MARKS = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 
 
-def _device_functions(device: Device) -> dict[str, Callable[..., Any]]:
+def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..., Any]]:
     def properties(_index: int = 0) -> SimpleNamespace:
         return _properties(device.gpu)
 
     def initialize() -> None:
         cuda: Any = torch.cuda
-        cuda.default_generators = (torch.Generator(device="cuda"),)
+        cuda.default_generators = (torch.Generator(device="cuda"),) * backend.count()
 
     return {
         "_cuda_init": initialize,
-        "_cuda_getDeviceCount": lambda: 1,
-        "_cuda_getDevice": lambda: 0,
-        "_cuda_setDevice": require_first,
-        "_cuda_exchangeDevice": lambda _index: 0,
-        "_cuda_maybeExchangeDevice": lambda _index: 0,
+        "_cuda_getDeviceCount": backend.count,
+        "_cuda_getDevice": backend.index,
+        "_cuda_setDevice": backend.require_own,
+        "_cuda_exchangeDevice": lambda _index: backend.index(),
+        "_cuda_maybeExchangeDevice": lambda _index: backend.index(),
         "_cuda_canDeviceAccessPeer": lambda *_: False,
         "_cuda_getArchFlags": lambda: "",
         "_cuda_getCompiledVersion": lambda: 13000,
@@ -234,7 +234,7 @@ def _runtime(device: Device) -> Any:
 
 def _stream_functions(device: Device, backend: Backend) -> dict[str, Callable[..., Any]]:
     def stream(number: int) -> tuple[int, int, int]:
-        return number, 0, 1
+        return number, backend.index(), 1
 
     return {
         "_nccl_version": lambda: _NCCL_VERSION,
@@ -260,7 +260,7 @@ def _replace_streams(backend: Backend) -> None:
             number = named.get("stream_id")
             if number is None and "stream_ptr" not in named:
                 number = backend.new_stream()
-            return super().__new__(cls, stream_id=number or 0, device_index=0, device_type=1)
+            return super().__new__(cls, stream_id=number or 0, device_index=backend.index(), device_type=1)
 
         def __init__(self, *_arguments: Any, **_named: Any) -> None:
             """Nothing is left to do."""
@@ -310,15 +310,6 @@ def _refusal(what: str) -> Callable[..., NoReturn]:
         raise UnsupportedError(f"{place()}: the simulated GPU does not cover {what}. Run without it, or on a GPU.")
 
     return refuse
-
-
-def require_first(index: int) -> None:
-    """Raise as torch does for a GPU that is not there."""
-    if index > 0:
-        raise torch.AcceleratorError(
-            f"CUDA error: invalid device ordinal. A simulated process has one GPU, cuda:0, not cuda:{index};"
-            " `ligerprof run --device simulated --world N` gives each rank one."
-        )
 
 
 def _nothing(*_arguments: Any, **_named: Any) -> None:

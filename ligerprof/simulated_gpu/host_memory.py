@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.simulated_gpu import loading
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.plans import Planner, realized
 from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory.pinned import pinned_bytes
@@ -47,7 +48,7 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         inputs = list(tensors_in((args, tuple(kwargs.values()))))
         if func is _PIN and _is_large(args[0]):
-            result = torch.empty(args[0].shape, dtype=args[0].dtype, pin_memory=True)
+            result = functions.empty(args[0].shape, dtype=args[0].dtype, pin_memory=True)
         elif any(map(_is_large, inputs)) and not any(tensor.is_cuda for tensor in inputs) and _stays(kwargs):
             del inputs[:]
             result = realized(self._planner.plan(func, args, kwargs, inputs), inputs)

@@ -13,6 +13,7 @@ import torch
 
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.stand_ins import StandIns
 
 # as kWeightBytes in backend.cpp
@@ -102,7 +103,7 @@ def _without_values(part: Any) -> torch.Tensor | None:
     dtype = _TYPES.get(part.get_dtype())
     if dtype is None or not dtype.is_floating_point:
         return None
-    whole = torch.empty(part.get_shape(), dtype=dtype, device="cpu")
+    whole: torch.Tensor = functions.empty(part.get_shape(), dtype=dtype, device="cpu")
     if whole.nbytes < WEIGHT_BYTES:
         return None
     mark_weight(whole)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
 
@@ -23,7 +24,7 @@ def _elements(args: Sequence[Any], reduction: Any) -> Tensor | None:
     if reduction == _NONE or args[0].numel() == 0:
         return None
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
-    return torch.empty(shape, dtype=torch.promote_types(args[0].dtype, args[1].dtype), device=GPU)
+    return functions.empty(shape, dtype=torch.promote_types(args[0].dtype, args[1].dtype), device=GPU)
 
 
 def _reduce(run: Operators, elements: Tensor) -> None:
@@ -47,7 +48,7 @@ def _binary_cross_entropy(run: Operators, func: Any, args: Sequence[Any], kwargs
     result = _elements(args, args[3] if len(args) > 3 else kwargs.get("reduction", 1))
     if result is None:
         return run.compute(func, args, kwargs)
-    mean = torch.empty((), dtype=result.dtype, device=GPU)
+    mean = functions.empty((), dtype=result.dtype, device=GPU)
     _reduce(run, result)
     del mean
     return _known(run, func, args, kwargs, result.resize_(()))

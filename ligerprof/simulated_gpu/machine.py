@@ -21,12 +21,14 @@ from ligerprof.simulated_gpu.libraries import bitsandbytes, deepspeed
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
 from ligerprof.simulated_gpu.ranks.group import install_ranks
+from ligerprof.simulated_gpu.ranks.world import gpu_of_rank, world_size
 from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.siblings import Siblings
 from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
+from ligerprof.torch_memory.nccl import nccl_bytes
 from ligerprof.units import GIB, MIB
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
@@ -60,18 +62,19 @@ class Machine:
         capacity = gpu.usable_bytes if limit_bytes is None else limit_bytes
         self.device = Device(gpu, capacity_bytes=capacity, settings=parse_allocator_settings(text))
         self.values = Values(self.device.size_of, routing)
-        self.operators = Operators(self.device, self.values)
+        self._backend = Backend()
+        self.operators = Operators(self.device, self.values, self._backend.require_own)
         self.operators.message_of = self._message
         self._files = watched()
         self.checkpoints = Checkpoints(self.values, self._files, self.device.synchronize)
         self.stand_ins = StandIns()
         self.siblings = Siblings(self.device, self.values)
-        self._backend = Backend()
 
     def install(self) -> None:
         """Replace torch's CUDA; it cannot be undone."""
         _collect_rarely()
         self._backend.install(self._allocate, self._release, self.device.synchronize)
+        self._backend.place(*gpu_of_rank())
         cuda_api.install(self.device, self._backend)
         patch_process(self)
         self.operators.register()
@@ -108,10 +111,11 @@ class Machine:
 
     def summary(self) -> dict[str, Any]:
         """What recording.json says about the simulation; see docs/simulated-gpu.md."""
+        gpu = self.device.gpu
         made_up = sorted(self.values.made_up.items(), key=lambda item: (not item[0].is_shape, -item[1]))
         return {
-            "gpu": self.device.gpu.name,
-            "measured_gpu": self.device.gpu.measured,
+            "gpu": gpu.name,
+            "measured_gpu": gpu.measured,
             "routing": self.values.routing,
             "attention": sorted(self.operators.attention_used),
             "made_up": [
@@ -122,6 +126,7 @@ class Machine:
             "not_written": [] if self._files is None else self._files.new(),
             "unchanged": [] if self._files is None else self._files.unchanged(),
             "pinned_bytes": self._backend.highest_pinned_bytes(),
+            "outside_bytes": gpu.memory_bytes - gpu.usable_bytes + nccl_bytes(world_size()),
         }
 
     def _allocate(self, size_bytes: int, stream: int) -> int:
@@ -151,11 +156,11 @@ class Machine:
         allocator = self.device.allocator
         free = self.device.capacity_bytes - allocator.reserved_bytes
         return (
-            f"CUDA out of memory. Tried to allocate {_torch_size(full.requested_bytes)}. GPU 0 has a total capacity of"
-            f" {_torch_size(self.device.gpu.memory_bytes)} of which {_torch_size(max(free, 0))} is free. Of the"
-            f" allocated memory {_torch_size(allocator.allocated_bytes)} is allocated by PyTorch, and"
-            f" {_torch_size(allocator.reserved_bytes - allocator.allocated_bytes)} is reserved by PyTorch but"
-            " unallocated. (This GPU is simulated by ligerprof.)"
+            f"CUDA out of memory. Tried to allocate {_torch_size(full.requested_bytes)}. GPU"
+            f" {self._backend.index()} has a total capacity of {_torch_size(self.device.gpu.memory_bytes)} of which"
+            f" {_torch_size(max(free, 0))} is free. Of the allocated memory {_torch_size(allocator.allocated_bytes)} is"
+            f" allocated by PyTorch, and {_torch_size(allocator.reserved_bytes - allocator.allocated_bytes)} is"
+            " reserved by PyTorch but unallocated. (This GPU is simulated by ligerprof.)"
         )
 
 

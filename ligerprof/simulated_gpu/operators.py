@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from ligerprof.errors import UnsupportedError
 from ligerprof.runs.simulated.attention import attention_for
 from ligerprof.runs.simulated.internals import INTERNALS, Call
-from ligerprof.simulated_gpu.cuda_api import require_first
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
 from ligerprof.simulated_gpu.rules import RULES
@@ -73,8 +72,8 @@ class Operators:
         message_of: what the error says when memory has run out.
     """
 
-    def __init__(self, device: Device, values: Values) -> None:
-        self.device, self.values = device, values
+    def __init__(self, device: Device, values: Values, require_own: Callable[[int], None]) -> None:
+        self.device, self.values, self._require_own = device, values, require_own
         self.attention_used: set[str] = set()
         self.message_of: Callable[[AllocatorFullError], str] = str
         self._planner = Planner()
@@ -99,8 +98,8 @@ class Operators:
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an operator: allocate what it allocates, and follow the values."""
         device = kwargs.get("device")
-        if device is not None and device.index:
-            require_first(device.index)
+        if device is not None and device.type == "cuda" and device.index is not None:
+            self._require_own(device.index)
         rule = RULES.get(func)
         try:
             return self.compute(func, args, kwargs) if rule is None else rule(self, func, args, kwargs)

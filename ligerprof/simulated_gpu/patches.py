@@ -14,6 +14,7 @@ from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
 from ligerprof.simulated_gpu import recurrent
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
 
 # machine.Machine, which imports this module
@@ -70,7 +71,7 @@ def _storages_resize(machine: Machine) -> None:
             return make(cls, *arguments, **({} if device is None else {"device": device}), **named)
         # torch's Python binding makes storages of devices that it was built for
         size_bytes = arguments[0] if arguments else 0
-        return torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+        return functions.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
 
     storage_type.__new__ = new
 

@@ -12,7 +12,10 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-GPU = torch.device("cuda", 0)
+from ligerprof.simulated_gpu.creation import functions
+
+# without an index: this process's own
+GPU = torch.device("cuda")
 _META = torch.device("meta")
 _PLAIN = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _NUMBERS = frozenset({int, bool, float, complex})
@@ -131,7 +134,7 @@ class Planner:
         """
         if sum(tensor.numel() for tensor in tensors) > _MOST_ON_HOST:
             raise NotImplementedError
-        zeros = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        zeros = [functions.zeros(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
         waiting = iter(zeros)
         host_args = _replaced(args, lambda _: next(waiting))
         host_kwargs = {name: _replaced(value, lambda _: next(waiting)) for name, value in kwargs.items()}
@@ -143,7 +146,7 @@ class Planner:
 
     def _fake(self, tensor: Tensor) -> Tensor:
         meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
-        return FakeTensor(self._mode, meta, GPU if tensor.is_cuda else torch.device("cpu"))
+        return FakeTensor(self._mode, meta, tensor.device if tensor.is_cuda else torch.device("cpu"))
 
     def _described(self, value: Any, fakes: Sequence[Tensor], storages: Mapping[int, int], most: list[int]) -> Any:
         if isinstance(value, (list, tuple)):
@@ -202,7 +205,7 @@ def make(output: New, *, on_meta: bool = False) -> Tensor:
     if size_bytes is None:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
     elements = size_bytes // dtype.itemsize
-    return torch.empty(elements, dtype=dtype, device=device).as_strided(shape, strides, offset)
+    return functions.empty(elements, dtype=dtype, device=device).as_strided(shape, strides, offset)
 
 
 def realized(plan: Plan, tensors: Sequence[Tensor], *, on_meta: bool = False) -> Any:

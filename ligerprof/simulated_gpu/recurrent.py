@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.backends.cudnn import rnn
 
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.torch_memory import recurrent
 from ligerprof.torch_memory.recurrent import RecurrentLayers
@@ -55,9 +56,9 @@ def _run(mode: int, function: Callable[..., Any], source: Tensor, *arguments: An
     flat = _flat(weights, _elements(weights, has_biases=has_biases))
     per_layer = (4 if has_biases else 2) + bool(projected)
     if train and dropout > 0 and not _dropout_state:
-        torch.empty((), dtype=torch.int64, device=GPU).random_().item()
+        functions.empty((), dtype=torch.int64, device=GPU).random_().item()
         state_bytes = recurrent.dropout_state_bytes(torch.cuda.get_device_properties(0).multi_processor_count)
-        _dropout_state.append(torch.empty(state_bytes, dtype=torch.uint8, device=GPU))
+        _dropout_state.append(functions.empty(state_bytes, dtype=torch.uint8, device=GPU))
     if torch.is_autocast_enabled("cuda"):
         source, state, cell, weights, flat = _cast(source, state, cell, weights, flat, has_biases=has_biases)
     with torch.autocast("cuda", enabled=False):
@@ -86,10 +87,10 @@ def _cast(source: Any, state: Any, cell: Any, weights: Any, flat: Any, *, has_bi
     """As autocast does (aten/src/ATen/cudnn/AutocastRNN.cpp): in fp16, whatever its dtype is."""
     half = torch.float16
     if weights[0].dtype == torch.float32:
-        flat = torch.zeros(_elements(weights, has_biases=has_biases), dtype=half, device=GPU)
+        flat = functions.zeros(_elements(weights, has_biases=has_biases), dtype=half, device=GPU)
         cast = []
         for weight, (begin, _) in zip(weights, _places(weights), strict=True):
-            view: Any = torch.empty(0, dtype=half, device=GPU)
+            view: Any = functions.empty(0, dtype=half, device=GPU)
             with torch.no_grad():
                 view.set_(flat.untyped_storage(), begin, weight.shape)
             cast.append(view.copy_(weight))
@@ -128,7 +129,7 @@ def _flat(weights: Sequence[Tensor], elements: int) -> Tensor | None:
 
 def _flatten(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Tensor:
     weights, per_layer, proj_size = args[0], args[1], args[5]
-    flat = torch.zeros(
+    flat = functions.zeros(
         _elements(weights, has_biases=per_layer - bool(proj_size) == 4), dtype=weights[0].dtype, device=GPU
     )
     views = [flat[begin:end].view(weight.shape) for weight, (begin, end) in zip(weights, _places(weights), strict=True)]
@@ -179,8 +180,8 @@ def _forward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[
         for weight, (begin, end) in zip(weights, _places(weights), strict=True):
             flat[begin:end].view(weight.shape).copy_(weight)
     workspace_bytes, reserve_bytes = recurrent.spaces(problem, train=train)
-    workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=GPU)
-    reserve = torch.empty(reserve_bytes, dtype=torch.uint8, device=GPU)
+    workspace = functions.empty(workspace_bytes, dtype=torch.uint8, device=GPU)
+    reserve = functions.empty(reserve_bytes, dtype=torch.uint8, device=GPU)
     del workspace, contiguous
     if is_turned:
         output.transpose_(0, 1)
@@ -208,15 +209,15 @@ def _backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping
     cell_contiguous = None if given_cell is None else given_cell.contiguous()
     state_gradient = torch.empty_like(state, memory_format=_LEGACY)
     cell_gradient = None if cell is None else torch.empty_like(cell, memory_format=_LEGACY)
-    workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=GPU)
+    workspace = functions.empty(workspace_bytes, dtype=torch.uint8, device=GPU)
     del workspace, state_contiguous, cell_contiguous, given_contiguous, contiguous
     if is_turned:
         source_gradient.transpose_(0, 1)
     gradients = []
     if needed[3]:
         contiguous = source.contiguous()
-        buffer = torch.zeros(flat.shape, dtype=flat.dtype, device=GPU)
-        workspace = torch.empty(workspace_bytes, dtype=torch.uint8, device=GPU)
+        buffer = functions.zeros(flat.shape, dtype=flat.dtype, device=GPU)
+        workspace = functions.empty(workspace_bytes, dtype=torch.uint8, device=GPU)
         places = zip(weights, _places(weights), strict=True)
         gradients = [buffer[begin:end].view(weight.shape) for weight, (begin, end) in places]
         if per_layer < 4:

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.composites import COMPOSITE_RULES
 from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.inputs import COMPARISONS, copy_from_host, copy_on_gpu, shown
 from ligerprof.simulated_gpu.loading import has_no_values, mark_weight
 from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
@@ -146,7 +147,7 @@ def _found(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
         run.values.note(func._schema.name.removeprefix("aten::"), is_shape=True)
     outputs = []
     for value in result if isinstance(result, tuple) else (result,):
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
+        made = functions.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
         run.values.set(made, value, made_up=is_made_up)
         outputs.append(made)
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
@@ -161,13 +162,13 @@ def _nonzero(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[s
     run.device.synchronize(run.device.stream)
     if is_made_up:
         run.values.note("nonzero", is_shape=True)
-    found = (torch.ones(source.shape, dtype=torch.bool) if copy is None else copy).nonzero()
+    found = (functions.ones(source.shape, dtype=torch.bool) if copy is None else copy).nonzero()
     if not count:
-        return torch.empty(found.shape, dtype=torch.int64, device=GPU)
+        return functions.empty(found.shape, dtype=torch.int64, device=GPU)
     flags_bytes = 0 if source.is_contiguous() else count * source.element_size()
     with run.device.held(flags_bytes, _COUNTER_BYTES):
         run.device.touch(count_bytes(count, run.device.gpu))
-        positions = torch.empty(found.shape[::-1], dtype=torch.int64, device=GPU)
+        positions = functions.empty(found.shape[::-1], dtype=torch.int64, device=GPU)
         run.device.touch(select_bytes(count))
     result = positions.t()
     run.values.set(result, found, made_up=is_made_up)
@@ -187,7 +188,11 @@ def _by_rule(func: Any, args: Sequence[Any]) -> Any:
     source = args[0]
     if func is aten._unique2.default:
         rows = source.numel()
-        return torch.zeros(rows, dtype=source.dtype), torch.arange(rows).view(source.shape), torch.ones(rows).long()
+        return (
+            functions.zeros(rows, dtype=source.dtype),
+            functions.arange(rows).view(source.shape),
+            functions.ones(rows).long(),
+        )
     raise UnsupportedError(
         f"{place()}: the size of the result of {func} depends on values that the model computes, which a simulated GPU"
         " does not have. Run without it, or on a GPU."
@@ -201,7 +206,7 @@ def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str
         draw(args[0], args[1], replacement=args[2] if len(args) > 2 else kwargs.get("replacement", False))
     if run.values.known(result) is None and args[0].dim() > 0:
         run.values.note(f"token of {func._schema.name.removeprefix('aten::')}")
-        run.values.set(result, torch.tensor(max(args[0].shape[-1] - _FROM_END, 0)), made_up=True)
+        run.values.set(result, functions.tensor(max(args[0].shape[-1] - _FROM_END, 0)), made_up=True)
     return result
 
 
@@ -225,7 +230,7 @@ def _sorted(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str,
         dim = kwargs.get("dim", args[-2] if len(args) > 2 else -1)
         size = [1] * indices.dim()
         size[dim] = indices.shape[dim]
-        run.values.set(indices, torch.arange(indices.shape[dim]).view(size).expand(indices.shape), made_up=True)
+        run.values.set(indices, functions.arange(indices.shape[dim]).view(size).expand(indices.shape), made_up=True)
     return result
 
 

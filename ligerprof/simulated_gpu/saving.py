@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.files import Files
 from ligerprof.simulated_gpu.loading import WEIGHT_BYTES, has_no_values, mark_weight
 from ligerprof.simulated_gpu.values import Values, place
@@ -154,7 +155,7 @@ class Checkpoints:
 
     def _made(self, described: tuple[str, int, bytes | None, bool], map_location: Any) -> torch.UntypedStorage:
         location, size_bytes, content, made_up = described
-        host = torch.zeros(size_bytes, dtype=torch.uint8)
+        host = functions.zeros(size_bytes, dtype=torch.uint8)
         if content:
             host.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         elif size_bytes >= WEIGHT_BYTES:
@@ -169,7 +170,7 @@ class Checkpoints:
             location = str(map_location)
         if location == "cpu":
             return host.untyped_storage()
-        tensor = torch.empty(size_bytes, dtype=torch.uint8, device=location)
+        tensor = functions.empty(size_bytes, dtype=torch.uint8, device=location)
         if content and tensor.is_cuda:
             self._values.set(tensor, host, made_up=made_up)
         return tensor.untyped_storage()

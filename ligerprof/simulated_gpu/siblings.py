@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.device import Device, Tape
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.simulated_gpu.values import Values, address_of
@@ -341,7 +342,7 @@ def _make(made: _Made, size_bytes: int) -> Tensor:
     """A tensor in a new block of this size."""
     if made.offset == 0 and made.shape.numel() * made.dtype.itemsize == size_bytes:
         return torch.empty_strided(made.shape, made.strides, dtype=made.dtype, device=GPU)
-    return torch.empty(size_bytes // made.dtype.itemsize, dtype=made.dtype, device=GPU)
+    return functions.empty(size_bytes // made.dtype.itemsize, dtype=made.dtype, device=GPU)
 
 
 def _shown(value: Any, tensors: Mapping[int, Tensor], given: Sequence[Tensor]) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor
 import ligerprof
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.routing import UNIFORM, WORST, tokens_per_expert
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.plans import callable_for
 
 aten = torch.ops.aten
@@ -99,7 +100,7 @@ class Values:
         rows = [] if self.routing in (UNIFORM, WORST) else self.routing.split(";")
         if self.routing == UNIFORM or (rows and rows[0].count(",") + 1 != experts):
             # in turn; a given routing says nothing about another choice, such as the best tokens
-            return torch.arange(tokens * chosen).view(tokens, chosen) % experts
+            return functions.arange(tokens * chosen).view(tokens, chosen) % experts
         layer = self._number_of_router() if len(rows) > 1 else 0
         if layer >= max(len(rows), 1):
             raise UnsupportedError(
@@ -108,7 +109,7 @@ class Values:
             )
         counts = tokens_per_expert(self.routing, layer, tokens=tokens, experts=experts, chosen=chosen)
         # no expert has more pairs than there are tokens, so that it is at most once in a row
-        return torch.arange(experts).repeat_interleave(torch.tensor(counts)).view(chosen, tokens).t()
+        return functions.arange(experts).repeat_interleave(functions.tensor(counts)).view(chosen, tokens).t()
 
     def _number_of_router(self) -> int:
         frame: FrameType | None = sys._getframe(1)
@@ -180,7 +181,7 @@ class Values:
         made_up = any((known := self.known(tensor)) is not None and known.made_up for tensor in inputs)
         for tensor in written:
             if self.known(tensor) is None and tensor.is_cuda:
-                self.set(tensor, torch.zeros(()), made_up=made_up)
+                self.set(tensor, functions.zeros(()), made_up=made_up)
                 if self.known(tensor) is None:
                     return
         try:
@@ -242,7 +243,7 @@ class Values:
             return
         is_number = result.dtype.is_floating_point and self.known(result) is None
         if is_number or (result.dtype == torch.bool and func._schema.name == "aten::all"):
-            self.set(result, torch.ones(()), made_up=True)
+            self.set(result, functions.ones(()), made_up=True)
 
 
 def address_of(tensor: Tensor) -> int:
@@ -280,7 +281,7 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
 
 
 def _shown(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
-    empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    empty = functions.empty(0, dtype=tensor.dtype, device="cpu")
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 

@@ -2,6 +2,7 @@
 
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,7 +11,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 dist.init_process_group("nccl")
 rank, world = dist.get_rank(), dist.get_world_size()
-assert (world, dist.get_backend(), torch.cuda.device_count()) == (4, "nccl", 1)
+assert (world, dist.get_backend(), torch.cuda.device_count()) == (4, "nccl", 4)
+assert torch.ones(1, device=f"cuda:{rank}").device == torch.ones(1).cuda().device == torch.device("cuda", rank)
+with pytest.raises(RuntimeError, match=f"one GPU, cuda:{rank}, not cuda:{(rank + 1) % 4}"):
+    torch.ones(1, device=f"cuda:{(rank + 1) % 4}")
 
 
 def taken(action):
@@ -51,7 +55,7 @@ stage = mesh.get_local_rank("pp")
 block = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
 parallelize_module(block, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
 # the second stage learns its shapes from the first
-pipeline = PipelineStage(block, stage, 2, torch.device("cuda", 0), group=mesh.get_group("pp"))
+pipeline = PipelineStage(block, stage, 2, torch.device("cuda", rank), group=mesh.get_group("pp"))
 schedule = ScheduleGPipe(pipeline, n_microbatches=2, loss_fn=nn.functional.mse_loss)
 optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
 target = torch.randn(64, 256, device="cuda")

@@ -41,6 +41,21 @@ def test_launchers_start_the_chosen_ranks(tmp_path: Path) -> None:
     ]
 
 
+def test_a_rank_runs_its_own_of_the_functions_that_a_program_spawns(tmp_path: Path) -> None:
+    program = tmp_path / "spawns.py"
+    program.write_text(
+        "import torch, torch.multiprocessing as mp\n"
+        "def work(rank, count):\n"
+        "    torch.cuda.set_device(rank)\n"
+        "    assert torch.empty(rank + 1 << 20, device='cuda').device.index == rank\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(work, (torch.cuda.device_count(),), nprocs=torch.cuda.device_count())\n"
+    )
+    done = simulate(tmp_path, str(program), options=("--world", "4", "--ranks", "2"))
+    assert done.returncode == 0, done.stderr
+    assert [(rank["rank"], rank["peak_bytes"]) for rank in json.loads(done.stdout)["ranks"]] == [(2, 3 << 22)]
+
+
 def test_a_rank_that_ends_does_not_leave_the_others_waiting(tmp_path: Path) -> None:
     program = tmp_path / "fails.py"
     program.write_text(

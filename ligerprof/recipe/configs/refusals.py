@@ -10,6 +10,8 @@ from ligerprof.recipe.training import RECIPE_OPTIONS
 OTHER_METHOD = "Only supervised fine-tuning is covered; `ligerprof run -- COMMAND` measures other training."
 OTHER_TRAINING = "`ligerprof run -- COMMAND` measures this training."
 NO_TRAINING = "Give the configuration of a training run."
+# what cannot be estimated runs there as it is
+SIMULATED_RANKS = "`ligerprof run --device simulated --world N -- COMMAND` runs its ranks without GPUs."
 # the setting's option on the command line, where it has another name
 _OPTIONS: Mapping[Setting, str] = {
     Setting.WEIGHTS: "precision",
@@ -27,4 +29,6 @@ def refusal(found: Found, lacking: Lacking) -> UnsupportedError:
     remedy = lacking.remedy or (
         f"Choose another with {declared.flag}." if declared else "Take the key out to leave it out of the figures."
     )
+    if lacking.what.endswith("parallelism"):
+        remedy = f"{SIMULATED_RANKS} {remedy}"
     return UnsupportedError(f"{found.place}: {lacking.what} is not supported yet. {remedy}")

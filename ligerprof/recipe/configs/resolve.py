@@ -13,7 +13,7 @@ from ligerprof.recipe.configs.model import model_of
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.packing import packed_rows
-from ligerprof.recipe.configs.refusals import refusal
+from ligerprof.recipe.configs.refusals import SIMULATED_RANKS, refusal
 from ligerprof.recipe.configs.settings import (
     EMBEDDING_AND_HEAD,
     PEFT_DEFAULT,
@@ -40,7 +40,9 @@ _DIRECT = (
     *(S.LENGTH_ORDER, S.PAD_TO_MULTIPLE_OF),
 )
 _DDP, _FSDP = "ddp", "fsdp2"
-_FSDP1_REMEDY = "Set fsdp_version: 2 in the file, or give --engine fsdp2 to count version 2 in its place."
+_FSDP1_REMEDY = (
+    f"{SIMULATED_RANKS} Or set fsdp_version: 2 in the file, or give --engine fsdp2 to count version 2 in its place."
+)
 _ADAPTER = (
     *(S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.LORA_DROPOUT, S.ADAPTER_DTYPE, S.NESTED_QUANT),
     S.FP32_SAVED_MODULES,

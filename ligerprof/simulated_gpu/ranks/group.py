@@ -6,6 +6,7 @@ GPU's, and where numbers matter (sums of token counts, lengths to pad to), the r
 """
 
 import inspect
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
 from ligerprof.simulated_gpu.ranks.messages import Messages, is_message
 from ligerprof.simulated_gpu.ranks.world import World
@@ -28,7 +30,6 @@ c10d: Any = dist.distributed_c10d
 _bindings: Any = torch._C._distributed_c10d
 # torch describes their methods with overloads of other names
 _ProcessGroup: Any = dist.ProcessGroup
-_Work: Any = dist.Work
 
 
 class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
@@ -52,8 +53,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, len(members))
         self._rank, self._members, self._key = rank, list(members), name
         self._machine, self._messages = machine, messages
-        # what is sent and received at once
-        self._batch: list[Tensor] | None = None
         self._reduced_last: list[Tensor] = []
 
     def size(self) -> int:
@@ -100,7 +99,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> Any:
         """ProcessGroupNCCL reduces a tensor of one number."""
-        torch.empty(1, device="cuda")
+        functions.empty(1, device="cuda")
         return _done([])
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
@@ -187,26 +186,25 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Any:
-        """Send to one rank."""
+        """Send to one rank; ProcessGroupNCCL marks what it sends and receives as used by its stream, and keeps none."""
         for tensor in tensors:
             if is_message(tensor):
                 self._post(tensor, f"{target}/p2p")
-        return self._transferred(tensors)
+        return _done([])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
         """Receive from one rank."""
         for tensor in tensors:
             self._sent(tensor, source, f"{self._rank}/p2p")
-        return self._transferred(tensors)
+        return _done([])
 
     # what torch asks a group that is made of backends
 
     def _start_coalescing(self, _device: Any) -> None:
-        self._batch = []
+        """Nothing."""
 
     def _end_coalescing(self, _device: Any) -> Any:
-        batch, self._batch = self._batch or [], None
-        return _Transfer(batch)
+        return _done([])
 
     def _get_backend(self, _device: Any) -> Any:
         return self
@@ -221,12 +219,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _transferred(self, tensors: list[Tensor]) -> Any:
-        if self._batch is None:
-            return _Transfer(tensors)
-        self._batch += tensors
-        return _Transfer([])
-
     def _knows(self, tensor: Tensor) -> bool:
         return not tensor.is_cuda or self._machine.values.copy_of(tensor) is not None
 
@@ -237,7 +229,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     def _flat(self, parts: Sequence[Tensor]) -> Tensor | None:
         if not parts or not parts[0].is_cuda or any(part.shape != parts[0].shape for part in parts):
             return None
-        return torch.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype, device=parts[0].device)
+        return functions.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype, device=parts[0].device)
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.view(-1).chunk(self.size())) if tensor.is_contiguous() else [tensor] * self.size()
@@ -273,23 +265,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _post(self, tensor: Tensor, to: str) -> None:
         self._messages.send(self._key, to, self._machine.values.copy_of(tensor) if tensor.is_cuda else tensor)
-
-
-class _Transfer(_Work):  # type: ignore[misc]
-    """What is sent and received; its tensors stay until the program waits for it, as ProcessGroupNCCL keeps them."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Let the tensors go."""
-        self._tensors = []
-        return True
-
-    def is_completed(self) -> bool:
-        """It was done when it was called."""
-        return True
 
 
 def _done(value: Any) -> Any:
@@ -330,6 +305,9 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
         given = inspect.signature(init).bind(*arguments, **named).arguments
         asked["backend"] = str(given.get("backend") or "cpu:gloo,cuda:nccl")
         own_size, own_rank = given.get("world_size", -1), given.get("rank", -1)
+        if multiprocessing.parent_process() and own_size == size and own_rank not in (None, -1, rank):
+            # each rank of the command starts functions for all of them, of which it is one
+            raise SystemExit
         init(
             NAME,
             store=_bindings.HashStore(),

@@ -1,15 +1,15 @@
 """Launchers of ranks, which go on as they are up to where they start processes: then the chosen ranks are started."""
 
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
-from ligerprof.simulated_gpu.ranks.world import run_ranks
+from ligerprof.simulated_gpu.ranks.world import gpu_of_rank, run_ranks
 
 _LAUNCH = "deepspeed.launcher.launch"
 
@@ -17,7 +17,8 @@ _LAUNCH = "deepspeed.launcher.launch"
 def replace_launchers() -> None:
     """Let torchrun, and what is built on it, and DeepSpeed's launcher start simulated ranks."""
     after_import_or_now("torch.distributed.launcher.api", _replace_elastic)
-    after_import_or_now("deepspeed.launcher.runner", _replace_deepspeed)
+    after_import_or_now("deepspeed.launcher", _replace_deepspeed)
+    after_import_or_now("torch.multiprocessing.spawn", _replace_spawn)
 
 
 def _replace_elastic(module: Any) -> None:
@@ -36,20 +37,38 @@ def _replace_elastic(module: Any) -> None:
     module.launch_agent = launch_agent
 
 
-def _replace_deepspeed(module: Any) -> None:
-    """DeepSpeed's runner starts a launcher on each node; there is one here, and it is `deepspeed_launch`."""
-    start = subprocess.Popen
+class _OneRank:
+    """A function that a program spawns for every rank of its node, called for one of them."""
 
-    def popen(command: Any, *arguments: Any, **named: Any) -> Any:
-        if isinstance(command, list) and _LAUNCH in command:
-            place = command.index(_LAUNCH)
-            command = [*command[: place - 1], "-m", __name__, *command[place + 1 :]]
-        return start(command, *arguments, **named)
+    def __init__(self, function: Callable[..., Any], rank: int) -> None:
+        self._function, self._rank = function, rank
 
-    module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+    def __call__(self, _index: int, *arguments: Any) -> Any:
+        return self._function(self._rank, *arguments)
 
 
-def deepspeed_launch() -> None:
+def _replace_spawn(module: Any) -> None:
+    """Each rank of the command is a process that runs the program; of the functions that it spawns, it runs its own."""
+    start = module.start_processes
+
+    def start_processes(fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *others: Any, **named: Any) -> Any:
+        rank, count = gpu_of_rank()
+        if nprocs == count > 1 and multiprocessing.parent_process() is None:
+            return start(_OneRank(fn, rank), args, 1, *others, **named)
+        return start(fn, args, nprocs, *others, **named)
+
+    module.start_processes = start_processes
+
+
+def _replace_deepspeed(_package: Any) -> None:
+    """DeepSpeed's runner starts a launcher on each node; there is one here."""
+    words = sys.orig_argv
+    if "-m" in words and words[words.index("-m") + 1] == _LAUNCH:
+        _deepspeed_launch()
+        raise SystemExit
+
+
+def _deepspeed_launch() -> None:
     """What deepspeed.launcher.launch does with its arguments, for the chosen ranks."""
     import deepspeed.launcher.launch as module  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
@@ -76,7 +95,3 @@ def _end(run: Callable[[], int]) -> None:
         code = error.exit_code
     if code:
         raise SystemExit(code if code > 0 else 128 - code)
-
-
-if __name__ == "__main__":
-    deepspeed_launch()

@@ -80,11 +80,11 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def rank_environment(rank: int, size: int, per_node: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment that torchrun gives a rank; its GPU is the only one that it sees."""
+    """The environment that torchrun gives a rank."""
     per_node = min(per_node, size)
     own = {
         "RANK": rank,
-        "LOCAL_RANK": 0,
+        "LOCAL_RANK": rank % per_node,
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": per_node,
         "GROUP_RANK": rank // per_node,
@@ -97,6 +97,17 @@ def rank_environment(rank: int, size: int, per_node: int, environment: Mapping[s
     }
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "simulated"}
     return {"OMP_NUM_THREADS": "1", **environment, **address, **{name: str(value) for name, value in own.items()}}
+
+
+def gpu_of_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """The index of this process's GPU, and how many its node has."""
+    count = int(environment.get("LOCAL_WORLD_SIZE") or 1)
+    return int(environment.get("LOCAL_RANK") or 0) % count, count
+
+
+def world_size(environment: Mapping[str, str] = os.environ) -> int:
+    """The number of ranks that this process is one of."""
+    return int(environment.get("WORLD_SIZE") or 1)
 
 
 def run_ranks(
