@@ -98,6 +98,11 @@ class MicroBatch:
         self._until_backward_ends: list[Allocation] = []
         self._until_graph_is_freed: list[Allocation] = []
 
+    @property
+    def offloaded_bytes(self) -> int:
+        """Main memory that saved tensors take."""
+        return 0 if self.offloading is None else self.offloading.host_bytes
+
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
         self._hooks.enter(Part.ROOT)

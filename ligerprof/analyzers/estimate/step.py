@@ -135,8 +135,7 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
-        if micro_batch.offloading is not None:
-            offloaded_bytes = micro_batch.offloading.host_bytes
+        offloaded_bytes = micro_batch.offloaded_bytes
         meter.add(placement.running, times=-1)
         meter.add(placement.last_reduction)
         meter.add(placement.last_reduction, times=-1)

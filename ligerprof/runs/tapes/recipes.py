@@ -38,12 +38,14 @@ def with_tape_of(recipe: TrainingRecipe, tape: Tape) -> TrainingRecipe:
     return dataclasses.replace(recipe, model=spec)
 
 
-def to_trace(recipe: TrainingRecipe) -> TrainingRecipe:
-    """The part of a recipe that decides the passes of one micro-batch."""
+def to_trace(recipe: TrainingRecipe, *, flat: bool = False) -> TrainingRecipe:
+    """The part of a recipe that decides the passes of one micro-batch; `flat`: with its checkpointing."""
     defaults = {item.name: item.default for item in dataclasses.fields(TrainingRecipe)}
     changed: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in REPLAYED.items()}
     changed["grad_accum"] = min(recipe.grad_accum, 2)
-    if recipe.lora is None:
+    if flat:
+        changed["checkpoint_every"] = recipe.checkpoint_every
+    elif recipe.lora is None and recipe.qlora is None:
         # without adapters, the passes are the same where checkpointing keeps its hands off them
         changed["checkpointing"] = False
     return dataclasses.replace(recipe, **changed)

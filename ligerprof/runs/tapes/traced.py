@@ -1,9 +1,10 @@
 """Give a recipe whose architecture has no row the tape of its model: from the user's cache, or traced now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.models.tape import Tape
 from ligerprof.models.tape_cache import cache_key, find_tape, keep_tape
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.conflicts import require_packages, require_supported
@@ -29,24 +30,39 @@ def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRec
         return recipe
     _require_replayed(recipe)
     longest = at_longest(recipe)
-    key = cache_key(_description(longest))
-    tape = find_tape(key, longest.rows, longest.row_tokens)
-    if tape is None:
-        require_packages(recipe, command="estimate", simulated=True)
-        say(f"tracing {recipe.spec.name}, which takes some seconds once")
-        from ligerprof.runs.tapes.trace import trace_tape
+    # checkpointing that a replay does not rewrite is traced as it is
+    of_units = not (recipe.reentrant or recipe.selective is not None or recipe.activation_offload)
+    ways = (False, True) if of_units else (True,)
+    for flat in ways:
+        tape = find_tape(cache_key(_description(longest, flat=flat)), longest.rows, longest.row_tokens)
+        if tape is not None:
+            return with_tape_of(recipe, tape)
+    require_packages(recipe, command="estimate", simulated=True)
+    say(f"tracing {recipe.spec.name}, which takes some seconds once")
+    return with_tape_of(recipe, _trace(longest, ways))
 
-        tape = trace_tape(to_trace(longest))
-        keep_tape(key, tape)
-    return with_tape_of(recipe, tape)
+
+def _trace(recipe: TrainingRecipe, ways: Sequence[bool]) -> Tape:
+    """Trace the model in units or, if the replay of their checkpointing is not that of the model, flat."""
+    from ligerprof.runs.tapes.trace import trace_tape
+
+    flat, *others = ways
+    try:
+        tape = trace_tape(to_trace(recipe, flat=flat), flat=flat)
+    except UnsupportedError:
+        if not others:
+            raise
+        return _trace(recipe, others)
+    keep_tape(cache_key(_description(recipe, flat=flat)), tape)
+    return tape
 
 
-def _description(recipe: TrainingRecipe) -> dict[str, Any]:
+def _description(recipe: TrainingRecipe, *, flat: bool) -> dict[str, Any]:
     """All that decides a tape besides batch and sequence."""
-    traced = to_trace(recipe)
-    left_out = {*REPLAYED, "model", "like", "batch", "seq"}
+    traced = to_trace(recipe, flat=flat)
+    left_out = {*REPLAYED, "model", "like", "batch", "seq"} - ({"checkpoint_every"} if flat else set())
     options = {name: str(getattr(traced, name)) for name in options_of(TrainingOptions) if name not in left_out}
-    return {"config": recipe.spec.config_json, "options": options, "versions": package_versions()}
+    return {"config": recipe.spec.config_json, "options": options, "flat": flat, "versions": package_versions()}
 
 
 def _require_replayed(recipe: TrainingRecipe) -> None:
@@ -55,11 +71,6 @@ def _require_replayed(recipe: TrainingRecipe) -> None:
     unlike = {
         "--engine fsdp2": recipe.engine is Engine.FSDP2,
         "--engine deepspeed": recipe.engine is Engine.DEEPSPEED,
-        "--qlora": recipe.packed_bits is not None,
-        "--reentrant": recipe.reentrant,
-        "--selective": recipe.selective is not None,
-        "--activation-offload": recipe.activation_offload,
-        "--packing": recipe.packing,
         "--eval-batch": recipe.eval_batch is not None,
     }
     for option, given in unlike.items():
