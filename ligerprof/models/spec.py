@@ -70,6 +70,7 @@ class ModelSpec:
         like: the known model whose sizes these are, for a name that nothing knows; None for a model of its own.
         no_estimate_reason: why the estimate does not cover this architecture, or None.
         tape: what its passes allocate, for an architecture without a row, or None.
+        evaluation_tape: what an evaluation allocates.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ModelSpec:
     like: str | None = None
     no_estimate_reason: str | None = None
     tape: Tape | None = field(default=None, repr=False, compare=False)
+    evaluation_tape: Tape | None = field(default=None, repr=False, compare=False)
 
     @property
     def needs_eager(self) -> bool:

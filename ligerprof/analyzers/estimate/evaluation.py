@@ -8,6 +8,7 @@ from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.step import StaticMemory, hooks_of, place
+from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.models.config_keys import Dropout
@@ -27,7 +28,9 @@ def evaluation_peak(
     evaluated = recipe.evaluation
     if evaluated is None:
         return None, Recording()
-    evaluated = dataclasses.replace(evaluated, model=_without_dropout(recipe.spec))
+    tape = recipe.spec.evaluation_tape
+    model = _without_dropout(recipe.spec) if tape is None else dataclasses.replace(recipe.spec, tape=tape)
+    evaluated = dataclasses.replace(evaluated, model=model)
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=False)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
@@ -43,6 +46,9 @@ def evaluation_peak(
     for weight in weights.values():
         weight.recorded = False
     meter.start()
+    if tape is not None:
+        TracedMicroBatch(evaluated, weights, meter, hooks).forward()
+        return meter.peak(), recording
     micro_batch = MicroBatch(evaluated, weights, kernels, meter, placement, hooks)
     micro_batch.evaluates = True
     # checkpointing's hook on the embedding, `enable_input_require_grads`, makes a leaf of what nothing records

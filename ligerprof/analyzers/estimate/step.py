@@ -211,7 +211,7 @@ class StaticMemory:
     def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:
         self._recipe, self._weights, self._placement = recipe, weights, placement
         traced = traced_layers(recipe)
-        placed = [(weight_place(name, traced, recipe.spec.tape), weight) for name, weight in weights.items()]
+        placed = [(weight_place(recipe, name, traced), weight) for name, weight in weights.items()]
         trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
         self._parts = {
             Role.PARAMETERS: sums((place, sum(weight.stored_sizes)) for place, weight in placed),

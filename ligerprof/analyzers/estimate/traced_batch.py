@@ -1,6 +1,6 @@
 """Replay a tape on a meter: forward and backward of one micro-batch through a traced model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
@@ -196,14 +196,7 @@ class TracedMicroBatch:
         meter = self._meter
         again: list[Allocation] = []
         variables: dict[int, Allocation] = {}
-        events = unit.forward[: _after_last_save(unit.forward)]
-
-        def block_of(ref: Ref) -> Allocation:
-            if isinstance(ref, int) and ref < len(again):
-                return again[ref]
-            return self._block(ref, position, run)
-
-        for event in events:
+        for event in unit.forward[: _after_last_save(unit.forward)]:
             kind = event[0]
             if kind == "take":
                 block = meter.take(self._sizes[event[1]], event[2])
@@ -215,12 +208,15 @@ class TracedMicroBatch:
                 if isinstance(event[1], int) and (ended := variables.pop(event[1], None)) is not None:
                     meter.drop(ended)
             elif kind == "save" and event[2] is not None:
-                run.saved.setdefault(event[1], []).append(meter.keep(block_of(event[2])))
+                ref = event[2]
+                new = isinstance(ref, int) and ref < len(again)
+                block = again[ref] if new else self._block(ref, position, run)
+                run.saved.setdefault(event[1], []).append(meter.keep(block))
         self._drop(variables.values())
         # what outlives the nodes that have saved it is of this run
-        for kind, *rest in unit.backward:
-            if kind == "hold" and isinstance(rest[0], int) and rest[0] < len(again):
-                run.blocks[rest[0]] = again[rest[0]]
+        for number in _held(unit):
+            if number < len(again):
+                run.blocks[number] = again[number]
 
     def _arrive(self, name: str, position: int, block: Allocation) -> None:
         """A gradient of a parameter is there: it stays, or is added to the one that is there."""
@@ -278,6 +274,13 @@ def _inside(events: Sequence[Event]) -> Sequence[Event]:
 
 def _nodes_inside(unit: Unit) -> set[int]:
     return {event[1] for event in _inside(unit.forward) if event[0] == "save" and event[1] is not None}
+
+
+def _held(unit: Unit) -> Iterator[int]:
+    """Blocks of a unit that have a holder more in backward."""
+    for kind, *rest in unit.backward:
+        if kind == "hold" and isinstance(rest[0], int):
+            yield rest[0]
 
 
 def _after_last_save(events: Sequence[Event]) -> int:

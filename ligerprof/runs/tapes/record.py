@@ -17,6 +17,7 @@ from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.models.tape import SCRATCHES, TapeParameter, encoded
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import ROLES, Phase, Role
+from ligerprof.runs.checkpointing import checkpointed_layers
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
@@ -27,6 +28,7 @@ from ligerprof.runs.simulated.internals.products import PRODUCT_INTERNALS
 from ligerprof.runs.simulated.meter import PhaseMeter
 from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.runs.tapes.recipes import Way
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot
@@ -183,7 +185,7 @@ class Passes:
     """A simulated model whose passes can be recorded at any size.
 
     Args:
-        flat: whether checkpointing is the recipe's, and not the replay's.
+        way: what is recorded.
 
     Attributes:
         attention: names of the attention kernels that have run.
@@ -192,18 +194,16 @@ class Passes:
         paths: path of each layer's module that checkpointing runs again.
     """
 
-    def __init__(
-        self, trainer: Trainer, device: _Device, recorder: _Recorder, attention: set[str], *, flat: bool
-    ) -> None:
+    def __init__(self, trainer: Trainer, device: _Device, recorder: _Recorder, attention: set[str], way: Way) -> None:
         self.attention = attention
-        self._flat = flat
+        self._way = way
         self._recipe, self._trainer, self._device, self._recorder = trainer.recipe, trainer, device, recorder
         self._layers = checkpointed_layers(trainer.model)
         names = {module: name for name, module in trainer.model.named_modules()}
         self.paths = [names[layer] for layer in self._layers]
         self._numbers: dict[int, int] = {}
         self._recording, self._checkpoints = Recording(), False
-        for index, layer in enumerate(() if flat else self._layers):
+        for index, layer in enumerate(self._layers if way is Way.UNITS else ()):
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = partial(self._run_layer, index)
         self._handles = [
@@ -252,7 +252,7 @@ class Passes:
     def record(self, batch: int, seq: int) -> Recording:
         """Run forward without keeping anything, then forward and backward twice: with hooks and without; or only so."""
         tokens = self.batch(batch, seq)
-        if self._flat:
+        if self._way is not Way.UNITS:
             return self._completed(self._forward_and_backward(tokens, nullcontext()))
         recording = self._forward_alone(tokens)
         taken = recording.sizes
@@ -301,13 +301,8 @@ class Passes:
             for _ in range(2):
                 older = sum(event.action == "alloc" for event in device.events)
                 meter.next_step()
-                with meter.phase(Phase.FORWARD):
-                    loss = self._trainer.forward(tokens)
-                    meter.loss_made(loss)
-                with meter.phase(Phase.BACKWARD):
-                    self._trainer.backward(loss)
-                    loss = loss.detach()
-                    blocks = sum(event.action == "alloc" for event in device.events) - older
+                self._stamped(meter, tokens)
+                blocks = sum(event.action == "alloc" for event in device.events) - older
                 with meter.phase(Phase.OPTIMIZER):
                     pass
                 self._trainer.drop_gradients()
@@ -316,6 +311,21 @@ class Passes:
         device.events.clear()
         analysis = analyze(Snapshot.from_dict(snapshot), step=2)
         return [ROLES[code] for code in analysis.role_codes[older : older + blocks].tolist()]
+
+    def _stamped(self, meter: PhaseMeter, tokens: dict[str, Tensor]) -> None:
+        """Run the passes in their phases."""
+        if self._way is Way.EVALUATION:
+            # an analysis is of a step, whose only pass it is here
+            with meter.phase(Phase.FORWARD):
+                self._trainer.evaluate(tokens)
+            return
+        with meter.phase(Phase.FORWARD):
+            loss = self._trainer.forward(tokens)
+            meter.loss_made(loss)
+        with meter.phase(Phase.BACKWARD):
+            self._trainer.backward(loss)
+            # transformers' Trainer returns it detached
+            loss = loss.detach()
 
     @property
     def parameters(self) -> tuple[TapeParameter, ...]:
@@ -346,11 +356,14 @@ class Passes:
         recording = self._start()
         base = _next_node()
         self._recorder.events = recording.forward
-        with hooks:
-            loss = self._trainer.forward(tokens)
-        self._recorder.events = recording.backward
-        self._trainer.backward(loss)
-        loss = loss.detach()
+        if self._way is Way.EVALUATION:
+            self._trainer.evaluate(tokens)
+        else:
+            with hooks:
+                loss = self._trainer.forward(tokens)
+            self._recorder.events = recording.backward
+            self._trainer.backward(loss)
+            loss = loss.detach()
         self._recorder.events = None
         recording.backward = [
             ("run", None if event[1] is None else event[1] - base, event[2]) if event[0] == "run" else event
@@ -495,16 +508,9 @@ def _unreadable(_packed: None) -> Tensor:
     raise UnlikePassesError("forward runs backward")
 
 
-def checkpointed_layers(model: nn.Module) -> list[Any]:
-    """The layers that gradient checkpointing runs again, in the order of the model's modules."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
 @contextmanager
-def passes_of(recipe: TrainingRecipe, *, flat: bool) -> Iterator[Passes]:
-    """Build the model of a recipe on a simulated GPU; `flat` as in `Passes`.
+def passes_of(recipe: TrainingRecipe, way: Way) -> Iterator[Passes]:
+    """Build the model of a recipe on a simulated GPU.
 
     Raises:
         LigerprofError: as `simulate_step` does.
@@ -522,4 +528,4 @@ def passes_of(recipe: TrainingRecipe, *, flat: bool) -> Iterator[Passes]:
         built_model(recipe, STAND_IN) as model,
         providers_take_cpu_for_cuda(),
     ):
-        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder, attention, flat=flat)
+        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder, attention, way)

@@ -12,7 +12,7 @@ from ligerprof.models.tape import Tape, largest_multiple
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
-from ligerprof.runs.tapes.recipes import with_tape_of
+from ligerprof.runs.tapes.recipes import Way, with_tape_of
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
@@ -21,17 +21,14 @@ _TOLERANCE = 0.001
 _LENGTHS = 3
 
 
-def trace_tape(recipe: TrainingRecipe, *, flat: bool = False) -> Tape:
+def trace_tape(recipe: TrainingRecipe, way: Way = Way.UNITS) -> Tape:
     """Trace the model of a recipe around the recipe's size, over a range as wide as one tape holds for.
-
-    Args:
-        flat: whether checkpointing is the recipe's, and not the replay's.
 
     Raises:
         UnsupportedError: the passes do not allocate in one order even at one size.
         LigerprofError: as `simulate_step` does.
     """
-    with passes_of(recipe, flat=flat) as passes:
+    with passes_of(recipe, way) as passes:
         try:
             return _traced(passes, recipe)
         except UnlikePassesError as error:

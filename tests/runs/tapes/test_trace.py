@@ -1,6 +1,8 @@
 """Tapes of architectures without a row: their replay against the simulated step, at sizes that were not traced."""
 
 import dataclasses
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.tapes import trace
-from ligerprof.runs.tapes.recipes import with_tape_of
+from ligerprof.runs.tapes.recipes import to_trace, with_tape_of
 from ligerprof.runs.tapes.record import UnlikePassesError
 from ligerprof.runs.tapes.trace import trace_tape
+from ligerprof.runs.tapes.traced import with_tape
+from tests.drawn_recipes import draw_spec
 
 # docs/estimator.md quotes it; most peaks are equal to the byte
 TOLERANCE = 0.002
@@ -90,6 +94,51 @@ def test_replays_of_all_precisions_are_the_simulated_steps(family: str, precisio
             # as in a chunked scan, whose order of operators depends on the tokens
             given = dataclasses.replace(given, batch=tape.batch[1], seq=tape.seq[1])
         check(tape, given)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reentrant": True},
+        {"qlora": 4, "lora_dropout": 0.1, "packing": True},
+        {"eval_batch": 8},
+        pytest.param({"selective": "matmuls", "grad_accum": 2}, marks=pytest.mark.slow),
+        pytest.param({"activation_offload": True}, marks=pytest.mark.slow),
+        pytest.param({"loss": "titan-chunked"}, marks=pytest.mark.slow),
+        pytest.param({"quantization": "8bit", "lora": 4}, marks=pytest.mark.slow),
+        {"engine": "fsdp2", "gpus": 4, "precision": "mixed"},
+        pytest.param(
+            {"engine": "fsdp2", "gpus": 4, "precision": "amp", "checkpointing": False}, marks=pytest.mark.slow
+        ),
+        pytest.param({"engine": "ddp", "gpus": 2, "grad_accum": 3}, marks=pytest.mark.slow),
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_options_and_engines_are_the_simulated_steps(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # only plain torch's blocks are replayed with their remainders
+    given = recipe("opt", **{"precision": "bf16", "alloc_conf": "expandable_segments:True", **options})
+    traced: list[str] = []
+    with_tape(given, traced.append)
+    largest = dataclasses.replace(given, batch=3, seq=384)
+    estimated, simulated = estimate(with_tape(largest, traced.append)), simulate_step(largest, record=False)
+    assert estimated.phases == pytest.approx(simulated.phases, rel=0.0002)
+    assert estimated.host_bytes == (simulated.host_bytes or 0)
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+def test_fused_kernels_and_what_never_runs_backward(family: str) -> None:
+    """A gradient that forward computes is held by autograd once its node is gone, and a router's node holds nothing."""
+    model = draw_spec(Random(family), family)
+    options = {"precision": "bf16", "liger": "all" if family == "llama" else "none"}
+    given = TrainingRecipe(model=model, batch=2, seq=256, **options)
+    tape = trace_tape(to_trace(given))
+    for checkpointing in (False, True):
+        changed = dataclasses.replace(given, checkpointing=checkpointing)
+        simulated = simulate_step(changed, record=False)
+        assert estimate(with_tape_of(changed, tape)).peak_bytes == pytest.approx(simulated.peak_bytes, rel=0.0001)
 
 
 def test_adapters_are_traced_with_their_names() -> None:
