@@ -1,9 +1,9 @@
 """The evaluation pass between two steps: a forward pass without gradients, on a batch of its own."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from ligerprof.analyzers.estimate.meter import Meter
+from ligerprof.analyzers.estimate.block_meter import meter_after
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
@@ -15,15 +15,17 @@ from ligerprof.models.config_keys import Dropout
 from ligerprof.recipe.categories import Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Role
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 
 def evaluation_peak(
-    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]
+    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], before: Sequence[Recording]
 ) -> tuple[MemoryBreakdown | None, Recording]:
     """Who holds what at the highest moment of an evaluation after a steady step, and its events; None without one.
 
     Gradients are gone by then; weights, optimizer states, workspaces and the last training batch are there.
+
+    Args:
+        before: the build of the model, and the steps.
     """
     evaluated = recipe.evaluation
     if evaluated is None:
@@ -33,9 +35,10 @@ def evaluation_peak(
     evaluated = dataclasses.replace(evaluated, model=model)
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=False)
-    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    meter = meter_after(recipe, before)
     StaticMemory(recipe, weights, placement).place(meter, first=False)
     recording = meter.recording = Recording()
+    meter.start()
     # FSDP2 and ZeRO-3 gather weights as in training, and DDP's buckets are there
     for name, gathered_bytes in placement.gathered.items():
         weights[name].gathered_bytes = gathered_bytes
