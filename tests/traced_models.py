@@ -1,4 +1,4 @@
-"""Small configs of causal language models whose architectures have no row."""
+"""Small configs of models that are estimated from tapes."""
 
 from typing import Any
 
@@ -74,6 +74,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "ctrl": {**_GPT, "dff": 512, "n_positions": 4096},
     "openai-gpt": {**_GPT, "n_positions": 4096},
 }
+# encoders and classifiers by their transformers class; one of a decoder with a row
+_ENCODER = {**_SIZES, "intermediate_size": 512, "max_position_embeddings": 1026}
+CLASSES: dict[str, dict[str, Any]] = {
+    "BertForSequenceClassification": {"model_type": "bert", **_ENCODER},
+    "LlamaForSequenceClassification": {"model_type": "llama", **_LLAMA, "num_labels": 1},
+    "BertForMaskedLM": {"model_type": "bert", **_ENCODER},
+    "RobertaForTokenClassification": {"model_type": "roberta", **_ENCODER, "num_labels": 9},
+    "ModernBertForMaskedLM": {
+        "model_type": "modernbert",
+        **_ENCODER,
+        "pad_token_id": 0,
+        "global_attn_every_n_layers": 2,
+        "local_attention": 128,
+    },
+    "DistilBertForSequenceClassification": {
+        "model_type": "distilbert",
+        "dim": 128,
+        "n_layers": 4,
+        "n_heads": 4,
+        "hidden_dim": 512,
+        "vocab_size": 3000,
+        "max_position_embeddings": 1026,
+    },
+}
 # architectures whose transformers classes have no sdpa
 EAGER = frozenset(
     {"gptj", "bloom", "gpt_neo", "codegen", "mpt", "xglm", "mamba2", "recurrent_gemma", "ctrl", "openai-gpt"}
@@ -81,7 +105,8 @@ EAGER = frozenset(
 
 
 def recipe_of(family: str, **options: Any) -> TrainingRecipe:
-    """A recipe of a family's small model."""
-    spec = spec_from_config({"model_type": family, **CONFIGS[family]}, name=family)
+    """A recipe of the small model of a family or class."""
+    named = {"architectures": [family], **CLASSES[family]} if family in CLASSES else {"model_type": family}
+    spec = spec_from_config({**CONFIGS.get(family, {}), **named}, name=family)
     attention = "eager" if family in EAGER else "sdpa"
     return TrainingRecipe(**{"model": spec, "batch": 2, "seq": 256, "attention": attention, **options})

@@ -14,7 +14,7 @@ from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixtures import COVERED, SharedExpert
-from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
+from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json
 from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.models.streams import Streams, StreamSizes
 from ligerprof.text import short_repr
@@ -85,17 +85,24 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         layer_kinds(row, config, spec.layers)
     except UnknownModelError as error:
         raise UnknownModelError(f"{name}: {error}") from None
+    if (gap := _gap(row, spec, config)) is not None:
+        return replace(spec, no_estimate_reason=f"no analytic estimate for {gap}")
+    return replace(spec, parameters=tuple(_parameters(row, spec, config)))
+
+
+def _gap(row: Architecture, spec: ModelSpec, config: Config) -> str | None:
+    """What the forms do not cover in a config, if anything."""
+    model_type = f"model_type {spec.model_type!r}"
+    if spec.task is not Task.CAUSAL:
+        return f"a class that ends in For{spec.task}"
     for key in (*row.not_estimated, *row.only_one):
         if config.get(key) and not (key in row.only_one and config[key] == 1):
-            return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
+            return f"{model_type} with {key!r}"
     if row.mlp.experts is not None and not spec.experts and not spec.shared_size:
-        return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} without experts")
+        return f"{model_type} without experts"
     if (implementation := _other_experts(row, config)) is not None:
-        return replace(spec, no_estimate_reason=f"no analytic estimate for {implementation}")
-    if has_row(model_type):
-        return replace(spec, parameters=tuple(_parameters(row, spec, config)))
-    gap = f"no analytic estimate for model_type {model_type!r} (docs/models.md lists those that have one)"
-    return replace(spec, no_estimate_reason=gap)
+        return implementation
+    return None if has_row(spec.model_type) else f"{model_type} (docs/models.md lists those that have one)"
 
 
 def _text_model(config: Config, *, name: str, weights_path: str | None) -> ModelSpec:

@@ -20,7 +20,7 @@ from ligerprof.runs.tapes.record import UnlikePassesError
 from ligerprof.runs.tapes.trace import trace_tape
 from ligerprof.runs.tapes.traced import with_tape
 from tests.drawn_recipes import draw_spec
-from tests.traced_models import CONFIGS, recipe_of
+from tests.traced_models import CLASSES, CONFIGS, recipe_of
 
 # docs/estimator.md quotes it; most peaks are equal to the byte
 TOLERANCE = 0.002
@@ -111,6 +111,16 @@ def test_fused_kernels_and_what_never_runs_backward(family: str) -> None:
         changed = dataclasses.replace(given, checkpointing=checkpointing)
         simulated = simulate_step(changed, record=False)
         assert estimate(with_tape_of(changed, tape)).peak_bytes == pytest.approx(simulated.peak_bytes, rel=0.0001)
+
+
+@pytest.mark.parametrize(
+    "name", [name if index < 2 else pytest.param(name, marks=pytest.mark.slow) for index, name in enumerate(CLASSES)]
+)
+def test_encoders_and_classifiers_are_the_simulated_steps(name: str) -> None:
+    options = {"precision": "amp", "padding": 0.25}
+    tape = trace_tape(to_trace(recipe_of(name, **options)))
+    for changed in ({"batch": 3, "seq": 384}, {"batch": 5, "seq": 640, "checkpointing": False, "grad_accum": 1}):
+        check(tape, recipe_of(name, **options, **changed))
 
 
 def test_adapters_are_traced_with_their_names() -> None:
