@@ -87,7 +87,10 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         raise UnknownModelError(f"{name}: {error}") from None
     if (gap := _gap(row, spec, config)) is not None:
         return replace(spec, no_estimate_reason=f"no analytic estimate for {gap}")
-    return replace(spec, parameters=tuple(_parameters(row, spec, config)))
+    spec = replace(spec, parameters=tuple(_parameters(row, spec, config)))
+    if row.streams is None:
+        return spec
+    return replace(spec, no_estimate_reason=f"model_type {model_type!r} has no forms, and is estimated from a tape")
 
 
 def _gap(row: Architecture, spec: ModelSpec, config: Config) -> str | None:
@@ -361,7 +364,7 @@ def _is_in_layer(item: Linear | NormWeight | RawWeight, spec: ModelSpec, config:
         return False
     if isinstance(item, RawWeight) and item.when is not None and not config.get(item.when):
         return False
-    if not isinstance(item, RawWeight) and item.of_keys and kinds.sharing[index] == "reuses":
+    if not isinstance(item, RawWeight) and item.of_keys and kinds.reusing[index]:
         return False
     return isinstance(item, NormWeight) or item.sparse in (None, kinds.sparse[index])
 

@@ -234,12 +234,6 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
         )
     if recipe.engine is Engine.FSDP2 and recipe.reentrant:
         raise UnsupportedError("estimate: --reentrant with --engine fsdp2 is not supported yet; leave it out.")
-    if recipe.spec.streams is not None and (recipe.reentrant or recipe.engine.has_mixed):
-        option = "--reentrant" if recipe.reentrant else f"--engine {recipe.engine}"
-        raise UnsupportedError(
-            f"estimate: {option} is not supported yet for {recipe.spec.name}, whose layers read tensors of other"
-            " layers. Leave it out."
-        )
     if recipe.activation_offload:
         _require_estimable_offload(recipe)
     if recipe.selective is not None:

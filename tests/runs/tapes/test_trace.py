@@ -9,6 +9,7 @@ import pytest
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import UnsupportedError
+from ligerprof.models import spec_from_config
 from ligerprof.models.architectures import has_row
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
@@ -121,6 +122,36 @@ def test_encoders_and_classifiers_are_the_simulated_steps(name: str) -> None:
     tape = trace_tape(to_trace(recipe_of(name, **options)))
     for changed in ({"batch": 3, "seq": 384}, {"batch": 5, "seq": 640, "checkpointing": False, "grad_accum": 1}):
         check(tape, recipe_of(name, **options, **changed))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "amp"},
+        pytest.param({"precision": "bf16", "checkpointing": False}, marks=pytest.mark.slow),
+        pytest.param({"precision": "bf16", "reentrant": True}, marks=pytest.mark.slow),
+        pytest.param({"precision": "bf16", "selective": "torchtitan"}, marks=pytest.mark.slow),
+        pytest.param({"precision": "mixed", "engine": "fsdp2", "gpus": 2}, marks=pytest.mark.slow),
+        pytest.param({"precision": "bf16", "lora": 8, "liger": "all"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_several_streams_and_keys_that_later_layers_reuse(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six layers; the last two reuse keys and values of two kinds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = {
+        **draw_spec(Random("keys"), "gemma3n_text").config,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.5, *[0.0] * 5],
+    }
+    spec = spec_from_config(config, name="shared-keys")
+    given = TrainingRecipe(model=spec, batch=2, seq=512, gpu="h200", alloc_conf="expandable_segments:True", **options)
+    estimated = estimate(with_tape(given, lambda _text: None))
+    assert estimated.peak_bytes == pytest.approx(simulate_step(given, record=False).peak_bytes, rel=0.0002)
 
 
 def test_adapters_are_traced_with_their_names() -> None:
