@@ -49,7 +49,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     row = find_architecture(model_type)
     config_json = canonical_json(config)
     config = _with_equal_entries({**row.defaults, **row.named(config)}, "intermediate_size")
-    hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
+    hidden = _size(config, name, "hidden_size", "n_embd", "d_model", "dim")
     # state spaces without a row have no heads
     heads = _size(config, name, *_HEAD_KEYS, default=None if has_row(model_type) else 1)
     if heads > hidden:

@@ -105,7 +105,7 @@ def test_options_and_engines_are_the_simulated_steps(
 def test_fused_kernels_and_what_never_runs_backward(family: str) -> None:
     """A gradient that forward computes is held by autograd once its node is gone, and a router's node holds nothing."""
     model = draw_spec(Random(family), family)
-    options = {"precision": "bf16", "liger": "all" if family == "llama" else "none"}
+    options: dict[str, Any] = {"precision": "bf16", "liger": "all" if family == "llama" else "none"}
     given = TrainingRecipe(model=model, batch=2, seq=256, **options)
     tape = trace_tape(to_trace(given))
     for checkpointing in (False, True):
@@ -118,7 +118,7 @@ def test_fused_kernels_and_what_never_runs_backward(family: str) -> None:
     "name", [name if index < 2 else pytest.param(name, marks=pytest.mark.slow) for index, name in enumerate(CLASSES)]
 )
 def test_encoders_and_classifiers_are_the_simulated_steps(name: str) -> None:
-    options = {"precision": "amp", "padding": 0.25}
+    options: dict[str, Any] = {"precision": "amp", "padding": 0.25}
     tape = trace_tape(to_trace(recipe_of(name, **options)))
     for changed in ({"batch": 3, "seq": 384}, {"batch": 5, "seq": 640, "checkpointing": False, "grad_accum": 1}):
         check(tape, recipe_of(name, **options, **changed))
