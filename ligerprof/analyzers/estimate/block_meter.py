@@ -20,7 +20,6 @@ class BlockMeter(Meter):
 
     Args:
         allocator: holds what is there when the step begins.
-
     """
 
     folds = False
