@@ -131,7 +131,7 @@ def test_encoders_and_classifiers_are_the_simulated_steps(name: str) -> None:
         pytest.param({"precision": "bf16", "checkpointing": False}, marks=pytest.mark.slow),
         pytest.param({"precision": "bf16", "reentrant": True}, marks=pytest.mark.slow),
         pytest.param({"precision": "bf16", "selective": "torchtitan"}, marks=pytest.mark.slow),
-        pytest.param({"precision": "mixed", "engine": "fsdp2", "gpus": 2}, marks=pytest.mark.slow),
+        pytest.param({"precision": "bf16", "engine": "ddp", "gpus": 2}, marks=pytest.mark.slow),
         pytest.param({"precision": "bf16", "lora": 8, "liger": "all"}, marks=pytest.mark.slow),
     ],
     ids=lambda options: "-".join(map(str, options.values())),
