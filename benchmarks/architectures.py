@@ -4,6 +4,7 @@ python benchmarks/architectures.py steps cuda FILE.json        # on the GPU, 2 m
 python benchmarks/architectures.py losses cuda FILE.json       # on the GPU, 5 minutes: adds to it
 python benchmarks/architectures.py steps simulated FILE.json   # anywhere: adds to it and prints the errors
 python benchmarks/architectures.py table FILE.json             # docs/results/architectures-h200.md
+python benchmarks/architectures.py tapes FILE.json             # anywhere: a line per estimate from a tape
 
 `--only mixtral,phi` chooses architectures. `losses cpu` tries the losses without a GPU, by the provider torch.
 """
@@ -14,14 +15,18 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from accuracy import run_step
 
 from ligerprof import TrainingRecipe, estimate
 from ligerprof.errors import LigerprofError
 from ligerprof.models import ARCHITECTURES, spec_from_config
+from ligerprof.runs.tapes import trace
+from ligerprof.runs.tapes.traced import with_tape
 
 SIZES = {
     "hidden_size": 512,
@@ -151,6 +156,36 @@ def estimated_bytes(model_type: str) -> int | None:
         return None
 
 
+def traced_bytes(model_type: str) -> tuple[int, int]:
+    """Peak and reserved bytes of the estimate from a tape, traced at the size of the step alone."""
+    spec = replace(spec_from_config(config_of(model_type), name=model_type), no_estimate_reason="its tape is wanted")
+    with mock.patch.object(trace, "_grids", lambda recipe, _positions: [[(recipe.rows, recipe.row_tokens)]]):
+        recipe = with_tape(TrainingRecipe(model=spec, **options_of(model_type)), lambda _text: None)
+    found = estimate(recipe)
+    return found.peak_bytes, found.run.reserved_bytes
+
+
+def tapes(names: list[str], rows: dict[str, dict[str, Any]]) -> None:
+    """Print how far both estimates of each measured step are from it, and reserved bytes from a tape."""
+    for model_type in (name for name in names if rows.get(name, {}).get("cuda", {}).get("peak_bytes")):
+        measured = rows[model_type]["cuda"]
+        try:
+            peak_bytes, reserved_bytes = traced_bytes(model_type)
+        except LigerprofError as error:
+            print(f"{model_type:20} {error}", flush=True)
+            continue
+        formed_bytes = estimated_bytes(model_type)
+        cells = [
+            f"{100 * (number / truth - 1):+.4f} %" if number else "none"
+            for number, truth in (
+                (peak_bytes, measured["peak_bytes"]),
+                (formed_bytes, measured["peak_bytes"]),
+                (reserved_bytes, measured["reserved_bytes"]),
+            )
+        ]
+        print(f"{model_type:20} {measured['peak_bytes']:>14,}  tape {cells[0]}  forms {cells[1]}  reserved {cells[2]}")
+
+
 def run_steps(device: str, names: list[str], rows: dict[str, dict[str, Any]], save: Callable[[], None]) -> None:
     def run(model_type: str) -> dict[str, Any]:
         options = options_of(model_type)
@@ -257,7 +292,7 @@ def merge(files: list[Path]) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("steps", "losses", "table"))
+    parser.add_argument("what", choices=("steps", "losses", "table", "tapes"))
     parser.add_argument("device", choices=("cuda", "simulated", "cpu"), nargs="?", default="cuda")
     parser.add_argument("results", type=Path)
     parser.add_argument("--only", help="model types, joined by commas")
@@ -271,6 +306,9 @@ def main() -> None:
     def save() -> None:
         results.write_text(json.dumps(rows, indent=1) + "\n")
 
+    if arguments.what == "tapes":
+        tapes(names, rows)
+        return
     if arguments.what == "steps":
         run_steps(arguments.device, names, rows, save)
     elif arguments.what == "losses":

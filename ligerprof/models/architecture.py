@@ -64,14 +64,12 @@ class Norm:
         eps: the attribute of an RMS norm that holds epsilon.
         offset: added to the weight.
         casts_last: whether the weight multiplies in fp32, before the cast to the input's dtype.
-        powers: whether it is the power -0.5 of the mean square, rather than a reciprocal root, that scales.
     """
 
     form: NormForm = NormForm.RMS
     eps: str = "variance_epsilon"
     offset: float = 0.0
     casts_last: bool = False
-    powers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

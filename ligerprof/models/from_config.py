@@ -14,7 +14,7 @@ from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixtures import COVERED, SharedExpert
-from ligerprof.models.spec import ModelSpec, ParameterShape, canonical_json
+from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json
 from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.models.streams import Streams, StreamSizes
 from ligerprof.text import short_repr
@@ -49,7 +49,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     row = find_architecture(model_type)
     config_json = canonical_json(config)
     config = _with_equal_entries({**row.defaults, **row.named(config)}, "intermediate_size")
-    hidden = _size(config, name, "hidden_size", "n_embd", "d_model")
+    hidden = _size(config, name, "hidden_size", "n_embd", "d_model", "dim")
     # state spaces without a row have no heads
     heads = _size(config, name, *_HEAD_KEYS, default=None if has_row(model_type) else 1)
     if heads > hidden:
@@ -85,17 +85,27 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         layer_kinds(row, config, spec.layers)
     except UnknownModelError as error:
         raise UnknownModelError(f"{name}: {error}") from None
+    if (gap := _gap(row, spec, config)) is not None:
+        return replace(spec, no_estimate_reason=f"no analytic estimate for {gap}")
+    spec = replace(spec, parameters=tuple(_parameters(row, spec, config)))
+    if row.streams is None:
+        return spec
+    return replace(spec, no_estimate_reason=f"model_type {model_type!r} has no forms, and is estimated from a tape")
+
+
+def _gap(row: Architecture, spec: ModelSpec, config: Config) -> str | None:
+    """What the forms do not cover in a config, if anything."""
+    model_type = f"model_type {spec.model_type!r}"
+    if spec.task is not Task.CAUSAL:
+        return f"a class that ends in For{spec.task}"
     for key in (*row.not_estimated, *row.only_one):
         if config.get(key) and not (key in row.only_one and config[key] == 1):
-            return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} with {key!r}")
+            return f"{model_type} with {key!r}"
     if row.mlp.experts is not None and not spec.experts and not spec.shared_size:
-        return replace(spec, no_estimate_reason=f"no analytic estimate for model_type {model_type!r} without experts")
+        return f"{model_type} without experts"
     if (implementation := _other_experts(row, config)) is not None:
-        return replace(spec, no_estimate_reason=f"no analytic estimate for {implementation}")
-    if has_row(model_type):
-        return replace(spec, parameters=tuple(_parameters(row, spec, config)))
-    gap = f"no analytic estimate for model_type {model_type!r} (docs/models.md lists those that have one)"
-    return replace(spec, no_estimate_reason=gap)
+        return implementation
+    return None if has_row(spec.model_type) else f"{model_type} (docs/models.md lists those that have one)"
 
 
 def _text_model(config: Config, *, name: str, weights_path: str | None) -> ModelSpec:
@@ -354,7 +364,7 @@ def _is_in_layer(item: Linear | NormWeight | RawWeight, spec: ModelSpec, config:
         return False
     if isinstance(item, RawWeight) and item.when is not None and not config.get(item.when):
         return False
-    if not isinstance(item, RawWeight) and item.of_keys and kinds.sharing[index] == "reuses":
+    if not isinstance(item, RawWeight) and item.of_keys and kinds.reusing[index]:
         return False
     return isinstance(item, NormWeight) or item.sparse in (None, kinds.sparse[index])
 

@@ -7,7 +7,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture
 from ligerprof.models.config_keys import LayerChoice, SparseLayers
-from ligerprof.models.streams import Sharing, sharing, thinned
+from ligerprof.models.streams import reusing, thinned
 from ligerprof.text import short_repr
 
 # _LEGACY_LAYER_TYPE_REMAP in transformers' configuration_utils.py
@@ -24,7 +24,7 @@ class LayerKinds:
         rotated: whether a layer rotates query and key.
         sparse: whether a layer has a mixture of experts.
         recurrent: whether a layer has a gated delta net, a short convolution or a Mamba-2 mixer instead of attention.
-        sharing: whether a layer stores keys and values for others, or reuses them.
+        reusing: whether a layer reuses keys and values of a layer before it.
         thinned: whether a layer sets most gates of its MLP to zero.
     """
 
@@ -33,20 +33,14 @@ class LayerKinds:
     rotated: tuple[bool, ...]
     sparse: tuple[bool, ...]
     recurrent: tuple[bool, ...]
-    sharing: tuple[Sharing | None, ...]
+    reusing: tuple[bool, ...]
     thinned: tuple[bool, ...]
-
-    @property
-    def reused_last(self) -> frozenset[int]:
-        """The last layer of each kind that reuses keys and values, whose gradients are the first to arrive."""
-        last = {windowed: index for index, windowed in enumerate(self.windowed) if self.sharing[index] == "reuses"}
-        return frozenset(last.values())
 
     @property
     def examples(self) -> tuple[int, ...]:
         """The first layer of each kind."""
         first: dict[tuple[object, ...], int] = {}
-        kinds = (self.windowed, self.rotated, self.sparse, self.recurrent, self.sharing, self.thinned)
+        kinds = (self.windowed, self.rotated, self.sparse, self.recurrent, self.reusing, self.thinned)
         for index, kind in enumerate(zip(*kinds, strict=True)):
             first.setdefault(kind, index)
         return tuple(first.values())
@@ -78,9 +72,9 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
         rotated=rotated,
         sparse=sparse,
         recurrent=recurrent,
-        sharing=(None,) * layers
+        reusing=(False,) * layers
         if streams is None
-        else sharing(row.setting(config, streams.shared), windowed, streams.shared),
+        else reusing(row.setting(config, streams.shared), windowed, streams.shared),
         thinned=(False,) * layers if streams is None else thinned(streams, config, layers),
     )
 

@@ -18,6 +18,7 @@ from ligerprof.models.state_space import StateSpaceSizes
 from ligerprof.models.streams import StreamSizes
 from ligerprof.models.tape import Tape
 from ligerprof.text import short_repr
+from ligerprof.words import Word
 
 # transformers' names of the functions that kernels of gated MLPs compute (activations.py, ACT2FN)
 _GATE_ACTIVATIONS = {
@@ -46,6 +47,15 @@ class ParameterShape:
         return math.prod(self.shape)
 
 
+class Task(Word):
+    """What a model is trained for, as transformers ends the names of its classes."""
+
+    CAUSAL = "CausalLM"
+    MASKED = "MaskedLM"
+    SEQUENCES = "SequenceClassification"
+    TOKENS = "TokenClassification"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """A causal language model.
@@ -70,6 +80,7 @@ class ModelSpec:
         like: the known model whose sizes these are, for a name that nothing knows; None for a model of its own.
         no_estimate_reason: why the estimate does not cover this architecture, or None.
         tape: what its passes allocate, for an architecture without a row, or None.
+        evaluation_tape: what an evaluation allocates.
     """
 
     name: str
@@ -100,6 +111,7 @@ class ModelSpec:
     like: str | None = None
     no_estimate_reason: str | None = None
     tape: Tape | None = field(default=None, repr=False, compare=False)
+    evaluation_tape: Tape | None = field(default=None, repr=False, compare=False)
 
     @property
     def needs_eager(self) -> bool:
@@ -111,6 +123,21 @@ class ModelSpec:
         """The transformers config, a fresh dict each time."""
         config: dict[str, Any] = json.loads(self.config_json)
         return config
+
+    @property
+    def task(self) -> Task:
+        """What the class that the config names is trained for."""
+        names = _parsed(self.config_json).get("architectures")
+        name = names[0] if isinstance(names, list) and names else None
+        tasks = (task for task in Task if isinstance(name, str) and name.endswith(f"For{task}"))
+        return next(tasks, Task.CAUSAL)
+
+    @property
+    def labels(self) -> int:
+        """Classes that a classifier tells apart; 1 for a regression."""
+        config = _parsed(self.config_json)
+        number = config.get("num_labels", len(config.get("id2label") or (0, 1)))
+        return number if isinstance(number, int) and number > 0 else 2
 
     @property
     def architecture(self) -> Architecture:

@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.text import short_repr
 
-# whether layers that come later read a layer's keys and values, or it reads those of a layer before it
-Sharing = Literal["stores", "reuses"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Streams:
-    """Gemma 3n's decoder: AltUp, Laurel blocks, and inputs of each layer. Module names are those in transformers.
+    """Gemma 3n's decoder: several residual streams, and inputs of each layer. Module names are those in transformers.
 
     Attributes:
         count: the config key of the number of streams.
@@ -22,14 +19,8 @@ class Streams:
         vocabulary: that of the number of tokens that have such inputs.
         shared: that of the number of layers at the end that reuse keys and values.
         sparsities: that of a list of the share of each layer's gates that are set to zero.
-        corrects_scale: that of whether a weight scales the corrected stream.
-        clip: that of the largest coefficient of the correction; null: no limit.
         model_projection, projection_norm, embedding: what makes the inputs of the layers.
         spread, merge: lists of projections, from the embedding to each further stream, and back.
-        altup, prediction, correction, router, router_norm: AltUp, and its modules.
-        scale: AltUp's weight that scales the corrected stream.
-        laurel, laurel_linears, laurel_norm: the Laurel block.
-        gate, projection, norm: what a layer adds of its own input.
     """
 
     count: str = "altup_num_inputs"
@@ -38,25 +29,11 @@ class Streams:
     vocabulary: str = "vocab_size_per_layer_input"
     shared: str = "num_kv_shared_layers"
     sparsities: str = "activation_sparsity_pattern"
-    corrects_scale: str = "altup_correct_scale"
-    clip: str = "altup_coef_clip"
     embedding: str = "model.embed_tokens_per_layer"
     model_projection: str = "model.per_layer_model_projection"
     projection_norm: str = "model.per_layer_projection_norm"
     spread: str = "model.altup_projections"
     merge: str = "model.altup_unembed_projections"
-    altup: str = "altup"
-    prediction: str = "prediction_coefs"
-    correction: str = "correction_coefs"
-    router: str = "modality_router"
-    router_norm: str = "router_norm"
-    scale: str = "correct_output_scale"
-    laurel: str = "laurel"
-    laurel_linears: tuple[str, str] = ("linear_left", "linear_right")
-    laurel_norm: str = "post_laurel_norm"
-    gate: str = "per_layer_input_gate"
-    projection: str = "per_layer_projection"
-    norm: str = "post_per_layer_input_norm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +63,8 @@ class StreamSizes:
                 yield f"{module}.{index}.weight", (hidden, hidden)
 
 
-def sharing(shared: object, windowed: Sequence[bool], key: str) -> tuple[Sharing | None, ...]:
-    """Which layers store and reuse keys and values: the last layers reuse those of the last others of their kind.
+def reusing(shared: object, windowed: Sequence[bool], key: str) -> tuple[bool, ...]:
+    """Which layers reuse keys and values: the last layers reuse those of the last others of their kind.
 
     Raises:
         UnknownModelError: a layer would reuse what no layer stores.
@@ -95,13 +72,10 @@ def sharing(shared: object, windowed: Sequence[bool], key: str) -> tuple[Sharing
     layers = len(windowed)
     if not isinstance(shared, int) or isinstance(shared, bool) or shared < 0:
         raise UnknownModelError(f"{key!r} is {short_repr(shared)}, not a number of layers. Fix the config.")
-    if shared == 0:
-        return (None,) * layers
     own = windowed[: max(layers - shared, 0)]
     if set(own) != set(windowed):
         raise UnknownModelError(f"{key!r} is {shared}: some layers would reuse what no layer stores. Fix the config.")
-    storing = {len(own) - 1 - list(reversed(own)).index(kind) for kind in set(own)}
-    return tuple("reuses" if index >= len(own) else "stores" if index in storing else None for index in range(layers))
+    return tuple(index >= len(own) for index in range(layers))
 
 
 def thinned(row: Streams, config: Mapping[str, Any], layers: int, most: int = 10) -> tuple[bool, ...]:

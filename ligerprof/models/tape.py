@@ -18,7 +18,7 @@ from ligerprof.torch_memory.attention import fused
 from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem
 from ligerprof.torch_memory.scratch import Scratch, together
 
-FORMAT = 1
+FORMAT = 2
 
 # kernels pad and copy what is not a multiple of these, so that tokens with another largest one have other operators
 _MULTIPLES = (128, 64, 32, 16, 8, 1)
@@ -31,9 +31,10 @@ POWERS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
 Ref = int | tuple[int | None, int]
 
 # Both passes: ("take", size, role), ("touch", scratch, role), ("drop", ref), ("multiply",) at the first product of
-# matrices. Forward: ("save", node, ref or None), ("enter", refs) and ("leave",) around what checkpointing runs again.
-# Backward: ("start", node); ("unpacked", node) where the node frees what a hook has unpacked for it, ("release", node)
-# where autograd frees what it has saved; ("arrive", parameter, ref).
+# matrices, ("arrive", parameter, ref). Forward: ("save", node, ref or None), without a node if that never runs
+# backward; ("enter", refs) and ("leave",) around what checkpointing runs again. Backward: ("start", node);
+# ("unpacked", node) where the node frees what a hook has unpacked for it, ("release", node) where autograd frees what
+# it has saved; ("hold", ref) where a block of forward has one holder more.
 Event = tuple[Any, ...]
 
 # what operators allocate while they run, which is not a polynomial
@@ -89,13 +90,14 @@ class Tape:
         numbers: number of each layer among the model's modules, by which checkpointing chooses layers.
         parameters: all parameters.
         built: bytes of each block that building the model allocates, and its number less than 0 where it frees one.
-        buffers: bytes of each buffer of the model.
+        buffers: bytes of each block that the model holds besides its parameters, such as buffers.
         attention: names of the attention kernels that ran.
         workspaces: bytes that libraries keep for good after a first pass, by "forward" and "backward"
             and with "recomputed" for those that a layer's recomputation adds to backward.
         batch, seq: the lowest and highest numbers that the polynomials were checked between.
         multiple: the `largest_multiple` of the tokens that it covers.
         bounded_bytes: the largest size that is an upper bound only; 0 without any.
+        offloaded: the polynomial of the main memory that saved tensors take.
     """
 
     polynomials: tuple[tuple[int, ...], ...]
@@ -113,6 +115,12 @@ class Tape:
     seq: tuple[int, int]
     multiple: int
     bounded_bytes: int = 0
+    offloaded: int | None = None
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is one unit, in the order in which the passes ran: with checkpointing as it was traced."""
+        return len(self.order) <= 2
 
     def covers(self, batch: int, seq: int) -> bool:
         """Whether the polynomials were checked around this size."""
@@ -142,7 +150,9 @@ class Tape:
         return self.workspaces["forward"], self.workspaces["backward"] + again
 
     def layer_of(self, parameter: str) -> int | None:
-        """Index of the layer that a parameter belongs to, in the order of calls; None outside the layers."""
+        """Index of the layer that a parameter belongs to, in the order of calls; None outside the units of layers."""
+        if self.flat:
+            return None
         return next((index for index, path in enumerate(self.layers) if parameter.startswith(f"{path}.")), None)
 
     def unit(self, position: int) -> Unit:
@@ -201,6 +211,7 @@ class Tape:
             "parameters": [(item.name, item.shape, item.width, item.trained) for item in self.parameters],
             "multiple": self.multiple,
             "bounded_bytes": self.bounded_bytes,
+            "offloaded": self.offloaded,
         }
         return json.dumps(content, separators=(",", ":")).encode()
 

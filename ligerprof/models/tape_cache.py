@@ -35,8 +35,8 @@ def find_tape(key: str, batch: int, seq: int) -> Tape | None:
     return None
 
 
-def keep_tape(key: str, tape: Tape) -> None:
-    """Write a tape to the cache; a cache that cannot be written is left alone."""
+def keep_tape(key: str, tape: Tape) -> Tape:
+    """Write a tape to the cache, and return it; a cache that cannot be written is left alone."""
     lowest, highest = zip(tape.batch, tape.seq, strict=True)
     sizes = "-".join(str(number) for number in (*lowest, *highest, tape.multiple))
     with suppress(OSError):
@@ -44,6 +44,7 @@ def keep_tape(key: str, tape: Tape) -> None:
         with tempfile.NamedTemporaryFile(dir=_folder(), delete=False) as file:
             file.write(lzma.compress(tape.dumps(), preset=1))
         Path(file.name).replace(_folder() / f"{key}-{sizes}{_ENDING}")
+    return tape
 
 
 def _folder() -> Path:

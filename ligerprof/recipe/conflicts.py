@@ -7,6 +7,7 @@ from typing import Any
 from ligerprof.errors import MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.files import is_folder
 from ligerprof.gpus import Vendor
+from ligerprof.models.spec import Task
 from ligerprof.recipe.categories import (
     AdapterDtype,
     Attention,
@@ -144,6 +145,10 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     layers = sum(spec.layer_kinds.sparse) if spec.experts else 0
     wrong = conflict(options.routing, experts=spec.experts, chosen=spec.chosen_experts, layers=layers)
     yield wrong is not None, f"{_FLAGS['routing']}: {wrong}."
+    yield (
+        spec.task is not Task.CAUSAL and (bool(options.kernels) or options.loss is not Loss.HF or options.packing),
+        f"{spec.name}, whose class ends in For{spec.task}, takes no kernels, losses and packing. Leave them out.",
+    )
     yield (
         not spec.rotary and options.seq > spec.max_positions,
         f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens.",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
@@ -23,7 +24,7 @@ def enable_checkpointing(model: Any, recipe: TrainingRecipe) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
-    for index, layer in enumerate(_checkpointed_layers(model)):
+    for index, layer in enumerate(checkpointed_layers(model)):
         layer.gradient_checkpointing = recipe.checkpoints_layer(index)
 
 
@@ -60,7 +61,8 @@ def _require_operator(name: str) -> None:
         raise RecipeError(f"--selective: torch {torch.__version__} has no operator {name}. Correct its name.")
 
 
-def _checkpointed_layers(model: Any) -> list[Any]:
+def checkpointed_layers(model: nn.Module) -> list[Any]:
+    """The layers that gradient checkpointing runs again, in the order of the model's modules."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

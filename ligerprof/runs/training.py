@@ -15,6 +15,7 @@ from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.device import is_simulated
 from ligerprof.kernels.selection import kernel_set_text
 from ligerprof.models import ModelSpec
+from ligerprof.models.spec import Task
 from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
@@ -35,6 +36,14 @@ _TORCH_OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, float]]] = {
     Optimizer.ADAFACTOR: ("Adafactor", {"foreach": False}),
     Optimizer.SGD: ("SGD", {"foreach": True}),
     Optimizer.SGD_MOMENTUM: ("SGD", {"foreach": True, "momentum": 0.9}),
+}
+
+# transformers' classes by config
+_CLASSES: Mapping[Task, str] = {
+    Task.CAUSAL: "MODEL_FOR_CAUSAL_LM_MAPPING",
+    Task.MASKED: "MODEL_FOR_MASKED_LM_MAPPING",
+    Task.SEQUENCES: "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    Task.TOKENS: "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
 }
 
 
@@ -114,7 +123,7 @@ class Trainer(Training):
         recipe = self.recipe
         dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
         with self._offloading_until_backward(), torch.autocast(self.device_type, dtype, enabled=dtype is not None):
-            loss: Tensor = self._call(**batch, use_cache=False).loss
+            loss: Tensor = self._call(**batch, **call_settings(recipe.spec)).loss
         return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
 
     def evaluate(self, batch: dict[str, Tensor]) -> None:
@@ -128,7 +137,7 @@ class Trainer(Training):
         self.model.eval()
         with torch.no_grad():
             with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
-                output = self._call(**batch, use_cache=False, **skipped_logits(self.recipe))
+                output = self._call(**batch, **call_settings(self.recipe.spec), **skipped_logits(self.recipe))
             if dtype is not None and output.logits is not None:
                 output.logits = output.logits.float()
         self.model.train()
@@ -173,6 +182,11 @@ class Trainer(Training):
     def drop_gradients(self) -> None:
         """Set the gradients to None."""
         (self.optimizer or self.model).zero_grad(set_to_none=True)
+
+
+def call_settings(spec: ModelSpec) -> dict[str, bool]:
+    """What a model is called with besides the batch."""
+    return {"use_cache": False} if spec.task is Task.CAUSAL else {}
 
 
 def skipped_logits(recipe: TrainingRecipe) -> dict[str, bool]:
@@ -304,24 +318,27 @@ def find_architecture(spec: ModelSpec) -> tuple[Any, Any]:
     """Import a model's transformers config and class; outside of device contexts: imports may create tensors.
 
     Raises:
-        UnknownModelError: transformers does not have the causal language model.
+        UnknownModelError: transformers does not have the class.
     """
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto import modeling_auto
 
     values = spec.config
     try:
         config: Any = AutoConfig.for_model(values.pop("model_type"), **values)
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        model_class: Any = getattr(modeling_auto, _CLASSES[spec.task])[type(config)]
     except (KeyError, ValueError) as error:
         if sys.flags.optimize > 1:
             raise UnknownModelError(
                 f"{spec.name}: transformers reads docstrings, which python -OO leaves out. Run python without -OO."
             ) from None
         raise UnknownModelError(
-            f"{spec.name}: transformers has no causal language model for {spec.model_type!r} ({error})."
+            f"{spec.name}: transformers has no class that ends in For{spec.task} for {spec.model_type!r} ({error})."
         ) from None
     config.use_cache = False
+    if spec.task is Task.SEQUENCES and config.pad_token_id is None:
+        # decoders look for the last token before the padding
+        config.pad_token_id = 0
     return config, model_class
 
 
@@ -351,7 +368,7 @@ def _hf_adafactor(trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor]:
-    """Random tokens, also used as labels; padding adds a mask and ignored labels at the end of each row.
+    """Random tokens, also used as labels unless the model classifies; padding adds a mask, and ignored labels.
 
     A packed batch is what transformers' DataCollatorWithFlattening returns.
     """
@@ -359,12 +376,30 @@ def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor
     if recipe.packing:
         return _packed_batch(ids, recipe.packed_lengths)
     padded = recipe.padded_tokens
+    if recipe.spec.task is not Task.CAUSAL:
+        return {"input_ids": ids, **_mask(ids, padded), "labels": _labels(recipe, device)}
     if padded == 0:
         return {"input_ids": ids, "labels": ids}
-    mask = torch.ones_like(ids)
-    mask[:, recipe.seq - padded :] = 0
+    masked = _mask(ids, padded)
     # cross-entropy ignores the label -100
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    return {"input_ids": ids, **masked, "labels": ids.masked_fill(masked["attention_mask"] == 0, -100)}
+
+
+def _mask(ids: Tensor, padded: int) -> dict[str, Tensor]:
+    if padded == 0:
+        return {}
+    mask = torch.ones_like(ids)
+    mask[:, ids.shape[1] - padded :] = 0
+    return {"attention_mask": mask}
+
+
+def _labels(recipe: TrainingRecipe, device: torch.device) -> Tensor:
+    """Labels of a classifier, one a sequence or one a token, or of a masked language model."""
+    spec = recipe.spec
+    if spec.task is Task.SEQUENCES and spec.labels == 1:
+        return torch.zeros(recipe.batch, device=device)
+    shape = (recipe.batch,) if spec.task is Task.SEQUENCES else (recipe.batch, recipe.seq)
+    return torch.randint(0, spec.vocab_size if spec.task is Task.MASKED else spec.labels, shape, device=device)
 
 
 def _packed_batch(ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:

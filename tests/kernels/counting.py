@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from ligerprof.analyzers.estimate.across_layers import AcrossLayers
+
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.layers import gated_product, rotate_both
 from ligerprof.analyzers.estimate.loss import head_and_loss, hf_loss

@@ -5,14 +5,48 @@ from typing import Any
 import pytest
 import torch
 
+from ligerprof.analyzers.estimate.static import input_sizes
+from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.training import built_model, make_batch, make_trainer, train_step
 from tests.runs.phases import NoPhases
+from tests.traced_models import recipe_of
 
 
 def batch_of(**options: object) -> dict[str, torch.Tensor]:
     recipe = TrainingRecipe(model="tiny", **options)  # type: ignore[arg-type]
     return make_batch(recipe, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "below"),
+    [
+        ("BertForSequenceClassification", (3,), torch.int64, 2),
+        ("LlamaForSequenceClassification", (3,), torch.float32, 1),
+        ("RobertaForTokenClassification", (3, 16), torch.int64, 9),
+        ("BertForMaskedLM", (3, 16), torch.int64, 3000),
+    ],
+)
+def test_labels_are_what_the_class_that_a_config_names_takes(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, below: int
+) -> None:
+    recipe = recipe_of(name, batch=3, seq=16, padding=0.25)
+    batch = make_batch(recipe, torch.device("cpu"))
+    assert list(batch) == ["input_ids", "attention_mask", "labels"]
+    labels = batch["labels"]
+    assert (labels.shape, labels.dtype) == (shape, dtype)
+    assert 0 <= labels.min() <= labels.max() < below
+    with built_model(recipe, torch.device("cpu")) as model:
+        assert type(model).__name__ == name
+        trainer = make_trainer(recipe, model, "cpu")
+        trainer.backward(trainer.forward(batch))
+    assert sum(input_sizes(recipe)) == sum(tensor.nbytes for tensor in batch.values())
+
+
+def test_a_classifier_takes_no_losses_of_language_models() -> None:
+    for options in ({"loss": "chunked-nll"}, {"packing": True}):
+        with pytest.raises(RecipeError, match=r"^BertForMaskedLM, whose class ends in ForMaskedLM, takes no kernels"):
+            recipe_of("BertForMaskedLM", batch=3, seq=16, **options)
 
 
 @pytest.mark.parametrize(("batch", "seq"), [(3, 8), (2, 5), (1, 9)])

@@ -59,11 +59,15 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     headroom = headroom_note(recipe)
     recipe = settle_flce_budget(recipe)
     kernels = find_kernel_set(recipe.providers, recipe.spec)
-    steps = {step: step_peaks(recipe, kernels, step) for step in step_kinds(recipe)}
-    steady = steps[Step.STEADY]
-    evaluation, of_evaluation = evaluation_peak(recipe, kernels)
-    saving, of_saving = saving_peak(recipe)
     weights = list(make_weights(recipe).values())
+    recordings = [built(recipe, weights, place(recipe, weights, first=True))]
+    steps: dict[Step, StepPeaks] = {}
+    for step in step_kinds(recipe):
+        steps[step] = step_peaks(recipe, kernels, step, recordings)
+        recordings.append(steps[step].recording)
+    steady = steps[Step.STEADY]
+    evaluation, of_evaluation = evaluation_peak(recipe, kernels, recordings)
+    saving, of_saving = saving_peak(recipe)
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
     lowest_bytes, highest_bytes = _between(recipe, steady)
     other_peaks = [held.total_bytes for held in (evaluation, saving) if held is not None]
@@ -71,12 +75,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     most_bytes = max(*(peaks.peak.total_bytes for peaks in steps.values()), *other_peaks)
     run = EstimatedRun(
         recipe=given,
-        recordings=[
-            built(recipe, weights, place(recipe, weights, first=True)),
-            *(steps[step].recording for step in step_kinds(recipe)),
-            of_evaluation,
-            of_saving,
-        ],
+        recordings=[*recordings, of_evaluation, of_saving],
         least_bytes=most_bytes * lowest_bytes // steady.peak.total_bytes,
     )
     routing = routing_range(recipe, kernels, steady.peak.total_bytes)
@@ -235,12 +234,6 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
         )
     if recipe.engine is Engine.FSDP2 and recipe.reentrant:
         raise UnsupportedError("estimate: --reentrant with --engine fsdp2 is not supported yet; leave it out.")
-    if recipe.spec.streams is not None and (recipe.reentrant or recipe.engine.has_mixed):
-        option = "--reentrant" if recipe.reentrant else f"--engine {recipe.engine}"
-        raise UnsupportedError(
-            f"estimate: {option} is not supported yet for {recipe.spec.name}, whose layers read tensors of other"
-            " layers. Leave it out."
-        )
     if recipe.activation_offload:
         _require_estimable_offload(recipe)
     if recipe.selective is not None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ligerprof.analyzers.estimate.across_layers import AcrossLayers
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tape import Tape
@@ -30,7 +29,6 @@ class Context:
         leaf: the layer's input if autograd takes it for a leaf, so that autocast caches its copy as it does weights'.
         casts: autocast's cache of weight copies, which are freed when autocast ends.
         hooks: what the engine does around modules.
-        across: what several layers read.
         unpacks_once: whether it is a layer under non-reentrant checkpointing, whose hooks release what they unpack.
     """
 
@@ -38,7 +36,6 @@ class Context:
     tape: Tape
     weights: Mapping[str, Weight]
     kernels: Mapping[str, KernelSpec]
-    across: AcrossLayers
     layer: int = 0
     mask: Value | None = None
     leaf: Value | None = None

@@ -1,38 +1,44 @@
 """The evaluation pass between two steps: a forward pass without gradients, on a batch of its own."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from ligerprof.analyzers.estimate.meter import Meter
+from ligerprof.analyzers.estimate.block_meter import meter_after
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.step import StaticMemory, hooks_of, place
+from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.models.config_keys import Dropout
 from ligerprof.recipe.categories import Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Role
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 
 def evaluation_peak(
-    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]
+    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], before: Sequence[Recording]
 ) -> tuple[MemoryBreakdown | None, Recording]:
     """Who holds what at the highest moment of an evaluation after a steady step, and its events; None without one.
 
     Gradients are gone by then; weights, optimizer states, workspaces and the last training batch are there.
+
+    Args:
+        before: the build of the model, and the steps.
     """
     evaluated = recipe.evaluation
     if evaluated is None:
         return None, Recording()
-    evaluated = dataclasses.replace(evaluated, model=_without_dropout(recipe.spec))
+    tape = recipe.spec.evaluation_tape
+    model = _without_dropout(recipe.spec) if tape is None else dataclasses.replace(recipe.spec, tape=tape)
+    evaluated = dataclasses.replace(evaluated, model=model)
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=False)
-    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    meter = meter_after(recipe, before)
     StaticMemory(recipe, weights, placement).place(meter, first=False)
     recording = meter.recording = Recording()
+    meter.start()
     # FSDP2 and ZeRO-3 gather weights as in training, and DDP's buckets are there
     for name, gathered_bytes in placement.gathered.items():
         weights[name].gathered_bytes = gathered_bytes
@@ -43,6 +49,9 @@ def evaluation_peak(
     for weight in weights.values():
         weight.recorded = False
     meter.start()
+    if tape is not None:
+        TracedMicroBatch(evaluated, weights, meter, hooks).forward()
+        return meter.peak(), recording
     micro_batch = MicroBatch(evaluated, weights, kernels, meter, placement, hooks)
     micro_batch.evaluates = True
     # checkpointing's hook on the embedding, `enable_input_require_grads`, makes a leaf of what nothing records

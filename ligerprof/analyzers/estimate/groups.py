@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from ligerprof.analyzers.estimate.hooks import Module, Part
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
-from ligerprof.analyzers.estimate.traced import traced_layers
-from ligerprof.models.module_names import layer_index
+from ligerprof.analyzers.estimate.traced import layer_of, traced_layers
 from ligerprof.recipe.categories import Wrap
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
@@ -35,13 +34,13 @@ class Group:
 
 def groups(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[Group]:
     """The groups of the traced layers and of the other modules, the root's first, as torch lists them."""
-    named = {name: weight for name, weight in weights.items() if layer_index(name) is None}
+    named = {name: weight for name, weight in weights.items() if layer_of(recipe, name) is None}
     for modules, taken, reshards in _outer_groups(recipe, named):
         if taken:
             yield _group(recipe, modules, taken, reshards=reshards, place=WHOLE)
     for repetition in traced_layers(recipe):
         for index in repetition.indices:
-            inside = [weight for name, weight in weights.items() if layer_index(name) == index]
+            inside = [weight for name, weight in weights.items() if layer_of(recipe, name) == index]
             yield _group(recipe, (index,), inside, reshards=recipe.reshard, place=repetition.place(index))
 
 

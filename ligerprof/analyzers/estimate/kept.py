@@ -12,6 +12,7 @@ from ligerprof.analyzers.estimate.places import HEAD
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.step import place
 from ligerprof.analyzers.estimate.traced import traced_layers
+from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -45,6 +46,8 @@ def kept_bytes(recipe: TrainingRecipe) -> KeptBytes:
     Raises:
         LigerprofError: the estimate does not cover the architecture or an option.
     """
+    if recipe.spec.no_estimate_reason is not None:
+        raise UnknownModelError(f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}.")
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=False)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)

@@ -26,7 +26,6 @@ from ligerprof.analyzers.estimate.operations import (
 )
 from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.state_space import mix_states
-from ligerprof.analyzers.estimate.stream_layer import run_stream_layer
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.config_keys import Dropout
@@ -38,8 +37,6 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 def run_layer(context: Context, value: Value, index: int, output_role: Role) -> Value:
     """Run one decoder layer on the residual stream `value`, which the caller still holds."""
     tape, row = context.tape, context.spec.architecture
-    if row.streams is not None:
-        return run_stream_layer(context, value, index, output_role, (project, _gated_mlp))
     name, norms = f"{row.layers}.{index}", row.layer_norms
     residual_drop = None if row.residual_dropout is None else row.residual_dropout.dropout
     normed = _normed(context, value, name, norms.before_attention)

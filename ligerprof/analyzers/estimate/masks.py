@@ -54,15 +54,12 @@ def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
         return list(own)
     masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}
     readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)} - {0, 1, layers - 1}
-    alone = kinds.reused_last.union(index for index, word in enumerate(kinds.sharing) if word == "stores")
     each_layer = zip(
         range(layers),
         kinds.windowed,
         kinds.rotated,
         kinds.sparse,
         kinds.recurrent,
-        kinds.sharing,
-        kinds.thinned,
         own,
         strict=True,
     )
@@ -72,12 +69,10 @@ def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
             rotated,
             sparse,
             recurrent,
-            sharing == "reuses",
-            thins,
-            index if index in readers or index in alone else -1,
+            index if index in readers else -1,
             *of_recipe,
         )
-        for index, windowed, rotated, sparse, recurrent, sharing, thins, of_recipe in each_layer
+        for index, windowed, rotated, sparse, recurrent, of_recipe in each_layer
     ]
 
 

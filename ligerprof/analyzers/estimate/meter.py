@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.recording import Recording
@@ -111,9 +112,11 @@ class Meter:
         recording: the events so far.
         logits_peak_bytes: the highest sum of all [T, V] tensors so far.
         folds: whether `repeat` runs one repetition for all.
+        states_rounding: of the optimizer's states, where their blocks are known.
     """
 
     folds = True
+    states_rounding: Mapping[Role, int] = MappingProxyType({})
 
     def __init__(self, rules: SizeRules) -> None:
         self._rules = rules

@@ -8,7 +8,6 @@ first or the last of them (`Meter.repeat`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.across_layers import AcrossLayers
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.fused import adds_in_norm
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
@@ -24,7 +23,6 @@ from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
-from ligerprof.analyzers.estimate.streams import merge_streams, spread_streams
 from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
@@ -87,7 +85,6 @@ class MicroBatch:
         # by whether the mask's layers have a window
         self._masks: dict[bool, Value] = {}
         self._traced = traced_layers(recipe)
-        self._across = AcrossLayers(meter, recipe.spec.layer_kinds)
         self.offloading = Offloading(meter) if recipe.activation_offload else None
         self._bottom = self._new_context(Tape(meter, offloading=self.offloading))
         self._top = self._new_context(TapeWithParts(meter, offloading=self.offloading))
@@ -98,21 +95,23 @@ class MicroBatch:
         self._until_backward_ends: list[Allocation] = []
         self._until_graph_is_freed: list[Allocation] = []
 
+    @property
+    def offloaded_bytes(self) -> int:
+        """Main memory that saved tensors take."""
+        return 0 if self.offloading is None else self.offloading.host_bytes
+
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
         self._hooks.enter(Part.ROOT)
         self._meter.place = EMBEDDING
-        embedded, stream, parts = self._embed()
+        embedded, stream = self._embed()
         self._meter.place = WHOLE
         self._make_tables(embedded, stream)
         held = self._bottom.tape.hand_over(stream)
         for repetition in self._traced:
             stream, held = self._layers_forward(repetition, stream, held)
         self._meter.place = HEAD
-        self._bottom.tape.release(*parts)
         hidden = self._final_norm(stream, held)
-        if self.evaluates or not self._recipe.checkpointing:
-            self._across.end(self._bottom.tape)
         copied = self._layers[0].context.leaf_cast is not None
         # autocast's copy of a leaf holds it
         if not copied:
@@ -134,34 +133,22 @@ class MicroBatch:
         if copied:
             self._bottom.tape.release(embedded)
 
-    def _embed(self) -> tuple[Value, Value, tuple[Value, ...]]:
-        """The embedding's output, what the first layer reads, and what the decoder holds next to them."""
+    def _embed(self) -> tuple[Value, Value]:
+        """The embedding's output, and what the first layer reads."""
         self._hooks.enter(Part.EMBEDDING)
-        spreads = self._recipe.spec.streams is not None
-        embedded, stream, self._start = embed(self._bottom, Role.ACTIVATIONS if spreads else self._stream_role(0))
+        embedded, stream, self._start = embed(self._bottom, self._stream_role(0))
         self._hooks.leave(Part.EMBEDDING)
         if self._start is not None:
             self._until_graph_is_freed.append(self._start)
         elif self.offloading is not None and embedding_is_leaf(self._recipe) and embedded.block is not None:
             self._leaf = self._meter.keep(embedded.block)
-        if not spreads:
-            return embedded, stream, ()
-        self._bottom.tape.release(stream)
-        stream, inputs, parts = spread_streams(self._bottom, embedded, self._stream_role(0))
-        self._across.hold_inputs(inputs)
-        return embedded, stream, parts
+        return embedded, stream
 
     def _final_norm(self, stream: Value, held: Allocation) -> Value:
-        parts: tuple[Value, ...] = ()
-        if self._recipe.spec.streams is not None:
-            stream, parts = merge_streams(self._top, stream)
-            self._meter.drop(held)
-            held = self._top.tape.hand_over(stream)
         self._hooks.enter(Part.NORM)
         hidden = norm(self._top, stream, self._recipe.spec.architecture.final_norm)
         self._hooks.leave(Part.NORM)
         self._meter.drop(held)
-        self._top.tape.release(*parts)
         return hidden
 
     def backward(self) -> None:
@@ -183,10 +170,8 @@ class MicroBatch:
         self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
         self._meter.add(self._placement.in_embedding, place=WHOLE)
         self._end_shared()
-        self._across.end(self._bottom.tape)
         self._meter.place = EMBEDDING
         self._keep_embedded()
-        self._across.deliver_inputs(self._bottom.tape)
         if flowing is not None:
             self._hooks.gradient_arrives(Part.EMBEDDING)
             self._bottom.tape.backward(self._layers[0].source, flowing, None)
@@ -226,8 +211,7 @@ class MicroBatch:
             return
         if self._leaf is not None:
             self._meter.drop(self._leaf)
-        streams = self._recipe.spec.streams
-        size_bytes = self._layers[0].source.size_bytes // (1 if streams is None else streams.count)
+        size_bytes = self._layers[0].source.size_bytes
         kept = ("output", "gradient") if self._start is None else ("gradient",)
         self._until_graph_is_freed += [self._meter.take(size_bytes, self._stream_role(0)) for _ in kept]
 
@@ -251,7 +235,6 @@ class MicroBatch:
             tape=tape,
             weights=self._weights,
             kernels=self._kernels,
-            across=self._across,
             layer=index,
             mask=self._masks.get(self._recipe.spec.layer_kinds.windowed[index]),
             hooks=self._hooks,
@@ -320,10 +303,8 @@ class MicroBatch:
 
     def _layer_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:
         self._hooks.gradient_arrives(layer.index)
-        self._across.deliver(layer.context.tape, layer.index)
         if layer.checkpoint is None:
             flowing = layer.context.tape.backward(layer.output, gradient, layer.source)
-            self._across.collect(layer.context.tape, layer.index)
         else:
             flowing = self._recompute_and_backward(layer, gradient)
             if isinstance(layer.checkpoint, Allocation):
@@ -368,9 +349,7 @@ class MicroBatch:
             if block is not None:
                 self._meter.drop(block)
         after_first = None if offloading is None or loaded is None else offloading.end_node
-        flowing = context.tape.finish_backward(layer.source, after_first=after_first)
-        self._across.collect(context.tape, layer.index)
-        return flowing
+        return context.tape.finish_backward(layer.source, after_first=after_first)
 
     @property
     def _offloads_masks(self) -> bool:

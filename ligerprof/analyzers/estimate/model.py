@@ -53,10 +53,8 @@ def _embed_with_positions(context: Context, positions_name: str, role: Role) -> 
     return embedded, dropped
 
 
-def look_up(
-    context: Context, name: str, role: Role, *, sequences: int | None = None, ids: Value | None = None
-) -> Value:
-    """The rows of an embedding; `ids` are those that it saves if they are not the batch's."""
+def look_up(context: Context, name: str, role: Role, *, sequences: int | None = None) -> Value:
+    """The rows of an embedding."""
     weight = context.weights[name]
     tokens = context.tokens if sequences is None else sequences * context.recipe.row_tokens
     hidden = weight.shape[-1]
@@ -66,10 +64,9 @@ def look_up(
             elements=tokens * hidden,
             width=weight.width,
             inputs=(weight,),
-            saves=() if ids is None else (ids,),
             role=role,
             scratch_role=Role.ACTIVATIONS,
-            other_saves=1 if ids is None else 0,
+            other_saves=1,
             backward_scratch_bytes=0 if sort is None else sort.sum_bytes,
         )
     )

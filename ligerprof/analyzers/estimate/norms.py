@@ -47,7 +47,7 @@ def _rms_norm(context: Context, value: Value, weight: Weight, *, as_reference: b
     tape, form = context.tape, context.spec.architecture.norm
     wide = context.cast(value, FP32_BYTES)
     squares = square(context, wide)
-    root = row_root(context, squares, value.elements // weight.elements, powers=form.powers and not as_reference)
+    root = row_root(context, squares, value.elements // weight.elements)
     scaled = scale_rows(context, wide, root)
     tape.release(root, wide)
     if not (form.casts_last or as_reference):
@@ -65,10 +65,10 @@ def _rms_norm(context: Context, value: Value, weight: Weight, *, as_reference: b
 
 def bare_rms_norm(context: Context, value: Value, columns: int) -> Value:
     """Llama4TextL2Norm.forward: in fp32, without a weight, and cast back."""
-    tape, powers = context.tape, context.spec.architecture.norm.powers
+    tape = context.tape
     wide = context.cast(value, FP32_BYTES)
     squares = square(context, wide)
-    root = row_root(context, squares, value.elements // columns, powers=powers)
+    root = row_root(context, squares, value.elements // columns)
     scaled = scale_rows(context, wide, root)
     tape.release(root, wide)
     return renamed(context, scaled, context.cast(scaled, value.width))

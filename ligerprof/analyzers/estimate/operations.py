@@ -255,16 +255,13 @@ def square(context: Context, value: Value) -> Value:
     )
 
 
-def row_root(context: Context, squares: Value, rows: int, *, powers: bool = False) -> Value:
-    """`torch.rsqrt(squares.mean(-1) + eps)`: one number per row; saves its result, or as a power what it is of.
-
-    It takes over `squares`.
-    """
+def row_root(context: Context, squares: Value, rows: int) -> Value:
+    """`torch.rsqrt(squares.mean(-1) + eps)`: one number per row; saves its result. It takes over `squares`."""
     tape = context.tape
     mean = tape.run(Operation(elements=rows, width=FP32_BYTES, inputs=(squares,)))
     tape.release(squares)
     shifted = tape.run(Operation(elements=rows, width=FP32_BYTES, passes=(mean,)))
-    root = unary(context, shifted, saves_output=not powers)
+    root = unary(context, shifted, saves_output=True)
     tape.release(mean, shifted)
     return root
 

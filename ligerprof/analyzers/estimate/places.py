@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.estimate.traced import TracedLayers
-from ligerprof.models.module_names import is_embedding_weight, layer_index
-from ligerprof.models.tape import Tape
+from ligerprof.analyzers.estimate.traced import TracedLayers, layer_of
+from ligerprof.models.module_names import is_embedding_weight
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 
 EMBEDDING, HEAD, WHOLE = "embedding", "head and loss", "whole model"
@@ -42,10 +42,10 @@ def places(traced: TracedLayers) -> Iterator[tuple[str, int]]:
     yield WHOLE, 1
 
 
-def weight_place(name: str, traced: TracedLayers, tape: Tape | None = None) -> str:
-    """The part of the model that a parameter belongs to; a tape knows its layers by itself."""
-    index = layer_index(name) if tape is None else tape.layer_of(name)
-    if is_embedding_weight(name) and (tape is None or index is None):
+def weight_place(recipe: TrainingRecipe, name: str, traced: TracedLayers) -> str:
+    """The part of the model that a parameter belongs to."""
+    index = layer_of(recipe, name)
+    if is_embedding_weight(name) and (recipe.spec.tape is None or index is None):
         return EMBEDDING
     if index is None:
         return HEAD

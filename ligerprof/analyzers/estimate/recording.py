@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ligerprof.roles import Role
+from ligerprof.torch_memory.allocator.blocks import Block
+from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.scratch import Scratch
 
 
@@ -90,6 +92,16 @@ class Recording:
             else:
                 self.free(held[-size_bytes].pop(0))
 
+    def build(self, sizes: Sequence[int]) -> None:
+        """Record what building a model allocates and, less than 0, the number of an allocation that it frees."""
+        numbers: list[int] = []
+        for size_bytes in sizes:
+            if size_bytes >= 0:
+                numbers.append(self.allocate(size_bytes, Role.PARAMETERS, kept=True))
+            else:
+                self.free(numbers[-1 - size_bytes])
+                self.kept.discard(numbers[-1 - size_bytes])
+
     def free_all(self, role: Role) -> None:
         """Record that all blocks of a role are freed."""
         freed = {~event for event in self.events if event < 0}
@@ -104,6 +116,18 @@ class Recording:
         yield
         if len(self.events) > start:
             self._bodies.append(_Body(group, times, backward, start, len(self.events)))
+
+    def run_on(self, allocator: CachingAllocator) -> list[tuple[Role, Block]]:
+        """Run the events on an allocator; returns what outlives them, and frees the rest."""
+        whole, held = self.unfolded(), dict[int, Block]()
+        for event in whole.events:
+            if event >= 0:
+                held[event] = allocator.malloc(whole.sizes[event], stream=whole.streams[event])
+            else:
+                allocator.free(held.pop(~event))
+        for number in held.keys() - whole.kept:
+            allocator.free(held.pop(number))
+        return [(whole.roles[number], block) for number, block in held.items()]
 
     def unfolded(self) -> "Recording":
         """The same without repetitions: each has blocks of its own, and frees what the one before left for it."""

@@ -131,7 +131,9 @@ def built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placemen
         for size_bytes in sizes:
             recording.allocate(size_bytes, Role.PARAMETERS, kept=True)
 
-    if recipe.engine is Engine.DEEPSPEED:
+    if recipe.spec.tape is not None and recipe.engine in (Engine.TORCH, Engine.DDP):
+        recording.build(recipe.spec.tape.built)
+    elif recipe.engine is Engine.DEEPSPEED:
         keep(size_bytes for size_bytes in placement.resident.values() if size_bytes > 0)
     elif placement.resident:
         own = [weight for weight in weights if not weight.is_adapter]

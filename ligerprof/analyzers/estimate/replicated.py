@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.tensors import Weight
-from ligerprof.models.module_names import layer_index
+from ligerprof.analyzers.estimate.traced import layer_of
 from ligerprof.recipe.categories import GradSync, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -65,7 +65,7 @@ class ReplicatedHooks(Hooks):
         """The weight that completes the first bucket, unless its traced layer represents several."""
         first, *_ = bucket_assignment([weight.size_bytes for _, weight in self._arrivals])
         name, weight = self._arrivals[first[-1]]
-        index = layer_index(name)
+        index = layer_of(self._recipe, name)
         return weight if index is None or index == self._recipe.spec.layers - 1 else None
 
     def _free_old(self) -> None:

@@ -40,11 +40,6 @@ def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, ...]
     return turned[0], turned[1]
 
 
-def rotate_one(context: Context, value: Value, table_width: int) -> Value:
-    """apply_rotary_pos_emb of one tensor, where query and key are rotated in a call each."""
-    return _turn(context, value, _Tables(table_width))
-
-
 def _rotate_by_reference(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
     """kernels/rope/reference.py: halves are chunks, whose gradients are joined, and each sum is cast back."""
     tables = _Tables(_table_bytes(context))

@@ -8,6 +8,7 @@ from ligerprof.analyzers.estimate.lora import ORIGINAL, adapter_weights, is_quan
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models import ParameterShape
 from ligerprof.models.module_names import is_embedding_weight, is_in_layer
+from ligerprof.models.spec import Task
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES
@@ -103,6 +104,13 @@ def _untie(weights: dict[str, Weight], embedding: str, head: str, width: int) ->
 def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:
     """Bytes of each tensor of the batch: tokens, which are also the labels, or labels and a mask or positions."""
     yield recipe.tokens * INDEX_BYTES
+    if recipe.spec.task is not Task.CAUSAL:
+        if recipe.padding:
+            yield recipe.tokens * INDEX_BYTES
+        labels = recipe.batch if recipe.spec.task is Task.SEQUENCES else recipe.tokens
+        regresses = recipe.spec.task is Task.SEQUENCES and recipe.spec.labels == 1
+        yield labels * (FP32_BYTES if regresses else INDEX_BYTES)
+        return
     if recipe.padding or recipe.packing:
         yield recipe.tokens * INDEX_BYTES
         yield recipe.tokens * INDEX_BYTES

@@ -1,9 +1,9 @@
 """One training step from the first operation to the last: the highest moment of each phase."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.block_meter import block_meter
+from ligerprof.analyzers.estimate.block_meter import meter_after
 from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
@@ -24,7 +24,6 @@ from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.categories import Engine, GradSync, Optimizer, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.cublas import thread_workspace_bytes
 from ligerprof.torch_memory.selective import ADDMM, find_policy
 
@@ -95,15 +94,24 @@ def step_kinds(recipe: TrainingRecipe) -> tuple[Step, ...]:
     return tuple(Step) if recipe.engine is Engine.DDP else (Step.FIRST, Step.STEADY)
 
 
-def step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step) -> StepPeaks:
-    """The highest moment of each phase of a step, on the rank whose peak is highest."""
+def step_peaks(
+    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step, before: Sequence[Recording] = ()
+) -> StepPeaks:
+    """The highest moment of each phase of a step, on the rank whose peak is highest.
+
+    Args:
+        before: the build of the model, and the steps so far: where they are known block by block, the step's blocks
+            have their exact sizes.
+    """
     return max(
-        (_step_peaks(recipe, kernels, step, rank) for rank in outer_ranks(recipe)),
+        (_step_peaks(recipe, kernels, step, before, rank) for rank in outer_ranks(recipe)),
         key=lambda peaks: peaks.peak.total_bytes,
     )
 
 
-def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step, rank: int) -> StepPeaks:
+def _step_peaks(
+    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step: Step, before: Sequence[Recording], rank: int
+) -> StepPeaks:
     first = step is Step.FIRST
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=first, rank=rank)
@@ -111,13 +119,11 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
         weight.kept_share = placement.gradient_share
         weight.reduction_bytes = placement.reductions.get(name, 0)
         weight.gathered_bytes = placement.gathered.get(name, 0)
-    if recipe.spec.tape is not None and recipe.engine is Engine.TORCH:
-        meter: Meter = block_meter(recipe, placement, len(_micro_batches(recipe)), first=first)
-    else:
-        meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    meter = meter_after(recipe, before)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
     recording = meter.recording = Recording()
+    meter.start()
     hooks = hooks_of(recipe, weights, meter, step, rank=rank)
     hooks.start_step()
     highest = _Highest(meter)
@@ -135,8 +141,7 @@ def _step_peaks(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], step:
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
-        if micro_batch.offloading is not None:
-            offloaded_bytes = micro_batch.offloading.host_bytes
+        offloaded_bytes = micro_batch.offloaded_bytes
         meter.add(placement.running, times=-1)
         meter.add(placement.last_reduction)
         meter.add(placement.last_reduction, times=-1)
@@ -212,7 +217,7 @@ class StaticMemory:
     def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement) -> None:
         self._recipe, self._weights, self._placement = recipe, weights, placement
         traced = traced_layers(recipe)
-        placed = [(weight_place(name, traced, recipe.spec.tape), weight) for name, weight in weights.items()]
+        placed = [(weight_place(recipe, name, traced), weight) for name, weight in weights.items()]
         trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
         self._parts = {
             Role.PARAMETERS: sums((place, sum(weight.stored_sizes)) for place, weight in placed),
@@ -229,7 +234,7 @@ class StaticMemory:
         for size_bytes in () if self._recipe.spec.tape is None else self._recipe.spec.tape.buffers:
             meter.take(size_bytes, Role.PARAMETERS)
         if not first:
-            self._add(meter, self._placement.states)
+            self._add(meter, {**self._placement.states, **meter.states_rounding})
             meter.add_remainders(self._placement.states_remainders)
             meter.add({Role.LIBRARY_WORKSPACE: sum(workspace_sizes(self._recipe, self._weights).values())})
 

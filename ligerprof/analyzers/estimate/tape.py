@@ -180,24 +180,6 @@ class Tape:
         """Call a hook on `value` when its gradient is there, before the operation that made it runs backward."""
         self._awaited[id(value)] = call
 
-    def expect(self, value: Value, gradient: Allocation) -> None:
-        """Take the gradient that operations on other tapes computed of `value`, before backward runs."""
-        self._pending[id(value)] = Pending(gradient, is_view=False)
-
-    def take_gradient(self, value: Value) -> Allocation | None:
-        """The gradient of a tensor of another tape, held once, after backward has run; None if there is none."""
-        pending = self._pending.pop(id(value), None)
-        return None if pending is None else pending.block
-
-    def saved_before(self, *values: Value) -> list[Allocation]:
-        """What the operations that led to these tensors have saved."""
-        wanted, blocks = {id(value) for value in values}, list[Allocation]()
-        for node in reversed(self._nodes):
-            if not wanted.isdisjoint(map(id, node.outputs)):
-                blocks += node.saved
-                wanted.update(map(id, node.operation.differentiable))
-        return blocks
-
     def forget_gradients(self) -> None:
         """Drop unused gradients, such as that of a frozen embedding's output."""
         self._forget(pending.block for pending in self._pending.values())

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.masks import layer_memory_kinds
+from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.training import TrainingRecipe
 
 
@@ -75,6 +76,12 @@ def traced_layers(recipe: TrainingRecipe) -> TracedLayers:
         traced.append(_longest_repetition(kinds, index))
         index = traced[-1].end
     return traced
+
+
+def layer_of(recipe: TrainingRecipe, parameter: str) -> int | None:
+    """Index of the layer that a parameter belongs to, or None; a tape knows its layers by itself."""
+    tape = recipe.spec.tape
+    return layer_index(parameter) if tape is None else tape.layer_of(parameter)
 
 
 def _longest_repetition(kinds: Sequence[object], first: int) -> Repetition:

@@ -1,11 +1,10 @@
 """Replay a tape on a meter: forward and backward of one micro-batch through a traced model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.offloading import Offloading
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
@@ -40,8 +39,6 @@ class _Run:
 class TracedMicroBatch:
     """One pass over a traced model on a meter that holds already what is static; `MicroBatch` runs forms instead."""
 
-    offloading: Offloading | None = None
-
     def __init__(
         self,
         recipe: TrainingRecipe,
@@ -64,6 +61,11 @@ class TracedMicroBatch:
         self._traced = traced if meter.folds else [Repetition(index) for index in sorted(self._places)]
         self._repetitions = [each for each in self._traced for _ in range(each.period * each.times)]
         self._runs: dict[int, _Run] = {}
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Main memory that saved tensors take."""
+        return 0 if self._tape.offloaded is None else self._sizes[self._tape.offloaded]
 
     def forward(self) -> None:
         """Run the model's forward pass; what is left is what backward needs."""
@@ -153,6 +155,8 @@ class TracedMicroBatch:
             meter.run_scratch(self._touched[event[1]], event[2])
         elif kind == "multiply":
             meter.multiply()
+        elif kind == "arrive":
+            self._arrive(event[1], position, self._block(event[2], position, run))
         else:
             self._end(event[1], position, run)
 
@@ -169,8 +173,8 @@ class TracedMicroBatch:
                 if event[1] in run.inner and not run.again:
                     run.again, run.recomputed = True, set(run.inner)
                     self._recompute(unit, position, run)
-            elif kind == "arrive":
-                self._arrive(event[1], position, self._block(event[2], position, run))
+            elif kind == "hold":
+                self._meter.keep(self._block(event[1], position, run))
             elif kind not in ("unpacked", "release"):
                 self._run_common(event, position, run)
             elif (kind == "unpacked") == (event[1] in run.inner):
@@ -192,14 +196,7 @@ class TracedMicroBatch:
         meter = self._meter
         again: list[Allocation] = []
         variables: dict[int, Allocation] = {}
-        events = unit.forward[: _last_save(unit.forward) + 1]
-
-        def block_of(ref: Ref) -> Allocation:
-            if isinstance(ref, int) and ref < len(again):
-                return again[ref]
-            return self._block(ref, position, run)
-
-        for event in events:
+        for event in unit.forward[: _after_last_save(unit.forward)]:
             kind = event[0]
             if kind == "take":
                 block = meter.take(self._sizes[event[1]], event[2])
@@ -211,8 +208,15 @@ class TracedMicroBatch:
                 if isinstance(event[1], int) and (ended := variables.pop(event[1], None)) is not None:
                     meter.drop(ended)
             elif kind == "save" and event[2] is not None:
-                run.saved.setdefault(event[1], []).append(meter.keep(block_of(event[2])))
+                ref = event[2]
+                new = isinstance(ref, int) and ref < len(again)
+                block = again[ref] if new else self._block(ref, position, run)
+                run.saved.setdefault(event[1], []).append(meter.keep(block))
         self._drop(variables.values())
+        # what outlives the nodes that have saved it is of this run
+        for number in _held(unit):
+            if number < len(again):
+                run.blocks[number] = again[number]
 
     def _arrive(self, name: str, position: int, block: Allocation) -> None:
         """A gradient of a parameter is there: it stays, or is added to the one that is there."""
@@ -269,9 +273,18 @@ def _inside(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _nodes_inside(unit: Unit) -> set[int]:
-    return {event[1] for event in _inside(unit.forward) if event[0] == "save"}
+    return {event[1] for event in _inside(unit.forward) if event[0] == "save" and event[1] is not None}
 
 
-def _last_save(events: Sequence[Event]) -> int:
-    inside = _inside(events)
-    return max((index for index, event in enumerate(inside) if event[0] == "save"), default=-1)
+def _held(unit: Unit) -> Iterator[int]:
+    """Blocks of a unit that have a holder more in backward."""
+    for kind, *rest in unit.backward:
+        if kind == "hold" and isinstance(rest[0], int):
+            yield rest[0]
+
+
+def _after_last_save(events: Sequence[Event]) -> int:
+    """The number of events up to the last tensor that a layer saves."""
+    kinds = [event[0] for event in events]
+    inside = kinds[: kinds.index("leave")]
+    return max((index + 1 for index, kind in enumerate(inside) if kind == "save"), default=0)

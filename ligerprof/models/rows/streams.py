@@ -30,8 +30,6 @@ ROWS = (
             "num_hidden_layers": 35,
             "num_kv_shared_layers": 15,
             "altup_num_inputs": 4,
-            "altup_correct_scale": True,
-            "altup_coef_clip": 120.0,
             "laurel_rank": 64,
             "hidden_size_per_layer_input": 256,
             "vocab_size_per_layer_input": 262_144,
@@ -58,7 +56,7 @@ ROWS = (
             Linear(name="per_layer_projection", inputs="layer input", outputs=("hidden",)),
             NormWeight(name="post_per_layer_input_norm"),
         ),
-        norm=Norm(eps="eps", casts_last=True, powers=True),
+        norm=Norm(eps="eps", casts_last=True),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"),
             rotary=Rotary(other=True, tables_by_kind=True),

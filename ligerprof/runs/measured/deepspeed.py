@@ -14,7 +14,7 @@ from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.recipe.categories import Offload, Optimizer
 from ligerprof.recipe.deepspeed import deepspeed_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.training import LEARNING_RATE, Training, built_model, make_optimizer, skipped_logits
+from ligerprof.runs.training import LEARNING_RATE, Training, built_model, call_settings, make_optimizer, skipped_logits
 
 # far longer than DeepSpeedCPUAdam takes to build
 _STALE_SECONDS = 900
@@ -28,7 +28,7 @@ class DeepSpeedTrainer(Training):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The loss of a micro-batch; partitioned weights are gathered."""
-        loss: Tensor = self.engine(**batch, use_cache=False).loss
+        loss: Tensor = self.engine(**batch, **call_settings(self.recipe.spec)).loss
         return loss
 
     def backward(self, loss: Tensor) -> None:
@@ -53,7 +53,7 @@ class DeepSpeedTrainer(Training):
         model = self.engine.module
         model.eval()
         with torch.no_grad():
-            model(**batch, use_cache=False, **skipped_logits(self.recipe))
+            model(**batch, **call_settings(self.recipe.spec), **skipped_logits(self.recipe))
         model.train()
 
     def notes(self) -> tuple[str, ...]:

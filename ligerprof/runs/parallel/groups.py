@@ -8,6 +8,7 @@ from torch import nn
 
 from ligerprof.recipe.categories import Wrap
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.checkpointing import checkpointed_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,15 +25,10 @@ class Group:
 
 def module_groups(model: nn.Module, recipe: TrainingRecipe) -> tuple[Group, ...]:
     """The groups of a recipe's model in the order in which they are sharded, the model itself last."""
-    layers = [Group(modules=(layer,), reshard=recipe.reshard) for layer in _decoder_layers(model, recipe)]
+    layers = [Group(modules=(layer,), reshard=recipe.reshard) for layer in checkpointed_layers(model)]
     if recipe.wrap is Wrap.LAYERS:
         return (*layers, Group(modules=(model,), reshard=recipe.reshard))
     return (*layers, *_accelerate_groups(model, recipe), Group(modules=(model,), reshard=None))
-
-
-def _decoder_layers(model: Any, recipe: TrainingRecipe) -> tuple[nn.Module, ...]:
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return tuple(inner.get_submodule(recipe.spec.architecture.layers))
 
 
 def _accelerate_groups(model: Any, recipe: TrainingRecipe) -> Iterator[Group]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from math import lcm
+from math import inf, lcm
 from typing import Any
 
 from ligerprof.models.tape import POWERS, Event, Ref, Unit, encoded
@@ -112,6 +112,7 @@ class Folder:
         self._counts: Counter[int] = Counter()
         self._scratches: dict[Any, int] = {}
         self._next = len(recording.sizes)
+        self._arrived: set[Event] = set()
         self._ran = {event[1] for event in recording.backward if event[0] == "run"}
         enters = [event for event in recording.forward if event[0] == "enter"]
         self.called = [event[1] for event in enters]
@@ -181,6 +182,12 @@ class Folder:
             return self._touch(event[1])
         if kind == "drop":
             return ("drop", self._ref(event[1], position))
+        if kind == "arrive":
+            if event in self._arrived:
+                # added to in place
+                return None
+            self._arrived.add(event)
+            return ("arrive", self._relative(event[1], position), self._ref(event[2], position))
         return event if kind == "multiply" else None
 
     def _forward(self) -> dict[int, list[Event]]:
@@ -195,16 +202,20 @@ class Folder:
             if (common := self._common(event, position)) is not None:
                 unit.append(common)
             elif kind == "save":
-                # a node that never runs backward ends with its output, and what it has saved with it
-                ref = self._ref(event[2], position) if event[2] is not None and event[1] in self._ran else None
-                unit.append(("save", self._node(event[1], position), ref))
+                unit.append(self._save(event[1], event[2], position))
             elif kind == "enter":
                 unit.append(("enter", tuple(self._ref(block, position) for block in event[2])))
-            else:
+            elif kind == "leave":
                 unit.append(("leave",))
                 if entered == self._last - 1:
                     position = self._last
         return events
+
+    def _save(self, node: int, block: int | None, position: int) -> Event:
+        """A node saves a tensor; one that never runs backward ends with its output, and what it has saved with it."""
+        if node not in self._ran:
+            return ("save", None, None)
+        return ("save", self._node(node, position), None if block is None else self._ref(block, position))
 
     def _backward(self) -> dict[int, list[Event]]:
         events: dict[int, list[Event]] = {}
@@ -212,36 +223,47 @@ class Folder:
         for event in self._recording.forward:
             if event[0] == "save":
                 saves.setdefault(event[1], set()).add(event[2])
-        marks = self._marks(saves)
+        marks, held = self._marks(saves)
+        holders = {block for blocks in saves.values() for block in blocks}.union(self._recording.graph)
         taken, started = len(self._homes), set[int]()
         position, place = self._last if self._end is not None else 0, 0
         for event in self._recording.backward:
             kind = event[0]
             if kind in _PLACES:
-                self._mark(events, marks.pop(place, ()))
+                self._mark(events, marks.pop(place, ()), position)
                 place += 1
             if kind == "run" and event[1] is not None and event[1] < _NO_NODE:
                 position = self._moved(event, position)
                 if event[1] in saves and event[1] not in started:
                     started.add(event[1])
                     events.setdefault(position, []).append(("start", self._node(event[1], position)))
-            elif kind == "arrive":
-                name = self._relative(event[1], position)
-                events.setdefault(position, []).append(("arrive", name, self._ref(event[2], position)))
-            elif kind != "drop" or event[1] >= taken:
-                # what forward has made is freed by its holders
+            elif kind != "drop" or event[1] >= taken or event[1] not in holders or event[1] in held:
+                # what else forward has made is freed by its holders
                 common = self._common(event, position)
                 events.setdefault(position, []).extend(() if common is None else (common,))
-        self._mark(events, marks.pop(place, ()))
+        self._mark(events, marks.pop(place, ()), position)
         return events
 
-    def _marks(self, saves: Mapping[int, Collection[int | None]]) -> dict[int, list[tuple[str, int]]]:
-        """Where nodes free what they have saved, with hooks and without, by numbers of events of `_PLACES`."""
+    def _marks(self, saves: Mapping[int, Collection[int | None]]) -> tuple[dict[int, list[tuple[str, int]]], set[int]]:
+        """What happens besides operators, by numbers of events of `_PLACES`.
+
+        Returns:
+            where nodes free what they have saved, with hooks and without, and where a block that one of them has saved
+            has another holder from then on, such as a gradient that forward has computed; and those blocks.
+        """
         marks: dict[int, list[tuple[str, int]]] = {}
+        released: dict[int, int] = {}
         for kind, source in (("unpacked", self._recording.unpacked), ("release", self._recording.backward)):
             for place, node in _releases(source, saves):
                 marks.setdefault(place, []).append((kind, node))
-        return marks
+                if kind == "release":
+                    released.update((block, place) for block in saves[node] if block is not None)
+        ends = dict(_ends(self._recording.backward))
+        outlive = {block: place for block, place in released.items() if ends.get(block, inf) > place}
+        held = outlive.keys() - self._recording.graph
+        for block in held:
+            marks[outlive[block]].insert(0, ("hold", block))
+        return marks, held
 
     def _moved(self, event: Event, position: int) -> int:
         """The position of a node that runs; raises UnlikePassesError if it is behind that of an earlier one."""
@@ -250,10 +272,13 @@ class Folder:
             raise UnlikePassesError(f"backward returns to a later layer with {event[2]}")
         return new
 
-    def _mark(self, events: dict[int, list[Event]], marks: Iterable[tuple[str, int]]) -> None:
-        for kind, node in marks:
-            position = self._position(node)
-            events.setdefault(position, []).append((kind, self._node(node, position)))
+    def _mark(self, events: dict[int, list[Event]], marks: Iterable[tuple[str, int]], position: int) -> None:
+        for kind, number in marks:
+            if kind == "hold":
+                events.setdefault(position, []).append((kind, self._ref(number, position)))
+            else:
+                home = self._position(number)
+                events.setdefault(home, []).append((kind, self._node(number, home)))
 
     def _relative(self, name: str, position: int) -> str:
         if 0 < position < self._last and name.startswith(f"{self.paths[position - 1]}."):
@@ -268,6 +293,15 @@ def _with_numbers(template: Any, fitted: Sequence[int]) -> Any:
     if template[:1] == ("number",):
         return ("number", fitted[template[1]])
     return tuple(_with_numbers(item, fitted) for item in template)
+
+
+def _ends(events: Sequence[Event]) -> Iterator[tuple[int, int]]:
+    """Where each block is freed, as a number of events of `_PLACES`."""
+    place = 0
+    for event in events:
+        if event[0] == "drop":
+            yield event[1], place
+        place += event[0] in _PLACES
 
 
 def _releases(events: Sequence[Event], saves: Mapping[int, Collection[int | None]]) -> Iterator[tuple[int, int]]:

@@ -17,6 +17,7 @@ from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.models.tape import SCRATCHES, TapeParameter, encoded
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import ROLES, Phase, Role
+from ligerprof.runs.checkpointing import checkpointed_layers
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import Stamper
@@ -26,6 +27,7 @@ from ligerprof.runs.simulated.internals.products import PRODUCT_INTERNALS
 from ligerprof.runs.simulated.meter import PhaseMeter
 from ligerprof.runs.simulated.patches import STAND_IN, providers_take_cpu_for_cuda, simulated_process
 from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.runs.tapes.recipes import Way
 from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot
@@ -85,6 +87,7 @@ class Recording:
         order: the order in which blocks of forward and backward begin and end.
         workspaces: bytes of libraries' workspaces by name.
         adds_bias: whether a layer takes cuBLASLt's.
+        offloaded_bytes: main memory that saved tensors take.
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -97,14 +100,15 @@ class Recording:
     order: list[int] = field(default_factory=list)
     workspaces: dict[str, int] = field(default_factory=dict)
     adds_bias: bool = False
+    offloaded_bytes: int = 0
 
     @property
     def numbers(self) -> list[int]:
-        """The sizes of blocks, then the integers in the arguments of scratches."""
+        """The sizes of blocks, then the integers in the arguments of scratches, then the offloaded bytes."""
         numbers = self.sizes.copy()
         for _, arguments, named in self.scratches:
             encoded((arguments, tuple(named.values())), numbers)
-        return numbers
+        return [*numbers, self.offloaded_bytes]
 
 
 class _Device(SimulatedDevice):
@@ -122,9 +126,11 @@ class _Device(SimulatedDevice):
         super().__init__(recipe.gpu_spec, _NO_LIMIT, parse_allocator_settings(None), record=True)
 
     def hold_for_good(self, name: str, size_bytes: int) -> None:
-        """Allocate a workspace."""
+        """Allocate a workspace, which is none of the passes' blocks."""
         self.workspaces.setdefault(name, size_bytes)
+        observer, self.observer = self.observer, None
         super().hold_for_good(name, size_bytes)
+        self.observer = observer
 
     def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
         if self.observer is not None:
@@ -177,21 +183,26 @@ class _Recorder(StorageRecorder):  # type: ignore[no-untyped-call]
 class Passes:
     """A simulated model whose passes can be recorded at any size.
 
+    Args:
+        way: what is recorded.
+
     Attributes:
         attention: names of the attention kernels that have run.
         built: bytes of each block that came while the model was built, and its number less than 0 where one was freed.
+        buffers: bytes of each block that is left of these and no parameter's.
         paths: path of each layer's module that checkpointing runs again.
     """
 
-    def __init__(self, trainer: Trainer, device: _Device, recorder: _Recorder, attention: set[str]) -> None:
+    def __init__(self, trainer: Trainer, device: _Device, recorder: _Recorder, attention: set[str], way: Way) -> None:
         self.attention = attention
+        self._way = way
         self._recipe, self._trainer, self._device, self._recorder = trainer.recipe, trainer, device, recorder
         self._layers = checkpointed_layers(trainer.model)
         names = {module: name for name, module in trainer.model.named_modules()}
         self.paths = [names[layer] for layer in self._layers]
         self._numbers: dict[int, int] = {}
         self._recording, self._checkpoints = Recording(), False
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers if way is Way.UNITS else ()):
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = partial(self._run_layer, index)
         self._handles = [
@@ -202,6 +213,16 @@ class Passes:
 
         device.observer = self._observe
         self.built = tuple(_built(device.events))
+        held: dict[int, int] = {}
+        for event in device.events:
+            if event.action == "alloc":
+                held[event.address] = event.size_bytes
+            elif event.action == "free_completed":
+                held.pop(event.address, None)
+        for parameter in trainer.model.parameters():
+            if (found := recorder.locate(parameter)) is not None:
+                held.pop(found[1], None)
+        self.buffers = tuple(held.values())
         recorder.touch, recorder.see_cast = self._touch, self._see_cast
 
     def _see_cast(self, copy: Tensor) -> None:
@@ -228,8 +249,10 @@ class Passes:
             events.append(("drop", number))
 
     def record(self, batch: int, seq: int) -> Recording:
-        """Run forward without keeping anything, then forward and backward twice: with hooks and without."""
+        """Run forward without keeping anything, then forward and backward twice: with hooks and without; or only so."""
         tokens = self.batch(batch, seq)
+        if self._way is not Way.UNITS:
+            return self._completed(self._forward_and_backward(tokens, nullcontext()))
         recording = self._forward_alone(tokens)
         taken = recording.sizes
         recording.unpacked = self._forward_and_backward(tokens, saved_tensors_hooks(_packed, list.pop)).backward
@@ -238,6 +261,9 @@ class Passes:
             raise UnlikePassesError("forward allocates otherwise when it runs again")
         recording.sizes, recording.scratches, recording.backward = plain.sizes, plain.scratches, plain.backward
         recording.order = plain.order
+        return self._completed(recording)
+
+    def _completed(self, recording: Recording) -> Recording:
         recording.workspaces, recording.adds_bias = dict(self._device.workspaces), self._recorder.adds_bias
         return recording
 
@@ -274,13 +300,8 @@ class Passes:
             for _ in range(2):
                 older = sum(event.action == "alloc" for event in device.events)
                 meter.next_step()
-                with meter.phase(Phase.FORWARD):
-                    loss = self._trainer.forward(tokens)
-                    meter.loss_made(loss)
-                with meter.phase(Phase.BACKWARD):
-                    self._trainer.backward(loss)
-                    loss = loss.detach()
-                    blocks = sum(event.action == "alloc" for event in device.events) - older
+                self._stamped(meter, tokens)
+                blocks = sum(event.action == "alloc" for event in device.events) - older
                 with meter.phase(Phase.OPTIMIZER):
                     pass
                 self._trainer.drop_gradients()
@@ -289,6 +310,21 @@ class Passes:
         device.events.clear()
         analysis = analyze(Snapshot.from_dict(snapshot), step=2)
         return [ROLES[code] for code in analysis.role_codes[older : older + blocks].tolist()]
+
+    def _stamped(self, meter: PhaseMeter, tokens: dict[str, Tensor]) -> None:
+        """Run the passes in their phases."""
+        if self._way is Way.EVALUATION:
+            # an analysis is of a step, whose only pass it is here
+            with meter.phase(Phase.FORWARD):
+                self._trainer.evaluate(tokens)
+            return
+        with meter.phase(Phase.FORWARD):
+            loss = self._trainer.forward(tokens)
+            meter.loss_made(loss)
+        with meter.phase(Phase.BACKWARD):
+            self._trainer.backward(loss)
+            # transformers' Trainer returns it detached
+            loss = loss.detach()
 
     @property
     def parameters(self) -> tuple[TapeParameter, ...]:
@@ -309,31 +345,33 @@ class Passes:
         found = getattr(self._trainer.model.config, "max_position_embeddings", None)
         return found if isinstance(found, int) else None
 
-    @property
-    def buffers(self) -> tuple[int, ...]:
-        """Bytes of each buffer on the GPU; some share memory."""
-        buffers = {item.untyped_storage()._cdata: item.untyped_storage() for item in self._trainer.model.buffers()}
-        return tuple(storage.nbytes() for storage in buffers.values())
-
     def batch(self, batch: int, seq: int) -> dict[str, Tensor]:
-        """A batch of a size."""
-        return make_batch(replace(self._recipe, batch=batch, seq=seq), STAND_IN)
+        """A batch of a size; the recipe's own has the recipe's documents."""
+        recipe = self._recipe
+        own = (batch, seq) == (recipe.rows, recipe.row_tokens)
+        return make_batch(recipe if own else replace(recipe, batch=batch, seq=seq), STAND_IN)
 
     def _forward_and_backward(self, tokens: dict[str, Tensor], hooks: AbstractContextManager[Any]) -> Recording:
         recording = self._start()
         base = _next_node()
         self._recorder.events = recording.forward
-        with hooks:
-            loss = self._trainer.forward(tokens)
-        self._recorder.events = recording.backward
-        self._trainer.backward(loss)
-        loss = loss.detach()
+        if self._way is Way.EVALUATION:
+            self._trainer.evaluate(tokens)
+        else:
+            with hooks:
+                loss = self._trainer.forward(tokens)
+            self._recorder.events = recording.backward
+            self._trainer.backward(loss)
+            loss = loss.detach()
         self._recorder.events = None
         recording.backward = [
             ("run", None if event[1] is None else event[1] - base, event[2]) if event[0] == "run" else event
             for event in _first_product(recording.backward)
         ]
+        recording.forward = [event for event in _first_product(recording.forward) if event[0] != "run"]
         recording.order = list(_order(recording))
+        if self._trainer.offload is not None:
+            recording.offloaded_bytes = self._trainer.offload.host_bytes
         self._trainer.drop_gradients()
         return recording
 
@@ -466,18 +504,11 @@ def _packed(tensor: Tensor) -> list[Tensor]:
 
 
 def _unreadable(_packed: None) -> Tensor:
-    raise AssertionError("a forward pass that is recorded alone has no backward")
-
-
-def checkpointed_layers(model: nn.Module) -> list[Any]:
-    """The layers that gradient checkpointing runs again, in the order of the model's modules."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    raise UnlikePassesError("forward runs backward")
 
 
 @contextmanager
-def passes_of(recipe: TrainingRecipe) -> Iterator[Passes]:
+def passes_of(recipe: TrainingRecipe, way: Way) -> Iterator[Passes]:
     """Build the model of a recipe on a simulated GPU.
 
     Raises:
@@ -496,4 +527,4 @@ def passes_of(recipe: TrainingRecipe) -> Iterator[Passes]:
         built_model(recipe, STAND_IN) as model,
         providers_take_cpu_for_cuda(),
     ):
-        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder, attention)
+        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder, attention, way)

@@ -12,7 +12,7 @@ from ligerprof.models.tape import Tape, largest_multiple
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
-from ligerprof.runs.tapes.recipes import with_tape_of
+from ligerprof.runs.tapes.recipes import Way, with_tape_of
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 
@@ -21,37 +21,43 @@ _TOLERANCE = 0.001
 _LENGTHS = 3
 
 
-def trace_tape(recipe: TrainingRecipe) -> Tape:
+def trace_tape(recipe: TrainingRecipe, way: Way = Way.UNITS) -> Tape:
     """Trace the model of a recipe around the recipe's size, over a range as wide as one tape holds for.
 
     Raises:
         UnsupportedError: the passes do not allocate in one order even at one size.
         LigerprofError: as `simulate_step` does.
     """
-    with passes_of(recipe) as passes:
-        batch, seq = recipe.rows, recipe.row_tokens
-        roles, recording = passes.roles(batch, seq), passes.record(batch, seq)
-        problem = f"a traced pass has {len(recording.sizes)} blocks, and a recorded one {len(roles)}"
-        for sizes in (
-            _grids(recipe, passes.max_positions or recipe.spec.max_positions)
-            if len(roles) == len(recording.sizes)
-            else ()
-        ):
-            try:
-                tape = _tape(passes, recording, roles, sizes)
-                _check(tape, passes, recipe)
-                return tape
-            except UnlikePassesError as error:
-                problem = str(error)
-    raise UnsupportedError(
-        f"estimate: {recipe.spec.name} cannot be traced: {problem}. Use `ligerprof step --device simulated`."
-    )
+    with passes_of(recipe, way) as passes:
+        try:
+            return _traced(passes, recipe)
+        except UnlikePassesError as error:
+            raise UnsupportedError(
+                f"estimate: {recipe.spec.name} cannot be traced: {error}. Use `ligerprof step --device simulated`."
+            ) from None
+
+
+def _traced(passes: Passes, recipe: TrainingRecipe) -> Tape:
+    batch, seq = recipe.rows, recipe.row_tokens
+    roles, recording = passes.roles(batch, seq), passes.record(batch, seq)
+    if len(roles) != len(recording.sizes):
+        raise UnlikePassesError(f"a traced pass has {len(recording.sizes)} blocks, and a recorded one {len(roles)}")
+    problem = UnlikePassesError()
+    for sizes in _grids(recipe, passes.max_positions or recipe.spec.max_positions):
+        try:
+            tape = _tape(passes, recipe, recording, roles, sizes)
+            _check(tape, passes, recipe)
+            return tape
+        except UnlikePassesError as error:
+            problem = error
+    raise problem
 
 
 def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
     """Raise UnlikePassesError if the replay's peak is not that of the model's own passes."""
     # where adapters are trained, checkpointing changes what has a gradient
-    for checkpointing in (False, True) if recipe.lora is None else (recipe.checkpointing,):
+    as_traced = tape.flat or recipe.lora is not None or recipe.qlora is not None
+    for checkpointing in (recipe.checkpointing,) if as_traced else (False, True):
         replayed = with_tape_of(dataclasses.replace(recipe, checkpointing=checkpointing), tape)
         meter = Meter(SizeRules())
         passed = TracedMicroBatch(replayed, make_weights(replayed), meter, Hooks())
@@ -87,7 +93,7 @@ def _alike(seq: int, lowest: int, highest: int, max_positions: int) -> list[int]
     return [tokens for tokens in around if tokens != seq and largest_multiple(tokens) == multiple]
 
 
-def _tape(passes: Passes, recording: Recording, roles: list[Role], sizes: list[Size]) -> Tape:
+def _tape(passes: Passes, recipe: TrainingRecipe, recording: Recording, roles: list[Role], sizes: list[Size]) -> Tape:
     traced: dict[Size, list[int]] = {}
     for size in sizes[:-1]:
         traced[size], order = passes.sizes(*size)
@@ -102,7 +108,7 @@ def _tape(passes: Passes, recording: Recording, roles: list[Role], sizes: list[S
         scratches=folder.scratches,
         units=folder.units,
         order=tuple(folder.order),
-        layers=tuple(folder.paths),
+        layers=tuple(folder.paths or passes.paths),
         numbers=tuple(folder.called),
         parameters=passes.parameters,
         built=passes.built,
@@ -117,4 +123,5 @@ def _tape(passes: Passes, recording: Recording, roles: list[Role], sizes: list[S
         seq=(min(size[1] for size in sizes), max(size[1] for size in sizes)),
         multiple=largest_multiple(sizes[-1][1]),
         bounded_bytes=bounded_bytes,
+        offloaded=numbers[-1] if recipe.activation_offload else None,
     )

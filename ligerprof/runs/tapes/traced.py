@@ -1,17 +1,19 @@
 """Give a recipe whose architecture has no row the tape of its model: from the user's cache, or traced now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.models.tape import Tape
 from ligerprof.models.tape_cache import cache_key, find_tape, keep_tape
-from ligerprof.recipe.categories import Engine
+from ligerprof.recipe.categories import Engine, Wrap
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.training_options import TrainingOptions
-from ligerprof.runs.tapes.recipes import REPLAYED, to_trace, with_tape_of
+from ligerprof.runs.tapes.recipes import REPLAYED, Way, to_trace, with_tape_of
 from ligerprof.runs.versions import package_versions
 
 
@@ -29,38 +31,56 @@ def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRec
         return recipe
     _require_replayed(recipe)
     longest = at_longest(recipe)
-    key = cache_key(_description(longest))
-    tape = find_tape(key, longest.rows, longest.row_tokens)
-    if tape is None:
-        require_packages(recipe, command="estimate", simulated=True)
-        say(f"tracing {recipe.spec.name}, which takes some seconds once")
-        from ligerprof.runs.tapes.trace import trace_tape
-
-        tape = trace_tape(to_trace(longest))
-        keep_tape(key, tape)
-    return with_tape_of(recipe, tape)
+    tape = _find_or_trace(longest, _ways(recipe), say)
+    evaluated = None if recipe.eval_batch is None else _find_or_trace(longest, (Way.EVALUATION,), say)
+    return with_tape_of(recipe, tape, evaluated)
 
 
-def _description(recipe: TrainingRecipe) -> dict[str, Any]:
+def _ways(recipe: TrainingRecipe) -> tuple[Way, ...]:
+    """How the passes of a recipe can be traced: checkpointing that a replay does not rewrite as it runs."""
+    if recipe.reentrant or recipe.selective is not None or recipe.activation_offload:
+        return (Way.FLAT,)
+    # FSDP2 gathers and reduces layer by layer
+    return (Way.UNITS,) if recipe.engine is Engine.FSDP2 else (Way.UNITS, Way.FLAT)
+
+
+def _find_or_trace(recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[str], None]) -> Tape:
+    """The cached tape of a recipe, or one traced in the first of these ways whose replay is what the model does."""
+    keys = {way: cache_key(_description(recipe, way)) for way in ways}
+    for way, key in keys.items():
+        traced = to_trace(recipe, way)
+        if (tape := find_tape(key, traced.rows, traced.row_tokens)) is not None:
+            return tape
+    require_packages(recipe, command="estimate", simulated=True)
+    say(f"tracing {recipe.spec.name}, which takes some seconds once")
+    from ligerprof.runs.tapes.trace import trace_tape
+
+    *first, last = ways
+    for way in first:
+        with suppress(UnsupportedError):
+            return keep_tape(keys[way], trace_tape(to_trace(recipe, way), way))
+    return keep_tape(keys[last], trace_tape(to_trace(recipe, last), last))
+
+
+def _description(recipe: TrainingRecipe, way: Way) -> dict[str, Any]:
     """All that decides a tape besides batch and sequence."""
-    traced = to_trace(recipe)
-    left_out = {*REPLAYED, "model", "like", "batch", "seq"}
+    traced = to_trace(recipe, way)
+    left_out = {*REPLAYED, "model", "like", "batch", "seq"} - {"checkpoint_every"}
     options = {name: str(getattr(traced, name)) for name in options_of(TrainingOptions) if name not in left_out}
-    return {"config": recipe.spec.config_json, "options": options, "versions": package_versions()}
+    return {"config": recipe.spec.config_json, "options": options, "way": way, "versions": package_versions()}
 
 
 def _require_replayed(recipe: TrainingRecipe) -> None:
     """Raise for what the replay of a tape does not cover."""
     require_supported(recipe, command="estimate", simulated=True)
+    fsdp2 = recipe.engine is Engine.FSDP2
     unlike = {
-        "--engine fsdp2": recipe.engine is Engine.FSDP2,
-        "--engine deepspeed": recipe.engine is Engine.DEEPSPEED,
-        "--qlora": recipe.packed_bits is not None,
-        "--reentrant": recipe.reentrant,
-        "--selective": recipe.selective is not None,
-        "--activation-offload": recipe.activation_offload,
-        "--packing": recipe.packing,
-        "--eval-batch": recipe.eval_batch is not None,
+        "--wrap accelerate": recipe.wrap is Wrap.ACCELERATE,
+        "--zero 3": recipe.zero == 3,
+        "--engine fsdp2 with --reentrant": fsdp2 and recipe.reentrant,
+        "--engine fsdp2 with --selective": fsdp2 and recipe.selective is not None,
+        "--engine fsdp2 with --activation-offload": fsdp2 and recipe.activation_offload,
+        "--engine fsdp2 with --eval-batch": fsdp2 and recipe.eval_batch is not None,
     }
     for option, given in unlike.items():
         if given:

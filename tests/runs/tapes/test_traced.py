@@ -14,6 +14,7 @@ from ligerprof.models import CONFIGS, spec_from_config
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.tapes import trace
+from ligerprof.runs.tapes.recipes import Way
 from ligerprof.runs.tapes.traced import with_tape
 from tests.models.test_tape import tape
 
@@ -30,8 +31,10 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingReci
     """The recipes that were traced, each with the same small tape; the cache is empty at first."""
     found: list[TrainingRecipe] = []
 
-    def trace_tape(given: TrainingRecipe) -> Tape:
+    def trace_tape(given: TrainingRecipe, way: Way) -> Tape:
         found.append(given)
+        if given.spec.name == "unlike" and way is Way.UNITS:
+            raise UnsupportedError("another replay")
         return tape()
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -59,6 +62,7 @@ def test_what_a_replay_decides_is_not_traced_again(traced: list[TrainingRecipe])
         {"checkpoint_every": 2},
         {"optimizer": "sgd", "clip": 1.0},
         {"engine": "ddp", "gpus": 2},
+        {"engine": "fsdp2", "gpus": 4, "reshard": False},
         {"memory_limit_bytes": 2**33, "alloc_conf": "expandable_segments:True"},
     )
     for options in replayed:
@@ -79,12 +83,10 @@ def test_what_a_replay_decides_is_not_traced_again(traced: list[TrainingRecipe])
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"engine": "fsdp2", "gpus": 2, "precision": "bf16"}, "--engine fsdp2"),
-        ({"reentrant": True}, "--reentrant"),
-        ({"selective": "matmuls"}, "--selective"),
-        ({"activation_offload": True}, "--activation-offload"),
-        ({"packing": True}, "--packing"),
-        ({"eval_batch": 2}, "--eval-batch"),
+        ({"engine": "fsdp2", "gpus": 2, "wrap": "accelerate"}, "--wrap accelerate"),
+        ({"engine": "fsdp2", "gpus": 2, "eval_batch": 2}, "--engine fsdp2 with --eval-batch"),
+        ({"engine": "fsdp2", "gpus": 2, "selective": "matmuls"}, "--engine fsdp2 with --selective"),
+        ({"engine": "deepspeed", "gpus": 2, "zero": 3, "precision": "mixed"}, "--zero 3"),
     ],
 )
 def test_what_is_not_replayed_is_one_clear_line(
@@ -93,6 +95,22 @@ def test_what_is_not_replayed_is_one_clear_line(
     with pytest.raises(UnsupportedError, match=f"^estimate: {named} is not replayed yet for model_type 'persimmon'"):
         with_tape(recipe(**options), silent)
     assert not traced
+
+
+def test_passes_that_a_replay_does_not_rewrite_are_traced_as_they_run(traced: list[TrainingRecipe]) -> None:
+    for options in ({"reentrant": True}, {"selective": "matmuls"}, {"activation_offload": True}):
+        with_tape(recipe(**options), silent)
+    assert [given.checkpointing for given in traced] == [True] * 3
+    unlike = spec_from_config(CONFIG, name="unlike")
+    with_tape(recipe(model=unlike, checkpoint_every=2), silent)
+    assert [(given.checkpointing, given.checkpoint_every) for given in traced[3:]] == [(False, 1), (True, 2)]
+
+
+def test_an_evaluation_has_a_tape_of_its_own(traced: list[TrainingRecipe]) -> None:
+    for batch in (2, 6):
+        given = with_tape(recipe(batch=batch, eval_batch=4), silent)
+        assert given.spec.evaluation_tape == tape()
+    assert [each.batch for each in traced] == [2, 4]
 
 
 def test_an_estimate_from_the_cache_needs_no_torch(tmp_path: Path, traced: list[TrainingRecipe]) -> None:
