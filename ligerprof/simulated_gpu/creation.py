@@ -1,7 +1,10 @@
 """torch's functions that make tensors; packages replace those in the module torch, and not what CUDA's kernels call."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-functions: Any = torch._C._VariableFunctions
+if TYPE_CHECKING:
+    functions = torch
+else:
+    functions = torch._C._VariableFunctions
