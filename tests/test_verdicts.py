@@ -2,8 +2,8 @@
 
 `drawn.jsonl` in tests/data/verdicts has recipes of the catalog with a limit within 4 % of their allocated or reserved
 peak, both drawn, and whether the step ran in the simulation under that limit. `lengths.jsonl` has recipes over drawn
-lengths, and under which limits their whole run is simulated. `files` has configuration files as public repositories have
-them.
+lengths, and under which limits their whole run is simulated. `files` has configuration files as public repositories
+have them.
 """
 
 import json
