@@ -50,7 +50,7 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
     --host-memory it is 3 also if what it keeps in main memory is over that.
     A --config file that does not say what it trains is counted as supervised fine-tuning, without a verdict.
     """
-    from ligerprof.analyzers.estimate import Answer, estimate, judged, require_host_memory
+    from ligerprof.analyzers.estimate import Answer, estimate, judge, judged, require_host_memory
     from ligerprof.reports.estimate import layers_table, render_estimate
     from ligerprof.reports.markdown import estimate_markdown
     from ligerprof.runs.tapes.traced import with_tape
@@ -68,7 +68,11 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
     longest = at_longest(recipe)
     # first, because it covers fewer recipes
     whole_run = _simulate_run(given) if simulate and recipe.lengths is not None else None
-    simulated, column = _simulate(at_longest(given)) if simulate else ({}, None)
+    simulated, column, completes = _simulate(at_longest(given)) if simulate else ({}, None, True)
+    if simulate and estimated.gpu is not None:
+        completes = completes if whole_run is None else whole_run.oom is None
+        answer = judge(estimated.gpu.limit_bytes, lambda _limit: completes)
+        estimated = dataclasses.replace(estimated, gpu=dataclasses.replace(estimated.gpu, answer=answer))
     if simulated:
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
     if as_markdown and not as_json:
@@ -84,15 +88,17 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
     if whole_run is not None and whole_run.oom is not None:
         raise DoesNotFitError(f"the run does not fit: memory runs out in step {whole_run.oom.moment.step:,}.")
     if estimated.gpu is not None and estimated.gpu.answer is Answer.DOES_NOT_FIT:
-        raise DoesNotFitError(_reason(estimated, estimated.gpu))
+        raise DoesNotFitError(_reason(estimated, estimated.gpu, simulate=simulate))
     if knows_method():
         require_host_memory(recipe)
 
 
-def _reason(estimated: "MemoryEstimate", verdict: "FitVerdict") -> str:
+def _reason(estimated: "MemoryEstimate", verdict: "FitVerdict", *, simulate: bool) -> str:
     from ligerprof.analyzers.estimate import Moment
 
     limit = f"{format_bytes(verdict.limit_bytes)} ({verdict.limit_source})"
+    if simulate:
+        return f"the simulated step runs out of memory under {limit}."
     if verdict.allocated_fits:
         return f"the estimate of {format_bytes(estimated.reserved_bytes)} reserved is more than {limit}."
     moment = "" if verdict.decided_by is Moment.STEADY else f" for the {verdict.decided_by}"
@@ -131,8 +137,8 @@ def _run_json(run: "WholeRun | None") -> dict[str, Any]:
     return {} if run is None else {"whole_run": run.to_json()}
 
 
-def _simulate(recipe: TrainingRecipe) -> "tuple[dict[str, Any], FiguresColumn]":
-    """Simulate the step; returns its figures for JSON and as a column of the tables."""
+def _simulate(recipe: TrainingRecipe) -> "tuple[dict[str, Any], FiguresColumn, bool]":
+    """Simulate the step; returns its figures for JSON and as a column of the tables, and whether memory sufficed."""
     from ligerprof.reports.terminal import FiguresColumn
 
     require_supported(recipe, command="estimate --simulate", simulated=True)
@@ -146,4 +152,4 @@ def _simulate(recipe: TrainingRecipe) -> "tuple[dict[str, Any], FiguresColumn]":
     peak = explain(Snapshot.from_dict(outcome.snapshot), step=outcome.profiled_step)
     sizes = select(outcome, "peak_bytes", "reserved_bytes", "first_step_peak_bytes", "phases")
     column = FiguresColumn(title="simulated", roles=peak.roles, phases=outcome.phases, peak_bytes=outcome.peak_bytes)
-    return {"simulated": {**sizes, "roles": peak.roles.to_json()}}, column
+    return {"simulated": {**sizes, "roles": peak.roles.to_json()}}, column, outcome.oom is None

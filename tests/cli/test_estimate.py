@@ -118,6 +118,14 @@ def test_the_whole_process_is_free_of_torch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_simulate_settles_what_the_estimate_leaves_open() -> None:
+    arguments = ("--model", "tiny", "--seq", "64", "--precision", "bf16", "--json", "--memory-limit")
+    reserved_bytes = json.loads(run(*arguments, "1GiB")[1])["reserved_bytes"]
+    assert json.loads(run(*arguments, str(reserved_bytes))[1])["verdict"] == "may not fit"
+    code, stdout, _ = run(*arguments, str(reserved_bytes), "--simulate")
+    assert (code, json.loads(stdout)["verdict"]) in ((0, "fits"), (3, "does not fit"))
+
+
 def test_simulate_adds_the_simulated_step() -> None:
     arguments = ("--simulate", "--model", "tiny", "--seq", "64", "--precision", "bf16")
     code, stdout, _ = run(*arguments, "--json")

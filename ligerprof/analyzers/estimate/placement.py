@@ -29,7 +29,7 @@ class Placement:
         running: exist during forward and backward.
         in_forward: bytes gathered in addition to `running` while each layer runs forward; empty for none.
         in_layers: in addition to `running` during backward of the decoder layers, less what earlier layers have freed.
-        in_embedding: in addition to `running` during backward of the embedding.
+        in_embedding: what is gone of `running` during backward of the embedding, as negative bytes.
         arriving: allocated and freed during backward of the first of these layers.
         reductions: allocated and freed when gradients are reduced during backward of the decoder layers, less what
             earlier layers have freed; by the parameter whose gradient arrives then.

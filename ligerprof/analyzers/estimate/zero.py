@@ -115,6 +115,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         # the second micro-batch prefetches
         gathered = GatheredOnDemand(recipe) if first and recipe.grad_accum == 1 else Gathered(recipe)
     at_loss_bytes, in_layers_bytes = weight_width(recipe) * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
+    in_embedding_bytes = weight_width(recipe) * gathered.in_layers(recipe.spec.layers)
     shard_bytes = weight_width(recipe) * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
     return Placement(
         resident={
@@ -128,9 +129,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         running={Role.COMMUNICATION: at_loss_bytes},
         in_forward=[weight_width(recipe) * gathered.flat_copy(layer) for layer in range(recipe.spec.layers)],
         in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
-        in_embedding={
-            Role.COMMUNICATION: weight_width(recipe) * gathered.in_layers(recipe.spec.layers) - at_loss_bytes
-        },
+        in_embedding={Role.COMMUNICATION: min(in_embedding_bytes - at_loss_bytes, 0)},
         # this rank's share of one gather, on its way from main memory to the other ranks
         arriving={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes + shard_bytes},
         # adapters' gradients are too small to count
