@@ -9,6 +9,7 @@ python benchmarks/simulated_programs.py table results.jsonl
 """
 
 import argparse
+import datetime as dt
 import json
 import os
 import shlex
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -60,9 +62,12 @@ def main() -> None:
     measured = [row for row in rows if row["name"] in programs and (not chosen or row["name"] in chosen)]
     compare = compare_border if options.action == "borders" else compare_peak
     lock = threading.Lock()
+    about = {name: version(name) for name in ("torch", "transformers")} | {
+        "date": dt.datetime.now(dt.UTC).date().isoformat()
+    }
 
     def work(truth: dict) -> None:
-        row = {"name": truth["name"]} | compare(programs[truth["name"]], truth, options)
+        row = {"name": truth["name"]} | compare(programs[truth["name"]], truth, options) | about
         with lock, options.results.open("a") as file:
             print(json.dumps(row), file=file, flush=True)
             print({key: value for key, value in row.items() if "error" in key or key in ("name", "problem")})

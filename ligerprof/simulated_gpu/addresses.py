@@ -1,6 +1,6 @@
 """Where CUDA's driver places the allocator's segments, which decides between free blocks of one size.
 
-As seen in 25 programs on an H200 (CUDA 13): two gaps near the context are filled upwards, the larger one as soon as
+As seen in 23 programs on an H200 (CUDA 13): two gaps near the context are filled upwards, the larger one as soon as
 kernels have run, since loading them moves what was there. Other segments go below all earlier ones, each at a multiple
 of 32 MiB, or into what these leave.
 """
