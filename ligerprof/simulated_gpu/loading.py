@@ -8,12 +8,17 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
 from ligerprof.simulated_gpu.stand_ins import StandIns
+from ligerprof.simulated_gpu.values import place
+from ligerprof.units import format_bytes
 
 # as kWeightBytes in backend.cpp
 WEIGHT_BYTES = 4 << 20
@@ -34,6 +39,7 @@ def install(stand_ins: StandIns) -> None:
     after_import_or_now("transformers.utils.hub", stand_ins.install)
     after_import_or_now("transformers.modeling_utils", _leave_new_embeddings)
     after_import_or_now("datasets.load", _name_missing_data)
+    register_optimizer_step_pre_hook(_Updates().check)
 
 
 def _open_headers(module: Any) -> None:
@@ -109,6 +115,26 @@ def _leave_new_embeddings(module: Any) -> None:
         return begin(self, old_embeddings, *arguments, **named)
 
     model._init_added_embeddings_weights_with_mean = begin_on_gpu
+
+
+class _Updates:
+    """Optimizers that would update weights in main memory, which have no values."""
+
+    def __init__(self) -> None:
+        self._checked: WeakSet[torch.optim.Optimizer] = WeakSet()
+
+    def check(self, optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+        """Refuse a step on the CPU."""
+        if optimizer in self._checked:
+            return
+        self._checked.add(optimizer)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"] if has_no_values(weight)]
+        if weights:
+            size = format_bytes(sum(weight.nbytes for weight in weights))
+            raise UnsupportedError(
+                f"{place()}: {type(optimizer).__name__} updates {size} of weights in main memory, which have no values"
+                " in a simulated run. Move them to the GPU, or run on one."
+            )
 
 
 def has_no_values(tensor: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.recipe.routing import UNIFORM
-from ligerprof.simulated_gpu import cuda_api, host_memory, loading
+from ligerprof.simulated_gpu import cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
@@ -61,7 +61,6 @@ class Machine:
         self.device = Device(gpu, capacity_bytes=capacity, settings=parse_allocator_settings(text))
         self.values = Values(self.device.size_of, routing)
         self.operators = Operators(self.device, self.values)
-        self.operators.message_of = self._message
         self._files = watched()
         self.checkpoints = Checkpoints(self.values, self._files, self.device.synchronize)
         self.stand_ins = StandIns()
@@ -74,6 +73,7 @@ class Machine:
         self._backend.install(self._allocate, self._release, self.device.synchronize)
         cuda_api.install(self.device, self._backend)
         patch_process(self)
+        self.operators.message_of = self._message
         self.operators.register()
         loading.install(self.stand_ins)
         self.checkpoints.install()
@@ -81,7 +81,6 @@ class Machine:
         install_ranks(self)
         bitsandbytes.install(self.values.forget)
         deepspeed.install()
-        host_memory.install()
         atexit.register(self._backend.detach)
         # only the main thread may set handlers
         with suppress(ValueError):

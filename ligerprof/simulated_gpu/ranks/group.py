@@ -47,6 +47,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     """
 
     keeps_reduced = False
+    _reduced_last: Sequence[Tensor] = ()
 
     def __init__(self, rank: int, members: Sequence[int], name: str, machine: Machine, messages: Messages) -> None:
         super().__init__(rank, len(members))
@@ -54,7 +55,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         self._machine, self._messages = machine, messages
         # what is sent and received at once
         self._batch: list[Tensor] | None = None
-        self._reduced_last: list[Tensor] = []
 
     def size(self) -> int:
         """The number of ranks."""
