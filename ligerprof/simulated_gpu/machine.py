@@ -26,7 +26,7 @@ from ligerprof.simulated_gpu.siblings import Siblings
 from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
-from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.units import GIB, MIB
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
@@ -91,12 +91,13 @@ class Machine:
         self,
         gpu: GpuSpec,
         capacity_bytes: int,
-        settings: AllocatorSettings,
+        alloc_conf: str | None,
         *,
         limit_bytes: int | None,
         routing: str,
     ) -> None:
         """Be another GPU, of which nothing is in use; no tensor may be left on the one before."""
+        settings = parse_allocator_settings(alloc_conf)
         self.device.__init__(gpu, capacity_bytes=capacity_bytes, settings=settings, limit_bytes=limit_bytes)  # type: ignore[misc]
         self.values.routing = routing
         self.operators.attention_used.clear()
