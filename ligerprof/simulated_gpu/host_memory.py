@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.simulated_gpu import loading
@@ -63,14 +62,12 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def __enter__(self) -> "HostMemory":
-        _active.append(self)
         # optimizers step as they are here
         self._weight_bytes, loading.WEIGHT_BYTES = loading.WEIGHT_BYTES, sys.maxsize
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *arguments: Any) -> None:
-        _active.remove(self)
         loading.WEIGHT_BYTES = self._weight_bytes
         super().__exit__(*arguments)  # type: ignore[no-untyped-call]
 
@@ -98,23 +95,3 @@ def _stays(kwargs: dict[str, Any]) -> bool:
     """Whether a call leaves its result where it is."""
     device = kwargs.get("device")
     return (device is None or torch.device(device).type == "cpu") and not kwargs.get("pin_memory")
-
-
-_active: list[HostMemory] = []
-_of_steps: list[HostMemory] = []
-
-
-def install() -> None:
-    """Let optimizers of large weights in main memory step in this way."""
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
-
-
-def _before_step(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
-    if not _active and any(_is_large(weight) for group in optimizer.param_groups for weight in group["params"]):
-        _of_steps.append(HostMemory().__enter__())
-
-
-def _after_step(_optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
-    while _of_steps:
-        _of_steps.pop().__exit__(None, None, None)

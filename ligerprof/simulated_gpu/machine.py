@@ -13,7 +13,7 @@ import torch
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.recipe.routing import UNIFORM
-from ligerprof.simulated_gpu import cuda_api, host_memory, loading
+from ligerprof.simulated_gpu import cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
@@ -84,7 +84,6 @@ class Machine:
         install_ranks(self)
         bitsandbytes.install(self.values.forget)
         deepspeed.install()
-        host_memory.install()
         atexit.register(self._backend.detach)
         # only the main thread may set handlers
         with suppress(ValueError):
@@ -95,12 +94,13 @@ class Machine:
         self,
         gpu: GpuSpec,
         capacity_bytes: int,
-        settings: AllocatorSettings,
+        alloc_conf: str | None,
         *,
         limit_bytes: int | None,
         routing: str,
     ) -> None:
         """Be another GPU, of which nothing is in use; no tensor may be left on the one before."""
+        settings = parse_allocator_settings(alloc_conf)
         self.device.__init__(gpu, capacity_bytes=capacity_bytes, settings=settings, limit_bytes=limit_bytes)  # type: ignore[misc]
         self.values.routing = routing
         self.operators.attention_used.clear()

@@ -34,7 +34,6 @@ from ligerprof.simulated_gpu.ranks.group import SimulatedGroup
 from ligerprof.simulated_gpu.ranks.messages import Messages
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.saved import with_saved_tensors
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 _GPU = torch.device("cuda", 0)
 
@@ -190,10 +189,13 @@ class _Rank:
 
 def machine_for(recipe: TrainingRecipe) -> Machine:
     """The machine of this process, as the GPU of a recipe."""
-    capacity_bytes, settings = usable_memory(recipe).size_bytes, parse_allocator_settings(recipe.alloc_conf)
     machine = install(recipe.gpu_spec)
     machine.restart(
-        recipe.gpu_spec, capacity_bytes, settings, limit_bytes=recipe.memory_limit_bytes, routing=recipe.routing
+        recipe.gpu_spec,
+        usable_memory(recipe).size_bytes,
+        recipe.alloc_conf,
+        limit_bytes=recipe.memory_limit_bytes,
+        routing=recipe.routing,
     )
     return machine
 

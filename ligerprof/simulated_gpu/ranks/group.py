@@ -48,6 +48,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     """
 
     keeps_reduced = False
+    _reduced_last: Sequence[Tensor] = ()
 
     def __init__(self, rank: int, members: Sequence[int], name: str, machine: Machine, messages: Messages) -> None:
         super().__init__(rank, len(members))
