@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter
@@ -42,15 +43,13 @@ def _traced(passes: Passes, recipe: TrainingRecipe) -> Tape:
     roles, recording = passes.roles(batch, seq), passes.record(batch, seq)
     if len(roles) != len(recording.sizes):
         raise UnlikePassesError(f"a traced pass has {len(recording.sizes)} blocks, and a recorded one {len(roles)}")
-    problem = UnlikePassesError()
+    own = (batch, seq)
+    tape = _tape(passes, recipe, recording, roles, [own])
+    _check(tape, passes, recipe)
     for sizes in _grids(recipe, passes.max_positions or recipe.spec.max_positions):
-        try:
-            tape = _tape(passes, recipe, recording, roles, sizes)
-            _check(tape, passes, recipe)
-            return tape
-        except UnlikePassesError as error:
-            problem = error
-    raise problem
+        with suppress(UnlikePassesError):
+            return _tape(passes, recipe, recording, roles, [*sizes, own])
+    return tape
 
 
 def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
@@ -71,17 +70,16 @@ def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
 
 
 def _grids(recipe: TrainingRecipe, max_positions: int) -> Iterator[list[Size]]:
-    """Sizes to trace, wider ranges first; the recipe's own is the last of each."""
+    """Other sizes to trace, wider ranges first."""
     batch, seq = recipe.rows, recipe.row_tokens
     batches = (1,) if batch == 1 else (2, max(4 * batch, 5))
     for factor in (4, 2):
         seqs = _alike(seq, seq // factor, factor * seq, max_positions)
         if len(seqs) >= _LENGTHS:
             chosen = (seqs[0], seqs[len(seqs) // 2], seqs[-1])
-            yield [*((each, other) for each in batches for other in chosen), (batch, seq)]
+            yield [(each, other) for each in batches for other in chosen]
     if batch > 1:
-        yield [*((each, seq) for each in sorted({2, 3, batches[-1]} - {batch})), (batch, seq)]
-    yield [(batch, seq)]
+        yield [(each, seq) for each in sorted({2, 3, batches[-1]} - {batch})]
 
 
 def _alike(seq: int, lowest: int, highest: int, max_positions: int) -> list[int]:

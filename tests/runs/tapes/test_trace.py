@@ -124,15 +124,16 @@ def test_encoders_and_classifiers_are_the_simulated_steps(name: str) -> None:
         check(tape, recipe_of(name, **options, **changed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"precision": "amp"},
-        pytest.param({"precision": "bf16", "checkpointing": False}, marks=pytest.mark.slow),
-        pytest.param({"precision": "bf16", "reentrant": True}, marks=pytest.mark.slow),
-        pytest.param({"precision": "bf16", "selective": "torchtitan"}, marks=pytest.mark.slow),
-        pytest.param({"precision": "bf16", "engine": "ddp", "gpus": 2}, marks=pytest.mark.slow),
-        pytest.param({"precision": "bf16", "lora": 8, "liger": "all"}, marks=pytest.mark.slow),
+        {"precision": "bf16", "checkpointing": False},
+        {"precision": "bf16", "reentrant": True},
+        {"precision": "bf16", "selective": "torchtitan"},
+        {"precision": "bf16", "engine": "ddp", "gpus": 2},
+        {"precision": "bf16", "lora": 8, "liger": "all"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
