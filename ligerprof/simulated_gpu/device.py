@@ -128,7 +128,13 @@ class Device(SimulatedDevice):
             block = SimulatedDevice.allocate(self, size_bytes)
         except AllocatorFullError as full:
             self.failures += 1
-            self.ran_out = full
+            # its own copy: the traceback of the one that is raised keeps the program's tensors
+            self.ran_out = AllocatorFullError(
+                requested_bytes=full.requested_bytes,
+                allocated_bytes=full.allocated_bytes,
+                reserved_bytes=full.reserved_bytes,
+                limit_bytes=full.limit_bytes,
+            )
             free = max(self.capacity_bytes - full.reserved_bytes, 0)
             for observe in self.observers:
                 observe(0, size_bytes, self.allocator.allocated_bytes, free)
