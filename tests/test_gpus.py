@@ -72,7 +72,7 @@ def test_titles_and_aliases_are_unique(name: str) -> None:
         ("", "unknown GPU ''. `ligerprof env`"),
         ("24GiB:sm13", "'24GiB:sm13' is not a GPU. Write a size and one of sm60, sm70, sm75,"),
         ("24GiB:", "is not a GPU. Write a size"),
-        ("24:sm89", "'24:sm89': 24 B is too small. Is the unit missing?"),
+        ("24:sm89", "'24' has no unit. Write it as 24GiB or 500MiB"),
         ("lots:sm89", "'lots' is not a size"),
     ],
 )

@@ -16,7 +16,7 @@ from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory.pinned import pinned_bytes
 
 _LARGE_BYTES = loading.WEIGHT_BYTES
-_PIN = torch.ops.aten._pin_memory.default
+_PIN, _IS_PINNED = torch.ops.aten._pin_memory.default, torch.ops.aten.is_pinned.default
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
 
 
@@ -43,7 +43,7 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # a DTensor calls operators on its local tensors, which come here again
             return NotImplemented
         kwargs = kwargs or {}
-        if FakeTensor in types:
+        if FakeTensor in types or func is _IS_PINNED:
             return func(*args, **kwargs)
         inputs = list(tensors_in((args, tuple(kwargs.values()))))
         if func is _PIN and _is_large(args[0]):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ligerprof.simulated_gpu.loading import is_weight
 from ligerprof.simulated_gpu.values import Values, address_of, is_small
@@ -48,7 +49,9 @@ def _keep(values: Values, target: Tensor, source: Tensor) -> None:
     values.inputs.pop(address, None)
     while values.inputs and sum(kept.nbytes for kept in values.inputs.values()) + size_bytes > _MOST_BYTES:
         del values.inputs[next(iter(values.inputs))]
-    copy = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype).copy_(source)
+    # the program does not hold this copy: what counts its main memory does not see it
+    with _disable_current_modes():
+        copy = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype).copy_(source)
     values.inputs[address] = copy.as_strided((copy.numel(),), (1,)).view(torch.uint8)
 
 

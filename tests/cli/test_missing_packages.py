@@ -20,6 +20,9 @@ class Without:
         return None if name.partition(".")[0] == sys.argv[1] else self.finder.find_spec(name, path, target)
 sys.meta_path[:] = map(Without, sys.meta_path)
 from ligerprof.cli.main import main
+from ligerprof.own_process import claim
+# as where `ligerprof` is typed: a process that simulates is then a fork of this one
+claim()
 main(sys.argv[2:], prog_name="ligerprof")
 """
 

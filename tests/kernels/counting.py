@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ligerprof.analyzers.estimate.across_layers import AcrossLayers
-
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.layers import gated_product, rotate_both
 from ligerprof.analyzers.estimate.loss import head_and_loss, hf_loss
@@ -66,7 +64,6 @@ def make_context(slot: str, shape: KernelShape) -> Context:
         tape=Tape(meter),
         weights=weights,
         kernels={slot: find_kernel(slot, "torch")},
-        across=AcrossLayers(meter, recipe.spec.layer_kinds),
     )
 
 

