@@ -32,6 +32,8 @@ def install(device: Device, backend: Backend) -> None:
     # where this machine's own GPUs are hidden, programs find none of theirs
     if not os.environ.get(_VISIBLE, "0"):
         del os.environ[_VISIBLE]
+    # CUDA itself finds none: a kernel that nothing here replaces would run on addresses that are not the GPU's
+    os.putenv(_VISIBLE, "")
     bindings: Any = torch._C
     table = {**_device_functions(device, backend), **_memory_functions(device), **_stream_functions(device, backend)}
     for name, function in table.items():
@@ -250,9 +252,6 @@ def _stream_functions(device: Device, backend: Backend) -> dict[str, Callable[..
 
 def _replace_streams(backend: Backend) -> None:
     """Run torch.cuda.streams again, over streams of torch that the backend knows."""
-    # where this machine's own GPUs are hidden, programs find none of theirs
-    if not os.environ.get(_VISIBLE, "0"):
-        del os.environ[_VISIBLE]
     bindings: Any = torch._C
 
     class StreamBase(torch.Stream):
