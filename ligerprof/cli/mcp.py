@@ -110,10 +110,10 @@ def command_words(name: str, given: Mapping[str, Any]) -> list[str]:
     """The words after `ligerprof` that a call means.
 
     Raises:
-        RecipeError: there is no such tool, an argument is missing, or the options are not an object.
+        RecipeError: the tool is not known, an argument is missing, or the options are not an object.
     """
     if name not in TOOLS:
-        raise RecipeError(f"{short_repr(name)} is no tool. There are {', '.join(TOOLS)}.")
+        raise RecipeError(f"{short_repr(name)} is no tool. The tools are {', '.join(TOOLS)}.")
     options = given.get("options") or {}
     arguments = [str(given[each]) for each in TOOLS[name] if given.get(each)]
     if not isinstance(options, Mapping):

@@ -170,8 +170,8 @@ int64_t PinnedMemory::held_bytes = 0, PinnedMemory::highest_bytes = 0;
 DeviceMemory device_memory;
 PinnedMemory pinned_memory;
 
-// Its state has the 16 bytes of CUDA's, a seed and an offset, which stand for the numbers that it draws next: those that
-// it would have drawn when the state was read, if the state is one of the last ones.
+// Its state has the 16 bytes of CUDA's: a seed and an offset. If the state is one of those read last, restoring it repeats
+// the numbers that were drawn after it was read.
 struct Generator final : at::CPUGeneratorImpl {
   Generator() { device_ = gpu(); }
   void set_offset(uint64_t offset) override { restore(current_seed(), offset); }

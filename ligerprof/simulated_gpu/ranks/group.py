@@ -43,8 +43,8 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         messages: what ranks tell each other.
 
     Attributes:
-        keeps_reduced: whether what is reduced stays until the next reduction, as where NCCL's watchdog, which comes by
-            every 100 ms, is no earlier.
+        keeps_reduced: whether what is reduced stays until the next reduction. It does on a GPU where that comes before
+            NCCL's watchdog, which runs every 100 ms.
     """
 
     keeps_reduced = False
@@ -54,7 +54,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         super().__init__(rank, len(members))
         self._rank, self._members, self._key = rank, list(members), name
         self._machine, self._messages = machine, messages
-        self._reduced_last: list[Tensor] = []
 
     def size(self) -> int:
         """The number of ranks."""
