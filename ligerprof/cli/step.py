@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Run one profiled training step, on the GPU or simulated.
 
-    Without a CUDA device the real model code runs on fake tensors and a model of the caching allocator;
+    Without a CUDA device the real model code runs on a simulated GPU;
     all output is then marked as simulated.
     """
     from ligerprof.reports.page.run import render_page

@@ -1,14 +1,12 @@
 """Keep what autograd saves in main memory between the passes, as TRL's and torchtune's OffloadActivations do.
 
 The references that keep GPU memory alive are those of trl/models/activation_offloading.py; see
-ligerprof/torch_memory/activation_offload.py. The simulation runs the same code with copies that have no data.
+ligerprof/torch_memory/activation_offload.py.
 """
-
-# ruff: noqa: D102
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,32 +16,14 @@ from ligerprof.torch_memory.activation_offload import SMALLEST_BYTES, STASH_LENG
 from ligerprof.torch_memory.pinned import pinned_bytes
 
 
-class HostMemory(Protocol):
-    """Moves tensors between the GPU and main memory."""
-
-    def store(self, tensor: Tensor) -> tuple[Any, Any]:
-        """Start to copy a tensor; returns the copy, and what `wait` takes."""
-
-    def wait(self, copying: Any) -> None:
-        """Let the GPU's computation wait until a copy is made."""
-
-    def load(self, copy: Any) -> Tensor:
-        """A tensor on the GPU with the values of a copy."""
-
-    def hold(self, tensor: Tensor) -> None:
-        """Keep the memory of a loaded tensor from reuse until the computation so far has ended."""
-
-    def finish(self) -> None:
-        """Wait for all copies."""
-
-
-class CudaHostMemory:
+class _HostMemory:
     """Page-locked memory, copied to and from on a stream of its own."""
 
     def __init__(self) -> None:
         self._compute, self._copies = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def store(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Start to copy a tensor; returns the copy, and what `wait` takes."""
         self._copies.wait_stream(self._compute)
         with torch.cuda.stream(self._copies):
             copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
@@ -51,40 +31,24 @@ class CudaHostMemory:
         return copy, self._copies.record_event()
 
     def wait(self, copying: Any) -> None:
+        """Let the computation wait until a copy is made."""
         self._compute.wait_event(copying)
 
     def load(self, copy: Tensor) -> Tensor:
+        """A tensor on the GPU with the values of a copy."""
         with torch.cuda.stream(self._copies):
             loaded = copy.to("cuda", non_blocking=True)
         self._compute.wait_stream(self._copies)
         return loaded
 
     def hold(self, tensor: Tensor) -> None:
+        """Keep the memory of a loaded tensor from reuse until the computation so far has ended."""
         tensor.record_stream(self._compute)
 
     def finish(self) -> None:
+        """Wait for all copies."""
         self._compute.synchronize()
         self._copies.synchronize()
-
-
-class ShapesOnly:
-    """Copies of fake tensors: a shape and a dtype."""
-
-    def store(self, tensor: Tensor) -> tuple[tuple[torch.Size, torch.dtype], None]:
-        return (tensor.shape, tensor.dtype), None
-
-    def wait(self, copying: Any) -> None:
-        """Do nothing."""
-
-    def load(self, copy: tuple[torch.Size, torch.dtype]) -> Tensor:
-        shape, dtype = copy
-        return torch.empty(shape, dtype=dtype)
-
-    def hold(self, tensor: Tensor) -> None:
-        """Do nothing: there is one stream."""
-
-    def finish(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -112,9 +76,9 @@ class ActivationOffload(saved_tensors_hooks):
         host_bytes: the most main memory that the copies of one micro-batch took.
     """
 
-    def __init__(self, model: nn.Module, memory: HostMemory) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__(self._pack, self._unpack)
-        self._memory = memory
+        self._memory = _HostMemory()
         self._parameters = {_storage(parameter) for parameter in model.parameters()}
         self.host_bytes = 0
         self._clear()

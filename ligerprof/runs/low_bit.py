@@ -1,8 +1,12 @@
-"""Low-bit weights, 8-bit moments and GaLore in a training step: the real packages on a GPU, stand-ins if simulated."""
+"""Low-bit weights, 8-bit moments and GaLore in a training step.
+
+The packages are the real ones; a simulated step without them takes stand-ins.
+"""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -22,6 +26,7 @@ from ligerprof.torch_memory.low_bit import is_hidden_matrix
 _OUTLIER_THRESHOLD = 6.0
 # small enough that no product of gates is beyond the threshold, as few are in trained models
 _DEVIATION = 0.01
+_PACKAGE = "bitsandbytes"
 # the classes; PagedAdamW has 32-bit states
 _BITSANDBYTES = {
     Optimizer.ADAMW_8BIT: "AdamW8bit",
@@ -29,6 +34,11 @@ _BITSANDBYTES = {
     Optimizer.PAGED_ADAMW_8BIT: "PagedAdamW8bit",
     Optimizer.LION: "Lion",
 }
+
+
+def stands_in(package: str) -> bool:
+    """Whether a step runs with stand-ins for a package: a GPU is simulated, and the package is not installed."""
+    return is_simulated() and find_spec(package) is None
 
 
 @contextmanager
@@ -73,11 +83,11 @@ def _eight_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> n
     """A layer with LLM.int8 weights; `dtype` is the bias's."""
     weight = _materialized(linear.weight, torch.float16, device)
     bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
-    if is_simulated():
+    if stands_in(_PACKAGE):
         from ligerprof.runs.simulated.low_bit import EightBitLinear
 
         return EightBitLinear(weight, bias)
-    package = _require("bitsandbytes", "--quantization 8bit")
+    package = _require(_PACKAGE, "--quantization 8bit")
     # it warns of each cast of an input to fp16
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     layer: nn.Module = package.nn.Linear8bitLt(
@@ -98,11 +108,11 @@ def _eight_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> n
 def _four_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device, *, nested: bool) -> nn.Module:
     weight = _materialized(linear.weight, dtype, device)
     bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
-    if is_simulated():
+    if stands_in(_PACKAGE):
         from ligerprof.runs.simulated.low_bit import FourBitLinear
 
         return FourBitLinear(weight, bias, nested=nested)
-    layer: nn.Module = _require("bitsandbytes", "--qlora").nn.Linear4bit(
+    layer: nn.Module = _require(_PACKAGE, "--qlora").nn.Linear4bit(
         linear.in_features,
         linear.out_features,
         bias is not None,
@@ -134,21 +144,20 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for _, parameter in trainable]
-    simulated = is_simulated()
     kept = recipe.fp32_embedding_states
     fp32 = [parameter for name, parameter in trainable if kept and is_embedding_weight(name)]
     if recipe.optimizer in _BITSANDBYTES:
-        if simulated:
+        if stands_in(_PACKAGE):
             from ligerprof.runs.simulated.low_bit import StoredStates
 
             return StoredStates(parameters, recipe.optimizer, fp32=fp32)
-        optimizers = _require("bitsandbytes", f"--optimizer {recipe.optimizer}").optim
+        optimizers = _require(_PACKAGE, f"--optimizer {recipe.optimizer}").optim
         for parameter in fp32:
             optimizers.GlobalOptimManager.get_instance().override_config(parameter, "optim_bits", 32)
         made: torch.optim.Optimizer = getattr(optimizers, _BITSANDBYTES[recipe.optimizer])(parameters, lr=learning_rate)
         return made
     groups = _galore_groups(recipe, trainable)
-    if simulated:
+    if stands_in("galore_torch"):
         from ligerprof.runs.simulated.low_bit import ProjectedAdamW
 
         return ProjectedAdamW(groups)

@@ -9,8 +9,9 @@ from ligerprof.errors import LigerprofError, ModelCodeError
 from ligerprof.recipe.training import TrainingRecipe
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
-# files of frames between the failing call and the exception: this folder's, torch's, and generated code
-_BETWEEN = (str(Path(__file__).parent) + "/", "/torch/", "<")
+# files of frames between the failing call and the exception: this folder's, the simulated GPU's, torch's, and generated
+# code
+_BETWEEN = (str(Path(__file__).parent) + "/", f"{_PACKAGE}simulated_gpu/", "/torch/", "<")
 
 
 @contextmanager

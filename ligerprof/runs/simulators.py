@@ -14,7 +14,7 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
-from ligerprof.runs.simulated.worker import ONE_THREAD, SERVER
+from ligerprof.runs.simulated.worker import ONE_THREAD, SERVER, SIMULATE
 
 if TYPE_CHECKING:
     from ligerprof.runs.outcome import OutOfMemory, StepOutcome
@@ -105,7 +105,7 @@ class Simulators:
             key = next(iter(self._waiting))
             connection = self._idle.pop(0)
             try:
-                connection.send((self._waiting[key].to_json(), {"record": False, "repeat": True}))
+                connection.send((SIMULATE, self._waiting[key].to_json(), {"record": False, "repeat": True}))
             except OSError:
                 connection.close()
                 continue

@@ -1,4 +1,4 @@
-"""One training step of a recipe; the same code runs on a GPU and on fake tensors."""
+"""One training step of a recipe; the same code runs on a GPU and on a simulated one."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from ligerprof.models.spec import Task
 from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
-from ligerprof.runs.activation_offload import ActivationOffload, CudaHostMemory, ShapesOnly
+from ligerprof.runs.activation_offload import ActivationOffload
 from ligerprof.runs.adapters import with_adapters
 from ligerprof.runs.checkpointing import enable_checkpointing
 from ligerprof.runs.losses import install_loss
@@ -101,7 +101,7 @@ class Trainer(Training):
     """Training in plain torch.
 
     Attributes:
-        device_type: the device type of autocast (`cpu` under the simulator).
+        device_type: the device type of autocast.
         scaler: loss scaling for amp-fp16 and fp16-amp, else None.
         offload: moves what autograd saves in a micro-batch to main memory, or None.
         compiled: the model as torch.compile returns it, or None.
@@ -213,16 +213,13 @@ def torch_trainer(
 def make_trainer(recipe: TrainingRecipe, model: nn.Module, device_type: str) -> Trainer:
     """A trainer of a built model, with its optimizer and loss scaler."""
     scaler, optimizer = make_scaler(recipe, device_type), make_optimizer(recipe, model)
-    offload = None
-    if recipe.activation_offload:
-        offload = ActivationOffload(model, CudaHostMemory() if device_type == "cuda" else ShapesOnly())
     return Trainer(
         recipe=recipe,
         model=model,
         optimizer=optimizer,
         scaler=scaler,
         device_type=device_type,
-        offload=offload,
+        offload=ActivationOffload(model) if recipe.activation_offload else None,
         # the whole model, as accelerate compiles it for transformers' Trainer
         compiled=torch.compile(model) if recipe.compile else None,
     )
@@ -240,7 +237,7 @@ def built_model(recipe: TrainingRecipe, device: torch.device, *, on_meta: bool =
     Kernels also patch modules of transformers; these patches are removed at exit.
 
     Args:
-        device: a CUDA device, or the CPU under the simulator.
+        device: a CUDA device; the CPU for tests.
         on_meta: create the weights on the meta device, without memory; the caller allocates them on `device`.
 
     Raises:

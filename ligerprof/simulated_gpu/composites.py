@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from ligerprof.runs.simulated.attention import allowed_kernels, problem_of
+from ligerprof.simulated_gpu.attention import allowed_kernels, problem_of
 from ligerprof.torch_memory.attention.selection import AttentionKernel, choose_kernel
 
 aten = torch.ops.aten

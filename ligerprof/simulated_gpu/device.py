@@ -2,19 +2,21 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
+
 from ligerprof.gpus import GpuSpec
-from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
 from ligerprof.simulated_gpu.addresses import Addresses
 from ligerprof.simulated_gpu.history import ContextLike, History
-from ligerprof.snapshots.writer import EventContext, build_snapshot, event_time_us
+from ligerprof.snapshots.writer import EventContext, Frame, build_snapshot, event_time_us
 from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator, Observer
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
+from ligerprof.torch_memory.scratch import Scratch
 
 # aten/src/ATen/cuda/CublasHandlePool.cpp
 _WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cuda::getCUDABlasLtWorkspace()"}
@@ -22,6 +24,18 @@ _SEGMENTS_MADE = frozenset({"segment_alloc", "segment_map"})
 _SEGMENTS_FREED = frozenset({"segment_free", "segment_unmap"})
 # torch's own default for max_entries is the largest integer
 _MOST_ENTRIES = 2**40
+# the caller of autograd's engine: on a GPU, the frames below it belong to another thread
+_ENGINE_FRAME = "_engine_run_backward"
+# frames between an operator and the recorder, which a GPU recording does not have
+_OWN_FILES = (
+    "/ligerprof/runs/simulated/",
+    "/ligerprof/runs/tapes/",
+    "/ligerprof/simulated_gpu/",
+    "/ligerprof/torch_memory/",
+    "/torch/_ops.py",
+    "/torch/_compile.py",
+    "/torch/_dynamo/",
+)
 
 
 class Tape:
@@ -38,10 +52,13 @@ class Tape:
         self.spoiled = False
 
 
-class Device(SimulatedDevice):
+class Device:
     """The allocator behind torch's storages, with torch's history of events.
 
     Attributes:
+        gpu: which one.
+        allocator: its caching allocator, with all counters.
+        stream: the current CUDA stream; 0 is the default one.
         addresses: where the driver places segments.
         allocations: number of blocks handed out so far.
         frees: number of blocks taken back so far.
@@ -49,14 +66,22 @@ class Device(SimulatedDevice):
         ran_out: how it did so at last.
         given: the context of events that are repeated.
         tapes: what notes the events now.
+        workspace: name of the library's workspace that is allocated now, "" if none is.
+        observer: called with (action, address, bytes, context) for each event of the allocator, or None.
         observers: called with (device, requested, allocated, free bytes) when memory runs out.
     """
 
     def __init__(
         self, gpu: GpuSpec, *, capacity_bytes: int, settings: AllocatorSettings, limit_bytes: int | None = None
     ) -> None:
-        limits = DeviceLimits(capacity_bytes=capacity_bytes, limit_bytes=limit_bytes)
-        super().__init__(gpu, limits, settings, record=False, observe=self._note)
+        self.gpu, self._settings = gpu, settings
+        self._tracebacks: list[tuple[EventContext, Any]] = []
+        self._stamp = EventContext("")
+        self._held_for_good: set[str] = set()
+        self.stream = self._event_stream = 0
+        self.allocator = CachingAllocator(
+            settings=settings, capacity_bytes=capacity_bytes, limit_bytes=limit_bytes, observe=self._note
+        )
         self.addresses = Addresses()
         self.allocator.place = self.addresses.place
         self.capacity_bytes = capacity_bytes
@@ -71,9 +96,9 @@ class Device(SimulatedDevice):
         self._used_by: dict[int, set[int]] = {}
         self._waiting: list[Block] = []
         self._ended: list[int] | None = None
-        # name of the C++ function that allocates a workspace; attribution reads it
-        self._native = ""
+        self.workspace = ""
         self.tapes: list[Tape] = []
+        self.observer: Observer | None = None
         self.given: EventContext | None = None
 
     def start_history(self, *, most_entries: int | None, stacks: bool, counts: bool = False) -> None:
@@ -104,6 +129,10 @@ class Device(SimulatedDevice):
         if self._history is not None:
             self._history.clear()
 
+    def stamp(self, text: str) -> None:
+        """Stamp the following events."""
+        self._stamp = EventContext(text)
+
     def take(self, size_bytes: int, stream: int) -> int:
         """The address of a new block.
 
@@ -124,8 +153,8 @@ class Device(SimulatedDevice):
         if self._waiting:
             self.synchronize(-1)
         try:
-            # `super()` would be an object for each block
-            block = SimulatedDevice.allocate(self, size_bytes)
+            self._event_stream = self.stream
+            block = self.allocator.malloc(size_bytes, self._context(), stream=self.stream)
         except AllocatorFullError as full:
             self.failures += 1
             # its own copy: the traceback of the one that is raised keeps the program's tensors
@@ -146,12 +175,41 @@ class Device(SimulatedDevice):
         return block
 
     def hold_for_good(self, name: str, size_bytes: int) -> None:
-        """Allocate a workspace that a library never frees, with the C++ function that a GPU's stack shows."""
-        self._native = _WORKSPACES.get(name.split(" ", maxsplit=1)[0], "")
+        """Allocate a workspace that a library never frees, once per name."""
+        if name in self._held_for_good:
+            return
+        self._held_for_good.add(name)
+        self.workspace = name
         try:
-            super().hold_for_good(name, size_bytes)
+            self.allocate(size_bytes)
         finally:
-            self._native = ""
+            self.workspace = ""
+
+    def touch(self, *sizes_bytes: int) -> None:
+        """Allocate blocks of these sizes together, then free them; sizes of 0 are skipped."""
+        with self.held(*sizes_bytes):
+            pass
+
+    @contextmanager
+    def held(self, *sizes_bytes: int) -> Iterator[None]:
+        """Hold blocks of these sizes; they are freed in reverse order, as C++ destroys locals."""
+        blocks = [self.allocate(size) for size in sizes_bytes if size > 0]
+        try:
+            yield
+        finally:
+            for block in reversed(blocks):
+                self.release(block)
+
+    def run_scratch(self, scratch: Scratch) -> None:
+        """Allocate and free blocks in the order of an operator's code."""
+        held: list[Block] = []
+        for size in scratch:
+            if size > 0:
+                held.append(self.allocate(size))
+            else:
+                oldest = next(block for block in held if block.requested_bytes == -size)
+                held.remove(oldest)
+                self.release(oldest)
 
     def release(self, block: Block) -> None:
         """Take a block back."""
@@ -250,6 +308,14 @@ class Device(SimulatedDevice):
             self._resolve_stacks()
             return build_snapshot(self.allocator, list(self._history or ()), self._settings)
 
+    def _resolve_stacks(self) -> None:
+        tracebacks = [traceback for _, traceback in self._tracebacks]
+        # torch._C._profiler is what torch.cuda.memory itself resolves Python frames with
+        stacks = torch._C._profiler.symbolize_tracebacks(tracebacks) if tracebacks else []
+        for (context, _), frames in zip(self._tracebacks, _device_thread_frames(stacks), strict=True):
+            context.frames = [context.native, *frames] if context.native else frames
+        self._tracebacks.clear()
+
     def stamp_context(self) -> EventContext:
         """The context of an event without a stack; its stamp is the metadata of the events that follow."""
         return self._stamp
@@ -262,12 +328,16 @@ class Device(SimulatedDevice):
             return self.given
         if not self._takes_stacks:
             return self._stamp
-        context = self._with_stack()
-        if self._native:
-            context.native = {"name": self._native, "filename": "??", "line": 0}
+        context = EventContext(self._stamp.stamp)
+        self._tracebacks.append((context, torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)))
+        # attribution reads the name of the C++ function
+        if native := _WORKSPACES.get(self.workspace.split(" ", maxsplit=1)[0]):
+            context.native = {"name": native, "filename": "??", "line": 0}
         return context
 
     def _note(self, action: str, address: int, size_bytes: int, context: object) -> None:
+        if self.observer is not None:
+            self.observer(action, address, size_bytes, context)
         if self._history is not None:
             kept = context if isinstance(context, EventContext) else self._stamp
             self._history.append(action, address, size_bytes, kept, self._event_stream, self.now_us())
@@ -288,3 +358,23 @@ class Device(SimulatedDevice):
         self.frees += blocks
         self._event_stream = self.stream
         return partial(self.allocator.malloc, stream=self.stream), self.allocator.free
+
+
+def _device_thread_frames(stacks: Sequence[Sequence[Frame]]) -> Iterator[Sequence[Frame]]:
+    """Drop the simulator's own frames, and frames that are in another thread on a GPU."""
+    # a frame of several stacks is one object
+    seen: set[int] = set()
+    own: set[int] = set()
+    ends: set[int] = set()
+    for stack in stacks:
+        keys = list(map(id, stack))
+        if not seen.issuperset(keys):
+            seen.update(keys)
+            for key, frame in zip(keys, stack, strict=True):
+                if any(part in frame["filename"] for part in _OWN_FILES):
+                    own.add(key)
+                if frame["name"] == _ENGINE_FRAME:
+                    ends.add(key)
+        first = next((index for index, key in enumerate(keys) if key not in own), len(keys))
+        last = len(keys) if ends.isdisjoint(keys) else next(index for index, key in enumerate(keys) if key in ends)
+        yield stack[first : max(last, first)]

@@ -7,6 +7,7 @@ dispatcher where torch was built with CUDA.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +18,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.runs.simulated.attention import attention_for
-from ligerprof.runs.simulated.internals import INTERNALS, Call
+from ligerprof.simulated_gpu.attention import attention_for
 from ligerprof.simulated_gpu.device import Device
+from ligerprof.simulated_gpu.internals import INTERNALS, Call
 from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
 from ligerprof.simulated_gpu.rules import RULES
 from ligerprof.simulated_gpu.values import (
@@ -70,12 +71,14 @@ class Operators:
         values: the values that are known.
         attention_used: names of the attention kernels that ran.
         message_of: what the error says when memory has run out.
+        watch: a context around each operator, given the operator and its arguments; None: nothing watches.
     """
 
     def __init__(self, device: Device, values: Values, require_own: Callable[[int], None]) -> None:
         self.device, self.values, self._require_own = device, values, require_own
         self.attention_used: set[str] = set()
         self.message_of: Callable[[AllocatorFullError], str] = str
+        self.watch: Callable[[Any, Sequence[Any]], AbstractContextManager[None]] | None = None
         self._planner = Planner()
         self._libraries: list[torch.library.Library] = []
 
@@ -100,9 +103,12 @@ class Operators:
         device = kwargs.get("device")
         if device is not None and device.type == "cuda" and device.index is not None:
             self._require_own(device.index)
-        rule = RULES.get(func)
+        rule = RULES.get(func, Operators.compute)
         try:
-            return self.compute(func, args, kwargs) if rule is None else rule(self, func, args, kwargs)
+            if self.watch is None:
+                return rule(self, func, args, kwargs)
+            with self.watch(func, args):
+                return rule(self, func, args, kwargs)
         except AllocatorFullError as full:
             # a temporary, which no storage of torch's asks for
             raise torch.OutOfMemoryError(self.message_of(full)) from None
@@ -162,7 +168,7 @@ class _Steps:
 
     def run(self, internal: Callable[[Call], Any]) -> Any:
         func, args, kwargs = self._call
-        call = _PlannedCall(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.untracked)
+        call = Call(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.untracked)
         return self._real(internal(call))
 
     def untracked(self) -> Any:
@@ -187,27 +193,6 @@ class _Steps:
         if isinstance(value, (list, tuple)):
             return type(value)([self._real(item) for item in value])
         return value
-
-
-class _PlannedCall(Call):
-    """A call whose results are planned on the meta device."""
-
-    __slots__ = ("_untracked",)
-
-    def __init__(
-        self,
-        device: Device,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        track: Callable[[Any], None],
-        untracked: Callable[[], Any],
-    ) -> None:
-        super().__init__(device, func, args, kwargs, track)
-        self._untracked = untracked
-
-    def run_untracked(self) -> Any:
-        return self._untracked()
 
 
 def cuda_operators() -> Iterator[str]:

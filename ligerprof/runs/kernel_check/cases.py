@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ligerprof.gpus import find_gpu
 from ligerprof.kernels.options import LossOptions
 from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors
 from ligerprof.runs.bench.shapes import BenchShape, shape_of_model
@@ -21,6 +22,7 @@ ODD = BenchShape(
 )
 # without data
 LARGE = shape_of_model("llama3.2-1b", name="large", sequences=4, seq_len=1024)
+SIMULATED_GPU = find_gpu("h200")
 _LABELS = "labels"
 # inputs that the model itself computes: no two elements share memory
 OVERWRITTEN = frozenset({"queries", "keys", "logits"})

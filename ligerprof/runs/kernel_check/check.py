@@ -12,28 +12,25 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from ligerprof.errors import KernelUnavailableError, LigerprofError
 from ligerprof.kernels.slots import SLOTS
-from ligerprof.kernels.spec import KernelSpec, load_entry
-from ligerprof.runs.bench.operations import DTYPES, Maker, Operation, Outputs, Tensors
+from ligerprof.kernels.spec import KernelMemory, KernelSpec, load_entry
+from ligerprof.runs.bench.operations import Operation, Outputs, Tensors
 from ligerprof.runs.kernel_check.cases import (
     CASES,
     CHECKED,
     COMPILED,
-    IN_PLACE,
     LARGE,
     LOSSES,
     OVERWRITTEN,
-    PARAMETERS,
+    SIMULATED_GPU,
     Case,
 )
 from ligerprof.runs.kernel_check.guards import WRITES_OUTSIDE, Guards
-from ligerprof.runs.kernel_check.meter import CallBytes, measure_call
+from ligerprof.runs.kernel_check.meter import CallBytes, MeasuredCall
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
-from ligerprof.runs.kernel_check.simulated import SIMULATED_GPU, simulated_gpu
-from ligerprof.runs.simulated.patches import providers_take_cpu_for_cuda
+from ligerprof.runs.simulated.worker import worker
 from ligerprof.text import error_line, printable
 
 Kernel = Callable[..., Any]
@@ -46,8 +43,6 @@ _SMALL_BYTES = 4096
 _MOST_LETTERS = 160
 _LARGE_TITLE = "bf16, Llama 3.2 1B"
 _UNWRITTEN = "{} has NaN: it reads beyond a tensor, or memory that it did not write"
-# as a patched model computes its loss
-_AS_TRAINED = replace(IN_PLACE, shift=True)
 
 
 def check_kernel(spec: KernelSpec) -> KernelCheck:
@@ -62,6 +57,8 @@ def check_kernel(spec: KernelSpec) -> KernelCheck:
         # an import that fails is one error, not one per row
         load_entry(spec.entry)
         load_entry(spec.reference)
+    # a fork must not follow the threads that kernels start
+    worker()
     # what a plug-in prints does not belong to the command's output
     with redirect_stdout(sys.stderr):
         rows = tuple(_rows(spec, operation, device))
@@ -99,7 +96,7 @@ def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Itera
             yield _skipped(case.check, case.title, unavailable)
         else:
             yield _guarded(case.check, case.title, partial(_compare, spec, operation, case, device))
-    yield from _bytes_rows(spec, operation)
+    yield from _bytes_rows(spec)
 
 
 def _guarded(check: str, case: str, run: Callable[[], Row]) -> Row:
@@ -280,7 +277,7 @@ def _error(value: Tensor, truth: Tensor) -> float:
     return float((value - truth).norm()) / (size if size > 0 else 1.0)
 
 
-def _bytes_rows(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
+def _bytes_rows(spec: KernelSpec) -> Iterator[Row]:
     case = _LARGE_TITLE
     reason = spec.unavailable_reason("simulated") or (None if spec.memory else "plain torch declares no bytes")
     if reason is not None:
@@ -289,36 +286,31 @@ def _bytes_rows(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
     compared: list[Row] = []
 
     def run() -> Row:
-        compared.extend(_compare_bytes(spec, operation))
+        compared.extend(_compare_bytes(spec))
         return compared[0]
 
     failed = _guarded("bytes", case, run)
     yield from compared or [failed]
 
 
-def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
+def _compare_bytes(spec: KernelSpec) -> Iterator[Row]:
     """Bytes of each part of a call on a simulated GPU against the declared ones."""
     assert spec.memory is not None
-    stated = CallBytes.stated(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=SIMULATED_GPU.sm_count)))
-    with simulated_gpu() as device:
-        maker = Maker(dtype=DTYPES["bf16"], generator=torch.Generator())
-        leaves = operation.make(LARGE, maker)
-        leaves = {name: value.requires_grad_(name in operation.wants) for name, value in leaves.items()}
-        # a kernel may write over what the model makes for it, which is not a leaf
-        given = {name: value.clone() if name in _MADE else value for name, value in leaves.items()}
-        kernel = load_entry(spec.entry)
-        if spec.name == SLOTS[spec.slot].with_next_linear:
-            # as a patched model calls it
-            kernel = partial(kernel, overwrite=True)
-        wanted = [given[name] for name in operation.wants]
-        call = partial(operation.call, kernel, given, _AS_TRAINED)
-        # a provider may import its modules in its first call
-        call()
-        with providers_take_cpu_for_cuda():
-            measured = measure_call(call, [*leaves.values(), *given.values()], wanted, meter=device)
-        yield _compare_kept(spec, operation, kernel, given)
+    declared = spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=SIMULATED_GPU.sm_count))
+    called: MeasuredCall = worker().run(
+        "ligerprof.runs.kernel_check.simulated:call_here",
+        None,
+        lambda _text: None,
+        operation=spec.name,
+        entry=spec.entry,
+        reference=spec.reference,
+        overwrites=spec.name == SLOTS[spec.slot].with_next_linear,
+        search_path=sys.path,
+    )
+    yield _compare_kept(spec, declared, called)
+    stated = CallBytes.stated(declared)
     for part in fields(CallBytes):
-        found_bytes, declared_bytes = getattr(measured, part.name), getattr(stated, part.name)
+        found_bytes, declared_bytes = getattr(called.measured, part.name), getattr(stated, part.name)
         difference = abs(found_bytes - declared_bytes)
         share = difference / max(declared_bytes, found_bytes, 1)
         yield Row(
@@ -332,30 +324,14 @@ def _compare_bytes(spec: KernelSpec, operation: Operation) -> Iterator[Row]:
         )
 
 
-def _compare_kept(spec: KernelSpec, operation: Operation, kernel: Kernel, given: Tensors) -> Row:
-    """The activations that autograd keeps of the inputs, against the declared ones; parameters exist anyway."""
-    assert spec.memory is not None
-    declared = set(spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=SIMULATED_GPU.sm_count)).kept_inputs)
+def _compare_kept(spec: KernelSpec, memory: KernelMemory, called: MeasuredCall) -> Row:
+    """The activations that autograd keeps of the inputs, against the declared ones."""
+    declared = set(memory.kept_inputs)
     names = list(signature(load_entry(spec.reference)).parameters)
-    arguments = dict(zip(names, operation.arguments(given, IN_PLACE), strict=False))
-    states = {
-        name
-        for name, value in arguments.items()
-        if isinstance(value, Tensor) and value.requires_grad and name not in PARAMETERS
-    }
-    storages: set[int] = set()
-
-    def note(tensor: Tensor) -> Tensor:
-        storages.add(tensor.untyped_storage()._cdata)
-        return tensor
-
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        outputs = operation.call(kernel, given, IN_PLACE)
-        kept = {name for name in states if arguments[name].untyped_storage()._cdata in storages}
-    del outputs
     unknown = sorted(declared - set(names))
-    passes = not unknown and kept == declared & states
-    texts = ["+".join(name for name in names if name in found) or "none" for found in (kept, declared & states)]
+    expected = declared & called.states
+    passes = not unknown and called.kept == expected
+    texts = ["+".join(name for name in names if name in found) or "none" for found in (called.kept, expected)]
     return Row(
         check="bytes",
         case=_LARGE_TITLE,
@@ -369,6 +345,3 @@ def _compare_kept(spec: KernelSpec, operation: Operation, kernel: Kernel, given:
             else f"{texts[0]} kept, {texts[1]} declared"
         ),
     )
-
-
-_MADE = frozenset({"queries", "keys", "gate", "up", "logits"})

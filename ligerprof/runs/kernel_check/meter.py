@@ -67,6 +67,20 @@ class CallBytes:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredCall:
+    """A call of a kernel.
+
+    Attributes:
+        kept: names of the states that autograd keeps for backward.
+        states: names of the inputs that require a gradient, without parameters.
+    """
+
+    measured: CallBytes
+    kept: frozenset[str]
+    states: frozenset[str]
+
+
 class Meter(Protocol):
     """Counts bytes; `peak_bytes` may be set, to start over."""
 

@@ -1,4 +1,4 @@
-"""The training step without a GPU: real model code on fake tensors, and a model of the caching allocator."""
+"""The training step without a GPU: real model code, in a process whose `cuda` is the simulated GPU."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -6,7 +6,7 @@ from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.runs.outcome import Progress, StepOutcome
-from ligerprof.runs.simulated.worker import worker
+from ligerprof.runs.simulated.worker import SIMULATE, worker
 from ligerprof.snapshots.collector import collector_paused
 
 
@@ -37,7 +37,8 @@ def simulate_step(
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     # the collector would walk over all objects of a snapshot that arrives
     with collector_paused():
-        return worker().simulate(recipe, {"record": record, "repeat": repeat}, progress or _silent)
+        outcome: StepOutcome = worker().run(SIMULATE, recipe, progress or _silent, record=record, repeat=repeat)
+    return outcome
 
 
 def _silent(_text: str) -> None:

@@ -1,6 +1,6 @@
-"""Stand-ins for bitsandbytes and galore_torch on fake tensors: the same storages at the same moments, without values.
+"""Stand-ins for bitsandbytes and galore_torch where they are not installed: their storages, without values.
 
-Both packages need a GPU. Written from bitsandbytes 0.50.2 and galore_torch 1.0.
+Written from bitsandbytes 0.50.2 and galore_torch 1.0.
 """
 
 from collections.abc import Iterable

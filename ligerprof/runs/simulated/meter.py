@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.recording.stamping import Stamper
-from ligerprof.runs.simulated.device import SimulatedDevice
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError
+from ligerprof.simulated_gpu.device import Device
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class PhaseMeter:
         steps: figures of all steps so far.
     """
 
-    def __init__(self, device: SimulatedDevice, stamper: Stamper | None) -> None:
+    def __init__(self, device: Device, stamper: Stamper | None) -> None:
         self._device, self._stamper = device, stamper
         self.step = 0
         self.phase_now = Phase.BUILD
@@ -57,7 +56,7 @@ class PhaseMeter:
         self._enter(phase)
         try:
             yield
-        except (AllocatorFullError, torch.OutOfMemoryError):
+        except torch.OutOfMemoryError:
             self._read(phase)
             raise
         self._read(phase)

@@ -1,6 +1,7 @@
 """Notes on a simulated result: its assumptions and stand-ins."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from ligerprof.recipe.categories import Engine, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -30,21 +31,23 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
     if recipe.engine is Engine.DDP:
         yield "NCCL is taken to hold DDP's first bucket until the second step's first reduction."
     if recipe.packed_bits == 8:
-        yield ("8-bit weights are stand-ins with the storages of bitsandbytes 0.50 (LLM.int8); no input has outliers.")
-    if recipe.packed_bits == 4:
+        yield "8-bit weights: no input has outliers (LLM.int8)."
+    if recipe.packed_bits is not None and find_spec("bitsandbytes") is None:
+        kind = "LLM.int8" if recipe.packed_bits == 8 else "NF4, double quantization"
         yield (
-            "4-bit weights are stand-ins with the storages of bitsandbytes 0.50 (NF4, double quantization); each"
-            " product unpacks its whole weight, which bitsandbytes avoids for few tokens."
+            f"{recipe.packed_bits}-bit weights are stand-ins with the storages of bitsandbytes 0.50 ({kind}), which is"
+            " not installed."
         )
-    if recipe.optimizer.package == "bitsandbytes":
+    if (package := recipe.optimizer.package) is not None and find_spec(package) is None:
+        version = {"bitsandbytes": "0.50", "galore_torch": "1.0"}[package]
         yield (
-            f"The states of {recipe.optimizer} are stand-ins with the sizes of those of bitsandbytes 0.50, which trains"
-            " embeddings like other parameters; paged states are outside torch's allocator."
+            f"The states of {recipe.optimizer} are stand-ins with the sizes of those of {package} {version}, which is"
+            " not installed."
         )
     if recipe.optimizer is Optimizer.GALORE:
         yield (
-            "GaLore is a stand-in with the tensors of galore_torch 1.0; cuSOLVER's workspace is not counted for"
-            " matrices with fewer than 512 rows or columns, and for those that are nearly square."
+            "cuSOLVER's workspace is not counted for matrices with fewer than 512 rows or columns, and for those that"
+            " are nearly square."
         )
     if recipe.padding > 0:
         yield "Every batch is assumed to contain padding, and so to have a mask."

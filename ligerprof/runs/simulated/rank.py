@@ -35,7 +35,8 @@ from ligerprof.simulated_gpu.ranks.messages import Messages
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.saved import with_saved_tensors
 
-_GPU = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
+_ENDLESS_BYTES = 2**62
 
 
 def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, repeat: bool) -> StepOutcome:
@@ -108,7 +109,7 @@ class _Rank:
         recipe = self._recipe
         self._progress(f"building {recipe.spec.name} on a simulated {recipe.gpu_spec.title}")
         build: Build = torch_trainer if recipe.engine is Engine.TORCH else engine_of(recipe.engine)[0]
-        with self._stamping() as see_model, build(recipe, _GPU, see_model) as trainer:
+        with self._stamping() as see_model, build(recipe, GPU, see_model) as trainer:
             self.is_uneven = _ranks_differ(recipe, trainer)
             self._train(trainer)
 
@@ -124,7 +125,7 @@ class _Rank:
 
     def _train(self, trainer: Training) -> None:
         recipe = self._recipe
-        batch = make_batch(recipe, _GPU)
+        batch = make_batch(recipe, GPU)
         self._offload = trainer.offload if isinstance(trainer, Trainer) else None
         # the optimizer has no state in the first step, so the second is the earliest steady one
         last = max(recipe.warmup, 1) + 1
@@ -135,7 +136,7 @@ class _Rank:
         if recipe.evaluation is not None:
             self._progress("simulating an evaluation")
             with self._meter.phase(Phase.EVALUATION):
-                trainer.evaluate(make_batch(recipe.evaluation, _GPU))
+                trainer.evaluate(make_batch(recipe.evaluation, GPU))
         # model and optimizer are still alive, as they are when a GPU's history is dumped
         self._take_snapshot()
 
@@ -187,14 +188,14 @@ class _Rank:
         )
 
 
-def machine_for(recipe: TrainingRecipe) -> Machine:
-    """The machine of this process, as the GPU of a recipe."""
+def machine_for(recipe: TrainingRecipe, *, endless: bool = False) -> Machine:
+    """The machine of this process, as the GPU of a recipe; `endless`: one whose memory does not run out."""
     machine = install(recipe.gpu_spec)
     machine.restart(
         recipe.gpu_spec,
-        usable_memory(recipe).size_bytes,
+        _ENDLESS_BYTES if endless else usable_memory(recipe).size_bytes,
         recipe.alloc_conf,
-        limit_bytes=recipe.memory_limit_bytes,
+        limit_bytes=None if endless else recipe.memory_limit_bytes,
         routing=recipe.routing,
     )
     return machine

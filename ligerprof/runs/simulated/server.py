@@ -1,7 +1,7 @@
 """Simulate recipes for the process that started this one: import what they need once, then fork for each.
 
 `python -m ligerprof.runs.simulated.server DESCRIPTOR...` receives one connection per process, each an open socket. A
-process receives recipes, and sends what simulations say and return. It ends when its connection is closed, also while
+process receives tasks, and sends what they say and return. It ends when its connection is closed, also while
 it simulates.
 """
 
@@ -12,10 +12,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from ligerprof.errors import LigerprofError
+from ligerprof.gpus import DEFAULT_GPU, find_gpu
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated.forks import end, end_with, received
 from ligerprof.runs.sweep.imports import import_model
@@ -38,11 +40,7 @@ def serve(connections: Sequence[Connection]) -> NoReturn:
     request = received(first)
     if request is None:
         end(children)
-    with collector_paused(), suppress(Exception):
-        import_model(request[0])
-        from ligerprof.runs.simulated.rank import machine_for
-
-        machine_for(TrainingRecipe.from_json(request[0]))
+    _prepare(*request)
     gc.freeze()
     for connection in others:
         if (process := os.fork()) == 0:
@@ -59,6 +57,7 @@ def serve(connections: Sequence[Connection]) -> NoReturn:
 
 def _serve(connection: Connection, request: Any, children: list[int]) -> NoReturn:
     while request is not None:
+        _prepare(*request)
         if (process := os.fork()) == 0:
             end_with(connection, [])
             _answer(connection, *request)
@@ -72,16 +71,27 @@ def _serve(connection: Connection, request: Any, children: list[int]) -> NoRetur
     end(children)
 
 
-def _answer(connection: Connection, values: dict[str, Any], options: dict[str, bool]) -> NoReturn:
+def _prepare(task: str, values: dict[str, Any] | None, _options: object) -> None:
+    """Import what a task needs, for its process and for later ones; what fails is left to the task, which says why."""
+    with collector_paused(), suppress(Exception):
+        import_module(task.partition(":")[0])
+        if values is not None:
+            import_model(values)
+        from ligerprof.simulated_gpu.machine import install
+
+        install(find_gpu(DEFAULT_GPU))
+
+
+def _answer(connection: Connection, task: str, values: dict[str, Any] | None, options: dict[str, Any]) -> NoReturn:
     def tell(text: str) -> None:
         connection.send(("progress", text))
 
     answer: tuple[str, object]
     with suppress(OSError):
         try:
-            from ligerprof.runs.simulated.rank import simulate_here
-
-            answer = "outcome", simulate_here(TrainingRecipe.from_json(values), tell, **options)
+            module, _, name = task.partition(":")
+            recipes = () if values is None else (TrainingRecipe.from_json(values),)
+            answer = "outcome", getattr(import_module(module), name)(*recipes, tell, **options)
         except LigerprofError as error:
             answer = "error", error
         except BaseException as error:

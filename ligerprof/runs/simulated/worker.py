@@ -14,16 +14,15 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ligerprof import own_process
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
 
-if TYPE_CHECKING:
-    from ligerprof.runs.outcome import StepOutcome
-
 SERVER = "ligerprof.runs.simulated.server"
+# the task that returns the StepOutcome of a recipe
+SIMULATE = "ligerprof.runs.simulated.rank:simulate_here"
 # numpy's BLAS starts a thread per core when it is imported, and a process with threads must not fork
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
@@ -61,23 +60,24 @@ class Worker:
 
             serve([Connection(theirs.detach())])
 
-    def simulate(
-        self, recipe: TrainingRecipe, options: dict[str, Any], progress: Callable[[str], None]
-    ) -> "StepOutcome":
-        """The outcome of a recipe.
+    def run(self, task: str, recipe: TrainingRecipe | None, progress: Callable[[str], None], **options: Any) -> Any:
+        """The result of a task in a process of its own, whose `cuda` is the simulated GPU.
+
+        Args:
+            task: the function as `module:name`; it is called with the recipe, unless that is None, the progress and
+                the options.
 
         Raises:
-            LigerprofError: as the simulation does; or its process ended.
+            LigerprofError: as the task does; or its process ended.
         """
         try:
-            self._connection.send((recipe.to_json(), options))
+            self._connection.send((task, None if recipe is None else recipe.to_json(), options))
             while True:
                 kind, value = self._connection.recv()
                 if kind == "progress":
                     progress(value)
                 elif kind == "outcome":
-                    found: StepOutcome = value
-                    return found
+                    return value
                 else:
                     raise value
         except (EOFError, OSError) as error:

@@ -1,5 +1,6 @@
-"""Record what a model's forward and backward pass allocate, save and free, from its own code on fake tensors."""
+"""Record what a model's forward and backward pass allocate, save and free, from its own code on the simulated GPU."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -9,39 +10,31 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from ligerprof.analyzers.explain.analysis import analyze
+from ligerprof.kernels.device import simulated_device
 from ligerprof.models.tape import SCRATCHES, TapeParameter, encoded
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.runs.checkpointing import checkpointed_layers
 from ligerprof.runs.model_errors import model_failures_in_a_line
-from ligerprof.runs.recording.saved import SavedTensors
+from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import Stamper
-from ligerprof.runs.simulated import internals
-from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.internals.products import PRODUCT_INTERNALS
 from ligerprof.runs.simulated.meter import PhaseMeter
-from ligerprof.runs.simulated.patches import STAND_IN, providers_take_cpu_for_cuda, simulated_process
-from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.runs.simulated.rank import GPU, machine_for
 from ligerprof.runs.tapes.recipes import Way
-from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
+from ligerprof.runs.training import Trainer, make_batch, torch_trainer
+from ligerprof.simulated_gpu import internals
+from ligerprof.simulated_gpu.internals.products import PRODUCT_INTERNALS
+from ligerprof.simulated_gpu.machine import Machine
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.saved import with_saved_tensors
-from ligerprof.snapshots.writer import EventContext, TraceEvent
 from ligerprof.torch_memory import layer_norm, softmax
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 from ligerprof.torch_memory.scratch import highest_bytes
-
-# a recording counts bytes; whether they fit is the replay's question
-_NO_LIMIT = DeviceLimits(capacity_bytes=2**62, limit_bytes=None)
-
 
 # name, arguments and named arguments of a call
 Scratched = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -58,8 +51,10 @@ _ASKED: Mapping[str, tuple[Any, str]] = {
     "flash splits": (internals.attention, "flash_split_sizes"),
     "embedding": (internals.operators, "embedding_gradient"),
 }
-_CAST = torch.ops.aten._to_copy.default
-_DETACH = torch.ops.aten.detach.default
+_COPY = torch.ops.aten.copy_.default
+# through which torch makes nearly all views, in C++ on the machine
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.as_strided.default, torch.ops.aten._reshape_alias.default)
+_ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _ADDING = frozenset({torch.ops.aten.addmm.default, torch.ops.aten.addmm.out})
 
 
@@ -111,73 +106,74 @@ class Recording:
         return [*numbers, self.offloaded_bytes]
 
 
-class _Device(SimulatedDevice):
-    """A device that tells its events, records them for a snapshot in one pass, and lists its workspaces.
-
-    Attributes:
-        observer: callback that receives (action, address, bytes) of each event.
-        snaps: whether events are recorded with their stacks, as at first.
-    """
-
-    def __init__(self, recipe: TrainingRecipe) -> None:
-        self.observer: Callable[[str, int, int], None] | None = None
-        self.snaps = True
-        self.workspaces: dict[str, int] = {}
-        super().__init__(recipe.gpu_spec, _NO_LIMIT, parse_allocator_settings(None), record=True)
-
-    def hold_for_good(self, name: str, size_bytes: int) -> None:
-        """Allocate a workspace, which is none of the passes' blocks."""
-        self.workspaces.setdefault(name, size_bytes)
-        observer, self.observer = self.observer, None
-        super().hold_for_good(name, size_bytes)
-        self.observer = observer
-
-    def _keep(self, action: str, address: int, size_bytes: int, context: object) -> None:
-        if self.observer is not None:
-            self.observer(action, address, size_bytes)
-        if self.snaps:
-            super()._keep(action, address, size_bytes, context)
-
-    def _context(self) -> EventContext | None:
-        return super()._context() if self.snaps else None
-
-
-class _Recorder(StorageRecorder):  # type: ignore[no-untyped-call]
-    """Notes which autograd node runs an operator.
+class _Watch:
+    """Notes what operators do, which blocks begin and end, and which workspaces libraries take.
 
     Attributes:
         events: receives the notes; None pauses it.
+        observe: callback that receives (action, address, bytes) of each event of the allocator but of workspaces.
         in_layer: whether a layer's forward runs.
         adds_bias: whether a layer has multiplied matrices and added a bias in one operator.
         scratched: what the running operator has asked about its scratch.
         touch: callback that receives it when the operator has run.
         see_cast: callback that receives copies of weights in another dtype.
+        workspaces: bytes by name.
+        built: (address, bytes) of each block that began before the first pass, and (address, 0) where one ended.
     """
 
-    events: list[tuple[Any, ...]] | None = None
-    in_layer = adds_bias = False
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        super().__init__(device)
+    def __init__(self, machine: Machine) -> None:
+        self.events: list[tuple[Any, ...]] | None = None
+        self.in_layer = self.adds_bias = False
         self.scratched: list[Scratched] = []
         self.touch: Callable[[Sequence[Scratched]], None] = _ignore
         self.see_cast: Callable[[Tensor], None] = _ignore
+        self.workspaces: dict[str, int] = {}
+        self.built: list[tuple[int, int]] = []
+        self.observe: Callable[[str, int, int], None] = self._build
+        self._device = machine.device
+        machine.device.observer = self._observe
+        machine.operators.watch = self._operator
+        self._views = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():
+            # the override is intended
+            warnings.filterwarnings("ignore", message=".*only once for all operators", category=UserWarning)
+            for view in _VIEWS:
+                name = view._schema.name.removeprefix("aten::")
+                self._views.impl(name, partial(self._view, view), "CUDA", allow_override=True)  # type: ignore[no-untyped-call]
 
-    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        # hooks that unpack what is saved detach it
-        if self.events is not None and func is not _DETACH and torch._C._current_graph_task_id() != -1:
+    def _observe(self, action: str, address: int, size_bytes: int, _context: object) -> None:
+        if not self._device.workspace:
+            self.observe(action, address, size_bytes)
+        elif action == "alloc":
+            # it is none of the passes' blocks
+            self.workspaces[self._device.workspace] = size_bytes
+
+    def _build(self, action: str, address: int, size_bytes: int) -> None:
+        if action in ("alloc", "free_completed"):
+            self.built.append((address, size_bytes if action == "alloc" else 0))
+
+    def note_node(self, func: Any) -> None:
+        """Note the autograd node that runs; also where it allocates in C++ before its first operator."""
+        if self.events is not None and torch._C._current_graph_task_id() != -1:
             node = torch._C._current_autograd_node()
             self.events.append(("run", None if node is None else node._sequence_nr(), str(func)))
+
+    def _view(self, func: Any, *args: Any) -> Any:
+        self.note_node(func)
+        return func.redispatch(_ON_CPU, *args)
+
+    @contextmanager
+    def _operator(self, func: Any, args: Sequence[Any]) -> Iterator[None]:
+        self.note_node(func)
         self.adds_bias |= self.in_layer and func in _ADDING
-        result = super()._run(func, args, kwargs)
+        yield
         if self.events is not None and func in PRODUCT_INTERNALS:
             self.events.append(("multiply",))
-        if func is _CAST and isinstance(args[0], nn.Parameter):
-            self.see_cast(result)
+        if func is _COPY and isinstance(args[1], nn.Parameter) and args[0].dtype != args[1].dtype:
+            self.see_cast(args[0])
         if self.scratched:
             self.touch(tuple(self.scratched))
             self.scratched.clear()
-        return result
 
 
 class Passes:
@@ -193,10 +189,10 @@ class Passes:
         paths: path of each layer's module that checkpointing runs again.
     """
 
-    def __init__(self, trainer: Trainer, device: _Device, recorder: _Recorder, attention: set[str], way: Way) -> None:
-        self.attention = attention
+    def __init__(self, trainer: Trainer, machine: Machine, watch: _Watch, way: Way) -> None:
+        self.attention = machine.operators.attention_used
         self._way = way
-        self._recipe, self._trainer, self._device, self._recorder = trainer.recipe, trainer, device, recorder
+        self._recipe, self._trainer, self._device, self._watch = trainer.recipe, trainer, machine.device, watch
         self._layers = checkpointed_layers(trainer.model)
         names = {module: name for name, module in trainer.model.named_modules()}
         self.paths = [names[layer] for layer in self._layers]
@@ -211,37 +207,38 @@ class Passes:
             if parameter.requires_grad
         ]
 
-        device.observer = self._observe
-        self.built = tuple(_built(device.events))
-        held: dict[int, int] = {}
-        for event in device.events:
-            if event.action == "alloc":
-                held[event.address] = event.size_bytes
-            elif event.action == "free_completed":
-                held.pop(event.address, None)
+        watch.observe = self._observe
+        self.built = tuple(_built(watch.built))
+        held = dict[int, int]()
+        for address, size_bytes in watch.built:
+            if size_bytes:
+                held[address] = size_bytes
+            else:
+                held.pop(address, None)
         for parameter in trainer.model.parameters():
-            if (found := recorder.locate(parameter)) is not None:
+            if (found := locate_on_cuda(parameter)) is not None:
                 held.pop(found[1], None)
         self.buffers = tuple(held.values())
-        recorder.touch, recorder.see_cast = self._touch, self._see_cast
+        watch.touch, watch.see_cast = self._touch, self._see_cast
 
     def _see_cast(self, copy: Tensor) -> None:
-        if self._recorder.events is not None and (block := self._block_of(copy)) is not None:
+        if self._watch.events is not None and (block := self._block_of(copy)) is not None:
             self._recording.casts.add(block)
 
     def _touch(self, scratches: Sequence[Scratched]) -> None:
-        if self._recorder.events is None:
+        if self._watch.events is None:
             return
         for scratch in scratches:
-            self._recorder.events.append(("touch", len(self._recording.scratches)))
+            self._watch.events.append(("touch", len(self._recording.scratches)))
             self._recording.scratches.append(scratch)
 
     def _observe(self, action: str, address: int, size_bytes: int) -> None:
         """Note an event of the allocator."""
-        events = self._recorder.events
+        events = self._watch.events
         if events is None:
             return
         if action == "alloc":
+            self._watch.note_node("")
             self._numbers[address] = len(self._recording.sizes)
             events.append(("take", len(self._recording.sizes)))
             self._recording.sizes.append(size_bytes)
@@ -264,7 +261,7 @@ class Passes:
         return self._completed(recording)
 
     def _completed(self, recording: Recording) -> Recording:
-        recording.workspaces, recording.adds_bias = dict(self._device.workspaces), self._recorder.adds_bias
+        recording.workspaces, recording.adds_bias = dict(self._watch.workspaces), self._watch.adds_bias
         return recording
 
     def sizes(self, batch: int, seq: int) -> tuple[list[int], list[int]]:
@@ -292,24 +289,23 @@ class Passes:
     def roles(self, batch: int, seq: int) -> list[Role]:
         """The role of each block, as `explain` finds it in a snapshot of the passes; called before any other pass."""
         tokens, device = self.batch(batch, seq), self._device
-        saved = SavedTensors(locate=self._recorder.locate, clock=device.now_us)
+        saved = SavedTensors(locate=locate_on_cuda, clock=device.now_us)
         with closing(Stamper(device.stamp, saved)) as stamper:
             stamper.open()
             stamper.attach(self._trainer.model)
             meter = PhaseMeter(device, stamper)
             for _ in range(2):
-                older = sum(event.action == "alloc" for event in device.events)
+                older = device.allocations
                 meter.next_step()
                 self._stamped(meter, tokens)
-                blocks = sum(event.action == "alloc" for event in device.events) - older
+                newer = device.allocations
                 with meter.phase(Phase.OPTIMIZER):
                     pass
                 self._trainer.drop_gradients()
         snapshot = with_saved_tensors(device.snapshot(), saved.rows)
-        device.snaps = False
-        device.events.clear()
+        device.stop_history()
         analysis = analyze(Snapshot.from_dict(snapshot), step=2)
-        return [ROLES[code] for code in analysis.role_codes[older : older + blocks].tolist()]
+        return [ROLES[code] for code in analysis.role_codes[older:newer].tolist()]
 
     def _stamped(self, meter: PhaseMeter, tokens: dict[str, Tensor]) -> None:
         """Run the passes in their phases."""
@@ -349,21 +345,21 @@ class Passes:
         """A batch of a size; the recipe's own has the recipe's documents."""
         recipe = self._recipe
         own = (batch, seq) == (recipe.rows, recipe.row_tokens)
-        return make_batch(recipe if own else replace(recipe, batch=batch, seq=seq), STAND_IN)
+        return make_batch(recipe if own else replace(recipe, batch=batch, seq=seq), GPU)
 
     def _forward_and_backward(self, tokens: dict[str, Tensor], hooks: AbstractContextManager[Any]) -> Recording:
         recording = self._start()
         base = _next_node()
-        self._recorder.events = recording.forward
+        self._watch.events = recording.forward
         if self._way is Way.EVALUATION:
             self._trainer.evaluate(tokens)
         else:
             with hooks:
                 loss = self._trainer.forward(tokens)
-            self._recorder.events = recording.backward
+            self._watch.events = recording.backward
             self._trainer.backward(loss)
             loss = loss.detach()
-        self._recorder.events = None
+        self._watch.events = None
         recording.backward = [
             ("run", None if event[1] is None else event[1] - base, event[2]) if event[0] == "run" else event
             for event in _first_product(recording.backward)
@@ -378,7 +374,7 @@ class Passes:
     def _forward_alone(self, tokens: dict[str, Tensor]) -> Recording:
         recording = self._start()
         base = _next_node()
-        self._recorder.events = recording.forward
+        self._watch.events = recording.forward
 
         def pack(tensor: Tensor) -> None:
             recording.forward.append(("save", _next_node() - 1, self._block_of(tensor)))
@@ -387,9 +383,9 @@ class Passes:
             loss = self._trainer.forward(tokens)
         # what remains is held by the graph alone, or for good
         ended: list[tuple[Any, ...]] = []
-        self._recorder.events = ended
+        self._watch.events = ended
         del loss
-        self._recorder.events = None
+        self._watch.events = None
         recording.graph = [event[1] for event in ended]
         recording.forward = [
             (event[0], event[1] - base, event[2])
@@ -408,40 +404,40 @@ class Passes:
 
     def _run_layer(self, index: int, run: Callable[..., Any], *args: Any) -> Any:
         """Called in place of torch.utils.checkpoint.checkpoint."""
-        events = self._recorder.events
+        events = self._watch.events
         if self._checkpoints:
             return checkpoint(run, *args, use_reentrant=False)
-        if events is None or self._recorder.in_layer:
+        if events is None or self._watch.in_layer:
             return run(*args)
-        self._recorder.in_layer = True
+        self._watch.in_layer = True
         held = getattr(run, "keywords", {})
         tensors = list(_tensors((*args, *held.values())))
         blocks = [block for tensor in tensors if (block := self._block_of(tensor)) is not None]
         del tensors
         events.append(("enter", index, tuple(dict.fromkeys(blocks)), _next_node()))
         result = run(*args)
-        self._recorder.in_layer = False
+        self._watch.in_layer = False
         events.append(("leave", index, _next_node()))
         return result
 
     def _arrive(self, name: str, parameter: Tensor) -> None:
-        if self._recorder.events is not None and parameter.grad is not None:
-            self._recorder.events.append(("arrive", name, self._block_of(parameter.grad)))
+        if self._watch.events is not None and parameter.grad is not None and parameter.grad.is_cuda:
+            self._watch.events.append(("arrive", name, self._block_of(parameter.grad)))
 
     def _block_of(self, tensor: Tensor) -> int | None:
-        found = self._recorder.locate(tensor)
+        found = locate_on_cuda(tensor)
         return None if found is None else self._numbers.get(found[1])
 
 
-def _built(events: Sequence[TraceEvent]) -> Iterator[int]:
+def _built(events: Sequence[tuple[int, int]]) -> Iterator[int]:
     numbers: dict[int, int] = {}
     blocks = 0
-    for event in events:
-        if event.action == "alloc":
-            numbers[event.address], blocks = blocks, blocks + 1
-            yield event.size_bytes
-        elif event.action == "free_completed":
-            yield -1 - numbers.pop(event.address)
+    for address, size_bytes in events:
+        if size_bytes:
+            numbers[address], blocks = blocks, blocks + 1
+            yield size_bytes
+        else:
+            yield -1 - numbers.pop(address)
 
 
 def _first_product(events: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
@@ -467,11 +463,11 @@ def _order(recording: Recording) -> Iterator[int]:
 
 
 @contextmanager
-def _asking(recorder: _Recorder) -> Iterator[None]:
+def _asking(watch: _Watch) -> Iterator[None]:
     """Record what operators ask about their scratch, and answer that it is nothing."""
 
     def asked(name: str, *arguments: Any, **named: Any) -> Any:
-        recorder.scratched.append((name, arguments, named))
+        watch.scratched.append((name, arguments, named))
         return None if name == "embedding" else ()
 
     with ExitStack() as stack:
@@ -514,17 +510,16 @@ def passes_of(recipe: TrainingRecipe, way: Way) -> Iterator[Passes]:
     Raises:
         LigerprofError: as `simulate_step` does.
     """
-    device = _Device(recipe)
-    recorder = _Recorder(device)
-    attention = set[str]()
+    machine = machine_for(recipe, endless=True)
+    # each layer's code is asked, and its events are not repeated
+    machine.siblings.enabled = False
+    machine.device.start_history(most_entries=None, stacks=True, counts=True)
+    watch = _Watch(machine)
     with (
         collector_paused(),
-        simulated_process(recipe.gpu_spec, recorder, attention, packed=recipe.packing),
-        FakeTensorMode(),
-        recorder,
-        _asking(recorder),
-        model_failures_in_a_line(recipe, AllocatorFullError),
-        built_model(recipe, STAND_IN) as model,
-        providers_take_cpu_for_cuda(),
+        simulated_device(sm_count=recipe.gpu_spec.sm_count),
+        _asking(watch),
+        model_failures_in_a_line(recipe, torch.OutOfMemoryError),
+        torch_trainer(recipe, GPU, lambda _model: None) as trainer,
     ):
-        yield Passes(make_trainer(recipe, model, STAND_IN.type), device, recorder, attention, way)
+        yield Passes(trainer, machine, watch, way)

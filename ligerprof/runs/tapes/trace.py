@@ -12,6 +12,7 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.models.tape import Tape, largest_multiple
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.runs.outcome import Progress
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
 from ligerprof.runs.tapes.recipes import Way, with_tape_of
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
@@ -22,8 +23,8 @@ _TOLERANCE = 0.001
 _LENGTHS = 3
 
 
-def trace_tape(recipe: TrainingRecipe, way: Way = Way.UNITS) -> Tape:
-    """Trace the model of a recipe around the recipe's size, over a range as wide as one tape holds for.
+def trace_here(recipe: TrainingRecipe, _progress: Progress, *, way: Way) -> Tape:
+    """`traced.trace_tape` in this process, which has not simulated before and ends afterwards.
 
     Raises:
         UnsupportedError: the passes do not allocate in one order even at one size.

@@ -13,6 +13,7 @@ from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.training_options import TrainingOptions
+from ligerprof.runs.simulated.worker import worker
 from ligerprof.runs.tapes.recipes import REPLAYED, Way, to_trace, with_tape_of
 from ligerprof.runs.versions import package_versions
 
@@ -36,6 +37,17 @@ def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRec
     return with_tape_of(recipe, tape, evaluated)
 
 
+def trace_tape(recipe: TrainingRecipe, way: Way = Way.UNITS) -> Tape:
+    """Trace the model of a recipe around the recipe's size, over a range as wide as one tape holds for.
+
+    Raises:
+        UnsupportedError: the passes do not allocate in one order even at one size.
+        LigerprofError: as `simulate_step` does.
+    """
+    tape: Tape = worker().run("ligerprof.runs.tapes.trace:trace_here", recipe, _silent, way=way)
+    return tape
+
+
 def _ways(recipe: TrainingRecipe) -> tuple[Way, ...]:
     """How the passes of a recipe can be traced: checkpointing that a replay does not rewrite as it runs."""
     if recipe.reentrant or recipe.selective is not None or recipe.activation_offload:
@@ -53,8 +65,6 @@ def _find_or_trace(recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[s
             return tape
     require_packages(recipe, command="estimate", simulated=True)
     say(f"tracing {recipe.spec.name}, which takes some seconds once")
-    from ligerprof.runs.tapes.trace import trace_tape
-
     *first, last = ways
     for way in first:
         with suppress(UnsupportedError):
@@ -88,3 +98,7 @@ def _require_replayed(recipe: TrainingRecipe) -> None:
                 f"estimate: {option} is not replayed yet for model_type {recipe.spec.model_type!r}, which has no row"
                 " in docs/models.md. Use `ligerprof step --device simulated`."
             )
+
+
+def _silent(_text: str) -> None:
+    pass

@@ -2,24 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.conflicts import require_positions
+from ligerprof.recipe.conflicts import require_packages, require_positions, require_supported
 from ligerprof.recipe.lengths import BatchShape, require_simulated_run, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
-from ligerprof.runs.simulated.tracing import StepTracer, step_tracer
+from ligerprof.runs.simulated.forks import apart
+from ligerprof.runs.simulated.worker import worker
 from ligerprof.runs.whole_run.counts import known_counts
 from ligerprof.runs.whole_run.outcome import WholeRun
 from ligerprof.runs.whole_run.programs import Programs
 from ligerprof.runs.whole_run.replay import Replay
 from ligerprof.runs.whole_run.traces import Ledger, Program, Trace
+from ligerprof.runs.whole_run.tracing import StepTracer, step_tracer
 
 
 def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
-    """Simulate one pass over the recipe's file of lengths, under its memory limit.
+    """Simulate one pass over the recipe's file of lengths, under its memory limit, in another process.
 
     A micro-batch's tensors are there from the start of its forward pass to the end of its backward pass.
 
@@ -30,21 +33,41 @@ def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
     require_simulated_run(recipe)
     shapes = run_shapes(recipe)
     require_positions(recipe)
+    require_supported(recipe, command="simulate", simulated=True)
+    require_packages(recipe, command="simulate", simulated=True)
     progress(f"tracing steps of {recipe.spec.name} for {len(shapes.steps):,} steps of the run")
+    found: WholeRun = worker().run("ligerprof.runs.whole_run.simulate:run_here", recipe, progress)
+    return found
+
+
+def run_here(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
+    """`simulate_run` in this process, which has not simulated before and ends afterwards."""
+    shapes = run_shapes(recipe)
+    first = shapes.steps[0]
+    # of a second model, whose process may not have had a first one
+    whole_first_step = apart(partial(_first_step, recipe, first, progress)) if len(first) > 2 else None
     with step_tracer(recipe) as tracer:
         parts = _Parts(tracer, progress, accumulates=recipe.grad_accum > 1)
-        first = shapes.steps[0]
         start = parts.start(first[:2])
         # a step after the first one is needed before steps are alike
         parts.steady(first[0])
         wanted = [*first[1:], *(shape for step in shapes.steps[1:] for shape in step)]
         programs = Programs(parts.steady, wanted, known_counts(recipe, shapes.longest))
-    others = _others_of_first_step(first, start[-2], programs) if len(first) > 2 else []
-    if others is None:
-        with step_tracer(recipe) as tracer:
-            start, others = _Parts(tracer, progress, accumulates=True).start(first), []
+    others: list[tuple[Program, int]] = []
+    if whole_first_step is not None:
+        found = _others_of_first_step(first, start[-2], programs)
+        if found is None:
+            start = whole_first_step()
+        else:
+            others = found
     *before, update = [(trace.program, 0) for trace in start]
     return Replay(recipe, shapes, programs, progress).run([*before, *others, update])
+
+
+def _first_step(recipe: TrainingRecipe, shapes: Sequence[BatchShape], progress: Progress) -> list[Trace]:
+    """The build and all of the first step."""
+    with step_tracer(recipe) as tracer:
+        return _Parts(tracer, progress, accumulates=True).start(shapes)
 
 
 def _others_of_first_step(

@@ -1,7 +1,7 @@
 """scaled_dot_product_attention as the sequence of tensor operations that CUDA runs around or instead of a kernel.
 
 The steps are those of aten/src/ATen/native/transformers/attention.cpp in torch 2.11. The simulation carries them out on
-fake tensors, the estimate on sizes.
+tensors without memory, the estimate on sizes.
 """
 
 from typing import Protocol, TypeVar

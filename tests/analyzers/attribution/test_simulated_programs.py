@@ -1,7 +1,7 @@
 """Roles in programs that run on the simulated GPU, with the operators in C++ frames and without, by address."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -10,54 +10,57 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
-from ligerprof.gpus import find_gpu
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.patches import simulated_process
-from ligerprof.runs.simulated.recorder import StorageRecorder
+from ligerprof.runs.outcome import Progress
+from ligerprof.runs.recording.saved import storage_address
+from ligerprof.runs.simulated.rank import machine_for
+from ligerprof.runs.simulated.worker import worker
+from ligerprof.simulated_gpu.device import Device
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.writer import EventContext
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 STEPS, WIDTH = 2, 256
 ENGINE = "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)"
 
 
-class Recorder(StorageRecorder):
-    """Notes what tensors hold, and the operator that runs."""
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Knows the operator that runs."""
 
-    operator = ""
+    running = ""
 
-    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        before, self.operator = self.operator, func._schema.name.partition("::")[2]
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, self.running = self.running, func._schema.name.partition("::")[2]
         try:
-            return super()._run(func, args, kwargs)
+            return func(*args, **(kwargs or {}))
         finally:
-            self.operator = before
+            self.running = before
 
 
 class Program:
-    """A program's simulated device, and the truth: event, address and role of tensors."""
+    """A program on this process's simulated GPU, and the truth: event, address and role of tensors."""
 
     def __init__(self, *, native: bool) -> None:
-        limits = DeviceLimits(capacity_bytes=2**36, limit_bytes=None)
-        self.device = SimulatedDevice(find_gpu("h100"), limits, parse_allocator_settings(""), record=True)
-        self.recorder = Recorder(self.device)
+        self.device = machine_for(TrainingRecipe(model="tiny", gpu="h100")).device
+        self.operators = Operators()
+        self.device.start_history(most_entries=None, stacks=True, counts=True)
+        self.device.observer = self._count
         self.truth: list[tuple[int, int, Role]] = []
         self.annotations: list[dict[str, Any]] = []
-        self._native = native
+        self._native, self._events = native, 0
         self._functions: list[tuple[EventContext, list[str]]] = []
+
+    def _count(self, *_event: object) -> None:
+        self._events += 1
 
     def note(self, role: Role, *tensors: Any) -> None:
         for tensor in tensors:
-            located = self.recorder.locate(tensor)
-            assert located is not None
-            self.truth.append((len(self.device.events), located[1], role))
+            self.truth.append((self._events, storage_address(tensor), role))
 
     def note_states(self, optimizer: torch.optim.Optimizer) -> None:
         states = (value for state in optimizer.state.values() for value in state.values())
@@ -73,12 +76,13 @@ class Program:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        of_device = SimulatedDevice._context
+        of_device = Device._context
 
-        def context(device: SimulatedDevice) -> EventContext:
+        def context(device: Device) -> EventContext | None:
             found = of_device(device)
+            assert found is not None
             in_backward = torch._C._current_autograd_node() is not None
-            functions = [f"at::_ops::{self.recorder.operator}::call()", *([ENGINE] if in_backward else [])]
+            functions = [f"at::_ops::{self.operators.running}::call()", *([ENGINE] if in_backward else [])]
             self._functions.append((found, functions))
             return found
 
@@ -90,13 +94,7 @@ class Program:
             register_optimizer_step_pre_hook(lambda optimizer, *_: mark("START", optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: mark("END", optimizer)),
         )
-        with (
-            collector_paused(),
-            simulated_process(self.device.gpu, self.recorder, set()),
-            mock.patch.object(SimulatedDevice, "_context", context),
-            FakeTensorMode(),
-            self.recorder,
-        ):
+        with collector_paused(), mock.patch.object(Device, "_context", context), torch.device("cuda"), self.operators:
             yield
         for hook in hooks:
             hook.remove()
@@ -111,7 +109,7 @@ class Program:
 
 
 def is_of_simulation(frame: dict[str, Any]) -> bool:
-    return "/runs/simulated/" in frame["filename"] or frame["name"] in ("_run", "context")
+    return "/simulated_gpu/" in frame["filename"] or frame["name"] in ("__torch_dispatch__", "context")
 
 
 def layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -175,27 +173,35 @@ def wrong_roles(program: Program, found: SnapshotAnalysis) -> set[tuple[Role, Ro
     return wrong
 
 
+PROGRAMS = {program.__name__: program for program in (deep_copied, states_from_the_start, listed_copies)}
+PROGRAMS[own_mixed_precision.__name__] = own_mixed_precision
+
+
+def wrong_roles_of(_progress: Progress, *, name: str, native: bool) -> set[tuple[Role, Role]]:
+    """The roles that an analysis of a program finds wrongly, on the simulated GPU of this process."""
+    program = Program(native=native)
+    with program.running():
+        kept = PROGRAMS[name](program)
+        snapshot = program.snapshot()
+        del kept
+    return wrong_roles(program, analyze(snapshot))
+
+
 # (role, role found): what a script computes from gradients has no name, and without operators nothing shows that a list
 # of tensors as large as the weights is a copy of them
 @pytest.mark.parametrize("native", [True, False], ids=["C++ frames", "Python frames"])
 @pytest.mark.parametrize(
-    ("run", "unnamed", "unnamed_without_operators"),
+    ("name", "unnamed", "unnamed_without_operators"),
     [
-        (deep_copied, set(), set()),
-        (states_from_the_start, set(), set()),
-        (listed_copies, set(), {Role.PARAMETERS}),
-        (own_mixed_precision, {Role.GRADIENTS}, {Role.GRADIENTS, Role.OPTIMIZER_STATES}),
+        ("deep_copied", set(), set()),
+        ("states_from_the_start", set(), set()),
+        ("listed_copies", set(), {Role.PARAMETERS}),
+        ("own_mixed_precision", {Role.GRADIENTS}, {Role.GRADIENTS, Role.OPTIMIZER_STATES}),
     ],
 )
 def test_copies_of_weights_and_states_are_no_inputs(
-    run: Callable[[Program], object], unnamed: set[Role], unnamed_without_operators: set[Role], native: bool
+    name: str, unnamed: set[Role], unnamed_without_operators: set[Role], native: bool
 ) -> None:
-    program = Program(native=native)
-    with program.running():
-        kept = run(program)
-        snapshot = program.snapshot()
-        del kept
-
-    wrong = wrong_roles(program, analyze(snapshot))
-
+    task = f"{__name__}:wrong_roles_of"
+    wrong = worker().run(task, None, lambda _text: None, name=name, native=native)
     assert wrong == {(role, Role.UNATTRIBUTED) for role in (unnamed if native else unnamed_without_operators)}

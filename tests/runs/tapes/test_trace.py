@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,12 +15,13 @@ from ligerprof.models.architectures import has_row
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.runs.outcome import Progress
 from ligerprof.runs.simulated import simulate_step
+from ligerprof.runs.simulated.worker import worker
 from ligerprof.runs.tapes import trace
-from ligerprof.runs.tapes.recipes import to_trace, with_tape_of
+from ligerprof.runs.tapes.recipes import Way, to_trace, with_tape_of
 from ligerprof.runs.tapes.record import UnlikePassesError
-from ligerprof.runs.tapes.trace import trace_tape
-from ligerprof.runs.tapes.traced import with_tape
+from ligerprof.runs.tapes.traced import trace_tape, with_tape
 from tests.drawn_recipes import draw_spec
 from tests.traced_models import CLASSES, CONFIGS, recipe_of
 
@@ -178,12 +180,19 @@ def test_roles_are_those_of_the_simulated_peak() -> None:
         assert estimated.get(role, 0) == pytest.approx(found.get(role, 0), rel=0.01), role
 
 
-def test_passes_that_the_replay_does_not_give_are_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def trace_unlike(recipe: TrainingRecipe, progress: Progress) -> Tape:
+    """Trace in this process, whose replays differ from the passes."""
+
     def differ(*_arguments: object) -> None:
         raise UnlikePassesError("the replay is +3.00 % from the passes")
 
-    monkeypatch.setattr(trace, "_check", differ)
+    with mock.patch.object(trace, "_check", differ):
+        return trace.trace_here(recipe, progress, way=Way.UNITS)
+
+
+def test_passes_that_the_replay_does_not_give_are_refused_in_a_line() -> None:
+    given = recipe_of("opt", checkpointing=False, optimizer="none")
     with pytest.raises(
         UnsupportedError, match=r"^estimate: opt cannot be traced: the replay is \+3.00 %.*simulated`\.$"
     ):
-        trace_tape(recipe_of("opt", checkpointing=False, optimizer="none"))
+        worker().run(f"{__name__}:trace_unlike", given, lambda _text: None)

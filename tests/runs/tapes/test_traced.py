@@ -13,7 +13,7 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.models import CONFIGS, spec_from_config
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.tapes import trace
+from ligerprof.runs.tapes import traced as traced_module
 from ligerprof.runs.tapes.recipes import Way
 from ligerprof.runs.tapes.traced import with_tape
 from tests.models.test_tape import tape
@@ -38,7 +38,7 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingReci
         return tape()
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(trace, "trace_tape", trace_tape)
+    monkeypatch.setattr(traced_module, "trace_tape", trace_tape)
     return found
 
 

@@ -1,9 +1,11 @@
 """A whole run against the same steps, each simulated with the model's code on one allocator."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -12,10 +14,12 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.library import make_judge
 from ligerprof.recipe.lengths import BatchShape, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.simulated.tracing import step_tracer
+from ligerprof.runs.outcome import Progress
+from ligerprof.runs.simulated.worker import worker
 from ligerprof.runs.whole_run import replay, simulate
 from ligerprof.runs.whole_run.outcome import WholeRun
 from ligerprof.runs.whole_run.simulate import simulate_run
+from ligerprof.runs.whole_run.tracing import step_tracer
 from ligerprof.torch_memory.allocator.states import AllocatorState
 from ligerprof.units import MIB
 
@@ -33,7 +37,12 @@ def silent(_text: str) -> None:
     pass
 
 
-def simulate_each_step(recipe: TrainingRecipe) -> tuple[int, int]:
+def elsewhere(task: Callable[..., Any], recipe: TrainingRecipe, progress: Progress = silent) -> Any:
+    """What a function of this module returns in a process whose `cuda` is the simulated GPU."""
+    return worker().run(f"{__name__}:{task.__name__}", recipe, progress)
+
+
+def simulate_each_step(recipe: TrainingRecipe, _progress: Progress) -> tuple[int, int]:
     """The most allocated and reserved bytes of the run, each step run with the model's code."""
     with step_tracer(recipe) as tracer:
         for step in run_shapes(recipe).steps:
@@ -58,40 +67,65 @@ def test_a_run_is_what_its_steps_are(options: dict[str, Any], tmp_path: Path) ->
     recipe = recipe_for(tmp_path, 16, **options)
     run = simulate_run(recipe, silent)
     assert run.bounded_bytes == 0
-    assert (run.peak_bytes, run.reserved_bytes) == simulate_each_step(recipe)
+    assert (run.peak_bytes, run.reserved_bytes) == elsewhere(simulate_each_step, recipe)
     assert run.oom is None
     assert run.fragmentation_bytes == run.reserved_bytes - run.peak_bytes
 
 
-def test_a_micro_batch_leaves_gradients_and_its_loss(tmp_path: Path) -> None:
-    recipe = recipe_for(tmp_path, 2, lora=8, precision="bf16", checkpointing=True, grad_accum=3)
+def held_after_micro_batches(recipe: TrainingRecipe, _progress: Progress) -> list[int]:
+    held = []
     with step_tracer(recipe) as tracer:
-        held = []
         for tokens in (100, 200, 50):
             tracer.micro_batch(BatchShape(rows=2, tokens=tokens))
             held.append(tracer.allocator.allocated_bytes)
+    return held
+
+
+def test_a_micro_batch_leaves_gradients_and_its_loss(tmp_path: Path) -> None:
+    recipe = recipe_for(tmp_path, 2, lora=8, precision="bf16", checkpointing=True, grad_accum=3)
+    held = elsewhere(held_after_micro_batches, recipe)
     assert held == [held[0]] * 3
 
 
-def test_the_first_step_follows_from_later_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = recipe_for(tmp_path, 15, grad_accum=5, lora=8, batch=1)
-    found: list[Any] = []
+def run_that_follows(recipe: TrainingRecipe, progress: Progress) -> tuple[WholeRun, list[int]]:
+    """A run, and how many micro-batches of its first step followed from later ones."""
+    found: list[int] = []
     others = simulate._others_of_first_step
-    monkeypatch.setattr(simulate, "_others_of_first_step", lambda *args: found.append(others(*args)) or found[0])
-    run = simulate_run(recipe, silent)
-    assert [len(parts) for parts in found] == [3]
-    # each micro-batch of the first step is traced
-    monkeypatch.setattr(simulate, "_others_of_first_step", lambda *_: None)
-    assert simulate_run(recipe, silent) == run
+
+    def counted(*arguments: Any) -> Any:
+        parts = others(*arguments)
+        found.append(len(parts or ()))
+        return parts
+
+    with mock.patch.object(simulate, "_others_of_first_step", counted):
+        return simulate.run_here(recipe, progress), found
 
 
-def test_a_run_without_a_compiler_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_that_does_not_follow(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
+    """A run, each micro-batch of whose first step is traced."""
+    with mock.patch.object(simulate, "_others_of_first_step", return_value=None):
+        return simulate.run_here(recipe, progress)
+
+
+def test_the_first_step_follows_from_later_ones(tmp_path: Path) -> None:
+    recipe = recipe_for(tmp_path, 15, grad_accum=5, lora=8, batch=1)
+    run, followed = elsewhere(run_that_follows, recipe)
+    assert followed == [3]
+    assert elsewhere(run_that_does_not_follow, recipe) == run
+
+
+def run_without_a_compiler(recipe: TrainingRecipe, progress: Progress) -> WholeRun:
+    with (
+        mock.patch.object(replay, "make_allocator", AllocatorState),
+        mock.patch.object(replay, "can_compile", return_value=False),
+    ):
+        return simulate.run_here(recipe, progress)
+
+
+def test_a_run_without_a_compiler_is_the_same(tmp_path: Path) -> None:
     recipe = recipe_for(tmp_path, 120, pad_to_multiple_of=64, grad_accum=3, memory_limit_bytes=150 * MIB)
-    run = simulate_run(recipe, silent)
-    monkeypatch.setattr(replay, "make_allocator", AllocatorState)
-    monkeypatch.setattr(replay, "can_compile", lambda: False)
     said: list[str] = []
-    assert simulate_run(recipe, said.append) == run
+    assert elsewhere(run_without_a_compiler, recipe, said.append) == simulate_run(recipe, silent)
     assert any("no C compiler" in text for text in said)
 
 

@@ -1,4 +1,4 @@
-"""Reductions of fake tensors with the workspaces of CUDA's kernels."""
+"""Reductions with the workspaces of CUDA's kernels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ligerprof.runs.simulated.internals.call import Call, Internal
+from ligerprof.simulated_gpu.internals.call import Call, Internal
 from ligerprof.torch_memory.reductions import VECTOR, axes_of, reduction_scratch, sum_vector
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ligerprof.runs.simulated.internals.call import Call, Internal, dtype_name
+from ligerprof.simulated_gpu.internals.call import Call, Internal, dtype_name
 from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
 from ligerprof.torch_memory.decompositions import svd_scratch

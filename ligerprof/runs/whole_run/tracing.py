@@ -1,39 +1,32 @@
-"""Trace what training steps allocate and free for batches of any shape, with one simulated model."""
+"""Trace what training steps allocate and free for batches of any shape, with one model on the simulated GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ligerprof.recipe.conflicts import require_packages, require_supported
+from ligerprof.kernels.device import simulated_device
 from ligerprof.recipe.lengths import BatchShape, recipe_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.model_errors import model_failures_in_a_line
-from ligerprof.runs.simulated.device import DeviceLimits, SimulatedDevice
-from ligerprof.runs.simulated.patches import STAND_IN, providers_take_cpu_for_cuda, simulated_process
-from ligerprof.runs.simulated.recorder import StorageRecorder
-from ligerprof.runs.training import Trainer, built_model, make_batch, make_trainer
+from ligerprof.runs.simulated.rank import GPU, machine_for
+from ligerprof.runs.training import Trainer, make_batch, torch_trainer
 from ligerprof.snapshots.collector import collector_paused
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError
-from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
-
-# a trace counts bytes; whether they fit is the replay's question
-_NO_LIMIT = DeviceLimits(capacity_bytes=2**62, limit_bytes=None)
+from ligerprof.torch_memory.allocator.caching import CachingAllocator
 
 
 class StepTracer:
-    """Runs parts of training steps on fake tensors and returns what each allocated and freed.
+    """Runs parts of training steps and returns what each allocated and freed.
 
     Attributes:
         events: (address, size) of an allocation, (address, 0) of a free, since the last `take`.
-        device, allocator: the device that all parts ran on, without a limit, and its allocator.
+        allocator: what all parts ran on, without a limit.
     """
 
-    def __init__(self, recipe: TrainingRecipe, settings: AllocatorSettings) -> None:
+    def __init__(self, recipe: TrainingRecipe, allocator: CachingAllocator) -> None:
         self._recipe = recipe
-        self.device = SimulatedDevice(recipe.gpu_spec, _NO_LIMIT, settings, record=False, observe=self.observe)
-        self.allocator = self.device.allocator
+        self.allocator = allocator
         self.events: list[tuple[int, int]] = []
         self._trainer: Trainer | None = None
         self._loss: Tensor | None = None
@@ -58,7 +51,7 @@ class StepTracer:
         """Run forward and backward on a batch of a shape, which is gone afterwards."""
         trainer = self._trainer
         assert trainer is not None
-        batch = make_batch(recipe_of(self._recipe, shape), STAND_IN)
+        batch = make_batch(recipe_of(self._recipe, shape), GPU)
         self._loss = trainer.forward(batch)
         trainer.backward(self._loss)
         # as train_step does: what the graph holds ends with the backward pass
@@ -75,23 +68,19 @@ class StepTracer:
 
 @contextmanager
 def step_tracer(recipe: TrainingRecipe) -> Iterator[StepTracer]:
-    """A tracer whose model is built; the build's events are the first.
+    """A tracer whose model is built on this process's simulated GPU; the build's events are the first.
 
     Raises:
         LigerprofError: as `simulate_step` does.
     """
-    require_supported(recipe, command="simulate", simulated=True)
-    require_packages(recipe, command="simulate", simulated=True)
-    tracer = StepTracer(recipe, parse_allocator_settings(recipe.alloc_conf))
-    recorder = StorageRecorder(tracer.device)
+    device = machine_for(recipe, endless=True).device
+    tracer = StepTracer(recipe, device.allocator)
+    device.observer = tracer.observe
     with (
         collector_paused(),
-        simulated_process(recipe.gpu_spec, recorder, set(), packed=recipe.packing),
-        FakeTensorMode(),
-        recorder,
-        model_failures_in_a_line(recipe, AllocatorFullError),
-        built_model(recipe, STAND_IN) as model,
-        providers_take_cpu_for_cuda(),
+        simulated_device(sm_count=recipe.gpu_spec.sm_count),
+        model_failures_in_a_line(recipe, torch.OutOfMemoryError),
+        torch_trainer(recipe, GPU, lambda _model: None) as trainer,
     ):
-        tracer.start(make_trainer(recipe, model, STAND_IN.type))
+        tracer.start(trainer)
         yield tracer

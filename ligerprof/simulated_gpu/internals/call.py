@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.runs.simulated.device import SimulatedDevice
-from ligerprof.runs.simulated.memo import compute
+from ligerprof.simulated_gpu.device import Device
 from ligerprof.torch_memory.dtypes import dtype_name
 from ligerprof.torch_memory.scratch import Scratch
 
@@ -19,17 +18,15 @@ class Call:
     Attributes:
         device: allocates the temporaries.
         track: allocates blocks for the storages of new tensors, in order.
+        run_untracked: runs the operator without allocating blocks for its result.
     """
 
-    device: SimulatedDevice
+    device: Device
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     track: Callable[[Any], None]
-
-    def run_untracked(self) -> Any:
-        """Run the operator on fake tensors, without allocating blocks for its result."""
-        return compute(self.func, self.args, self.kwargs)
+    run_untracked: Callable[[], Any]
 
     def run(self) -> Any:
         """Run the operator and allocate blocks for its result."""

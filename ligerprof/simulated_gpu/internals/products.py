@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ligerprof.runs.simulated.internals.call import Call, Internal
+from ligerprof.simulated_gpu.internals.call import Call, Internal
 from ligerprof.torch_memory.cublas import LT_WORKSPACE_BYTES
 
 aten = torch.ops.aten
@@ -15,7 +15,7 @@ def _product(call: Call) -> Any:
 
     On a GPU, backward runs in a thread of autograd's, which has its own handle and workspace.
     """
-    # with `out`, nothing is allocated, and fake tensors of torch 2.11 fail
+    # with `out`, nothing is allocated, and the shape functions of torch 2.11 fail
     result = call.kwargs["out"] if "out" in call.kwargs else call.run()
     _hold(call, "cublas", call.device.gpu.cublas_workspace_bytes)
     return result

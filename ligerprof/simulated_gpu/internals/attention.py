@@ -1,4 +1,4 @@
-"""CUDA's fused attention kernels on fake tensors: results in allocation order, and scratch memory."""
+"""CUDA's fused attention kernels: results in allocation order, and scratch memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ligerprof.runs.simulated.attention import problem_of
-from ligerprof.runs.simulated.internals.call import Call, Internal
+from ligerprof.simulated_gpu.attention import problem_of
+from ligerprof.simulated_gpu.internals.call import Call, Internal
 from ligerprof.torch_memory.attention.fused import backward_scratch, flash_split_sizes, forward_scratch
 from ligerprof.torch_memory.attention.selection import AttentionKernel
 

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention on fake tensors: torch_memory's program executed with torch operators."""
+"""scaled_dot_product_attention: torch_memory's program executed with torch operators."""
 
 import math
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def problem_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionProblem:
 
 
 class _Operations:
-    """AttentionOperations on fake tensors, which are freed with their last reference.
+    """AttentionOperations on tensors, which are freed with their last reference.
 
     Args:
         scale: the factor of the scores.
