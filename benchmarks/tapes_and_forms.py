@@ -19,7 +19,7 @@ from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.tapes.recipes import to_trace, with_tape_of
-from ligerprof.runs.tapes.trace import trace_tape
+from ligerprof.runs.tapes.traced import trace_tape
 from tests.drawn_recipes import draw_spec
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.tapes.recipes import Way, to_trace, with_tape_of
-from ligerprof.runs.tapes.trace import trace_tape
+from ligerprof.runs.tapes.traced import trace_tape
 from tests.traced_models import CLASSES, CONFIGS, recipe_of
 
 STEPS: dict[str, dict[str, Any]] = {
