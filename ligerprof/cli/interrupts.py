@@ -3,9 +3,6 @@
 Python raises KeyboardInterrupt in the main thread between two of its instructions. That is too late while torch's
 autograd runs in another thread, and code that the main thread runs may catch it. A thread therefore waits for the
 signal, gives the main thread a moment to clean up, and ends the process.
-
-Destructors of torch's C++ call functions of a simulation, and an exception that leaves a destructor aborts the process.
-There the signal raises nothing and ends the process at once.
 """
 
 import os
@@ -14,16 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from types import FrameType
 from typing import Any, NoReturn
 
 EXIT_CODE = 128 + signal.SIGINT
 _GRACE_SECONDS = 0.4
-_STDERR = 2
 MESSAGE = "\ninterrupted"
-# packages with functions that destructors of torch's C++ call
-_IN_DESTRUCTORS = ("ligerprof.runs.simulated", "ligerprof.runs.kernel_check")
 _received = threading.Event()
 _clean_ups: list[Callable[[], object]] = []
 
@@ -42,7 +34,6 @@ def watch() -> None:
     """End the process soon after SIGINT; nothing happens if the signal is ignored, as under nohup."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
-    signal.signal(signal.SIGINT, _raise_or_end)
     waiting, arriving = os.pipe()
     os.set_blocking(arriving, False)
     signal.set_wakeup_fd(arriving, warn_on_full_buffer=False)
@@ -56,18 +47,6 @@ def _end_on_interrupt(waiting: int) -> None:
     _received.set()
     time.sleep(_GRACE_SECONDS)
     _end()
-
-
-def _raise_or_end(_signal: int, frame: FrameType | None) -> None:
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if any(module == package or module.startswith(f"{package}.") for package in _IN_DESTRUCTORS):
-            # a buffered stream may be in the middle of a write
-            with suppress(OSError):
-                os.write(_STDERR, f"{MESSAGE}\n".encode())
-            _end()
-        frame = frame.f_back
-    raise KeyboardInterrupt
 
 
 def _end() -> NoReturn:
