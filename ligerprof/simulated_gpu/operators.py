@@ -22,7 +22,7 @@ from ligerprof.simulated_gpu.attention import attention_for
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.internals import INTERNALS, Call
 from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
-from ligerprof.simulated_gpu.rules import RULES
+from ligerprof.simulated_gpu.rules import RULES, Rule
 from ligerprof.simulated_gpu.values import (
     MOST_FLOATS,
     MOST_INTEGERS,
@@ -103,7 +103,7 @@ class Operators:
         device = kwargs.get("device")
         if device is not None and device.type == "cuda" and device.index is not None:
             self._require_own(device.index)
-        rule = RULES.get(func, Operators.compute)
+        rule: Rule = RULES.get(func, Operators.compute)
         try:
             if self.watch is None:
                 return rule(self, func, args, kwargs)

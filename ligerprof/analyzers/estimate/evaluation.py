@@ -50,7 +50,7 @@ def evaluation_peak(
         weight.recorded = False
     meter.start()
     if tape is not None:
-        TracedMicroBatch(evaluated, weights, meter, hooks).forward()
+        TracedMicroBatch(evaluated, weights, meter, placement, hooks).forward()
         return meter.peak(), recording
     micro_batch = MicroBatch(evaluated, weights, kernels, meter, placement, hooks)
     micro_batch.evaluates = True

@@ -8,7 +8,7 @@ Persistent weights are always live, and DeepSpeed does not count them.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, takewhile
 
 from ligerprof.models import ParameterShape
 from ligerprof.models.module_names import is_in_layer, layer_index
@@ -169,6 +169,10 @@ class Gathered:
 
 def _head(recipe: TrainingRecipe) -> ParameterShape:
     parameters = recipe.spec.parameters
+    if recipe.spec.tape is not None:
+        # the last matrix after the layers; a tied one is the embedding
+        outside = takewhile(lambda item: not is_in_layer(item.name), reversed(parameters))
+        return next((item for item in outside if len(item.shape) > 1), parameters[0])
     return parameters[0] if recipe.spec.tied_embeddings else parameters[-1]
 
 

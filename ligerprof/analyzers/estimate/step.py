@@ -137,7 +137,7 @@ def _step_peaks(
         if recipe.spec.tape is None:
             micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
         else:
-            micro_batch = TracedMicroBatch(recipe, weights, meter, hooks)
+            micro_batch = TracedMicroBatch(recipe, weights, meter, placement, hooks)
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)

@@ -324,7 +324,7 @@ class Passes:
 
     @property
     def parameters(self) -> tuple[TapeParameter, ...]:
-        """All parameters of the model."""
+        """All parameters of the model on the GPU."""
         return tuple(
             TapeParameter(
                 name=name,
@@ -333,6 +333,8 @@ class Passes:
                 trained=parameter.requires_grad,
             )
             for name, parameter in self._trainer.model.named_parameters()
+            # transformers makes a few small ones in main memory
+            if parameter.is_cuda
         )
 
     @property

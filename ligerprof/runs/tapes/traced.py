@@ -52,8 +52,12 @@ def _ways(recipe: TrainingRecipe) -> tuple[Way, ...]:
     """How the passes of a recipe can be traced: checkpointing that a replay does not rewrite as it runs."""
     if recipe.reentrant or recipe.selective is not None or recipe.activation_offload:
         return (Way.FLAT,)
-    # FSDP2 gathers and reduces layer by layer
-    return (Way.UNITS,) if recipe.engine is Engine.FSDP2 else (Way.UNITS, Way.FLAT)
+    # FSDP2 and ZeRO-3 gather layer by layer
+    return (Way.UNITS,) if _gathers(recipe) else (Way.UNITS, Way.FLAT)
+
+
+def _gathers(recipe: TrainingRecipe) -> bool:
+    return recipe.engine is Engine.FSDP2 or recipe.zero == 3
 
 
 def _find_or_trace(recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[str], None]) -> Tape:
@@ -83,14 +87,13 @@ def _description(recipe: TrainingRecipe, way: Way) -> dict[str, Any]:
 def _require_replayed(recipe: TrainingRecipe) -> None:
     """Raise for what the replay of a tape does not cover."""
     require_supported(recipe, command="estimate", simulated=True)
-    fsdp2 = recipe.engine is Engine.FSDP2
+    gathers, engine = _gathers(recipe), "--zero 3" if recipe.zero == 3 else "--engine fsdp2"
     unlike = {
         "--wrap accelerate": recipe.wrap is Wrap.ACCELERATE,
-        "--zero 3": recipe.zero == 3,
-        "--engine fsdp2 with --reentrant": fsdp2 and recipe.reentrant,
-        "--engine fsdp2 with --selective": fsdp2 and recipe.selective is not None,
-        "--engine fsdp2 with --activation-offload": fsdp2 and recipe.activation_offload,
-        "--engine fsdp2 with --eval-batch": fsdp2 and recipe.eval_batch is not None,
+        f"{engine} with --reentrant": gathers and recipe.reentrant,
+        f"{engine} with --selective": gathers and recipe.selective is not None,
+        f"{engine} with --activation-offload": gathers and recipe.activation_offload,
+        f"{engine} with --eval-batch": gathers and recipe.eval_batch is not None,
     }
     for option, given in unlike.items():
         if given:

@@ -1,6 +1,7 @@
 """Tapes of architectures without a row: their replay against the simulated step, at sizes that were not traced."""
 
 import dataclasses
+import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -114,6 +115,20 @@ def test_fused_kernels_and_what_never_runs_backward(family: str) -> None:
         changed = dataclasses.replace(given, checkpointing=checkpointing)
         simulated = simulate_step(changed, record=False)
         assert estimate(with_tape_of(changed, tape)).peak_bytes == pytest.approx(simulated.peak_bytes, rel=0.0001)
+
+
+def test_zero_3_gathers_weights_as_with_forms(tmp_path: Path) -> None:
+    path = tmp_path / "zero.json"
+    sizes = {"reduce_bucket_size": 10**6, "stage3_prefetch_bucket_size": 200_000, "stage3_max_live_parameters": 10**7}
+    path.write_text(json.dumps({"zero_optimization": {**sizes, "stage3_param_persistence_threshold": 10_000}}))
+    options: dict[str, Any] = {"engine": "deepspeed", "zero": 3, "gpus": 4, "deepspeed_config": str(path)}
+    given = TrainingRecipe(model=draw_spec(Random("llama"), "llama"), batch=2, seq=256, precision="mixed", **options)
+    tape = trace_tape(to_trace(given))
+    for changed in ({}, {"checkpointing": False}, {"batch": 3, "seq": 384}):
+        by_forms = dataclasses.replace(given, **changed)
+        by_tape = estimate(with_tape_of(by_forms, tape))
+        assert by_tape.phases == pytest.approx(estimate(by_forms).phases, rel=0.0005)
+        assert by_tape.first_step_peak_bytes == pytest.approx(estimate(by_forms).first_step_peak_bytes, rel=0.0005)
 
 
 @pytest.mark.parametrize(

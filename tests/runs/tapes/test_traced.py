@@ -86,7 +86,10 @@ def test_what_a_replay_decides_is_not_traced_again(traced: list[TrainingRecipe])
         ({"engine": "fsdp2", "gpus": 2, "wrap": "accelerate"}, "--wrap accelerate"),
         ({"engine": "fsdp2", "gpus": 2, "eval_batch": 2}, "--engine fsdp2 with --eval-batch"),
         ({"engine": "fsdp2", "gpus": 2, "selective": "matmuls"}, "--engine fsdp2 with --selective"),
-        ({"engine": "deepspeed", "gpus": 2, "zero": 3, "precision": "mixed"}, "--zero 3"),
+        (
+            {"engine": "deepspeed", "gpus": 2, "zero": 3, "precision": "mixed", "reentrant": True},
+            "--zero 3 with --reentrant",
+        ),
     ],
 )
 def test_what_is_not_replayed_is_one_clear_line(
