@@ -14,22 +14,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.kernels.device import simulated_device
 from ligerprof.models.tape import SCRATCHES, TapeParameter, encoded
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.runs.checkpointing import checkpointed_layers
-from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.meter import PhaseMeter
-from ligerprof.runs.simulated.rank import GPU, machine_for
+from ligerprof.runs.simulated.rank import GPU, machine_for, simulated_trainer
 from ligerprof.runs.tapes.recipes import Way
-from ligerprof.runs.training import Trainer, make_batch, torch_trainer
+from ligerprof.runs.training import Trainer, make_batch
 from ligerprof.simulated_gpu import internals
 from ligerprof.simulated_gpu.internals.products import PRODUCT_INTERNALS
 from ligerprof.simulated_gpu.machine import Machine
-from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.saved import with_saved_tensors
 from ligerprof.torch_memory import layer_norm, softmax
@@ -517,11 +514,5 @@ def passes_of(recipe: TrainingRecipe, way: Way) -> Iterator[Passes]:
     machine.siblings.enabled = False
     machine.device.start_history(most_entries=None, stacks=True, counts=True)
     watch = _Watch(machine)
-    with (
-        collector_paused(),
-        simulated_device(sm_count=recipe.gpu_spec.sm_count),
-        _asking(watch),
-        model_failures_in_a_line(recipe, torch.OutOfMemoryError),
-        torch_trainer(recipe, GPU, lambda _model: None) as trainer,
-    ):
+    with _asking(watch), simulated_trainer(recipe) as trainer:
         yield Passes(trainer, machine, watch, way)

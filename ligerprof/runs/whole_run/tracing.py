@@ -3,16 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
-from ligerprof.kernels.device import simulated_device
 from ligerprof.recipe.lengths import BatchShape, recipe_of
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.model_errors import model_failures_in_a_line
-from ligerprof.runs.simulated.rank import GPU, machine_for
-from ligerprof.runs.training import Trainer, make_batch, torch_trainer
-from ligerprof.snapshots.collector import collector_paused
+from ligerprof.runs.simulated.rank import GPU, machine_for, simulated_trainer
+from ligerprof.runs.training import Trainer, make_batch
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 
 
@@ -76,11 +72,6 @@ def step_tracer(recipe: TrainingRecipe) -> Iterator[StepTracer]:
     device = machine_for(recipe, endless=True).device
     tracer = StepTracer(recipe, device.allocator)
     device.observer = tracer.observe
-    with (
-        collector_paused(),
-        simulated_device(sm_count=recipe.gpu_spec.sm_count),
-        model_failures_in_a_line(recipe, torch.OutOfMemoryError),
-        torch_trainer(recipe, GPU, lambda _model: None) as trainer,
-    ):
+    with simulated_trainer(recipe) as trainer:
         tracer.start(trainer)
         yield tracer
