@@ -26,8 +26,6 @@ aten = torch.ops.aten
 
 # tensors with more elements have no values: integers and bools (labels, positions, masks), and others
 MOST_INTEGERS, MOST_FLOATS = 1 << 22, 1 << 12
-# floats filled with a number have values up to this size, such as masks of ones; states of optimizers begin as zeros
-_MOST_FILLED = 1 << 20
 
 _EMPTY = frozenset({aten.empty.memory_format, aten.empty_strided.default})
 # the result of these is what it is on a GPU whatever the values: gradients are finite, the scale stays
@@ -38,7 +36,6 @@ _FILLS = frozenset(
         *(aten.random_.default, aten.random_.to, getattr(aten.random_, "from")),
     ]
 )
-_FILLED = frozenset([aten.fill_.Scalar, aten.copy_.default])
 _BRANCHES = frozenset({"item of bool", "equal"})
 # of torch and of this package
 SKIPPED_FILES = (*(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, ligerprof.__file__)), "<frozen ")
@@ -184,8 +181,7 @@ class Values:
         made_up = any((known := self.known(tensor)) is not None and known.made_up for tensor in inputs)
         for tensor in written:
             if self.known(tensor) is None and tensor.is_cuda:
-                is_filled = func in _FILLED and tensor.numel() <= _MOST_FILLED
-                self.set(tensor, functions.zeros(()), made_up=made_up, at_any_size=is_filled)
+                self.set(tensor, functions.zeros(()), made_up=made_up)
                 if self.known(tensor) is None:
                     return
         try:
