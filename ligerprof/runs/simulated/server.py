@@ -74,12 +74,13 @@ def _serve(connection: Connection, request: Any, children: list[int]) -> NoRetur
 def _prepare(task: str, values: dict[str, Any] | None, _options: object) -> None:
     """Import what a task needs, for its process and for later ones; what fails is left to the task, which says why."""
     with collector_paused(), suppress(Exception):
+        from ligerprof.simulated_gpu.machine import install
+
+        # bitsandbytes, which peft imports, has kernels for CUDA if there is a GPU by then
+        install(find_gpu(DEFAULT_GPU))
         import_module(task.partition(":")[0])
         if values is not None:
             import_model(values)
-        from ligerprof.simulated_gpu.machine import install
-
-        install(find_gpu(DEFAULT_GPU))
 
 
 def _answer(connection: Connection, task: str, values: dict[str, Any] | None, options: dict[str, Any]) -> NoReturn:
