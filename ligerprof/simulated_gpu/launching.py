@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from ligerprof.runs.recording.door import open_again
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.simulated_gpu.device import Device
 
-# read when a program runs, not when a package is imported
+# variables that are read when a program runs, not when a package is imported
 _READ_LATE = "ACCELERATE_"
+_THREADS = "OMP_NUM_THREADS"
 
 
 def fork_from_launchers(device: Device) -> None:
@@ -51,7 +51,7 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     names = {name for name in {*environment, *os.environ} if environment.get(name) != os.environ.get(name)}
     return (
         command[0] == sys.executable
-        and all(name.startswith(_READ_LATE) for name in names)
+        and all(name.startswith(_READ_LATE) for name in names - {_THREADS})
         and threading.active_count() == 1
     )
 
@@ -59,7 +59,11 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
 def _become(words: list[str], environment: Mapping[str, str]) -> None:
     """Run a script, or `-m` and a module, as Python does with these arguments; ends this process."""
     os.environ.update(environment)
-    open_again(torch)
+    if environment.get(_THREADS, "").isdecimal():
+        torch.set_num_threads(int(environment[_THREADS]))
+    # the recording begins again with CUDA, as whatever waits for it
+    cuda: Any = torch.cuda
+    cuda._initialized = False
     sys.orig_argv[1:] = words
     if words[0] == "-m":
         sys.argv = words[1:]

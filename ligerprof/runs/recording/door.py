@@ -51,14 +51,11 @@ def _await_cuda(torch: ModuleType, settings: Settings) -> None:
     """Start when CUDA is initialized: before the first allocation, and never in launchers and data workers."""
     if settings.simulated is not None:
         _simulate(settings.simulated)
+    cuda: Any = torch.cuda
     if settings.mode is Mode.RUN and settings.output is not None:
         with suppress(OSError):
             (settings.output / IMPORTED).touch()
 
-    _start_with_cuda(torch, settings)
-
-
-def _start_with_cuda(torch: ModuleType, settings: Settings) -> None:
     def start() -> None:
         try:
             _start(settings)
@@ -66,17 +63,7 @@ def _start_with_cuda(torch: ModuleType, settings: Settings) -> None:
             # a program must run as it would without a recording
             say(f"nothing is recorded in this process: {type(error).__name__}: {error}")
 
-    cuda: Any = torch.cuda
     cuda._lazy_call(start)
-
-
-def open_again(torch: ModuleType) -> None:
-    """Record a fork of a process as a process of its own, whose simulated CUDA is not initialized yet."""
-    settings = Settings.from_environment()
-    if settings is not None:
-        cuda: Any = torch.cuda
-        cuda._initialized = False
-        _start_with_cuda(torch, settings)
 
 
 def _collect_rarely() -> None:
