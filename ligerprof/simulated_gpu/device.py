@@ -147,6 +147,8 @@ class Device(SimulatedDevice):
 
     def hold_for_good(self, name: str, size_bytes: int) -> None:
         """Allocate a workspace that a library never frees, with the C++ function that a GPU's stack shows."""
+        if name in self._held_for_good:
+            return
         self._native = _WORKSPACES.get(name.split(" ", maxsplit=1)[0], "")
         try:
             super().hold_for_good(name, size_bytes)

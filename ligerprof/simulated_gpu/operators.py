@@ -162,13 +162,13 @@ class _Steps:
 
     def run(self, internal: Callable[[Call], Any]) -> Any:
         func, args, kwargs = self._call
-        call = _PlannedCall(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.untracked)
+        call = _PlannedCall(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.planned)
         return self._real(internal(call))
 
-    def untracked(self) -> Any:
+    def planned(self, *, on_meta: bool) -> Any:
         inputs: list[Tensor] = []
         plan = self._operators.plan(*self._call, inputs)
-        return realized(plan, inputs, on_meta=True)
+        return realized(plan, inputs, on_meta=on_meta)
 
     def track(self, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -190,9 +190,9 @@ class _Steps:
 
 
 class _PlannedCall(Call):
-    """A call whose results are planned on the meta device."""
+    """A call whose results are planned on the meta device, unless they are allocated at once."""
 
-    __slots__ = ("_untracked",)
+    __slots__ = ("_planned",)
 
     def __init__(
         self,
@@ -201,13 +201,16 @@ class _PlannedCall(Call):
         args: Any,
         kwargs: Any,
         track: Callable[[Any], None],
-        untracked: Callable[[], Any],
+        planned: Callable[..., Any],
     ) -> None:
         super().__init__(device, func, args, kwargs, track)
-        self._untracked = untracked
+        self._planned = planned
 
     def run_untracked(self) -> Any:
-        return self._untracked()
+        return self._planned(on_meta=True)
+
+    def run(self) -> Any:
+        return self._planned(on_meta=False)
 
 
 def cuda_operators() -> Iterator[str]:

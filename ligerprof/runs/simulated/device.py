@@ -162,8 +162,13 @@ def _device_thread_frames(stacks: Sequence[Sequence[Frame]]) -> Iterator[Sequenc
     seen: set[int] = set()
     own: set[int] = set()
     ends: set[int] = set()
+    known: dict[tuple[int, ...], Sequence[Frame]] = {}
     for stack in stacks:
-        keys = list(map(id, stack))
+        keys = tuple(map(id, stack))
+        same = known.get(keys)
+        if same is not None:
+            yield same
+            continue
         if not seen.issuperset(keys):
             seen.update(keys)
             for key, frame in zip(keys, stack, strict=True):
@@ -173,4 +178,5 @@ def _device_thread_frames(stacks: Sequence[Sequence[Frame]]) -> Iterator[Sequenc
                     ends.add(key)
         first = next((index for index, key in enumerate(keys) if key not in own), len(keys))
         last = len(keys) if ends.isdisjoint(keys) else next(index for index, key in enumerate(keys) if key in ends)
-        yield stack[first : max(last, first)]
+        known[keys] = stack[first : max(last, first)]
+        yield known[keys]
