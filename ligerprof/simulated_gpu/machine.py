@@ -16,6 +16,7 @@ from ligerprof.simulated_gpu import cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
+from ligerprof.simulated_gpu.host_memory import step_without_values
 from ligerprof.simulated_gpu.launching import fork_from_launchers
 from ligerprof.simulated_gpu.libraries import bitsandbytes, deepspeed
 from ligerprof.simulated_gpu.operators import Operators
@@ -77,6 +78,7 @@ class Machine:
         patch_process(self)
         self.operators.register()
         loading.install(self.stand_ins)
+        step_without_values()
         self.checkpoints.install()
         self.siblings.install()
         install_ranks(self)
