@@ -41,7 +41,7 @@ def measured(*dimensions: int) -> Iterator[tuple[Convolution, tuple[int, int, in
             channels_last=found[10] is not None,
         )
         source, weight, result = (prod(shape) * width for shape in (problem.source, problem.weight, problem.result))
-        backward = row["backward"][1:]
+        backward = row["backward"]
         workspaces = (after(row["forward"], result), after(backward, source), after(backward, weight))
         yield problem, workspaces, source + weight + result
 
