@@ -17,6 +17,8 @@ from ligerprof.simulated_gpu.device import Device
 # variables that are read when a program runs, not when a package is imported
 _READ_LATE = "ACCELERATE_"
 _THREADS = "OMP_NUM_THREADS"
+# what the program leaves lives until the process has ended
+_left: list[dict[str, Any]] = []
 
 
 def fork_from_launchers(device: Device) -> None:
@@ -68,9 +70,9 @@ def _become(words: list[str], environment: Mapping[str, str]) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path[0] = str(Path.cwd())
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        _left.append(runpy.run_module(words[1], run_name="__main__", alter_sys=True))
     else:
         sys.argv = words
         sys.path[0] = str(Path(words[0]).resolve().parent)
-        runpy.run_path(words[0], run_name="__main__")
+        _left.append(runpy.run_path(words[0], run_name="__main__"))
     raise SystemExit
