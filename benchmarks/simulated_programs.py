@@ -28,6 +28,7 @@ PROGRAMS = HERE / "unchanged_programs"
 sys.path.insert(0, str(PROGRAMS))
 
 import cases  # noqa: E402 - modules of the programs
+import fresh_cases  # noqa: E402
 import held_out_cases  # noqa: E402
 import library_cases  # noqa: E402
 from cases import Case  # noqa: E402
@@ -37,6 +38,7 @@ SETS = {
     "known": (cases.CASES, "unchanged"),
     "held-out": (held_out_cases.CASES, "held-out"),
     "libraries": (library_cases.CASES, "library"),
+    "fresh": (fresh_cases.CASES, "fresh"),
 }
 OUT_OF_MEMORY = 3
 # the border is searched until both ends are this close

@@ -1,9 +1,10 @@
 """The result of one profiled step, measured or simulated."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from ligerprof.recipe.categories import Engine
 from ligerprof.roles import Backend, Phase
 from ligerprof.serialization import Printed
 
@@ -83,6 +84,46 @@ class OutsideMemory:
                 for each, earlier in zip(self.moments, before, strict=False)
             ],
         }
+
+
+class StepFigures(Protocol):
+    """Highest allocated and reserved bytes of a training step, and allocated bytes in and after its phases."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the step."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of the step."""
+
+    @property
+    def evaluation_reserved_bytes(self) -> int | None:
+        """Of an evaluation after the step."""
+
+    @property
+    def phases(self) -> Mapping[Phase, int]:
+        """Highest allocated bytes."""
+
+    @property
+    def after_phase(self) -> Mapping[Phase, int]:
+        """Allocated bytes at the end."""
+
+
+def figures_of(steps: Sequence[StepFigures], last: StepFigures, engine: Engine) -> dict[str, Any]:
+    """The fields of an outcome that follow from its steps, of which `last` is the one that is reported."""
+    # DDP builds its buckets anew in the second step
+    second = steps[1] if engine is Engine.DDP and len(steps) > 1 else None
+    first = steps[0] if steps else last
+    return {
+        "first_step_peak_bytes": first.peak_bytes,
+        "first_step_reserved_bytes": first.reserved_bytes,
+        "second_step_peak_bytes": None if second is None else second.peak_bytes,
+        "second_step_reserved_bytes": None if second is None else second.reserved_bytes,
+        "phases": last.phases,
+        "after_phase": last.after_phase,
+        "evaluation_reserved_bytes": last.evaluation_reserved_bytes,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

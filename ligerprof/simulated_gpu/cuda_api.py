@@ -72,8 +72,8 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
 
     return {
         "_cuda_init": initialize,
-        "_cuda_getDeviceCount": backend.count,
-        "_cuda_getDevice": backend.index,
+        "_cuda_getDeviceCount": lambda: backend.count(),  # noqa: PLW0108 - hashable
+        "_cuda_getDevice": lambda: backend.index(),  # noqa: PLW0108 - hashable
         "_cuda_setDevice": backend.require_own,
         "_cuda_exchangeDevice": lambda _index: backend.index(),
         "_cuda_maybeExchangeDevice": lambda _index: backend.index(),

@@ -15,15 +15,16 @@ import io
 import json
 import os
 import pathlib
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.audit import watch
 
 FOLDER = "files"
 _JOURNAL = "journal"
@@ -97,7 +98,7 @@ class Files:
                 setattr(accessor, name, staticmethod(getattr(io if name == "open" else os, name)))
         after_import_or_now("sqlite3", self._replace_sqlite)
         os.register_at_fork(after_in_child=self._after_fork)
-        sys.addaudithook(self._watch)
+        watch({event: partial(self._check, check) for event, check in _EVENTS.items()})
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -490,9 +491,8 @@ class Files:
 
     # the audit hook
 
-    def _watch(self, event: str, arguments: tuple[Any, ...]) -> None:
-        check = _EVENTS.get(event)
-        if check is not None and not getattr(self._inside, "unwatched", False):
+    def _check(self, check: Callable[..., None], *arguments: Any) -> None:
+        if not getattr(self._inside, "unwatched", False):
             check(self, *arguments)
 
     def _on_open(self, path: Any, _mode: Any, flags: int) -> None:

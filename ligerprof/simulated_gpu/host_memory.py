@@ -1,4 +1,4 @@
-"""Optimizers and weights in main memory: large tensors there are made and freed, and nothing is computed with them."""
+"""Optimizers of weights in main memory: large tensors there are made and freed, and nothing is computed with them."""
 
 import sys
 import weakref
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.simulated_gpu import loading
@@ -16,6 +17,7 @@ from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory.pinned import pinned_bytes
 
 _LARGE_BYTES = loading.WEIGHT_BYTES
+_LARGE_ELEMENTS = _LARGE_BYTES // torch.float32.itemsize
 _PIN, _IS_PINNED = torch.ops.aten._pin_memory.default, torch.ops.aten.is_pinned.default
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
 
@@ -46,19 +48,34 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if FakeTensor in types or func is _IS_PINNED:
             return func(*args, **kwargs)
         inputs = list(tensors_in((args, tuple(kwargs.values()))))
-        if func is _PIN and _is_large(args[0]):
-            result = functions.empty(args[0].shape, dtype=args[0].dtype, pin_memory=True)
-        elif any(map(_is_large, inputs)) and not any(tensor.is_cuda for tensor in inputs) and _stays(kwargs):
-            del inputs[:]
-            result = realized(self._planner.plan(func, args, kwargs, inputs), inputs)
-            for tensor in tensors_in(result):
-                if tensor.numel() == 1 and not func.is_view:
-                    tensor.fill_(1)
+        if func is _PIN:
+            is_large = _is_large(args[0])
+            result = functions.empty(args[0].shape, dtype=args[0].dtype, pin_memory=True) if is_large else func(*args)
+        elif inputs and not any(tensor.is_cuda for tensor in inputs) and _stays(kwargs):
+            result = self._without_values(func, args, kwargs, is_large=any(map(_is_large, inputs)))
         else:
             result = func(*args, **kwargs)
         for tensor in tensors_in(result):
             if tensor.device.type == "cpu":
                 self._watch(tensor)
+        return result
+
+    def _without_values(self, func: Any, args: Any, kwargs: Any, *, is_large: bool) -> Any:
+        """The result of an operator in main memory; of large tensors, or as one, without its values."""
+        inputs: list[Tensor] = []
+        try:
+            plan = self._planner.plan(func, args, kwargs, inputs)
+        except (NotImplementedError, RuntimeError):
+            # what depends on values
+            if is_large:
+                raise
+            return func(*args, **kwargs)
+        if not is_large and plan.elements[1] < _LARGE_ELEMENTS:
+            return func(*args, **kwargs)
+        result = realized(plan, inputs)
+        for tensor in tensors_in(result):
+            if tensor.numel() == 1 and not func.is_view:
+                tensor.fill_(1)
         return result
 
     def __enter__(self) -> "HostMemory":
@@ -85,6 +102,24 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held[key] = (size_bytes, weakref.ref(storage, reap))
         self._bytes += size_bytes
         self.highest_bytes = max(self.highest_bytes, self._bytes)
+
+
+def step_without_values() -> None:
+    """Let the optimizers of weights without values step inside such a mode, from now on."""
+    modes: dict[int, HostMemory] = {}
+
+    def begin(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        if any(loading.has_no_values(getattr(weight, "_local_tensor", weight)) for weight in weights):
+            modes[id(optimizer)] = HostMemory().__enter__()
+
+    def end(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
+        mode = modes.pop(id(optimizer), None)
+        if mode is not None:
+            mode.__exit__(None, None, None)
+
+    register_optimizer_step_pre_hook(begin)
+    register_optimizer_step_post_hook(end)
 
 
 def _is_large(tensor: Tensor) -> bool:

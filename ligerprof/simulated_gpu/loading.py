@@ -14,7 +14,6 @@ import torch
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.messages import say
 from ligerprof.simulated_gpu.creation import functions
-from ligerprof.simulated_gpu.host_updates import HostUpdates
 from ligerprof.simulated_gpu.stand_ins import StandIns
 
 # as kWeightBytes in backend.cpp
@@ -36,7 +35,6 @@ def install(stand_ins: StandIns) -> None:
     after_import_or_now("transformers.utils.hub", stand_ins.install)
     after_import_or_now("transformers.modeling_utils", _leave_new_embeddings)
     after_import_or_now("datasets.load", _name_missing_data)
-    HostUpdates(has_no_values).install()
 
 
 def _open_headers(module: Any) -> None:

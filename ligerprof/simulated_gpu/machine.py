@@ -1,7 +1,6 @@
 """Turn this process into one with a simulated GPU: for the rest of its life, torch's `cuda` is the simulation."""
 
 import atexit
-import gc
 import os
 import signal
 import threading
@@ -17,6 +16,8 @@ from ligerprof.simulated_gpu import cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
+from ligerprof.simulated_gpu.host_memory import step_without_values
+from ligerprof.simulated_gpu.launching import fork_from_launchers
 from ligerprof.simulated_gpu.libraries import bitsandbytes, deepspeed
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
@@ -31,7 +32,6 @@ from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.nccl import nccl_bytes
 from ligerprof.units import GIB, MIB
 
-_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 _LATER_SECONDS = 0.01
 _ALLOC_CONFS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -72,16 +72,17 @@ class Machine:
 
     def install(self) -> None:
         """Replace torch's CUDA; it cannot be undone."""
-        _collect_rarely()
         self._backend.install(self._allocate, self._release, self.device.synchronize)
         self._backend.place(*gpu_of_rank())
         cuda_api.install(self.device, self._backend)
         patch_process(self)
         self.operators.register()
         loading.install(self.stand_ins)
+        step_without_values()
         self.checkpoints.install()
         self.siblings.install()
         install_ranks(self)
+        fork_from_launchers(self.device)
         bitsandbytes.install(self.values.forget)
         deepspeed.install()
         atexit.register(self._backend.detach)
@@ -162,15 +163,6 @@ class Machine:
             f" allocated by PyTorch, and {_torch_size(allocator.reserved_bytes - allocator.allocated_bytes)} is"
             " reserved by PyTorch but unallocated. (This GPU is simulated by ligerprof.)"
         )
-
-
-def _collect_rarely() -> None:
-    """Python's collector takes a fifth of the imports of a trainer, which leave nothing to collect."""
-    before = gc.get_threshold()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
-    # from the first tensor on the GPU, cycles end as they do on a GPU
-    cuda: Any = torch.cuda
-    cuda._lazy_call(lambda: gc.set_threshold(*before))
 
 
 def _torch_size(size_bytes: int) -> str:

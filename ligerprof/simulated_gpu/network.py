@@ -4,12 +4,12 @@ import errno
 import ipaddress
 import os
 import socket
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.audit import watch
 
 # libraries that would wait, retry, or start a process of their own
 OFFLINE = {
@@ -28,18 +28,26 @@ _USER, _NO_COMMIT = "simulated", "0" * 40
 def leave_network() -> None:
     """Refuse connections to other machines in this process at once, with the error of a machine without a network."""
     os.environ.update(OFFLINE)
-    sys.addaudithook(_refuse)
+    watch(
+        {
+            "socket.connect": _refuse_address,
+            "socket.sendto": _refuse_address,
+            "socket.getaddrinfo": _refuse_name,
+            "socket.gethostbyname": _refuse_name,
+        }
+    )
     after_import_or_now("huggingface_hub.hf_api", _send_nothing_to_hub)
     after_import_or_now("transformers.integrations.integration_utils", _log_nothing_to_mlflow)
 
 
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("socket.connect", "socket.sendto"):
-        address = arguments[-1]
-        if isinstance(address, tuple) and not _is_here(address[0]):
-            raise OSError(errno.ENETUNREACH, f"a simulated run has no network: {address[0]}")
-    elif event in ("socket.getaddrinfo", "socket.gethostbyname") and not _is_here(arguments[0]):
-        raise socket.gaierror(socket.EAI_NONAME, f"a simulated run has no network: {arguments[0]}")
+def _refuse_address(_socket: Any, address: Any) -> None:
+    if isinstance(address, tuple) and not _is_here(address[0]):
+        raise OSError(errno.ENETUNREACH, f"a simulated run has no network: {address[0]}")
+
+
+def _refuse_name(host: Any, *_others: Any) -> None:
+    if not _is_here(host):
+        raise socket.gaierror(socket.EAI_NONAME, f"a simulated run has no network: {host}")
 
 
 def _is_here(host: Any) -> bool:

@@ -86,9 +86,7 @@ class Operators:
         """Make these the kernels of the dispatch key CUDA, for the rest of the process."""
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         for name in cuda_operators():
-            packet, _, overload = name.partition(".")
-            func = getattr(getattr(aten, packet), overload or "default")
-            library.impl(name, partial(self.run, func), "CUDA")  # type: ignore[no-untyped-call]
+            library.impl(name, partial(self.run, _operator(name)), "CUDA")  # type: ignore[no-untyped-call]
         attention = attention_for(lambda: self.device.gpu, self.attention_used)
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)  # type: ignore[no-untyped-call]
@@ -96,6 +94,8 @@ class Operators:
         others.fallback(self.run, "CUDA")  # type: ignore[no-untyped-call]
         for kind in ("Sparse", "SparseCsr", "Quantized", "NestedTensor"):
             others.fallback(partial(_refuse, kind), f"{kind}CUDA")  # type: ignore[no-untyped-call]
+            for name in _with_kernels(f"{kind}CUDA"):
+                library.impl(name, partial(_refuse, kind, _operator(name)), f"{kind}CUDA")  # type: ignore[no-untyped-call]
         self._libraries += [library, others]
 
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,11 +115,16 @@ class Operators:
 
     def compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator whose shapes follow from its arguments' shapes."""
+        internal = INTERNALS.get(func)
+        if internal is None:
+            return self.compute_at_once(func, args, kwargs)
+        self.device.addresses.kernels_ran = True
+        return self._compute_in_steps(internal, func, args, kwargs)
+
+    def compute_at_once(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator that allocates its result alone, as far as this function knows."""
         self.device.addresses.kernels_ran = True
         inputs: list[Tensor] = []
-        internal = INTERNALS.get(func)
-        if internal is not None:
-            return self._compute_in_steps(internal, func, args, kwargs)
         plan = self.plan(func, args, kwargs, inputs)
         result = realized(plan, inputs)
         if func._schema.is_mutable or 0 < plan.elements[0] <= MOST_INTEGERS or 0 < plan.elements[1] <= MOST_FLOATS:
@@ -168,13 +173,13 @@ class _Steps:
 
     def run(self, internal: Callable[[Call], Any]) -> Any:
         func, args, kwargs = self._call
-        call = Call(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.untracked)
+        call = Call(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.planned)
         return self._real(internal(call))
 
-    def untracked(self) -> Any:
+    def planned(self, *, on_meta: bool) -> Any:
         inputs: list[Tensor] = []
         plan = self._operators.plan(*self._call, inputs)
-        return realized(plan, inputs, on_meta=True)
+        return realized(plan, inputs, on_meta=on_meta)
 
     def track(self, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -197,15 +202,24 @@ class _Steps:
 
 def cuda_operators() -> Iterator[str]:
     """Names of the operators of ATen that have a kernel of their own for CUDA, without those of backend.cpp."""
-    if torch._C._has_cuda:
-        has = torch._C._dispatch_has_kernel_for_dispatch_key
-        names = [name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if has(name, "CUDA")]
-    else:
-        names = list(_names_in_yaml())
+    names = _with_kernels("CUDA") if torch._C._has_cuda else _names_in_yaml()
     known = {name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
     for name in dict.fromkeys((*names, *_STUBS)):
         if name in known and name not in _IN_CPP:
             yield name
+
+
+def _with_kernels(key: str) -> Iterator[str]:
+    """Names of the operators of ATen that torch has a kernel for, which would use a GPU of this machine."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::") and has(name, key):
+            yield name.removeprefix("aten::")
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
 
 
 def _names_in_yaml() -> Iterator[str]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.internals.products import hold_workspaces
 from ligerprof.simulated_gpu.composites import COMPOSITE_RULES
 from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
 from ligerprof.simulated_gpu.creation import functions
@@ -290,7 +291,15 @@ def _gru_cell_backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs
     return of_input, of_hidden, of_state, *biases
 
 
+def _product(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Most of a model's time: in one step, as PRODUCT_INTERNALS has it for tapes."""
+    result = run.compute_at_once(func, args, kwargs)
+    hold_workspaces(run.device, args[0] if func is aten.addmm.default else None)
+    return result
+
+
 RULES: dict[Any, Rule] = {
+    **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.addmm.default), _product),
     **COMPARISONS,
     **COMPOSITE_RULES,
     **CONVOLUTION_RULES,

@@ -54,6 +54,11 @@ def embedding_gradient(indices: int, rows: int, columns: int, *, width: int = IN
     """
     if indices <= _UNSORTED_INDICES:
         return None
+    return sorted_gradient(indices, rows, columns, width=width)
+
+
+def sorted_gradient(indices: int, rows: int, columns: int, *, width: int = INDEX_BYTES) -> EmbeddingGradient:
+    """The same for any number of indices, as sums and means of bags have it (EmbeddingBag.cu)."""
     segments = min(indices, rows)
     parts = indices // ROWS_PER_PART + segments
     padded_columns = -(-columns // _WARP) * _WARP

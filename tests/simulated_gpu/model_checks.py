@@ -6,12 +6,10 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.machine import installed
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M"
@@ -41,7 +39,7 @@ def weights_are_not_read() -> None:
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.resize_token_embeddings(40000)
     assert used_bytes() - before < 256 << 20
-    # what an optimizer does to each element alone needs no values
+    # optimizers step without values
     optimizer = torch.optim.AdamW(model.parameters())
     for weight in model.parameters():
         weight.grad = torch.empty_like(weight)
@@ -52,8 +50,8 @@ def weights_are_not_read() -> None:
             assert state["exp_avg"].shape == state["exp_avg_sq"].shape == weight.shape
             assert state["step"].item() == step
     assert used_bytes() - before < 256 << 20
-    with pytest.raises(UnsupportedError, match=r"Adafactor updates .* of weights in main memory"):
-        torch.optim.Adafactor(model.parameters()).step()
+    torch.optim.Adafactor(model.parameters()).step()
+    assert used_bytes() - before < 256 << 20
 
 
 def models_of_the_catalog_need_no_files() -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
-from ligerprof.recipe.categories import Engine, Offload
+from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
 from ligerprof.runs.measured.outside import OutsideLedger
-from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
+from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of
 from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
@@ -90,7 +90,7 @@ class _Counters:
     ) -> None:
         self.step, self.last_phase = step, Phase.BUILD
         self.peaks: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
-        self.ends: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
+        self.after_phase: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
         self.reserved_bytes = 0
         self.evaluation_bytes: int | None = None
         self.evaluation_reserved_bytes: int | None = None
@@ -121,7 +121,7 @@ class _Counters:
         if phase in self.peaks:
             peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes
             self.peaks[phase] = max(self.peaks[phase], peak_bytes)
-            self.ends[phase] = torch.cuda.memory_allocated() - self._base_bytes
+            self.after_phase[phase] = torch.cuda.memory_allocated() - self._base_bytes
             self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved())
             if self._ended is not None:
                 self._ended(phase.value)
@@ -300,21 +300,12 @@ class _Session:
         return dataclasses.replace(outcome, oom=oom)
 
     def _outcome(self, counters: _Counters, *, peak_bytes: int, reserved_bytes: int) -> StepOutcome:
-        first = self._recorded[0] if self._recorded else counters
-        # DDP builds its buckets anew in the second step
-        second = self._recorded[1] if self._recipe.engine is Engine.DDP and len(self._recorded) > 1 else None
         return StepOutcome(
+            **figures_of(self._recorded, counters, self._recipe.engine),
             backend=Backend.MEASURED,
             gpu=torch.cuda.get_device_name(self._device),
             peak_bytes=peak_bytes,
             reserved_bytes=reserved_bytes,
-            first_step_peak_bytes=first.peak_bytes,
-            first_step_reserved_bytes=first.reserved_bytes,
-            second_step_peak_bytes=None if second is None else second.peak_bytes,
-            second_step_reserved_bytes=None if second is None else second.reserved_bytes,
-            phases=counters.phases,
-            evaluation_reserved_bytes=counters.evaluation_reserved_bytes,
-            after_phase=counters.ends,
             profiled_step=counters.step,
             snapshot=self._snapshot,
             outside=self._outside.result(),

@@ -3,15 +3,18 @@
 It must start fast and never fail: it needs the standard library alone until torch has been imported by the program.
 """
 
+import gc
 import sys
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 from ligerprof.errors import LigerprofError
-from ligerprof.runs.recording.imports import after_import
+from ligerprof.runs.recording.imports import after_import, after_import_or_now
 from ligerprof.runs.recording.messages import say
 from ligerprof.runs.recording.settings import IMPORTED, Mode, Settings, SimulatedGpu
+
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 _opened = False
 
@@ -37,6 +40,7 @@ def open_door() -> None:
 
         watch_files(settings.output)
         leave_network()
+        _collect_rarely()
     if "torch" in sys.modules:
         _await_cuda(sys.modules["torch"], settings)
     else:
@@ -60,6 +64,18 @@ def _await_cuda(torch: ModuleType, settings: Settings) -> None:
             say(f"nothing is recorded in this process: {type(error).__name__}: {error}")
 
     cuda._lazy_call(start)
+
+
+def _collect_rarely() -> None:
+    """Python's collector takes a fifth of the imports of a trainer, which leave nothing to collect."""
+    before = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *before[1:])
+
+    def collect(torch: Any) -> None:
+        # from the first tensor on the GPU, cycles end as they do on a GPU
+        torch.cuda._lazy_call(lambda: gc.set_threshold(*before))
+
+    after_import_or_now("torch", collect)
 
 
 def _simulate(simulated: SimulatedGpu) -> None:

@@ -262,8 +262,11 @@ class ProcessRecording:
         if self._recorder is not None:
             self._recorder.abandon()
             self._recorder = None
+            self._history.release()
         if self._counts is not None:
             self._counts.remove()
+        if getattr(signal.getsignal(signal.SIGTERM), "__self__", None) is self:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _wrap_exit(self) -> None:
         original = os._exit
@@ -280,15 +283,14 @@ class ProcessRecording:
         previous = signal.getsignal(signal.SIGTERM)
         if previous is not signal.SIG_DFL:
             return
-
-        def end(number: int, _frame: Any) -> None:
-            self.finish()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
         # only the main thread may set handlers
         with suppress(ValueError):
-            signal.signal(signal.SIGTERM, end)
+            signal.signal(signal.SIGTERM, self._terminate)
+
+    def _terminate(self, number: int, _frame: Any) -> None:
+        self.finish()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _quietly(function: Callable[..., None]) -> Callable[..., None]:

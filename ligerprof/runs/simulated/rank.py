@@ -19,7 +19,7 @@ from ligerprof.roles import Backend, Phase
 from ligerprof.runs.measured.engines import engine_of
 from ligerprof.runs.measured.step import Build
 from ligerprof.runs.model_errors import model_failures_in_a_line
-from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
+from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of
 from ligerprof.runs.parallel.fsdp2 import ShardedTrainer
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import Stamper
@@ -165,20 +165,13 @@ class _Rank:
     def _outcome(self, oom: OutOfMemory | None) -> StepOutcome:
         allocator = self._device.allocator
         steps = self._meter.steps or [StepFigures()]
-        first, last = steps[0], steps[-1]
-        second = steps[1] if self._recipe.engine is Engine.DDP and len(steps) > 1 else None
+        last = steps[-1]
         return StepOutcome(
+            **figures_of(steps, last, self._recipe.engine),
             backend=Backend.SIMULATED,
             gpu=self._recipe.gpu_spec.title,
             peak_bytes=allocator.highest_allocated_bytes if oom else last.peak_bytes,
             reserved_bytes=allocator.highest_reserved_bytes if oom else last.reserved_bytes,
-            first_step_peak_bytes=first.peak_bytes,
-            first_step_reserved_bytes=first.reserved_bytes,
-            second_step_peak_bytes=None if second is None else second.peak_bytes,
-            second_step_reserved_bytes=None if second is None else second.reserved_bytes,
-            phases=last.phases,
-            after_phase=last.after_phase,
-            evaluation_reserved_bytes=last.evaluation_reserved_bytes,
             profiled_step=self._meter.step,
             snapshot=self._snapshot,
             oom=oom,

@@ -18,7 +18,7 @@ class Call:
     Attributes:
         device: allocates the temporaries.
         track: allocates blocks for the storages of new tensors, in order.
-        run_untracked: runs the operator without allocating blocks for its result.
+        planned: makes the operator's results, on the GPU or, with `on_meta`, without blocks.
     """
 
     device: Device
@@ -26,13 +26,15 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     track: Callable[[Any], None]
-    run_untracked: Callable[[], Any]
+    planned: Callable[..., Any]
 
     def run(self) -> Any:
         """Run the operator and allocate blocks for its result."""
-        result = self.run_untracked()
-        self.track(result)
-        return result
+        return self.planned(on_meta=False)
+
+    def run_untracked(self) -> Any:
+        """Run the operator without allocating blocks for its result."""
+        return self.planned(on_meta=True)
 
     def run_with_scratch(self, scratch: Callable[[Any], Scratch]) -> Any:
         """Run the operator, then allocate and free the scratch blocks that follow from its result."""

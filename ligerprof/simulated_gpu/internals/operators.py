@@ -11,7 +11,7 @@ from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
 from ligerprof.torch_memory.decompositions import svd_scratch
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.embedding import embedding_gradient
+from ligerprof.torch_memory.embedding import EmbeddingGradient, embedding_gradient, sorted_gradient
 from ligerprof.torch_memory.foreach import norm_partials_bytes
 from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, accumulation_scratch, index_copies
 from ligerprof.torch_memory.scans import cumsum_scratch, masked_scatter_scratch
@@ -21,12 +21,28 @@ from ligerprof.torch_memory.sorting import sort_scratch
 aten = torch.ops.aten
 
 
+# of nn.EmbeddingBag
+_MAX_MODE = 2
+
+
 def _embedding_dense_backward(call: Call) -> Any:
     """Allocate and free in the order of torch_memory/embedding.py."""
     gradient, indices, rows = call.args[:3]
     blocks = embedding_gradient(indices.numel(), rows, gradient.shape[-1], width=indices.element_size())
-    if blocks is None:
+    return call.run() if blocks is None else _sum_sorted_rows(call, blocks)
+
+
+def _embedding_bag_dense_backward(call: Call) -> Any:
+    """embedding_bag_backward_cuda_sum_avg."""
+    gradient, indices = call.args[:2]
+    rows, mode = call.args[5], call.args[7]
+    if not indices.numel() or mode == _MAX_MODE:
         return call.run()
+    blocks = sorted_gradient(indices.numel(), rows, gradient.shape[-1], width=indices.element_size())
+    return _sum_sorted_rows(call, blocks)
+
+
+def _sum_sorted_rows(call: Call, blocks: EmbeddingGradient) -> Any:
     held, touch = call.device.held, call.device.touch
     with held(blocks.index_bytes, blocks.index_bytes):
         touch(blocks.index_bytes, blocks.sort_bytes)
@@ -195,6 +211,7 @@ def _chunked_losses() -> dict[Any, Internal]:
 OPERATOR_INTERNALS: dict[Any, Internal] = {
     **_chunked_losses(),
     aten.embedding_dense_backward.default: _embedding_dense_backward,
+    aten._embedding_bag_dense_backward.default: _embedding_bag_dense_backward,
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.index.Tensor: _index,
     aten._index_put_impl_.default: _index_put,

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.internals.call import Call, Internal
 from ligerprof.torch_memory.cublas import LT_WORKSPACE_BYTES
 
@@ -17,15 +18,14 @@ def _product(call: Call) -> Any:
     """
     # with `out`, nothing is allocated, and the shape functions of torch 2.11 fail
     result = call.kwargs["out"] if "out" in call.kwargs else call.run()
-    _hold(call, "cublas", call.device.gpu.cublas_workspace_bytes)
+    hold_workspaces(call.device)
     return result
 
 
 def _product_and_bias(call: Call) -> Any:
     """A vector bias goes through cuBLASLt, which has its own workspace (getCUDABlasLtWorkspace)."""
-    result = _product(call)
-    if call.args[0].dim() == 1:
-        _hold(call, "cublaslt", LT_WORKSPACE_BYTES)
+    result = call.kwargs["out"] if "out" in call.kwargs else call.run()
+    hold_workspaces(call.device, call.args[0])
     return result
 
 
@@ -47,14 +47,21 @@ def _grouped_product(call: Call) -> Any:
     shape = call.func(left, right, *rest, **named).shape
     result = torch.empty(shape, dtype=call.args[0].dtype, device=call.args[0].device)
     call.track(result)
-    _hold(call, "cublas", call.device.gpu.cublas_workspace_bytes)
+    hold_workspaces(call.device)
     return result
 
 
-def _hold(call: Call, library: str, size_bytes: int) -> None:
+def hold_workspaces(device: Device, vector_bias: torch.Tensor | None = None) -> None:
+    """Keep the workspaces of a product from now on, in which a vector may have been added."""
+    _hold(device, "cublas", device.gpu.cublas_workspace_bytes)
+    if vector_bias is not None and vector_bias.dim() == 1:
+        _hold(device, "cublaslt", LT_WORKSPACE_BYTES)
+
+
+def _hold(device: Device, library: str, size_bytes: int) -> None:
     thread = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
-    stream = f"stream {call.device.stream} " if call.device.stream else ""
-    call.device.hold_for_good(f"{library} {stream}{thread}", size_bytes)
+    stream = f"stream {device.stream} " if device.stream else ""
+    device.hold_for_good(f"{library} {stream}{thread}", size_bytes)
 
 
 def _overloads(packet: Any) -> list[Any]:
