@@ -4,8 +4,8 @@
     python benchmarks/verdicts.py again verdicts.jsonl
     python benchmarks/verdicts.py count verdicts.jsonl
 
-None requires a GPU. `draw` appends a row for each recipe; the limit is within 4 % of what the step allocates or reserves,
-both drawn. `again` repeats the estimates of a file, and prints them in its format.
+None requires a GPU. `draw` appends a row for each recipe; the limit is within 4 % of what the step allocates or
+reserves, both drawn. `again` repeats the estimates of a file, and prints them in its format.
 """
 
 import argparse
@@ -30,14 +30,54 @@ LARGEST_BYTES = 130 * GIB
 NEAR = 0.04
 SHIFTS = (-0.02, -0.015, -0.01, -0.006, -0.003, -0.0015, 0.0, 0.0015, 0.003, 0.006, 0.01, 0.015, 0.02)
 COMMON = (
-    "llama3.2-1b llama3.2-3b llama3.1-8b mistral-7b-v0.3 qwen2.5-0.5b qwen2.5-1.5b qwen2.5-7b qwen3-0.6b qwen3-1.7b"
-    " qwen3-4b qwen3-8b gemma2-2b gemma3-1b phi3-mini phi4-mini olmo2-1b smollm2-360m smollm2-1.7b tinyllama-1.1b"
-).split()
+    "llama3.2-1b",
+    "llama3.2-3b",
+    "llama3.1-8b",
+    "mistral-7b-v0.3",
+    "qwen2.5-0.5b",
+    "qwen2.5-1.5b",
+    "qwen2.5-7b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "qwen3-8b",
+    "gemma2-2b",
+    "gemma3-1b",
+    "phi3-mini",
+    "phi4-mini",
+    "olmo2-1b",
+    "smollm2-360m",
+    "smollm2-1.7b",
+    "tinyllama-1.1b",
+)
 OTHERS = (
-    "gpt2-large gpt2-xl phi-1.5 phi-2 stablelm2-1.6b starcoder2-3b pythia-1b pythia-2.8b smollm3-3b olmo-1b olmo3-7b"
-    " gemma-2b gemma3-270m granite3.1-2b glm4-9b ernie4.5-0.3b granite3-1b-a400m olmoe-1b-7b lfm2-700m falcon3-1b"
-    " deepseek-v2-lite qwen1.5-moe-a2.7b qwen1.5-1.8b command-r7b falcon-h1-tiny-90m qwen3.5-9b"
-).split()
+    "gpt2-large",
+    "gpt2-xl",
+    "phi-1.5",
+    "phi-2",
+    "stablelm2-1.6b",
+    "starcoder2-3b",
+    "pythia-1b",
+    "pythia-2.8b",
+    "smollm3-3b",
+    "olmo-1b",
+    "olmo3-7b",
+    "gemma-2b",
+    "gemma3-270m",
+    "granite3.1-2b",
+    "glm4-9b",
+    "ernie4.5-0.3b",
+    "granite3-1b-a400m",
+    "olmoe-1b-7b",
+    "lfm2-700m",
+    "falcon3-1b",
+    "deepseek-v2-lite",
+    "qwen1.5-moe-a2.7b",
+    "qwen1.5-1.8b",
+    "command-r7b",
+    "falcon-h1-tiny-90m",
+    "qwen3.5-9b",
+)
 
 
 def draw(source: Random) -> dict[str, Any]:
@@ -50,7 +90,7 @@ def draw(source: Random) -> dict[str, Any]:
         "precision": source.choice(("bf16", "bf16", "bf16-amp", "bf16-amp", "amp", "fp32", "amp-fp16")),
         "checkpointing": source.random() < 0.6,
         "optimizer": source.choice(
-            ("adamw-fused", "adamw-fused", "adamw-foreach", "adamw", "adamw-8bit", "paged-adamw-8bit", "sgd", "adafactor")
+            ("adamw-fused",) * 2 + ("adamw-foreach", "adamw", "adamw-8bit", "paged-adamw-8bit", "sgd", "adafactor")
         ),
         "grad_accum": source.choice((1, 1, 1, 2, 4)),
         "liger": source.choice(("none", "none", "all", "no-flce")),
@@ -152,7 +192,10 @@ def compared(seed: int, number: int, events: Path | None) -> dict[str, Any]:
 def draw_rows(arguments: argparse.Namespace) -> None:
     """Draw until so many rows have both verdicts, or the seconds are over."""
     begin, done, number = time.monotonic(), 0, 0
-    with ProcessPoolExecutor(arguments.at_once, mp_context=get_context("spawn")) as pool, arguments.rows.open("a") as out:
+    with (
+        ProcessPoolExecutor(arguments.at_once, mp_context=get_context("spawn")) as pool,
+        arguments.rows.open("a") as out,
+    ):
         waiting = set()
         while done < arguments.count and time.monotonic() - begin < arguments.seconds:
             while len(waiting) < 2 * arguments.at_once:
@@ -170,9 +213,8 @@ def draw_rows(arguments: argparse.Namespace) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    opened = lzma.open(path, "rt") if path.suffix == ".xz" else path.open()
-    with opened as lines:
-        return [json.loads(line) for line in lines]
+    read_bytes = lzma.decompress if path.suffix == ".xz" else bytes
+    return [json.loads(line) for line in read_bytes(path.read_bytes()).splitlines()]
 
 
 def count(rows: list[dict[str, Any]]) -> None:

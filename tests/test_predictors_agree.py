@@ -82,21 +82,33 @@ def drawn_estimable(first: int, count: int) -> Iterator[TrainingRecipe]:
 DRAWN_CASES = 20
 
 
+def differences(recipe: TrainingRecipe) -> dict[str, tuple[int, int]]:
+    """The estimated and simulated bytes that are not close."""
+    simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
+    within = min(max(simulated.peak_bytes, estimated.lowest_bytes), estimated.highest_bytes)
+    tolerance = TOLERANCE_OF_STAGE_3 if recipe.zero == 3 else TOLERANCE
+    found = {}
+    if not close(within, simulated.peak_bytes, tolerance):
+        found["peak"] = (estimated.peak_bytes, simulated.peak_bytes)
+    if not close(estimated.host_bytes, simulated.host_bytes or 0):
+        found["host"] = (estimated.host_bytes, simulated.host_bytes or 0)
+    # what the first step of ZeRO-3 gathers is counted by layers, and the estimate says so
+    if recipe.alloc_conf is not None and recipe.zero < 3:
+        ranks = (simulated.ranks or {0: simulated}).values()
+        first_bytes = max(rank.first_step_peak_bytes for rank in ranks)
+        if not close(estimated.first_step_peak_bytes, first_bytes):
+            found["first"] = (estimated.first_step_peak_bytes, first_bytes)
+    return found
+
+
 # 60 recipes, and 940 slow ones
 @pytest.mark.parametrize("part", [*range(3), *(pytest.param(part, marks=pytest.mark.slow) for part in range(3, 50))])
 def test_drawn_recipes_under_deepspeed(part: int) -> None:
     pytest.importorskip("deepspeed")
-    for recipe in drawn_estimable(1000 * part, DRAWN_CASES):
-        simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
-        within = min(max(simulated.peak_bytes, estimated.lowest_bytes), estimated.highest_bytes)
-        tolerance = TOLERANCE_OF_STAGE_3 if recipe.zero == 3 else TOLERANCE
-        assert close(within, simulated.peak_bytes, tolerance), recipe
-        # with fp16, stage 3's check for overflow makes a mask of all gradients in main memory for a moment
-        if recipe.zero < 3 or recipe.precision != "mixed-fp16":
-            assert close(estimated.host_bytes, simulated.host_bytes or 0), recipe
-        # what the first step of ZeRO-3 gathers is counted by layers, and the estimate says so
-        if recipe.alloc_conf is not None and recipe.zero < 3:
-            assert close(estimated.first_step_peak_bytes, simulated.first_step_peak_bytes), recipe
+    differing = {
+        recipe: found for recipe in drawn_estimable(1000 * part, DRAWN_CASES) if (found := differences(recipe))
+    }
+    assert not differing
 
 
 @pytest.mark.parametrize(("family", "liger"), [("llama4_text", "flce"), ("granite", "swiglu")])

@@ -88,7 +88,7 @@ def _stage_1_or_2(
         of_ranks = (
             own_weights(recipe, [item for item in weights if item.trainable], rank) for rank in outer_ranks(recipe)
         )
-        for weight in max(of_ranks, key=lambda own: sum(item.elements for item in own)):
+        for weight, _ in max(of_ranks, key=lambda own: sum(item.elements for item, _ in own)):
             yield _Buffer(weight_width(recipe) * weight.elements, locked)
 
 
@@ -104,6 +104,9 @@ def _stage_3(
         yield from _moments(recipe, group)
     # grad_partitions_flat_buffer
     yield _Buffer(weight_width(recipe) * elements.trained_share, locked)
+    if recipe.precision.uses_float16:
+        # has_overflow: isinf makes absolute values, then a mask
+        yield _Buffer((weight_width(recipe) + 1) * elements.trained_share)
     if recipe.offload is Offload.ALL:
         # param_groups_fp16_flat_cpu_memory
         yield _Buffer(weight_width(recipe) * elements.trained_share, locked=True)

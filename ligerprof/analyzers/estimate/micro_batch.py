@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
-from ligerprof.analyzers.estimate.fused import adds_in_norm
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
@@ -336,12 +335,11 @@ class MicroBatch:
         output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
         context.leave_autocast()
         if reentrant:
-            # its backward function holds the gradient it was called with; a fused norm writes the sum to new memory
-            argument = self._meter.keep(gradient) if adds_in_norm(context) else None
+            # its backward function holds the gradient that it was called with
+            argument = self._meter.keep(gradient)
             flowing = context.tape.backward(output, gradient, layer.source)
             context.tape.release_pins()
-            if argument is not None:
-                self._meter.drop(argument)
+            self._meter.drop(argument)
             context.tape.release(output)
             return flowing
         context.tape.take_over(first_pass)
