@@ -306,8 +306,6 @@ class MicroBatch:
             flowing = layer.context.tape.backward(layer.output, gradient, layer.source)
         else:
             flowing = self._recompute_and_backward(layer, gradient)
-            if isinstance(layer.checkpoint, Allocation):
-                self._meter.drop(layer.checkpoint)
         if layer.source.needs_gradient:
             self._hooks.gradient_leaves(layer.index)
         return flowing
@@ -341,13 +339,21 @@ class MicroBatch:
             context.tape.release_pins()
             self._meter.drop(argument)
             context.tape.release(output)
+            self._drop_input(layer)
             return flowing
         context.tape.take_over(first_pass)
         for block in (loaded, loaded_mask):
             if block is not None:
                 self._meter.drop(block)
         after_first = None if offloading is None or loaded is None else offloading.end_node
-        return context.tape.finish_backward(layer.source, after_first=after_first)
+        # the holders of what was saved keep the arguments of the recomputation
+        return context.tape.finish_backward(
+            layer.source, after_first=after_first, after_saved=lambda: self._drop_input(layer)
+        )
+
+    def _drop_input(self, layer: _Layer) -> None:
+        if isinstance(layer.checkpoint, Allocation):
+            self._meter.drop(layer.checkpoint)
 
     @property
     def _offloads_masks(self) -> bool:
