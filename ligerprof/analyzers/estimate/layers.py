@@ -330,7 +330,8 @@ def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
     if slot in context.kernels:
         gate, up, *joint = _gate_and_up(context, value, name)
         product = gated_product(context, gate, up, slot)
-        tape.release(gate, up, *joint)
+        # Python frees a tuple's items from the last one on
+        tape.release(up, gate, *joint)
     elif row.multipliers is not None:
         product = _scaled_product(context, value, name)
     elif len(row.inputs) == 1:

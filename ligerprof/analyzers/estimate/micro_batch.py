@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
-from ligerprof.analyzers.estimate.masks import last_reader, mask_elements, masks_made
+from ligerprof.analyzers.estimate.masks import last_reader, mask_elements, mask_scratch, masks_made
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.model import embed, embedding_is_leaf, keeps_tables, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
@@ -242,13 +242,16 @@ class MicroBatch:
 
     def _make_tables(self, embedded: Value, stream: Value) -> None:
         """Rotary tables are saved by every layer, so they live until backward ends; masks until the model returns."""
-        for size_bytes in table_sizes(self._recipe, stream):
-            self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
         # numbers to add for eager, else booleans
         width = embedded.width if is_eager(self._recipe) else 1
         for windowed in masks_made(self._recipe):
             elements = mask_elements(self._recipe, windowed=windowed)
-            self._masks[windowed] = self._bottom.tape.run(Operation(elements=elements, width=width, role=Role.INPUTS))
+            leading = mask_scratch(self._recipe, windowed=windowed)
+            self._masks[windowed] = self._bottom.tape.run(
+                Operation(elements=elements, width=width, leading_scratch=leading, role=Role.INPUTS)
+            )
+        for size_bytes in table_sizes(self._recipe, stream):
+            self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
 
     def _layers_forward(self, repetition: Repetition, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
         """Run layers on `stream`; the caller's loop variable `held` moves on to the last one's output."""
