@@ -5,11 +5,13 @@ time.
 """
 
 from dataclasses import replace
+from importlib.metadata import version
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis.errors import UnsatisfiedAssumption
+from packaging.version import Version
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.usefixtures("no_log_records")
 
 def check_draws(family: str, count: int, *, first: int = 0) -> None:
     """Check so many drawn recipes, without those whose options do not go together."""
+    if ARCHITECTURES[family].state_space is not None and Version(version("transformers")) < Version("5.23"):
+        pytest.skip("earlier versions keep every product of a Mamba mixer's scan, as the estimate says")
     number = first
     while count:
         try:

@@ -13,7 +13,7 @@ from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.recipe.configs.load import load_options
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
-from tests.drawn_recipes import draw_deepspeed_recipe
+from tests.drawn_recipes import draw_deepspeed_recipe, draw_rank_recipe
 
 TOLERANCE, SMALLEST_BYTES = 0.01, 2**20
 # the order of a layer's gathers is not known within the layer
@@ -108,6 +108,21 @@ def test_drawn_recipes_under_deepspeed(part: int) -> None:
     compared = ((recipe, differences(recipe)) for recipe in drawn_estimable(1000 * part, DRAWN_CASES))
     differing = [(recipe, found) for recipe, found in compared if found]
     assert not differing
+
+
+# fp16 gradients that are reduced in bf16, and a fused loss in the call of a head that accelerate wraps
+@pytest.mark.parametrize("number", [5154, 5028])
+def test_drawn_recipes_under_fsdp2(number: int) -> None:
+    recipe = draw_rank_recipe(Random(number))
+    simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
+    assert estimated.peak_bytes == pytest.approx(simulated.peak_bytes, rel=0.0001)
+    assert estimated.first_step_peak_bytes == pytest.approx(simulated.first_step_peak_bytes, rel=0.0001)
+
+
+def test_norms_of_gradients_are_computed_in_fp64() -> None:
+    """A rank's part of a large embedding takes more in fp64 than all gradients in fp32."""
+    pytest.importorskip("deepspeed")
+    assert not differences(draw_deepspeed_recipe(Random("deepspeed 881")))
 
 
 @pytest.mark.parametrize(("family", "liger"), [("llama4_text", "flce"), ("granite", "swiglu")])
