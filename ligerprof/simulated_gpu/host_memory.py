@@ -16,7 +16,6 @@ from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory.pinned import pinned_bytes
 
 _LARGE_BYTES = loading.WEIGHT_BYTES
-_ISINF, _ABS = torch.ops.aten.isinf.default, torch.ops.aten.abs.default
 _PIN, _IS_PINNED = torch.ops.aten._pin_memory.default, torch.ops.aten.is_pinned.default
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
 
@@ -46,8 +45,6 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if FakeTensor in types or func is _IS_PINNED:
             return func(*args, **kwargs)
-        # torch makes absolute values first, below its dispatcher
-        values = self.__torch_dispatch__(_ABS, types, args) if func is _ISINF else None
         inputs = list(tensors_in((args, tuple(kwargs.values()))))
         if func is _PIN and _is_large(args[0]):
             result = functions.empty(args[0].shape, dtype=args[0].dtype, pin_memory=True)
@@ -60,9 +57,9 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = func(*args, **kwargs)
         for tensor in tensors_in(result):
-            if tensor.device.type == "cpu":
+            # masks, as of a check for overflow, are there for a moment
+            if tensor.device.type == "cpu" and tensor.dtype is not torch.bool:
                 self._watch(tensor)
-        del values
         return result
 
     def __enter__(self) -> "HostMemory":

@@ -104,9 +104,6 @@ def _stage_3(
         yield from _moments(recipe, group)
     # grad_partitions_flat_buffer
     yield _Buffer(weight_width(recipe) * elements.trained_share, locked)
-    if recipe.precision.uses_float16:
-        # has_overflow: isinf makes absolute values, then a mask
-        yield _Buffer((weight_width(recipe) + 1) * elements.trained_share)
     if recipe.offload is Offload.ALL:
         # param_groups_fp16_flat_cpu_memory
         yield _Buffer(weight_width(recipe) * elements.trained_share, locked=True)
