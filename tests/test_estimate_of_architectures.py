@@ -5,11 +5,13 @@ time.
 """
 
 from dataclasses import replace
+from importlib.metadata import version
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis.errors import UnsatisfiedAssumption
+from packaging.version import Version
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.usefixtures("no_log_records")
 
 def check_draws(family: str, count: int, *, first: int = 0) -> None:
     """Check so many drawn recipes, without those whose options do not go together."""
+    if ARCHITECTURES[family].state_space is not None and Version(version("transformers")) < Version("5.23"):
+        pytest.skip("earlier versions keep every product of a Mamba mixer's scan, as the estimate says")
     number = first
     while count:
         try:
@@ -275,19 +279,7 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-# the simulated step, which is the measured one's code, holds a MiB more in the backward pass of reentrant attention
-_LOW = "norms of layers whose code stays"
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.xfail(strict=True, reason="1 % below the simulated step"))
-        if case == _LOW
-        else case
-        for case in _CASES
-    ],
-)
+@pytest.mark.parametrize("case", _CASES)
 def test_an_estimate_of_what_few_architectures_do(case: str) -> None:
     family, config, options = _CASES[case]
     spec = spec_from_config({**draw_spec(Random("a"), family).config, **_SMALL, **config}, name=family)

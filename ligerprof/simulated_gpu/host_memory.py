@@ -56,7 +56,8 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = func(*args, **kwargs)
         for tensor in tensors_in(result):
-            if tensor.device.type == "cpu":
+            # masks, as of a check for overflow, are there for a moment
+            if tensor.device.type == "cpu" and tensor.dtype is not torch.bool:
                 self._watch(tensor)
         return result
 

@@ -394,6 +394,15 @@ def _assumed_of_packages(recipe: TrainingRecipe) -> Iterator[str]:
         yield "GaLore as in galore_torch 1.0, on the matrices of decoder layers, without a decomposition in this step"
 
 
+def _left_out_of_offload(recipe: TrainingRecipe) -> Iterator[str]:
+    if recipe.offload is Offload.NONE:
+        return
+    yield "in main memory, what the process uses without training: 1.3 to 1.8 GB in measured runs"
+    if recipe.zero == 3 and recipe.precision.uses_float16:
+        # has_overflow: isinf makes absolute values, then a mask
+        yield "in main memory, what the check of fp16 gradients takes for a moment: 3 bytes per parameter of the rank"
+
+
 def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "the CUDA context, which is outside torch's allocator"
     yield "memory that the allocator reserves beyond allocated blocks"
@@ -414,8 +423,7 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
             "ZeRO-3's flat copies of weights that are gathered in the first step or again in backward, up to"
             f" {format_bytes(prefetched_bytes)}"
         )
-    if recipe.offload is not Offload.NONE:
-        yield "in main memory, what the process uses without training: 1.3 to 1.8 GB in measured runs"
+    yield from _left_out_of_offload(recipe)
     if paged := paged_bytes(recipe, make_weights(recipe).values()):
         yield (
             f"{format_bytes(paged)} of paged optimizer states, outside torch's allocator: the driver keeps them on the"

@@ -88,7 +88,7 @@ def _stage_1_or_2(
         of_ranks = (
             own_weights(recipe, [item for item in weights if item.trainable], rank) for rank in outer_ranks(recipe)
         )
-        for weight in max(of_ranks, key=lambda own: sum(item.elements for item in own)):
+        for weight, _ in max(of_ranks, key=lambda own: sum(item.elements for item, _ in own)):
             yield _Buffer(weight_width(recipe) * weight.elements, locked)
 
 

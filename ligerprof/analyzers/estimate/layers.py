@@ -2,7 +2,7 @@
 
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.attention import attend
-from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.delta_net import delta_net, short_conv
 from ligerprof.analyzers.estimate.dora import add_dora
 from ligerprof.analyzers.estimate.expert_batches import add_routed, run_all_experts
@@ -25,9 +25,11 @@ from ligerprof.analyzers.estimate.operations import (
     unary,
 )
 from ligerprof.analyzers.estimate.rotary import rotate_both
+from ligerprof.analyzers.estimate.scaled_dot_product import as_heads
 from ligerprof.analyzers.estimate.state_space import mix_states
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
+from ligerprof.models.architecture import Feature
 from ligerprof.models.config_keys import Dropout
 from ligerprof.models.mixtures import Experts
 from ligerprof.roles import Role
@@ -238,10 +240,24 @@ def _project_head(context: Context, value: Value, name: str, which: int) -> Valu
     """Query, key or value, or all of them as one joint tensor."""
     row = context.spec.architecture.attention
     projected = project(context, value, f"{name}.{row.qkv[which]}")
+    if _comes_by_heads(context, which):
+        projected = renamed(context, projected, as_heads(context, projected))
     norms = row.qk_norms if row.norms_projected else None
     if norms is None or which >= len(norms) or f"{name}.{norms[which]}.weight" not in context.weights:
         return projected
     return renamed(context, projected, norm(context, projected, f"{name}.{norms[which]}"))
+
+
+def _comes_by_heads(context: Context, which: int) -> bool:
+    """Whether the gradient of query, key or value comes with its heads apart, as eager attention computes it.
+
+    The view of a projection as heads has it copied; norms between the two are not known to pass it on as it is.
+    """
+    row, spec = context.spec.architecture.attention, context.spec
+    turns = which < 2 and context.rotates and find_slot(Feature.ROTARY).name in context.kernels
+    if not is_eager(context.recipe) or len(row.qkv) == 1 or row.qk_norms is not None or turns:
+        return False
+    return (spec.heads if which == 0 else spec.kv_heads) > 1
 
 
 def _query_key_value(context: Context, value: Value, name: str) -> tuple[Value, ...]:
@@ -314,7 +330,8 @@ def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
     if slot in context.kernels:
         gate, up, *joint = _gate_and_up(context, value, name)
         product = gated_product(context, gate, up, slot)
-        tape.release(gate, up, *joint)
+        # Python frees a tuple's items from the last one on
+        tape.release(up, gate, *joint)
     elif row.multipliers is not None:
         product = _scaled_product(context, value, name)
     elif len(row.inputs) == 1:

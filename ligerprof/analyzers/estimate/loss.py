@@ -52,10 +52,11 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
     logits = linear(context, hidden, weight, bias, role=Role.LOGITS, gradient_role=_LOSS)
     if is_adapted:
         logits = add_adapter(context, hidden, logits, head, role=Role.LOGITS, gradient_role=_LOSS)
-    context.hooks.leave(Part.HEAD)
-    context.tape.on_gradient(logits, lambda: context.hooks.gradient_arrives(Part.HEAD))
-    # a fused loss runs in the head's call
+    # a fused loss runs in the head's call, whose output is the loss
     context.tape.on_gpu = "flce" in context.kernels
+    if not context.tape.on_gpu:
+        context.hooks.leave(Part.HEAD)
+        context.tape.on_gradient(logits, lambda: context.hooks.gradient_arrives(Part.HEAD))
     if not caps:
         logits = _capped(context, _scaled(context, logits))
     if context.is_fused("ce"):

@@ -3,6 +3,7 @@
 from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.routing import has_line_per_layer
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.scratch import Scratch
 
 
 def mask_elements(recipe: TrainingRecipe, *, windowed: bool) -> int:
@@ -14,6 +15,21 @@ def mask_elements(recipe: TrainingRecipe, *, windowed: bool) -> int:
         return recipe.rows * square
     # a window alone is the same for every sequence: `sdpa_mask` expands one
     return square if windowed and fills_window(recipe) else 0
+
+
+def mask_scratch(recipe: TrainingRecipe, *, windowed: bool) -> Scratch:
+    """The booleans of one sequence that a mask is made of, if it hides neither padding nor documents (`sdpa_mask`).
+
+    The causal ones are joined with those of the window; eager attention makes numbers of the result.
+    """
+    square = recipe.row_tokens**2
+    if keeps_tokens_apart(recipe):
+        return ()
+    window = (square, square, -square, square) if windowed else ()
+    return (
+        *window,
+        *(((square, -square, -square) if windowed else (square,)) if recipe.attention is Attention.EAGER else ()),
+    )
 
 
 def keeps_tokens_apart(recipe: TrainingRecipe) -> bool:

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
-from ligerprof.analyzers.estimate.fused import adds_in_norm
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
-from ligerprof.analyzers.estimate.masks import last_reader, mask_elements, masks_made
+from ligerprof.analyzers.estimate.masks import last_reader, mask_elements, mask_scratch, masks_made
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.model import embed, embedding_is_leaf, keeps_tables, table_sizes
 from ligerprof.analyzers.estimate.norms import norm
@@ -243,13 +242,16 @@ class MicroBatch:
 
     def _make_tables(self, embedded: Value, stream: Value) -> None:
         """Rotary tables are saved by every layer, so they live until backward ends; masks until the model returns."""
-        for size_bytes in table_sizes(self._recipe, stream):
-            self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
         # numbers to add for eager, else booleans
         width = embedded.width if is_eager(self._recipe) else 1
         for windowed in masks_made(self._recipe):
             elements = mask_elements(self._recipe, windowed=windowed)
-            self._masks[windowed] = self._bottom.tape.run(Operation(elements=elements, width=width, role=Role.INPUTS))
+            leading = mask_scratch(self._recipe, windowed=windowed)
+            self._masks[windowed] = self._bottom.tape.run(
+                Operation(elements=elements, width=width, leading_scratch=leading, role=Role.INPUTS)
+            )
+        for size_bytes in table_sizes(self._recipe, stream):
+            self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
 
     def _layers_forward(self, repetition: Repetition, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
         """Run layers on `stream`; the caller's loop variable `held` moves on to the last one's output."""
@@ -307,8 +309,6 @@ class MicroBatch:
             flowing = layer.context.tape.backward(layer.output, gradient, layer.source)
         else:
             flowing = self._recompute_and_backward(layer, gradient)
-            if isinstance(layer.checkpoint, Allocation):
-                self._meter.drop(layer.checkpoint)
         if layer.source.needs_gradient:
             self._hooks.gradient_leaves(layer.index)
         return flowing
@@ -336,20 +336,27 @@ class MicroBatch:
         output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
         context.leave_autocast()
         if reentrant:
-            # its backward function holds the gradient it was called with; a fused norm writes the sum to new memory
-            argument = self._meter.keep(gradient) if adds_in_norm(context) else None
+            # its backward function holds the gradient that it was called with
+            argument = self._meter.keep(gradient)
             flowing = context.tape.backward(output, gradient, layer.source)
             context.tape.release_pins()
-            if argument is not None:
-                self._meter.drop(argument)
+            self._meter.drop(argument)
             context.tape.release(output)
+            self._drop_input(layer)
             return flowing
         context.tape.take_over(first_pass)
         for block in (loaded, loaded_mask):
             if block is not None:
                 self._meter.drop(block)
         after_first = None if offloading is None or loaded is None else offloading.end_node
-        return context.tape.finish_backward(layer.source, after_first=after_first)
+        # the holders of what was saved keep the arguments of the recomputation
+        return context.tape.finish_backward(
+            layer.source, after_first=after_first, after_saved=lambda: self._drop_input(layer)
+        )
+
+    def _drop_input(self, layer: _Layer) -> None:
+        if isinstance(layer.checkpoint, Allocation):
+            self._meter.drop(layer.checkpoint)
 
     @property
     def _offloads_masks(self) -> bool:

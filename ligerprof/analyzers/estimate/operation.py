@@ -30,6 +30,8 @@ class Operation:
             not free is freed by the temporaries below, or after them.
         forward_scratch_bytes, backward_scratch_bytes: temporaries of the operation and of its gradient,
             beyond outputs and gradients: one block, or blocks in their order.
+        unreduced_bytes: a gradient before it is summed to its tensor's shape, from the gradient function until then.
+        sums_first: whether that is the first gradient, and not the last.
         reduction_scratch_bytes: allocated and freed when the engine sums gradients to their tensors' shapes: after
             the gradient function has returned, while its results and inputs are still there.
         role: the role of the output, of saved memory and of temporaries.
@@ -58,6 +60,8 @@ class Operation:
     leading_gradient_scratch: Scratch = ()
     forward_scratch_bytes: int | Scratch = 0
     backward_scratch_bytes: int | Scratch = 0
+    unreduced_bytes: int = 0
+    sums_first: bool = False
     reduction_scratch_bytes: int | Scratch = 0
     role: Role = Role.ACTIVATIONS
     gradient_role: Role = Role.ACTIVATIONS

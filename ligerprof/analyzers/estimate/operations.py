@@ -7,7 +7,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
-from ligerprof.torch_memory.scratch import Scratch, together
+from ligerprof.torch_memory.scratch import Scratch
 from ligerprof.torch_memory.selective import ADDMM, BMM, MM, FactorShape
 
 
@@ -158,7 +158,8 @@ def multiply(context: Context, left: Value, right: Value) -> Value:
     if left.width != right.width:
         return multiply_wide(context, *sorted((left, right), key=lambda factor: factor.width))
     saves = saved_factors(left, right)
-    return context.tape.run(Operation(elements=left.elements, width=left.width, inputs=(left, right), saves=saves))
+    # the second factor's gradient comes first
+    return context.tape.run(Operation(elements=left.elements, width=left.width, inputs=(right, left), saves=saves))
 
 
 def multiply_wide(context: Context, left: Value, right: Value) -> Value:
@@ -281,7 +282,9 @@ def scale_rows(context: Context, value: Value, factors: Value) -> Value:
             inputs=(read, factors),
             saves=(read, factors),
             # gradient times value, before it is summed over the row, and the gradient of the value before it is cast
-            backward_scratch_bytes=2 * wide_bytes if read.width != width else wide_bytes,
+            unreduced_bytes=wide_bytes,
+            sums_first=True,
+            backward_scratch_bytes=wide_bytes if read.width != width else 0,
         )
     )
     context.tape.release(read)
@@ -301,8 +304,8 @@ def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
             width=width,
             inputs=(value, weight),
             saves=saves,
-            backward_scratch_bytes=product_bytes,
-            reduction_scratch_bytes=(*together(product_bytes)[:1], *scratch, *together(product_bytes)[1:]),
+            unreduced_bytes=product_bytes,
+            reduction_scratch_bytes=scratch,
         )
     )
 

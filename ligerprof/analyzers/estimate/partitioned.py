@@ -21,7 +21,7 @@ class PartitionedHooks(Hooks):
         self._settings = zero_settings(recipe)
         self._trained = [weight for weight in weights if weight.trainable]
         self._slices = dict(zip(map(id, self._trained), _slices(recipe, self._trained), strict=True))
-        self._own = {id(weight) for weight in own_weights(recipe, self._trained, rank)}
+        self._own = {id(weight) for weight, _ in own_weights(recipe, self._trained, rank)}
         self._buckets: list[Allocation] = []
         self._held: list[Weight] = []
         # of this micro-batch and of those before
@@ -125,10 +125,10 @@ def outer_ranks(recipe: TrainingRecipe) -> tuple[int, ...]:
     return (0, recipe.gpus - 1) if recipe.zero in (1, 2) and recipe.gpus > 1 else (0,)
 
 
-def own_weights(recipe: TrainingRecipe, trained: Sequence[Weight], rank: int) -> list[Weight]:
-    """The weights with a part in a rank's share, whose gradients stay whole (params_in_partition)."""
-    slices = _slices(recipe, trained)
-    return [weight for weight, own in zip(trained, slices, strict=True) if rank in (item for item, _ in own)]
+def own_weights(recipe: TrainingRecipe, trained: Sequence[Weight], rank: int) -> list[tuple[Weight, int]]:
+    """The weights with a part in a rank's share, whose gradients stay whole (params_in_partition), and its elements."""
+    slices = zip(trained, map(dict, _slices(recipe, trained)), strict=True)
+    return [(weight, own[rank]) for weight, own in slices if rank in own]
 
 
 def _slices(recipe: TrainingRecipe, trained: Sequence[Weight]) -> Iterator[list[tuple[int, int]]]:

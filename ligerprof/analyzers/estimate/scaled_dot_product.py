@@ -81,6 +81,11 @@ def in_order_of_tokens(context: Context, value: Value) -> Value:
     return context.tape.run(Operation(elements=value.elements, width=value.width, passes=(value,)))
 
 
+def as_heads(context: Context, value: Value) -> Value:
+    """`view(...).transpose(1, 2)`, whose gradient is copied to have its tokens in order."""
+    return context.tape.run(Operation(elements=value.elements, width=value.width, inputs=(value,), view_of=value))
+
+
 def repeat_heads(context: Context, item: Value) -> Value:
     """`repeat_kv`: a copy with as many heads as the query has, or an expanded view of a single head.
 
@@ -105,7 +110,8 @@ def score_product(context: Context, query: Value, key: Value) -> Value:
         Operation(
             elements=context.tokens * context.recipe.row_tokens * context.spec.heads,
             width=query.width,
-            inputs=(copied, copied_key),
+            # bmm's second factor is the first whose gradient is computed, and the last that is freed
+            inputs=(copied_key, copied),
             saves=saved_factors(copied, copied_key),
             role=SCORES,
             gradient_role=SCORES,
@@ -125,7 +131,7 @@ def weighted_sum(context: Context, probabilities: Value, value: Value) -> Value:
             elements=context.tokens * context.spec.heads * context.spec.value_dim,
             width=value.width,
             inputs=(copied, probabilities),
-            saves=saved_factors(copied, probabilities),
+            saves=saved_factors(probabilities, copied),
             operator=BMM,
         )
     )

@@ -188,8 +188,10 @@ class ShardedHooks(Hooks):
     def _accumulate(self, state: _State) -> None:
         """FSDPParam.to_accumulated_grad_if_needed: whole gradients are cast to the dtype of the reduction, and kept."""
         width = DTYPE_BYTES[self._recipe.reduction_dtype]
+        if self._recipe.reduction_dtype == self._recipe.gathered_dtype:
+            return
         for weight in state.group.weights:
-            if weight.gradient is not None and weight.width != width:
+            if weight.gradient is not None:
                 narrow = _taken_gradient(weight)
                 self._meter.place = state.group.place
                 state.accumulated[id(weight)] = self._meter.take(weight.elements * width, Role.GRADIENTS)
@@ -207,7 +209,7 @@ class ShardedHooks(Hooks):
             self._meter.drop(block)
         self._reduce_inputs.append(reduce_input)
         self._meter.place = state.group.place
-        is_cast = sizes.reduce_output_bytes != sizes.gradient_bytes
+        is_cast = self._recipe.reduction_dtype != self._recipe.weight_dtype
         output = self._meter.take(
             sizes.reduce_output_bytes, Role.COMMUNICATION if is_cast else Role.GRADIENTS, Stream.REDUCE
         )

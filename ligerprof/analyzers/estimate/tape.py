@@ -12,6 +12,10 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.scratch import Scratch
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class Tape:
     """Run operations forward on a meter, then backward in reverse order, as autograd's engine does.
 
@@ -54,6 +58,8 @@ class Tape:
         self._pending: dict[int, Pending] = {}
         self._awaited: dict[int, Callable[[], None]] = {}
         self.on_weight_gradient: Callable[[Weight], None] | None = None
+        # called once no saved tensor is left
+        self._after_saved: Callable[[], None] = _do_nothing
 
     def run(self, operation: Operation) -> Value:
         """Run one operation; the holder of its output is the Python variable that it is assigned to."""
@@ -158,14 +164,20 @@ class Tape:
         self._pending = {again.get(key, key): pending for key, pending in first_pass._pending.items()}
 
     def finish_backward(
-        self, source: Value | None, *, after_first: Callable[[], None] | None = None
+        self,
+        source: Value | None,
+        *,
+        after_first: Callable[[], None] | None = None,
+        after_saved: Callable[[], None] = _do_nothing,
     ) -> Allocation | None:
         """Run the rest of backward; return the gradient of `source`, held once, or None if it needs none.
 
         Args:
             after_first: called when the first operation has run.
+            after_saved: called when the last saved tensor is freed.
         """
         first_saver = next((at for at, node in enumerate(self._nodes) if node.operation.saves_anything), 0)
+        self._after_saved = after_saved
         while self._nodes:
             self._run_backward(self._nodes.pop())
             if after_first is not None:
@@ -264,7 +276,9 @@ class Tape:
         gathered = [item for item in operation.differentiable if isinstance(item, Weight) and item.gathered_bytes]
         for weight in gathered:
             self.meter.add({Role.COMMUNICATION: weight.gathered_bytes})
-        self._forget(self.meter.run_scratch(scratch, operation.scratch_role or operation.role, leading))
+        # C++ frees temporaries in reverse order
+        left = self.meter.run_scratch(scratch, operation.scratch_role or operation.role, leading)
+        self._forget((*left[len(leading) :], *reversed(left[: len(leading)])))
         for weight in gathered:
             self.meter.add({Role.COMMUNICATION: -weight.gathered_bytes})
 
@@ -282,20 +296,34 @@ class Tape:
             for output in node.outputs:
                 self._awaited.get(id(output), _do_nothing)()
         loaded = self._load(node)
-        delivered = self._compute_gradients(node, incoming, loaded) if incoming else []
+        operation = node.operation
+        delivered, unreduced = self._call_function(node, incoming, loaded) if incoming else ([], [])
         if self._stop_after_saves is not None:
             # checkpointing's hooks release recomputed tensors to the gradient function, which frees them
             self._forget(node.saved)
             node.saved.clear()
         if incoming:
-            self.meter.run_scratch(node.operation.reduction_scratch_bytes, node.operation.role)
+            self._forget(self.meter.run_scratch(operation.reduction_scratch_bytes, operation.role, unreduced))
         self._forget(pending.block for pending in incoming)
         self._forget(node.saved)
+        if not any(other.operation.saves_anything for other in self._nodes):
+            self._after_saved()
+            self._after_saved = _do_nothing
         if self._offloading is not None:
             self._offloading.end_node()
         # the views' own nodes run in the reverse order of forward
         for item, pending in reversed(delivered) if node.operation.gradient_is_view else delivered:
             self._deliver(item, pending)
+
+    def _call_function(
+        self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
+    ) -> tuple[list[tuple[Tensor, Pending]], list[Allocation]]:
+        """The gradients by their tensors, and what is left to be summed."""
+        operation = node.operation
+        sums = (operation.unreduced_bytes,) if operation.unreduced_bytes else ()
+        first = self.meter.run_scratch(sums if operation.sums_first else (), operation.role)
+        delivered = self._compute_gradients(node, incoming, loaded)
+        return delivered, first or self.meter.run_scratch(() if operation.sums_first else sums, operation.role)
 
     def _compute_gradients(
         self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
@@ -303,18 +331,19 @@ class Tape:
         operation = node.operation
         scratch_role = operation.scratch_role or operation.role
         leading = self.meter.run_scratch(operation.leading_gradient_scratch, scratch_role)
-        made = [
-            (item, Pending(self._make_gradient(item), operation.gradient_is_view))
-            for item in operation.inputs
-            if item.needs_gradient
-        ]
+        # gradients that forward has computed need no product
+        multiplies = operation.is_product and bool(operation.inputs or operation.reuses) and not operation.early
+        made = []
+        for item in operation.inputs:
+            if item.needs_gradient:
+                made.append((item, Pending(self._make_gradient(item), operation.gradient_is_view)))
+                if multiplies:
+                    self.meter.multiply()
         passed = [
             (item, Pending(self.meter.keep(incoming[0].block), incoming[0].is_view))
             for item in operation.passes
             if item.needs_gradient
         ]
-        # gradients that forward has computed need no product
-        multiplies = operation.is_product and bool(operation.inputs or operation.reuses) and not operation.early
         self._compute(operation, operation.backward_scratch_bytes, leading, multiplies=multiplies)
         reused = [
             (item, Pending(self.meter.keep(loaded.get(id(item.block), item.block)), is_view=False))
@@ -377,7 +406,3 @@ class Tape:
 
 def _gradient_role(item: Tensor) -> Role:
     return Role.GRADIENTS if isinstance(item, Weight) else item.gradient_role
-
-
-def _do_nothing() -> None:
-    pass

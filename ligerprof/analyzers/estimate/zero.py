@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elements
 from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand, NothingGathered
-from ligerprof.analyzers.estimate.partition import Elements, count_elements, weight_width
+from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
 from ligerprof.analyzers.estimate.partitioned import own_weights
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.tensors import Weight
@@ -20,6 +20,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
+_FP64_BYTES = 8
 AnyGathered = Gathered | GatheredOnDemand | NothingGathered
 
 
@@ -90,6 +91,7 @@ def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: b
     elements = count_elements(recipe, weights)
     offloaded, trained = recipe.offload is not Offload.NONE, elements.trained_share
     own = own_weights(recipe, [weight for weight in weights if weight.trainable], rank)
+    kept_bytes = sum(weight.size_bytes for weight, _ in own)
     return Placement(
         resident={
             Role.PARAMETERS: weight_width(recipe) * elements.whole,
@@ -101,7 +103,10 @@ def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: b
         gradients_at_update=0,
         updates=()
         if offloaded
-        else tuple(_updates(recipe, (trained,), first=first, kept_bytes=sum(item.size_bytes for item in own))),
+        else (
+            _normed(max((share for _, share in own), default=0), kept_bytes),
+            *_updates(recipe, (trained,), first=first, kept_bytes=kept_bytes),
+        ),
     )
 
 
@@ -137,7 +142,9 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         last_reduction={} if recipe.lora is not None else _last_scattering(recipe, gathered),
         gradient_share=0.0,
         gathered={gathered.head_name: weight_width(recipe) * gathered.in_head()},
-        updates=() if offloaded else tuple(_updates(recipe, elements.groups, first=first)),
+        updates=()
+        if offloaded
+        else (_normed(part(recipe, elements.largest)), *_updates(recipe, elements.groups, first=first)),
     )
 
 
@@ -218,6 +225,16 @@ def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
 
 def _state_bytes(recipe: TrainingRecipe, share: int) -> int:
     return moment_count(recipe.optimizer) * FP32_BYTES * share
+
+
+def _normed(elements: int, kept_bytes: int = 0) -> Bytes:
+    """The norm of the gradients casts one after another to fp64 (get_grad_norm_direct).
+
+    Args:
+        elements: of the largest one.
+        kept_bytes: gradients that are held then.
+    """
+    return {Role.GRADIENTS: kept_bytes, Role.OPTIMIZER_TEMPORARIES: _FP64_BYTES * elements}
 
 
 def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool, kept_bytes: int = 0) -> Iterator[Bytes]:
