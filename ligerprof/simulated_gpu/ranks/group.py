@@ -1,10 +1,11 @@
 """Process groups of simulated ranks: collectives take the memory that they take with NCCL, and exchange what is known.
 
-A collective gives each rank what it would get if every other rank had what this one has: the shapes are those of a
-GPU's, and where numbers matter (sums of token counts, lengths to pad to), the report says so. What one rank alone sends
-(broadcasts, scatters, sends) comes from that rank, which runs beside.
+The ranks that are asked for exchange the numbers that they know (counts of tokens, lengths to pad to, objects). A rank that
+does not run has what the next one below it has that does, and the report says so. What one rank alone sends (broadcasts,
+scatters, sends) comes from that rank, which is started if it does not run. Numbers that a model computes are not sent.
 """
 
+import functools
 import inspect
 import multiprocessing
 import os
@@ -19,8 +20,9 @@ from torch import Tensor
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
-from ligerprof.simulated_gpu.ranks.messages import Messages, is_message
+from ligerprof.simulated_gpu.ranks.messages import Messages, Parts, is_message
 from ligerprof.simulated_gpu.ranks.world import World
+from ligerprof.simulated_gpu.values import address_of
 
 # machine.Machine, which imports this module
 Machine = Any
@@ -76,17 +78,11 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     # collectives that give all ranks the same
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce as if every rank had these values."""
-        reduction = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        """Reduce the values that are known."""
         if self.keeps_reduced:
             self._reduced_last = list(tensors)
         for tensor in tensors:
-            if self.size() > 1 and self._knows(tensor):
-                self._note("all_reduce", tensor)
-                if reduction == dist.ReduceOp.SUM:
-                    tensor.mul_(self.size())
-                elif reduction == dist.ReduceOp.PRODUCT:
-                    tensor.pow_(self.size())
+            self._reduce("all_reduce", tensor, [tensor], opts)
         return _done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
@@ -94,8 +90,11 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce to one rank; the others' values are not used."""
-        return self.allreduce(tensors, opts) if opts is None or opts.rootRank == self._rank else _done(tensors)
+        """Reduce to one rank."""
+        is_root = opts is None or opts.rootRank == self._rank
+        for tensor in tensors:
+            self._reduce("reduce", tensor, [tensor], opts, waits=is_root)
+        return _done(tensors)
 
     def barrier(self, opts: Any = None) -> Any:
         """ProcessGroupNCCL reduces a tensor of one number."""
@@ -122,15 +121,15 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather at one rank."""
-        for parts, tensor in zip(outputs, inputs, strict=False):
-            self._gathered(parts, tensor)
+        for index, tensor in enumerate(inputs):
+            self._gathered(outputs[index] if outputs else [], tensor)
         return _done(outputs)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         """ProcessGroupNCCL copies the parts into one flat tensor first if the sizes are the same."""
         for output, parts in zip(outputs, inputs, strict=True):
             flat = self._flat(parts)
-            self._reduced(output, parts[self._rank], opts)
+            self._scattered(output, parts, opts)
             del flat
         return _done(outputs)
 
@@ -141,13 +140,17 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Reduce several."""
         for output, tensor in zip(outputs, inputs, strict=True):
-            self._reduced(output, self._parts(tensor)[self._rank], opts)
+            self._scattered(output, self._parts(tensor), opts)
         return _done(outputs)
 
+    @torch.no_grad()
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Exchange parts; the others send what this rank sends itself."""
-        for output in outputs:
-            self._taken("all_to_all", output, inputs[self._rank])
+        """Exchange parts; the sizes of floats, which differ from rank to rank, are known from integers before."""
+        found: list[Parts] = [[None] * self.size()] * self.size()
+        if not inputs[0].dtype.is_floating_point and all(is_message(part) for part in inputs):
+            found = self._everyones("all_to_all", inputs)
+        for output, parts in zip(outputs, found, strict=True):
+            self._write(output, parts[self._rank], inputs[self._rank])
         return _done(outputs)
 
     def all_to_all_single(
@@ -159,8 +162,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Exchange parts of one tensor."""
-        self._taken("all_to_all", output, tensor)
-        return _done([output])
+        sizes = ((output, output_sizes), (tensor, input_sizes))
+        outputs, inputs = (list(each.split(list(rows)) if rows else each.chunk(self.size())) for each, rows in sizes)
+        return self.alltoall(outputs, inputs, opts)
 
     # what one rank sends
 
@@ -219,13 +223,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _knows(self, tensor: Tensor) -> bool:
-        return not tensor.is_cuda or self._machine.values.copy_of(tensor) is not None
-
-    def _note(self, what: str, tensor: Tensor) -> None:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        self._machine.values.note(f"{what} of {kind}, as if every rank had this one's")
-
     def _flat(self, parts: Sequence[Tensor]) -> Tensor | None:
         if not parts or not parts[0].is_cuda or any(part.shape != parts[0].shape for part in parts):
             return None
@@ -235,20 +232,52 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return list(tensor.view(-1).chunk(self.size())) if tensor.is_contiguous() else [tensor] * self.size()
 
     def _gathered(self, parts: Sequence[Tensor], tensor: Tensor) -> None:
-        for index, part in enumerate(parts):
-            self._taken("all_gather", part, tensor, is_own=index == self._rank)
+        """Fill the parts with what each rank has; a rank that does not gather has none."""
+        found: Sequence[Parts] = [[None]] * len(parts)
+        if is_message(max(parts, key=lambda part: part.numel(), default=tensor)):
+            found = self._everyones("all_gather", [tensor], waits=bool(parts))
+        for part, given in zip(parts, found, strict=False):
+            self._write(part, given[0], tensor)
 
-    def _reduced(self, output: Tensor, own: Tensor, opts: Any) -> None:
-        self._taken("reduce_scatter", output, own, is_own=True)
-        self.allreduce([output], opts)
+    def _scattered(self, output: Tensor, parts: list[Tensor], opts: Any) -> None:
+        """Reduce the parts, and keep this rank's."""
+        self._write(output, None, parts[self._rank])
+        self._reduce("reduce_scatter", output, parts, opts)
+
+    def _reduce(self, what: str, output: Tensor, tensors: list[Tensor], opts: Any, *, waits: bool = True) -> None:
+        """Reduce what each rank gives for this one, if it is known."""
+        if self.size() == 1 or not all(is_message(tensor) for tensor in tensors):
+            return
+        found = self._everyones(what, tensors, waits=waits)
+        values = [parts[self._rank if len(parts) > 1 else 0] for parts in found]
+        known = [value for value in values if value is not None]
+        if len(known) == self.size():
+            result = _reduced(known, getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+            self._write(output, result.to(output.dtype), output)
+        elif known:
+            self._forget(output)
+
+    def _everyones(self, what: str, tensors: list[Tensor], *, waits: bool = True) -> list[Parts]:
+        """What each member has of these; None: not known."""
+        parts = [self._machine.values.copy_of(part) if part.is_cuda else part.detach() for part in tensors]
+        if not self._messages.run_together(self._members) and any(part is not None for part in parts):
+            kind = str(tensors[0].dtype).removeprefix("torch.")
+            self._machine.values.note(f"{what} of {kind}, as if ranks that do not run had what one has that does")
+        return self._messages.exchange(self._key, self._members, parts, waits=waits)
 
     @torch.no_grad()
-    def _taken(self, what: str, target: Tensor, source: Tensor, *, is_own: bool = False) -> None:
-        """Let a tensor have another's values, of which the shape may differ."""
-        if source.numel() == target.numel() and source.data_ptr() != target.data_ptr():
-            if not is_own and self.size() > 1 and self._knows(source) and is_message(source):
-                self._note(what, source)
-            target.copy_(source.detach().reshape(target.shape))
+    def _write(self, target: Tensor, value: Tensor | None, own: Tensor) -> None:
+        """Let a tensor have values of another rank; if they are not known, it is like this rank's own tensor."""
+        if value is not None and value.numel() == target.numel():
+            target.copy_(value.reshape(target.shape))
+        elif own.numel() != target.numel():
+            self._forget(target)
+        elif own.data_ptr() != target.data_ptr():
+            target.copy_(own.detach().reshape(target.shape))
+
+    def _forget(self, tensor: Tensor) -> None:
+        if tensor.is_cuda:
+            self._machine.values.forget(address_of(tensor))
 
     def _sent(self, tensor: Tensor, source: int, to: str) -> None:
         """Have the values that one rank of the group sends, or send them."""
@@ -257,7 +286,11 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         if source == self._rank:
             self._post(tensor, to)
             return
-        values = self._messages.receive(self._key, self._members[source], to)
+        sender = self._members[source]
+        if tensor.is_cuda and tensor.is_floating_point() and not self._messages.run_together([sender]):
+            # nobody is started for what a model computes
+            return
+        values = self._messages.receive(self._key, sender, to)
         if values is None:
             return
         with torch.no_grad():
@@ -265,6 +298,16 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _post(self, tensor: Tensor, to: str) -> None:
         self._messages.send(self._key, to, self._machine.values.copy_of(tensor) if tensor.is_cuda else tensor)
+
+
+def _reduced(values: list[Tensor], reduction: Any) -> Tensor:
+    """What a reduction gives of the values of all ranks."""
+    kinds = dist.ReduceOp
+    pairs = {kinds.BAND: "bitwise_and", kinds.BOR: "bitwise_or", kinds.BXOR: "bitwise_xor"}
+    pairs |= {kinds.MIN: "minimum", kinds.MAX: "maximum", kinds.PRODUCT: "mul"}
+    name = next((name for kind, name in pairs.items() if reduction == kind), "add")
+    result = functools.reduce(getattr(functions, name), values)
+    return result / len(values) if reduction == kinds.AVG else result
 
 
 def _done(value: Any) -> Any:
@@ -277,7 +320,8 @@ def _done(value: Any) -> Any:
 def install_ranks(machine: Machine) -> None:
     """Make this process a rank of the world that its environment names, and launchers start such ranks."""
     rank, size = (int(os.environ.get(name) or default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-    messages = Messages(World.from_environment().folder, rank)
+    world = World.from_environment()
+    messages = Messages(world.folder, rank, world.ranks or (0, size - 1))
     replace_launchers()
     after_import_or_now("torch.distributed.distributed_c10d", lambda _: _install_groups(machine, messages, rank, size))
 

@@ -4,6 +4,7 @@ import hashlib
 import io
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,12 +16,18 @@ from ligerprof.simulated_gpu.values import place
 
 _POLL_SECONDS = 0.01
 _MOST_BYTES = 1 << 26
+# floats that are counts or flags; longer ones are what a model computes
+_MOST_FLOATS = 256
+# ranks that are asked for and run at the same time, since each waits for what the others give
+_MOST_TOGETHER = 16
+Parts = list[Tensor | None]
 
 
 def is_message(tensor: Tensor) -> bool:
-    """Whether ranks exchange the values of a tensor of this type: sizes, objects and labels are integers."""
-    floats = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-    return not floats and tensor.numel() * tensor.element_size() <= _MOST_BYTES
+    """Whether ranks exchange the values of such a tensor: sizes, objects and labels are integers; a few floats."""
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.numel() <= _MOST_FLOATS
+    return tensor.numel() * tensor.element_size() <= _MOST_BYTES
 
 
 class Messages:
@@ -29,6 +36,7 @@ class Messages:
     Args:
         folder: where they are; None for a world that this process is alone in.
         rank: this process's own, of the whole world.
+        asked: the ranks that were asked for.
 
     Attributes:
         is_alone: whether others send what this rank has itself, where they do not run.
@@ -36,16 +44,54 @@ class Messages:
 
     is_alone = False
 
-    def __init__(self, folder: Path | None, rank: int) -> None:
+    def __init__(self, folder: Path | None, rank: int, asked: Sequence[int] = ()) -> None:
         self._folder, self._rank = folder, rank
+        self._together = frozenset(asked[:_MOST_TOGETHER]) if folder is not None else frozenset()
         self._numbers: Counter[str] = Counter()
 
     def send(self, group: str, to: str, values: Tensor | None) -> None:
         """Leave the values for another rank, or for all; None if this rank does not know them."""
+        self._leave(group, to, [values])
+
+    def exchange(self, group: str, members: Sequence[int], parts: Parts, *, waits: bool = True) -> list[Parts]:
+        """Give parts to the other members of a group, and have theirs.
+
+        What a member gives that does not run is what the next one below it gives that does, or the first one that does.
+
+        Args:
+            parts: None for those that this rank does not know.
+            waits: whether this rank needs what the others give.
+
+        Returns:
+            For each member what it gives.
+        """
+        self._numbers[group] += 1
+        to = f"everyone/{self._numbers[group]}"
+        if self._rank in self._together:
+            self._leave(group, to, parts)
+        if not waits:
+            return []
+        given = {self._rank: parts}
+        for rank in members:
+            if rank in self._together and rank not in given:
+                # after its end, as if it had what this rank has
+                given[rank] = self._wait(group, rank, to, is_needed=False) or parts
+        givers = [rank for rank in members if rank in self._together] or [self._rank]
+        found, last = [], given[givers[0]]
+        for rank in members:
+            last = given[rank] if rank in givers else last
+            found.append(parts if rank == self._rank else last)
+        return found
+
+    def run_together(self, members: Sequence[int]) -> bool:
+        """Whether all of these ranks exchange what they have."""
+        return self._together.issuperset(members)
+
+    def _leave(self, group: str, to: str, parts: Parts) -> None:
         if self._folder is None:
             return
         buffer = io.BytesIO()
-        _SAVE(None if values is None else values.detach().contiguous(), buffer)
+        _SAVE([None if part is None else part.detach().contiguous() for part in parts], buffer)
         path = self._path(group, self._rank, to)
         made = path.with_suffix(f".{self._rank}")
         made.write_bytes(buffer.getvalue())
@@ -59,6 +105,10 @@ class Messages:
         """
         if self._folder is None and self.is_alone:
             return None
+        found = self._wait(group, sender, to)
+        return None if found is None else found[0]
+
+    def _wait(self, group: str, sender: int, to: str, *, is_needed: bool = True) -> Parts | None:
         if self._folder is None:
             raise UnsupportedError(
                 f"{place()}: this rank waits for rank {sender}, which does not run. Start the command with --world."
@@ -67,6 +117,8 @@ class Messages:
         asked = False
         while not path.exists():
             if has_ended(self._folder, sender) and not path.exists():
+                if not is_needed:
+                    return None
                 raise UnsupportedError(
                     f"{place()}: rank {self._rank} waits for rank {sender}, which has ended. Its output says why."
                 )
@@ -74,8 +126,8 @@ class Messages:
                 want_rank(self._folder, sender)
                 asked = True
             time.sleep(_POLL_SECONDS)
-        values: Tensor | None = _LOAD(io.BytesIO(path.read_bytes()), weights_only=True)
-        return values
+        parts: Parts = _LOAD(io.BytesIO(path.read_bytes()), weights_only=True)
+        return parts
 
     def _path(self, group: str, sender: int, to: str) -> Path:
         """The file of the next message of a sender in a group: both sides count."""
