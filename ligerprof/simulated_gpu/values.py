@@ -176,9 +176,6 @@ class Values:
         if func in _KEEPS or func in _EMPTY:
             return
         written = _written(func, args, kwargs) if mutable else ()
-        for tensor in written if self.inputs or self.filled else ():
-            self.inputs.pop(address_of(tensor), None)
-            self.filled.pop(address_of(tensor), None)
         self._tell(written)
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
@@ -201,6 +198,9 @@ class Values:
                 self._known.pop(address_of(tensor), None)
 
     def _tell(self, written: Iterable[Tensor]) -> None:
+        for tensor in written if self.inputs or self.filled else ():
+            self.inputs.pop(address_of(tensor), None)
+            self.filled.pop(address_of(tensor), None)
         if self.on_change is not None and self._known:
             for tensor in written:
                 if self.known(tensor) is not None:

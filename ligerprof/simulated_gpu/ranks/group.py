@@ -1,8 +1,9 @@
 """Process groups of simulated ranks: collectives take the memory that they take with NCCL, and exchange what is known.
 
-The ranks that are asked for exchange the numbers that they know (counts of tokens, lengths to pad to, objects). A rank that
-does not run has what the next one below it has that does, and the report says so. What one rank alone sends (broadcasts,
-scatters, sends) comes from that rank, which is started if it does not run. Numbers that a model computes are not sent.
+The ranks that are asked for exchange the numbers that they know (counts of tokens, lengths to pad to, objects). A rank
+that does not run has what the next one below it has that does, and the report says so. What one rank alone sends
+(broadcasts, scatters, sends) comes from that rank, which is started if it does not run. Numbers that a model computes
+are not sent.
 """
 
 import functools
@@ -162,9 +163,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Exchange parts of one tensor."""
-        sizes = ((output, output_sizes), (tensor, input_sizes))
-        outputs, inputs = (list(each.split(list(rows)) if rows else each.chunk(self.size())) for each, rows in sizes)
-        return self.alltoall(outputs, inputs, opts)
+        return self.alltoall(self._split(output, output_sizes), self._split(tensor, input_sizes), opts)
 
     # what one rank sends
 
@@ -227,6 +226,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         if not parts or not parts[0].is_cuda or any(part.shape != parts[0].shape for part in parts):
             return None
         return functions.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype, device=parts[0].device)
+
+    def _split(self, tensor: Tensor, sizes: Any) -> list[Tensor]:
+        rows = [] if sizes is None else [int(size) for size in sizes]
+        return list(tensor.split(rows) if rows else tensor.chunk(self.size()))
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.view(-1).chunk(self.size())) if tensor.is_contiguous() else [tensor] * self.size()
