@@ -66,6 +66,11 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
     def properties(_index: int = 0) -> SimpleNamespace:
         return _properties(device.gpu)
 
+    def set_device(index: int) -> None:
+        # as the binding does; FakeTensorMode takes cuda:0 before, and remembers it for all modes
+        torch.cuda._lazy_init()
+        backend.require_own(index)
+
     def initialize() -> None:
         cuda: Any = torch.cuda
         cuda.default_generators = (torch.Generator(device="cuda"),) * backend.count()
@@ -74,7 +79,7 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
         "_cuda_init": initialize,
         "_cuda_getDeviceCount": backend.count,
         "_cuda_getDevice": backend.index,
-        "_cuda_setDevice": backend.require_own,
+        "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": lambda _index: backend.index(),
         "_cuda_maybeExchangeDevice": lambda _index: backend.index(),
         "_cuda_canDeviceAccessPeer": lambda *_: False,

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
 from ligerprof.simulated_gpu.ranks.messages import Messages, Parts, is_message
+from ligerprof.simulated_gpu.ranks.store import WorldStore
 from ligerprof.simulated_gpu.ranks.world import World
 from ligerprof.simulated_gpu.values import address_of
 
@@ -46,11 +48,15 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         messages: what ranks tell each other.
 
     Attributes:
+        asked: the backends that the program asked for.
         keeps_reduced: whether what is reduced stays until the next reduction. It does on a GPU where that comes before
             NCCL's watchdog, which runs every 100 ms.
     """
 
+    asked = "cpu:gloo,cuda:nccl"
+    supports_splitting = False
     keeps_reduced = False
+    _of_barrier: Tensor | None = None
     _reduced_last: Sequence[Tensor] = ()
 
     def __init__(self, rank: int, members: Sequence[int], name: str, machine: Machine, messages: Messages) -> None:
@@ -65,6 +71,13 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """The name by which torch knows it."""
         return NAME
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where it takes tensors; objects go through the CPU if it does there."""
+        if ":" in self.asked:
+            return [torch.device(part.partition(":")[0]) for part in self.asked.split(",")]
+        return [torch.device(name) for name in (("cuda",) if self.asked == "nccl" else ("cpu", "cuda"))]
 
     @property
     def pg_name(self) -> str:
@@ -98,9 +111,21 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(tensors)
 
     def barrier(self, opts: Any = None) -> Any:
-        """ProcessGroupNCCL reduces a tensor of one number."""
-        functions.empty(1, device="cuda")
+        """ProcessGroup::barrier chooses its backend by a tensor of one byte; ProcessGroupNCCL reduces one number."""
+        device = getattr(opts, "device", None)
+        on_gpu = "nccl" in self.asked and (device is None or device.type == "cuda")
+        of_call = functions.empty(1, dtype=torch.uint8, device="cuda") if on_gpu else None
+        if on_gpu:
+            functions.empty(1, device="cuda")
+        if _keeps_tensor_of_barrier():
+            SimulatedGroup._of_barrier = of_call
+        # files that one rank wrote before are there for the others
+        self._messages.exchange(self._key, self._members, [])
         return _done([])
+
+    def monitored_barrier(self, _timeout: Any = None, *, wait_all_ranks: bool = False) -> None:
+        """A barrier of gloo's, in main memory."""
+        self._messages.exchange(self._key, self._members, [])
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """ProcessGroupNCCL gathers into one flat tensor first if the sizes are the same."""
@@ -272,6 +297,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     def _write(self, target: Tensor, value: Tensor | None, own: Tensor) -> None:
         """Let a tensor have values of another rank; if they are not known, it is like this rank's own tensor."""
         if value is not None and value.numel() == target.numel():
+            if target.is_cuda and self._machine.values.known(target) is None:
+                # a part of a tensor, whose others follow
+                self._machine.values.set(target, value.reshape(target.shape))
             target.copy_(value.reshape(target.shape))
         elif own.numel() != target.numel():
             self._forget(target)
@@ -313,6 +341,13 @@ def _reduced(values: list[Tensor], reduction: Any) -> Tensor:
     return result / len(values) if reduction == kinds.AVG else result
 
 
+@functools.cache
+def _keeps_tensor_of_barrier() -> bool:
+    """Whether this torch's tensor stays until the next barrier, in C++'s static memory."""
+    header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroup.hpp"
+    return "static at::Tensor tensor" in header.read_text()
+
+
 def _done(value: Any) -> Any:
     """The work of a collective that has ended."""
     future: torch.futures.Future[Any] = torch.futures.Future()
@@ -326,17 +361,22 @@ def install_ranks(machine: Machine) -> None:
     world = World.from_environment()
     messages = Messages(world.folder, rank, world.ranks or (0, size - 1))
     replace_launchers()
-    after_import_or_now("torch.distributed.distributed_c10d", lambda _: _install_groups(machine, messages, rank, size))
+    after_import_or_now(
+        "torch.distributed.distributed_c10d", lambda _: _install_groups(machine, messages, world.folder, rank, size)
+    )
 
 
-def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) -> None:
+def _install_groups(machine: Machine, messages: Messages, folder: Path | None, rank: int, size: int) -> None:
     """Let torch.distributed make these groups, whatever backend a program asks for.
 
     Args:
+        folder: of the world; None if this process is alone in it.
         rank: this process's, of the whole world.
         size: of the world.
     """
     counted: dict[tuple[int, ...], int] = {}
+    # C++ calls its methods, and does not keep it
+    store = _bindings.HashStore() if folder is None else WorldStore(folder, messages)
 
     def create(options: Any, _backend_options: Any = None) -> SimulatedGroup:
         members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
@@ -345,37 +385,45 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
         return SimulatedGroup(options.group_rank, members, name, machine, messages)
 
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
-    asked: dict[str, str] = {}
     init, new_group = c10d.init_process_group, c10d.new_group
 
     def init_process_group(*arguments: Any, **named: Any) -> None:
         given = inspect.signature(init).bind(*arguments, **named).arguments
-        asked["backend"] = str(given.get("backend") or "cpu:gloo,cuda:nccl")
         own_size, own_rank = given.get("world_size", -1), given.get("rank", -1)
         if multiprocessing.parent_process() and own_size == size and own_rank not in (None, -1, rank):
             # each rank of the command starts functions for all of them, of which it is one
             raise SystemExit
         init(
             NAME,
-            store=_bindings.HashStore(),
+            store=store,
             world_size=size if own_size in (-1, None) else own_size,
             rank=rank if own_rank in (-1, None) else own_rank,
             timeout=given.get("timeout"),
             group_name=given.get("group_name", ""),
         )
+        _asked_for(dist.group.WORLD, given.get("backend"))
+        if isinstance(given.get("device_id"), torch.device):
+            dist.group.WORLD.bound_device_id = given["device_id"]
 
     def new(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any) -> Any:
-        return new_group(ranks, timeout, None, None, **named)
+        group = new_group(ranks, timeout, None, None, **named)
+        _asked_for(group, backend or getattr(dist.group.WORLD, "asked", None))
+        return group
 
     def backend_of(group: Any = None) -> str:
-        name = asked.get("backend", "nccl")
-        return "nccl" if "nccl" in name else name
+        asked: str = getattr(group or dist.group.WORLD, "asked", "nccl")
+        return "nccl" if "nccl" in asked else asked
 
     _replace(c10d.get_backend, backend_of)
     _replace(c10d.init_process_group, init_process_group)
     _replace(c10d.new_group, new)
     for name in ("is_nccl_available", "is_gloo_available", "is_torchelastic_launched"):
         _replace(getattr(c10d, name), lambda: True)
+
+
+def _asked_for(group: Any, backend: Any) -> None:
+    if backend is not None and isinstance(group, SimulatedGroup):
+        group.asked = str(backend)
 
 
 def _replace(old: Callable[..., Any], new: Callable[..., Any]) -> None:

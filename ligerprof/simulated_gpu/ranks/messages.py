@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.files import unwatched
 from ligerprof.simulated_gpu.ranks.world import has_ended, want_rank
 from ligerprof.simulated_gpu.values import place
 
@@ -48,6 +49,7 @@ class Messages:
         self._folder, self._rank = folder, rank
         self._together = frozenset(asked[:_MOST_TOGETHER]) if folder is not None else frozenset()
         self._numbers: Counter[str] = Counter()
+        self._wanted = False
 
     def send(self, group: str, to: str, values: Tensor | None) -> None:
         """Leave the values for another rank, or for all; None if this rank does not know them."""
@@ -87,6 +89,19 @@ class Messages:
         """Whether all of these ranks exchange what they have."""
         return self._together.issuperset(members)
 
+    def want_together(self) -> None:
+        """Have all ranks run that were asked for."""
+        if self._folder is not None and not self._wanted:
+            self._wanted = True
+            with unwatched():
+                for rank in self._together - {self._rank}:
+                    want_rank(self._folder, rank)
+
+    def others_run(self) -> bool:
+        """Whether another rank that was asked for has not ended."""
+        others = self._together - {self._rank}
+        return self._folder is not None and not all(has_ended(self._folder, rank) for rank in others)
+
     def _leave(self, group: str, to: str, parts: Parts) -> None:
         if self._folder is None:
             return
@@ -94,8 +109,9 @@ class Messages:
         _SAVE([None if part is None else part.detach().contiguous() for part in parts], buffer)
         path = self._path(group, self._rank, to)
         made = path.with_suffix(f".{self._rank}")
-        made.write_bytes(buffer.getvalue())
-        made.replace(path)
+        with unwatched():
+            made.write_bytes(buffer.getvalue())
+            made.replace(path)
 
     def receive(self, group: str, sender: int, to: str) -> Tensor | None:
         """Wait for the values that another rank sends; None if it does not know them.
@@ -123,7 +139,8 @@ class Messages:
                     f"{place()}: rank {self._rank} waits for rank {sender}, which has ended. Its output says why."
                 )
             if not asked:
-                want_rank(self._folder, sender)
+                with unwatched():
+                    want_rank(self._folder, sender)
                 asked = True
             time.sleep(_POLL_SECONDS)
         parts: Parts = _LOAD(io.BytesIO(path.read_bytes()), weights_only=True)
