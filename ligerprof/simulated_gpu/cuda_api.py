@@ -80,6 +80,7 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
         "_cuda_getDeviceCount": backend.count,
         "_cuda_getDevice": backend.index,
         "_cuda_setDevice": set_device,
+        "_cuda_hasPrimaryContext": lambda _index: torch.cuda.is_initialized(),
         "_cuda_exchangeDevice": lambda _index: backend.index(),
         "_cuda_maybeExchangeDevice": lambda _index: backend.index(),
         "_cuda_canDeviceAccessPeer": lambda *_: False,
