@@ -215,6 +215,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Any:
         """Send to one rank; ProcessGroupNCCL marks what it sends and receives as used by its stream, and keeps none."""
+        self._messages.meets(self._members[target])
         for tensor in tensors:
             if is_message(tensor):
                 self._post(tensor, f"{target}/p2p")
@@ -222,6 +223,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
         """Receive from one rank."""
+        self._messages.meets(self._members[source])
         for tensor in tensors:
             self._sent(tensor, source, f"{self._rank}/p2p")
         return _done([])
@@ -359,7 +361,7 @@ def install_ranks(machine: Machine) -> None:
     """Make this process a rank of the world that its environment names, and launchers start such ranks."""
     rank, size = (int(os.environ.get(name) or default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     world = World.from_environment()
-    messages = Messages(world.folder, rank, world.ranks or (0, size - 1))
+    messages = Messages(world, rank, size)
     replace_launchers()
     after_import_or_now(
         "torch.distributed.distributed_c10d", lambda _: _install_groups(machine, messages, world.folder, rank, size)

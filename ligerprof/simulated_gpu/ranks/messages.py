@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.files import unwatched
-from ligerprof.simulated_gpu.ranks.world import has_ended, want_rank
+from ligerprof.simulated_gpu.ranks.world import NEIGHBOR, WANTED, World, has_ended, mark_rank
 from ligerprof.simulated_gpu.values import place
 
 _POLL_SECONDS = 0.01
@@ -35,9 +35,9 @@ class Messages:
     """Messages from and to the other ranks.
 
     Args:
-        folder: where they are; None for a world that this process is alone in.
+        world: this process may be alone in it, if it has no folder.
         rank: this process's own, of the whole world.
-        asked: the ranks that were asked for.
+        size: of the whole world.
 
     Attributes:
         is_alone: whether others send what this rank has itself, where they do not run.
@@ -45,11 +45,14 @@ class Messages:
 
     is_alone = False
 
-    def __init__(self, folder: Path | None, rank: int, asked: Sequence[int] = ()) -> None:
-        self._folder, self._rank = folder, rank
-        self._together = frozenset(asked[:_MOST_TOGETHER]) if folder is not None else frozenset()
+    def __init__(self, world: World, rank: int, size: int) -> None:
+        asked = world.ranks or (0, size - 1)
+        self._folder, self._rank = world.folder, rank
+        self._together = frozenset(asked[:_MOST_TOGETHER]) if world.folder is not None else frozenset()
         self._numbers: Counter[str] = Counter()
-        self._wanted = False
+        # by default all stages of the first rank's pipeline run
+        self._follows = not world.ranks and (rank == 0 or rank not in asked)
+        self._marked: set[tuple[int, str]] = set()
 
     def send(self, group: str, to: str, values: Tensor | None) -> None:
         """Leave the values for another rank, or for all; None if this rank does not know them."""
@@ -89,13 +92,21 @@ class Messages:
         """Whether all of these ranks exchange what they have."""
         return self._together.issuperset(members)
 
+    def meets(self, rank: int) -> None:
+        """Have a rank run that this one sends to or receives from, unless ranks were asked for."""
+        if self._follows:
+            self._mark(rank, NEIGHBOR)
+
     def want_together(self) -> None:
         """Have all ranks run that were asked for."""
-        if self._folder is not None and not self._wanted:
-            self._wanted = True
+        for rank in self._together - {self._rank}:
+            self._mark(rank, WANTED)
+
+    def _mark(self, rank: int, mark: str) -> None:
+        if self._folder is not None and (rank, mark) not in self._marked:
+            self._marked.add((rank, mark))
             with unwatched():
-                for rank in self._together - {self._rank}:
-                    want_rank(self._folder, rank)
+                mark_rank(self._folder, rank, mark)
 
     def others_run(self) -> bool:
         """Whether another rank that was asked for has not ended."""
@@ -130,7 +141,6 @@ class Messages:
                 f"{place()}: this rank waits for rank {sender}, which does not run. Start the command with --world."
             )
         path = self._path(group, sender, to)
-        asked = False
         while not path.exists():
             if has_ended(self._folder, sender) and not path.exists():
                 if not is_needed:
@@ -138,10 +148,7 @@ class Messages:
                 raise UnsupportedError(
                     f"{place()}: rank {self._rank} waits for rank {sender}, which has ended. Its output says why."
                 )
-            if not asked:
-                with unwatched():
-                    want_rank(self._folder, sender)
-                asked = True
+            self._mark(sender, WANTED)
             time.sleep(_POLL_SECONDS)
         parts: Parts = _LOAD(io.BytesIO(path.read_bytes()), weights_only=True)
         return parts
