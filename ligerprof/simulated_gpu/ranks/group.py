@@ -419,8 +419,26 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
     _replace(c10d.get_backend, backend_of)
     _replace(c10d.init_process_group, init_process_group)
     _replace(c10d.new_group, new)
+    _objects_grow(machine)
     for name in ("is_nccl_available", "is_gloo_available", "is_torchelastic_launched"):
         _replace(getattr(c10d, name), lambda: True)
+
+
+def _objects_grow(machine: Machine) -> None:
+    """Let the bytes of a pickled object stay where torch makes its buffer as large as the largest object's."""
+    resize: Callable[..., Tensor] = Tensor.resize_
+
+    def resize_(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        is_object = tensor.is_cuda and tensor.dtype == torch.uint8 and tensor.dim() == 1
+        before = machine.values.copy_of(tensor) if is_object else None
+        resized = resize(tensor, *arguments, **named)
+        if before is not None and tensor.numel() > before.numel():
+            values = functions.zeros(tensor.shape, dtype=torch.uint8)
+            values[: before.numel()] = before
+            machine.values.set(tensor, values)
+        return resized
+
+    Tensor.resize_ = resize_  # type: ignore[method-assign, assignment]
 
 
 def _asked_for(group: Any, backend: Any) -> None:
