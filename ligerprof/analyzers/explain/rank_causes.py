@@ -4,16 +4,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ligerprof.analyzers.explain.groups import BlockGroup
+from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.models.module_names import without_indices
 from ligerprof.roles import Role
 from ligerprof.serialization import select
 from ligerprof.units import format_bytes
-
-if TYPE_CHECKING:
-    from ligerprof.analyzers.explain.ranks import RankPeak
 
 _LOSS = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
 _KEPT = (Role.ACTIVATIONS, Role.CHECKPOINTS)
@@ -25,6 +23,18 @@ class ModuleWeights(NamedTuple):
 
     count: int
     size_bytes: int
+
+
+class Held(Protocol):
+    """What a rank holds: the blocks at its peak, and its part of each module."""
+
+    @property
+    def report(self) -> PeakReport:
+        """What the memory at its peak belongs to."""
+
+    @property
+    def weights(self) -> Mapping[str, ModuleWeights]:
+        """Its part of the modules of each name."""
 
 
 class CauseKind(str, Enum):
@@ -57,13 +67,13 @@ class RankCause:
         return select(self, "kind", "bytes=size_bytes", "modules", "text")
 
 
-def causes(rank: "RankPeak", lowest: "RankPeak") -> tuple[RankCause, ...]:
+def causes(rank: Held, lowest: Held) -> tuple[RankCause, ...]:
     """What a rank holds more than the lowest one, and why as far as the recordings show it; the largest first."""
     found = [*_weights(rank, lowest), *_activations(rank, lowest), *_loss(rank, lowest)]
     return tuple(sorted((cause for cause in found if cause.size_bytes > 0), key=lambda cause: -cause.size_bytes))
 
 
-def _weights(rank: "RankPeak", lowest: "RankPeak") -> Iterator[RankCause]:
+def _weights(rank: Held, lowest: Held) -> Iterator[RankCause]:
     mine, others = rank.weights, lowest.weights
     if not mine or not others:
         return
@@ -90,7 +100,7 @@ def _weights(rank: "RankPeak", lowest: "RankPeak") -> Iterator[RankCause]:
         yield _cause(CauseKind.SHARDS, size_bytes, padded, text)
 
 
-def _activations(rank: "RankPeak", lowest: "RankPeak") -> Iterator[RankCause]:
+def _activations(rank: Held, lowest: Held) -> Iterator[RankCause]:
     mine, others = _of_layers(rank.report.blocks), _of_layers(lowest.report.blocks)
     often: dict[str, int] = defaultdict(int)
     larger: dict[str, int] = defaultdict(int)
@@ -119,7 +129,7 @@ def _activations(rank: "RankPeak", lowest: "RankPeak") -> Iterator[RankCause]:
         yield _cause(CauseKind.SIZES, size_bytes, larger, text)
 
 
-def _kept_bytes(rank: "RankPeak", modules: Collection[str]) -> int:
+def _kept_bytes(rank: Held, modules: Collection[str]) -> int:
     return sum(
         block.size_bytes
         for block in rank.report.blocks
@@ -150,7 +160,7 @@ def _of_layers(blocks: tuple[BlockGroup, ...]) -> dict[tuple[str, ...], _Kept]:
     }
 
 
-def _loss(rank: "RankPeak", lowest: "RankPeak") -> Iterator[RankCause]:
+def _loss(rank: Held, lowest: Held) -> Iterator[RankCause]:
     mine, others = (sum(each.report.roles[role] for role in _LOSS) for each in (rank, lowest))
     if mine and not others:
         yield _cause(CauseKind.LOSS, mine, (), f"computes the loss, {format_bytes(mine)} of logits and their gradients")
