@@ -12,8 +12,8 @@ from ligerprof.simulated_gpu.ranks.messages import Messages
 from ligerprof.simulated_gpu.values import place
 
 _POLL_SECONDS = 0.01
-# a rank that is started imports torch and the program's libraries first
-_UNTIL_REFUSED_SECONDS = 120.0
+# a rank that is started imports the program's libraries first, which takes minutes on a busy machine
+_UNTIL_REFUSED_SECONDS = 600.0
 
 
 class WorldStore(dist.Store):
