@@ -21,7 +21,7 @@ _MOST_NAMES = 3
 class ModuleWeights(NamedTuple):
     """Modules of one name on one rank, `*` for each index: how many there are, and the bytes of their weights."""
 
-    count: int
+    modules: int
     size_bytes: int
 
 
@@ -86,10 +86,10 @@ def _weights(rank: Held, lowest: Held) -> Iterator[RankCause]:
         yield _cause(CauseKind.MODULES, size_bytes + kept_bytes, only, text)
     both = [name for name in mine if name in others]
     more = {name: mine[name].size_bytes - others[name].size_bytes for name in both}
-    repeated = [name for name in both if mine[name].count != others[name].count]
+    repeated = [name for name in both if mine[name].modules != others[name].modules]
     if repeated:
         size_bytes = sum(more[name] for name in repeated)
-        counts = {(mine[name].count, others[name].count) for name in repeated}
+        counts = {(mine[name].modules, others[name].modules) for name in repeated}
         how = " and ".join(f"{count} instead of {other}" for count, other in sorted(counts, reverse=True))
         text = f"has {how} of {_named(dict.fromkeys(repeated, 0))}, {format_bytes(size_bytes)} of weights"
         yield _cause(CauseKind.LAYERS, size_bytes, repeated, text)
@@ -109,11 +109,11 @@ def _activations(rank: Held, lowest: Held) -> Iterator[RankCause]:
         other = others.get(key)
         if other is None:
             continue
-        difference_bytes = held.size_bytes * held.count - other.size_bytes * other.count
-        if held.size_bytes == other.size_bytes and held.count > other.count:
+        difference_bytes = held.size_bytes * held.blocks - other.size_bytes * other.blocks
+        if held.size_bytes == other.size_bytes and held.blocks > other.blocks:
             often[key[0]] += difference_bytes
-            counts[held.count, other.count] += difference_bytes
-        elif held.count == other.count and held.size_bytes > other.size_bytes:
+            counts[held.blocks, other.blocks] += difference_bytes
+        elif held.blocks == other.blocks and held.size_bytes > other.size_bytes:
             larger[key[0]] += difference_bytes
     if often:
         count, other_count = max(counts, key=lambda pair: counts[pair])
@@ -140,7 +140,7 @@ def _kept_bytes(rank: Held, modules: Collection[str]) -> int:
 class _Kept(NamedTuple):
     """Blocks of one kind in the layer that has most of them: how many, and the bytes of one on average."""
 
-    count: int
+    blocks: int
     size_bytes: int
 
 
