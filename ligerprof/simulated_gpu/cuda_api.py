@@ -68,7 +68,8 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
 
     def set_device(index: int) -> None:
         # as the binding does; FakeTensorMode takes cuda:0 before, and remembers it for all modes
-        torch.cuda._lazy_init()
+        cuda: Any = torch.cuda
+        cuda._lazy_init()
         backend.require_own(index)
 
     def initialize() -> None:
@@ -80,7 +81,7 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
         "_cuda_getDeviceCount": backend.count,
         "_cuda_getDevice": backend.index,
         "_cuda_setDevice": set_device,
-        "_cuda_hasPrimaryContext": lambda _index: torch.cuda.is_initialized(),
+        "_cuda_hasPrimaryContext": lambda _index: bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
         "_cuda_exchangeDevice": lambda _index: backend.index(),
         "_cuda_maybeExchangeDevice": lambda _index: backend.index(),
         "_cuda_canDeviceAccessPeer": lambda *_: False,

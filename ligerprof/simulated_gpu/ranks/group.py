@@ -256,7 +256,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _split(self, tensor: Tensor, sizes: Any) -> list[Tensor]:
         rows = [] if sizes is None else [int(size) for size in sizes]
-        return list(tensor.split(rows) if rows else tensor.chunk(self.size()))
+        return list(functions.split(tensor, rows) if rows else tensor.chunk(self.size()))
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.view(-1).chunk(self.size())) if tensor.is_contiguous() else [tensor] * self.size()
@@ -405,7 +405,7 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
         )
         _asked_for(dist.group.WORLD, given.get("backend"))
         if isinstance(given.get("device_id"), torch.device):
-            dist.group.WORLD.bound_device_id = given["device_id"]
+            c10d._get_default_group().bound_device_id = given["device_id"]
 
     def new(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any) -> Any:
         group = new_group(ranks, timeout, None, None, **named)

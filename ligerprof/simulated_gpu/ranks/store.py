@@ -16,7 +16,12 @@ _POLL_SECONDS = 0.01
 _UNTIL_REFUSED_SECONDS = 600.0
 
 
-class WorldStore(dist.Store):
+# torch describes neither as part of its module
+_distributed: Any = dist
+_Store, _FileStore = _distributed.Store, _distributed.FileStore
+
+
+class WorldStore(_Store):  # type: ignore[misc]
     """Keys and values of the ranks that run.
 
     Args:
@@ -26,7 +31,7 @@ class WorldStore(dist.Store):
 
     def __init__(self, folder: Path, messages: Messages) -> None:
         super().__init__()
-        self._file, self._messages = dist.FileStore(str(folder / "store"), -1), messages
+        self._file, self._messages = _FileStore(str(folder / "store"), -1), messages
 
     def set(self, key: str, value: Any) -> None:
         """Set a value."""
