@@ -54,7 +54,6 @@ MEGATRON: dict[str, tuple[int, int, int, int, int]] = {
     "gpt-pp4": (8, 1, 4, 0, 1),
     "gpt-tp2-pp4": (64, 2, 4, 0, 1),
     "gpt-ep4": (8, 1, 1, 8, 4),
-    "gpt-tp2-ep4": (8, 2, 1, 8, 4),
     "gpt-pp2-ep4": (8, 1, 2, 8, 4),
 }
 
@@ -101,7 +100,9 @@ def titan_bytes(case: tuple[str, int, tuple[int, int, int], str], rank: int) -> 
             own_columns = split(columns, tensor, part) if axis == 1 else columns
             elements += split(own_rows, shards, shard) * own_columns
             tensors += 1
-    return [4 * elements, 4 * elements, 8 * elements + 4 * tensors]
+    # tensor parallelism alone keeps one gradient of the size of the embedding whole, on a GPU too
+    whole = model["words"] * dim - split(model["words"], tensor, part) * dim if shards == 1 else 0
+    return [4 * elements, 4 * (elements + whole), 8 * elements + 4 * tensors]
 
 
 def megatron_bytes(case: tuple[int, int, int, int, int], rank: int) -> list[int]:
@@ -150,7 +151,6 @@ def megatron_arguments(case: tuple[int, int, int, int, int]) -> list[str]:
     if experts:
         words += f" --num-experts {experts} --expert-model-parallel-size {together} --disable-bias-linear"
         words += " --moe-router-load-balancing-type none --moe-token-dispatcher-type alltoall"
-        words += " --sequence-parallel" if tensor > 1 else ""
     return words.split()
 
 

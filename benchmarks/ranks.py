@@ -223,7 +223,9 @@ class Rank:
         return found
 
     def write(self, row: dict[str, Any]) -> None:
-        if self.rank == 0:
+        if self.rank == 0 and str(self._results) == "-":
+            print(json.dumps(row), flush=True)
+        elif self.rank == 0:
             with self._results.open("a") as lines:
                 lines.write(json.dumps(row) + "\n")
 

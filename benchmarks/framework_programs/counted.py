@@ -45,6 +45,8 @@ def count(optimizer, *_):
     models = megatron_models()
     if models:
         held += parameters
+        # of its optimizers, one for experts and one for the rest, the first counts all weights and gradients
+        models = models if id(optimizer) == next(iter(steps)) else []
         buffers = [buffer for model in models for buffer in (*model.buffers, *model.expert_parallel_buffers)]
         gradients = sum(buffer.grad_data.nbytes for buffer in buffers)
         parameters = bytes_of(weight for model in models for weight in model.parameters())

@@ -100,10 +100,11 @@ def command(  # noqa: PLR0913 - one argument per option
             raise click.UsageError("--stacks, --format and --by need one rank: give its file.")
         from ligerprof.analyzers.explain.ranks import explain_ranks
         from ligerprof.reports.ranks import render_ranks
+        from ligerprof.runs.recording.summary import recorded_weights
 
         if html_path is not None:
             require_absent([html_path], force=force)
-        ranks = explain_ranks(sources, device_index=device_index, rules=rules)
+        ranks = explain_ranks(sources, device_index=device_index, rules=rules, weights_of=recorded_weights)
         ranks = replace(ranks, ranks=tuple(replace(each, report=own.in_files(each.report)) for each in ranks.ranks))
         if html_path is not None:
             from ligerprof.reports.page.ranks import render_ranks_page

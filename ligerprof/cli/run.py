@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     "--ranks",
     metavar="LIST",
     default="",
-    help="The ranks to simulate, such as 0,63. Default: the first, the last, and those that these wait for.",
+    help="The ranks to simulate, such as 0,63. Default: the first, its pipeline, the last, and those they wait for.",
     callback=lambda _ctx, _param, text: or_usage_error(_ranks, text),
 )
 @own_file_option

@@ -27,6 +27,7 @@ def render_ranks(report: RanksReport, *, top: int = 10) -> "RenderableType":
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(ranks_sentence(report)), *ranks_tables(report)]
+    parts += [file_text(line) for line in cause_lines(report)]
     if report.difference.difference_bytes:
         lowest, worst = report.lowest.rank, report.worst.rank
         parts += [Text(f"From rank {lowest} to rank {worst}:"), changes_table(report.difference, top)]
@@ -54,6 +55,18 @@ def ranks_sentence(report: RanksReport) -> str:
     sizes = (report.difference.difference_bytes, lowest.report.peak_bytes)
     more, least = (format_like(size, worst.report.peak_bytes) for size in sizes)
     return f"Rank {worst.rank} of {count} has the highest peak, {peak}: {more} more than rank {lowest.rank} ({least})."
+
+
+def cause_lines(report: RanksReport) -> "Iterator[str]":
+    """Why ranks hold more than the lowest one, the worst first; ranks of the same reasons together."""
+    ranks_of: dict[tuple[str, ...], list[int]] = {}
+    for rank, found in report.causes.items():
+        ranks_of.setdefault(tuple(cause.text for cause in found), []).append(rank)
+    for texts, ranks in ranks_of.items():
+        if texts:
+            which = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, sorted(ranks)))}"
+            yield f"{which}, unlike rank {report.lowest.rank}:"
+            yield from (f"- {text}" for text in texts)
 
 
 def _when(each: RankPeak) -> str:

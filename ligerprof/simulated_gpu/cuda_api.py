@@ -66,6 +66,12 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
     def properties(_index: int = 0) -> SimpleNamespace:
         return _properties(device.gpu)
 
+    def set_device(index: int) -> None:
+        # as the binding does; FakeTensorMode takes cuda:0 before, and remembers it for all modes
+        cuda: Any = torch.cuda
+        cuda._lazy_init()
+        backend.require_own(index)
+
     def initialize() -> None:
         cuda: Any = torch.cuda
         cuda.default_generators = (torch.Generator(device="cuda"),) * backend.count()
@@ -74,7 +80,8 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
         "_cuda_init": initialize,
         "_cuda_getDeviceCount": lambda: backend.count(),  # noqa: PLW0108 - hashable
         "_cuda_getDevice": lambda: backend.index(),  # noqa: PLW0108 - hashable
-        "_cuda_setDevice": backend.require_own,
+        "_cuda_setDevice": set_device,
+        "_cuda_hasPrimaryContext": lambda _index: bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
         "_cuda_exchangeDevice": lambda _index: backend.index(),
         "_cuda_maybeExchangeDevice": lambda _index: backend.index(),
         "_cuda_canDeviceAccessPeer": lambda *_: False,

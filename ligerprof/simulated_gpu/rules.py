@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.simulated_gpu.internals.products import hold_workspaces
 from ligerprof.simulated_gpu.composites import COMPOSITE_RULES
 from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
 from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.inputs import COMPARISONS, copy_from_host, copy_on_gpu, shown
+from ligerprof.simulated_gpu.internals.products import hold_workspaces
 from ligerprof.simulated_gpu.loading import has_no_values, mark_weight
 from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
 from ligerprof.simulated_gpu.plans import GPU

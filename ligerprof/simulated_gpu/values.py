@@ -36,6 +36,8 @@ _FILLS = frozenset(
         *(aten.random_.default, aten.random_.to, getattr(aten.random_, "from")),
     ]
 )
+# what a program makes masks of, such as zeros_like(scores).int().scatter(...)
+_ONE_NUMBER = frozenset({aten.zero_.default, aten.fill_.Scalar})
 _BRANCHES = frozenset({"item of bool", "equal"})
 # of torch and of this package
 SKIPPED_FILES = (*(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, ligerprof.__file__)), "<frozen ")
@@ -75,6 +77,7 @@ class Values:
         made_up: how often each kind of value was made up.
         on_change: called with the address of a storage whose known values change.
         inputs: bytes of large floats by the address of their storage, see inputs.py.
+        filled: the number that fills all of a large storage of floats, by its address.
     """
 
     def __init__(self, size_of: Callable[[int], int], routing: str = UNIFORM) -> None:
@@ -84,6 +87,7 @@ class Values:
         self.on_change: Callable[[int], None] | None = None
         self._known: dict[int, Known] = {}
         self.inputs: dict[int, Tensor] = {}
+        self.filled: dict[int, Any] = {}
         self.made_up: Counter[MadeUp] = Counter()
 
     def note(self, what: str, *, is_shape: bool = False) -> None:
@@ -124,6 +128,7 @@ class Values:
         """Forget the values of a storage that ended."""
         self._known.pop(address, None)
         self.inputs.pop(address, None)
+        self.filled.pop(address, None)
 
     def known(self, tensor: Tensor) -> Known | None:
         """The copy of a tensor's storage."""
@@ -138,9 +143,10 @@ class Values:
         if tensor.numel() == 0:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         known = self.known(tensor)
-        if known is None:
-            return None
-        return _shown(tensor, known.storage)
+        if known is not None:
+            return _shown(tensor, known.storage)
+        number = self.filled.get(address_of(tensor)) if self.filled else None
+        return None if number is None else functions.full((), number, dtype=tensor.dtype).expand(tensor.shape)
 
     def set(self, tensor: Tensor, value: Tensor, *, made_up: bool = False, at_any_size: bool = False) -> None:
         """Give a whole storage the values of a tensor of the same shape in main memory, if it is small enough."""
@@ -170,8 +176,6 @@ class Values:
         if func in _KEEPS or func in _EMPTY:
             return
         written = _written(func, args, kwargs) if mutable else ()
-        for tensor in written if self.inputs else ():
-            self.inputs.pop(address_of(tensor), None)
         self._tell(written)
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
@@ -183,6 +187,8 @@ class Values:
             if self.known(tensor) is None and tensor.is_cuda:
                 self.set(tensor, functions.zeros(()), made_up=made_up)
                 if self.known(tensor) is None:
+                    if func in _ONE_NUMBER and self.covers(tensor):
+                        self.filled[address_of(tensor)] = args[1] if len(args) > 1 else 0
                     return
         try:
             self._run(func, args, kwargs, result, made_up=made_up)
@@ -192,6 +198,9 @@ class Values:
                 self._known.pop(address_of(tensor), None)
 
     def _tell(self, written: Iterable[Tensor]) -> None:
+        for tensor in written if self.inputs or self.filled else ():
+            self.inputs.pop(address_of(tensor), None)
+            self.filled.pop(address_of(tensor), None)
         if self.on_change is not None and self._known:
             for tensor in written:
                 if self.known(tensor) is not None:
@@ -207,6 +216,7 @@ class Values:
             elif (
                 tensor.numel()
                 and self.known(tensor) is None
+                and not (self.filled and address_of(tensor) in self.filled)
                 and not (whole and any(tensor is other for other in written) and self.covers(tensor))
             ):
                 return False

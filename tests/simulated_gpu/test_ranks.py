@@ -22,7 +22,7 @@ def test_ranks_that_others_wait_for_run_too(tmp_path: Path) -> None:
     ranks = json.loads(done.stdout)["ranks"]
     assert {rank["rank"] for rank in ranks} == {0, 1, 2, 3}
     made_up = {row["what"] for row in ranks[0]["simulated"]["made_up"]}
-    assert "all_reduce of int64, as if every rank had this one's" in made_up
+    assert "all_reduce of int64, as if ranks that do not run had what one has that does" in made_up
 
 
 def test_launchers_start_the_chosen_ranks(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Compare the peaks of the ranks of one distributed run: which is the worst, and what it holds more than the others."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from ligerprof.analyzers.attribution.user_rules import UserRule
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.rank_causes import ModuleWeights, RankCause, causes
 from ligerprof.roles import Role
 from ligerprof.serialization import document, select
 
@@ -21,11 +22,13 @@ class RankPeak:
 
     Attributes:
         source: its snapshot file.
+        weights: its parts of the modules, by name with `*` for each index; {} if not known.
     """
 
     rank: int
     source: Path
     report: PeakReport
+    weights: Mapping[str, ModuleWeights] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `ranks` in the JSON."""
@@ -100,6 +103,15 @@ class RanksReport:
         differing = [spread for spread in spreads if spread.difference_bytes]
         return sorted(differing, key=lambda spread: -spread.difference_bytes)
 
+    @cached_property
+    def causes(self) -> dict[int, tuple[RankCause, ...]]:
+        """Why each rank holds more than the one with the lowest peak, as far as the recordings show it."""
+        return {each.rank: causes(each, self.lowest) for each in self.ranks if each is not self.lowest}
+
+    def causes_json(self) -> list[dict[str, Any]]:
+        """`causes` in the JSON: an entry for each reason."""
+        return [{"rank": rank, **cause.to_json()} for rank, found in self.causes.items() for cause in found]
+
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes of all ranks, each with the ranks that it is about."""
@@ -119,18 +131,38 @@ class RanksReport:
         changed = [group for group in self.difference.groups if group.difference_bytes]
         figures = {"difference_bytes": self.difference.difference_bytes}
         compared = {"worst_rank": self.worst.rank, "lowest_rank": self.lowest.rank}
+        reasons = {"causes": self.causes_json()}
         blocks = {"blocks": [group.to_json() for group in changed]}
         return document(
-            "ranks", compared, figures, select(self, "ranks", "differences=spreads"), blocks, select(self, "notes")
+            "ranks",
+            compared,
+            figures,
+            select(self, "ranks", "differences=spreads"),
+            reasons,
+            blocks,
+            select(self, "notes"),
         )
 
 
 def explain_ranks(
-    sources: Mapping[int, Path], *, device_index: int | None = None, rules: Sequence[UserRule] = ()
+    sources: Mapping[int, Path],
+    *,
+    device_index: int | None = None,
+    rules: Sequence[UserRule] = (),
+    weights_of: Callable[[Path], Mapping[str, ModuleWeights]] = lambda _source: {},
 ) -> RanksReport:
-    """Explain the snapshot of each rank, one after the other; arguments and errors as in `analyze`."""
+    """Explain the snapshot of each rank, one after the other; arguments and errors as in `analyze`.
+
+    Args:
+        weights_of: what a rank holds of each module, by its snapshot file.
+    """
     found = [
-        RankPeak(rank=rank, source=source, report=explain(source, device_index=device_index, rules=rules))
+        RankPeak(
+            rank=rank,
+            source=source,
+            report=explain(source, device_index=device_index, rules=rules),
+            weights=weights_of(source),
+        )
         for rank, source in sources.items()
     ]
     found.sort(key=lambda each: (each.report.out_of_memory is None, -each.report.peak_bytes, each.rank))

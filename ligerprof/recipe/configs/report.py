@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ligerprof.recipe.configs.refusals import SIMULATED_RANKS
 from ligerprof.recipe.configs.settings import SUPERVISED, Reading, Setting
 from ligerprof.recipe.configs.wandb import NAME as WANDB
 from ligerprof.recipe.training import RECIPE_OPTIONS
@@ -68,7 +69,10 @@ class ConfigReport:
             settings = OPTION_SETTINGS.get(name) or ((Setting(name),) if name in tuple(Setting) else ())
             if place := next((self.places[setting] for setting in settings if setting in self.places), None):
                 found[flag] = f"{flag} is {place}"
-        return f"{message} Here {', '.join(found.values())}." if found else message
+        if not found:
+            return message
+        engine = RECIPE_OPTIONS["engine"].flag in found and "not supported yet" in message
+        return f"{message} Here {', '.join(found.values())}.{f' {SIMULATED_RANKS}' if engine else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """The value of `config` in JSON results."""

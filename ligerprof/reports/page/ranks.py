@@ -7,7 +7,7 @@ from ligerprof.analyzers.explain.ranks import RanksReport
 from ligerprof.reports.page.diff import html_changes
 from ligerprof.reports.page.html import html_page, html_table, paragraph
 from ligerprof.reports.page.peak import peak_parts
-from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS, rank_rows, ranks_sentence, spread_rows
+from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS, cause_lines, rank_rows, ranks_sentence, spread_rows
 
 
 def render_ranks_page(report: RanksReport, worst: SnapshotAnalysis, *, source: str) -> str:
@@ -27,6 +27,7 @@ def html_ranks(report: RanksReport) -> Iterator[str]:
     yield html_table(RANK_HEADS, rank_rows(report))
     if spreads := list(spread_rows(report)):
         yield html_table(SPREAD_HEADS, spreads)
+    yield from map(paragraph, cause_lines(report))
 
 
 def _parts(report: RanksReport, worst: SnapshotAnalysis) -> Iterator[str]:

@@ -84,7 +84,12 @@ class CommandReport:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof run --json`."""
-        return document("run", select(self, "command", "exit_code", "ranks", "notes"), {"run": str(self.output)})
+        causes = [] if self.compared is None else self.compared.causes_json()
+        return document(
+            "run",
+            select(self, "command", "exit_code", "ranks", "notes"),
+            {"causes": causes, "run": str(self.output)},
+        )
 
 
 def clear_recordings(output: Path) -> None:
@@ -138,7 +143,8 @@ def collect(
     for rank, folder in places.items():
         try:
             (explained,) = explain_ranks({rank: folder / SNAPSHOT_NAME}).ranks
-            reports.append(replace(explained, report=adapt(explained.report)))
+            weights = arranged[rank][1].weights
+            reports.append(replace(explained, report=adapt(explained.report), weights=weights))
         except LigerprofError as error:
             notes.append(f"rank {rank} cannot be explained: {str(error).rstrip('.')}")
     ranks = [

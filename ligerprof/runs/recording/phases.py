@@ -1,5 +1,6 @@
 """Detect the phases of a user's training: around models, backward, optimizer steps, and functions that save."""
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -33,6 +34,7 @@ from ligerprof.runs.recording.resting import Updates, phase_on_stack
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.seen import Seen, exists, has_weights, tensors_of
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
+from ligerprof.runs.recording.weights import add_weights
 from ligerprof.snapshots.stamp import Stamp
 
 # what backward and grad call, for programs that import them by name
@@ -82,6 +84,9 @@ class LoopPhases:
         # while only updates are counted
         self._on_update: Callable[[int], float] | None = None
         self._outermost = OutermostCalls()
+        # of the modules that trained on this rank
+        self.weights: dict[str, list[int]] = {}
+        self._weighed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._patches = Patches()
         self._before_steps: RemovableHandle | None = None
         self._after_steps: RemovableHandle | None = None
@@ -284,6 +289,9 @@ class LoopPhases:
         self._enter(phase)
         if self._names_modules and not self._stamper.is_attached(module) and has_weights(module):
             self._stamper.attach(module, fixed=False)
+        if phase is Phase.FORWARD and module not in self._weighed:
+            self._weighed.add(module)
+            add_weights(module, self.weights)
         self._is_inside = True
         self._choose_run()
         failed = True

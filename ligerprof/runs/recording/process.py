@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ligerprof.analyzers.explain.rank_causes import ModuleWeights
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.messages import say
@@ -54,6 +55,7 @@ class ProcessRecording:
         self._steps = settings.steps
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
+        self._weights: dict[str, list[int]] = {}
         self._machine: Machine | None = None
         self._progress: Progress | None = None
         if settings.simulated is not None:
@@ -91,6 +93,7 @@ class ProcessRecording:
         )
         self._write_summary()
         self._recorder = recorder.open()
+        self._weights = recorder.weights
         if self._steps.first == 1:
             self._counts = register_optimizer_step_post_hook(self._note_update)
         self._history.keep_on(self._note_own_history)
@@ -252,6 +255,8 @@ class ProcessRecording:
         machine = self._machine
         simulated = None if machine is None else machine.summary()
         self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
+        weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
+        self._summary = replace(self._summary, weights=weights)
         try:
             self._run.write_json(RECORDING, self._summary.to_json())
         except LigerprofError as error:

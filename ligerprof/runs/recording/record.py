@@ -171,6 +171,8 @@ class Recorder:
         self._first_step, self._on_step, self._on_update = first_step, on_step, on_update
         self._on_out_of_memory = on_out_of_memory
         self._phases: LoopPhases | None = None
+        # [modules, bytes] by name, of the modules that trained
+        self.weights: dict[str, list[int]] = {}
         self._saved = SavedTensors(locate=history.locate, clock=history.now_us)
         self._ran_out = False
         self._in_parts = disk_bytes is not None
@@ -221,6 +223,7 @@ class Recorder:
             self._begin_phase if self._in_parts else None,
             names_all_nodes=names_all_nodes,
         )
+        self.weights = self._phases.weights
         self._phases.open(modules=self._first_step == 1)
         self._history.observe_out_of_memory(self._save_out_of_memory)
         return self

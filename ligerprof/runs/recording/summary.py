@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from ligerprof.analyzers.explain.rank_causes import ModuleWeights
 from ligerprof.errors import LigerprofError, RunDirectoryError
 from ligerprof.files import FileKind, read_json
 from ligerprof.gpus import find_gpu
@@ -70,6 +71,7 @@ class RecordingSummary:
         counter_peak_bytes: torch.cuda.max_memory_allocated() when the snapshot was written.
         out_of_memory: whether an allocation failed.
         simulated: what a simulated GPU made up and left out; None on a real one.
+        weights: this rank's parts of the modules that were trained, by name with `*` for each index.
         notes: one sentence each, without a full stop.
     """
 
@@ -85,6 +87,7 @@ class RecordingSummary:
     late_peak: LatePeak | None = None
     late_failure: LateFailure | None = None
     simulated: Mapping[str, Any] | None = None
+    weights: Mapping[str, ModuleWeights] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     schema: int = field(default=1)
 
@@ -102,6 +105,10 @@ class RecordingSummary:
                 "argv": tuple(map(str, values["argv"])),
                 "notes": tuple(map(str, values["notes"])),
                 "state": State(values["state"]),
+                "weights": {
+                    str(name): ModuleWeights(int(count), int(size_bytes))
+                    for name, (count, size_bytes) in values.get("weights", {}).items()
+                },
                 "late_peak": LatePeak(**late_peak) if late_peak else None,
                 "late_failure": LateFailure(**late_failure) if late_failure else None,
             }
@@ -119,6 +126,14 @@ def read_summary(folder: Path) -> RecordingSummary:
         return RecordingSummary.from_json(values)
     except (TypeError, ValueError, KeyError):
         raise RunDirectoryError(f"{folder / RECORDING}: not what a recorder writes. {_KIND.hint}") from None
+
+
+def recorded_weights(snapshot: Path) -> Mapping[str, ModuleWeights]:
+    """The weights by module of the rank whose snapshot this is; {} for a snapshot that `run` did not record."""
+    try:
+        return read_summary(snapshot.parent).weights
+    except LigerprofError:
+        return {}
 
 
 def simulated_gpu(recording: Path) -> str | None:

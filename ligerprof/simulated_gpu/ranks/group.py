@@ -1,15 +1,18 @@
 """Process groups of simulated ranks: collectives take the memory that they take with NCCL, and exchange what is known.
 
-A collective gives each rank what it would get if every other rank had what this one has: the shapes are those of a
-GPU's, and where numbers matter (sums of token counts, lengths to pad to), the report says so. What one rank alone sends
-(broadcasts, scatters, sends) comes from that rank, which runs beside.
+The ranks that are asked for exchange the numbers that they know (counts of tokens, lengths to pad to, objects). A rank
+that does not run has what the next one below it has that does, and the report says so. What one rank alone sends
+(broadcasts, scatters, sends) comes from that rank, which is started if it does not run. Numbers that a model computes
+are not sent.
 """
 
+import functools
 import inspect
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +22,10 @@ from torch import Tensor
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
-from ligerprof.simulated_gpu.ranks.messages import Messages, is_message
+from ligerprof.simulated_gpu.ranks.messages import Messages, Parts, is_message
+from ligerprof.simulated_gpu.ranks.store import WorldStore
 from ligerprof.simulated_gpu.ranks.world import World
+from ligerprof.simulated_gpu.values import address_of
 
 # machine.Machine, which imports this module
 Machine = Any
@@ -43,11 +48,15 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         messages: what ranks tell each other.
 
     Attributes:
+        asked: the backends that the program asked for.
         keeps_reduced: whether what is reduced stays until the next reduction. It does on a GPU where that comes before
             NCCL's watchdog, which runs every 100 ms.
     """
 
+    asked = "cpu:gloo,cuda:nccl"
+    supports_splitting = False
     keeps_reduced = False
+    _of_barrier: Tensor | None = None
     _reduced_last: Sequence[Tensor] = ()
 
     def __init__(self, rank: int, members: Sequence[int], name: str, machine: Machine, messages: Messages) -> None:
@@ -64,6 +73,13 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return NAME
 
     @property
+    def _device_types(self) -> list[torch.device]:
+        """Where it takes tensors; objects go through the CPU if it does there."""
+        if ":" in self.asked:
+            return [torch.device(part.partition(":")[0]) for part in self.asked.split(",")]
+        return [torch.device(name) for name in (("cuda",) if self.asked == "nccl" else ("cpu", "cuda"))]
+
+    @property
     def pg_name(self) -> str:
         """The name under which torch registers it."""
         return str(c10d._world.pg_names[self])
@@ -76,17 +92,11 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     # collectives that give all ranks the same
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce as if every rank had these values."""
-        reduction = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        """Reduce the values that are known."""
         if self.keeps_reduced:
             self._reduced_last = list(tensors)
         for tensor in tensors:
-            if self.size() > 1 and self._knows(tensor):
-                self._note("all_reduce", tensor)
-                if reduction == dist.ReduceOp.SUM:
-                    tensor.mul_(self.size())
-                elif reduction == dist.ReduceOp.PRODUCT:
-                    tensor.pow_(self.size())
+            self._reduce("all_reduce", tensor, [tensor], opts)
         return _done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
@@ -94,13 +104,28 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce to one rank; the others' values are not used."""
-        return self.allreduce(tensors, opts) if opts is None or opts.rootRank == self._rank else _done(tensors)
+        """Reduce to one rank."""
+        is_root = opts is None or opts.rootRank == self._rank
+        for tensor in tensors:
+            self._reduce("reduce", tensor, [tensor], opts, waits=is_root)
+        return _done(tensors)
 
     def barrier(self, opts: Any = None) -> Any:
-        """ProcessGroupNCCL reduces a tensor of one number."""
-        functions.empty(1, device="cuda")
+        """ProcessGroup::barrier chooses its backend by a tensor of one byte; ProcessGroupNCCL reduces one number."""
+        device = getattr(opts, "device", None)
+        on_gpu = "nccl" in self.asked and (device is None or device.type == "cuda")
+        of_call = functions.empty(1, dtype=torch.uint8, device="cuda") if on_gpu else None
+        if on_gpu:
+            functions.empty(1, device="cuda")
+        if _keeps_tensor_of_barrier():
+            SimulatedGroup._of_barrier = of_call
+        # files that one rank wrote before are there for the others
+        self._messages.exchange(self._key, self._members, [])
         return _done([])
+
+    def monitored_barrier(self, _timeout: Any = None, *, wait_all_ranks: bool = False) -> None:
+        """A barrier of gloo's, in main memory."""
+        self._messages.exchange(self._key, self._members, [])
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """ProcessGroupNCCL gathers into one flat tensor first if the sizes are the same."""
@@ -122,15 +147,15 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """Gather at one rank."""
-        for parts, tensor in zip(outputs, inputs, strict=False):
-            self._gathered(parts, tensor)
+        for index, tensor in enumerate(inputs):
+            self._gathered(outputs[index] if outputs else [], tensor)
         return _done(outputs)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
         """ProcessGroupNCCL copies the parts into one flat tensor first if the sizes are the same."""
         for output, parts in zip(outputs, inputs, strict=True):
             flat = self._flat(parts)
-            self._reduced(output, parts[self._rank], opts)
+            self._scattered(output, parts, opts)
             del flat
         return _done(outputs)
 
@@ -141,13 +166,17 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Reduce several."""
         for output, tensor in zip(outputs, inputs, strict=True):
-            self._reduced(output, self._parts(tensor)[self._rank], opts)
+            self._scattered(output, self._parts(tensor), opts)
         return _done(outputs)
 
+    @torch.no_grad()
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Exchange parts; the others send what this rank sends itself."""
-        for output in outputs:
-            self._taken("all_to_all", output, inputs[self._rank])
+        """Exchange parts; the sizes of floats, which differ from rank to rank, are known from integers before."""
+        found: list[Parts] = [[None] * self.size()] * self.size()
+        if not inputs[0].dtype.is_floating_point and all(is_message(part) for part in inputs):
+            found = self._everyones("all_to_all", inputs)
+        for output, parts in zip(outputs, found, strict=True):
+            self._write(output, parts[self._rank], inputs[self._rank])
         return _done(outputs)
 
     def all_to_all_single(
@@ -159,8 +188,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Exchange parts of one tensor."""
-        self._taken("all_to_all", output, tensor)
-        return _done([output])
+        return self.alltoall(self._split(output, output_sizes), self._split(tensor, input_sizes), opts)
 
     # what one rank sends
 
@@ -187,6 +215,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Any:
         """Send to one rank; ProcessGroupNCCL marks what it sends and receives as used by its stream, and keeps none."""
+        self._messages.meets(self._members[target])
         for tensor in tensors:
             if is_message(tensor):
                 self._post(tensor, f"{target}/p2p")
@@ -194,6 +223,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
         """Receive from one rank."""
+        self._messages.meets(self._members[source])
         for tensor in tensors:
             self._sent(tensor, source, f"{self._rank}/p2p")
         return _done([])
@@ -219,36 +249,68 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _knows(self, tensor: Tensor) -> bool:
-        return not tensor.is_cuda or self._machine.values.copy_of(tensor) is not None
-
-    def _note(self, what: str, tensor: Tensor) -> None:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        self._machine.values.note(f"{what} of {kind}, as if every rank had this one's")
-
     def _flat(self, parts: Sequence[Tensor]) -> Tensor | None:
         if not parts or not parts[0].is_cuda or any(part.shape != parts[0].shape for part in parts):
             return None
         return functions.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype, device=parts[0].device)
 
+    def _split(self, tensor: Tensor, sizes: Any) -> list[Tensor]:
+        rows = [] if sizes is None else [int(size) for size in sizes]
+        return list(functions.split(tensor, rows) if rows else tensor.chunk(self.size()))
+
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         return list(tensor.view(-1).chunk(self.size())) if tensor.is_contiguous() else [tensor] * self.size()
 
     def _gathered(self, parts: Sequence[Tensor], tensor: Tensor) -> None:
-        for index, part in enumerate(parts):
-            self._taken("all_gather", part, tensor, is_own=index == self._rank)
+        """Fill the parts with what each rank has; a rank that does not gather has none."""
+        found: Sequence[Parts] = [[None]] * len(parts)
+        if is_message(max(parts, key=lambda part: part.numel(), default=tensor)):
+            found = self._everyones("all_gather", [tensor], waits=bool(parts))
+        for part, given in zip(parts, found, strict=False):
+            self._write(part, given[0], tensor)
 
-    def _reduced(self, output: Tensor, own: Tensor, opts: Any) -> None:
-        self._taken("reduce_scatter", output, own, is_own=True)
-        self.allreduce([output], opts)
+    def _scattered(self, output: Tensor, parts: list[Tensor], opts: Any) -> None:
+        """Reduce the parts, and keep this rank's."""
+        self._write(output, None, parts[self._rank])
+        self._reduce("reduce_scatter", output, parts, opts)
+
+    def _reduce(self, what: str, output: Tensor, tensors: list[Tensor], opts: Any, *, waits: bool = True) -> None:
+        """Reduce what each rank gives for this one, if it is known."""
+        if self.size() == 1 or not all(is_message(tensor) for tensor in tensors):
+            return
+        found = self._everyones(what, tensors, waits=waits)
+        values = [parts[self._rank if len(parts) > 1 else 0] for parts in found]
+        known = [value for value in values if value is not None]
+        if len(known) == self.size():
+            result = _reduced(known, getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+            self._write(output, result.to(output.dtype), output)
+        elif known:
+            self._forget(output)
+
+    def _everyones(self, what: str, tensors: list[Tensor], *, waits: bool = True) -> list[Parts]:
+        """What each member has of these; None: not known."""
+        parts = [self._machine.values.copy_of(part) if part.is_cuda else part.detach() for part in tensors]
+        if not self._messages.run_together(self._members) and any(part is not None for part in parts):
+            kind = str(tensors[0].dtype).removeprefix("torch.")
+            self._machine.values.note(f"{what} of {kind}, as if ranks that do not run had what one has that does")
+        return self._messages.exchange(self._key, self._members, parts, waits=waits)
 
     @torch.no_grad()
-    def _taken(self, what: str, target: Tensor, source: Tensor, *, is_own: bool = False) -> None:
-        """Let a tensor have another's values, of which the shape may differ."""
-        if source.numel() == target.numel() and source.data_ptr() != target.data_ptr():
-            if not is_own and self.size() > 1 and self._knows(source) and is_message(source):
-                self._note(what, source)
-            target.copy_(source.detach().reshape(target.shape))
+    def _write(self, target: Tensor, value: Tensor | None, own: Tensor) -> None:
+        """Let a tensor have values of another rank; if they are not known, it is like this rank's own tensor."""
+        if value is not None and value.numel() == target.numel():
+            if target.is_cuda and self._machine.values.known(target) is None:
+                # a part of a tensor, whose others follow
+                self._machine.values.set(target, value.reshape(target.shape))
+            target.copy_(value.reshape(target.shape))
+        elif own.numel() != target.numel():
+            self._forget(target)
+        elif own.data_ptr() != target.data_ptr():
+            target.copy_(own.detach().reshape(target.shape))
+
+    def _forget(self, tensor: Tensor) -> None:
+        if tensor.is_cuda:
+            self._machine.values.forget(address_of(tensor))
 
     def _sent(self, tensor: Tensor, source: int, to: str) -> None:
         """Have the values that one rank of the group sends, or send them."""
@@ -257,7 +319,11 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         if source == self._rank:
             self._post(tensor, to)
             return
-        values = self._messages.receive(self._key, self._members[source], to)
+        sender = self._members[source]
+        if tensor.is_cuda and tensor.is_floating_point() and not self._messages.run_together([sender]):
+            # nobody is started for what a model computes
+            return
+        values = self._messages.receive(self._key, sender, to)
         if values is None:
             return
         with torch.no_grad():
@@ -265,6 +331,23 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _post(self, tensor: Tensor, to: str) -> None:
         self._messages.send(self._key, to, self._machine.values.copy_of(tensor) if tensor.is_cuda else tensor)
+
+
+def _reduced(values: list[Tensor], reduction: Any) -> Tensor:
+    """What a reduction gives of the values of all ranks."""
+    kinds = dist.ReduceOp
+    pairs = {kinds.BAND: "bitwise_and", kinds.BOR: "bitwise_or", kinds.BXOR: "bitwise_xor"}
+    pairs |= {kinds.MIN: "minimum", kinds.MAX: "maximum", kinds.PRODUCT: "mul"}
+    name = next((name for kind, name in pairs.items() if reduction == kind), "add")
+    result = functools.reduce(getattr(functions, name), values)
+    return result / len(values) if reduction == kinds.AVG else result
+
+
+@functools.cache
+def _keeps_tensor_of_barrier() -> bool:
+    """Whether this torch's tensor stays until the next barrier, in C++'s static memory."""
+    header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroup.hpp"
+    return "static at::Tensor tensor" in header.read_text()
 
 
 def _done(value: Any) -> Any:
@@ -277,19 +360,25 @@ def _done(value: Any) -> Any:
 def install_ranks(machine: Machine) -> None:
     """Make this process a rank of the world that its environment names, and launchers start such ranks."""
     rank, size = (int(os.environ.get(name) or default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-    messages = Messages(World.from_environment().folder, rank)
+    world = World.from_environment()
+    messages = Messages(world, rank, size)
     replace_launchers()
-    after_import_or_now("torch.distributed.distributed_c10d", lambda _: _install_groups(machine, messages, rank, size))
+    after_import_or_now(
+        "torch.distributed.distributed_c10d", lambda _: _install_groups(machine, messages, world.folder, rank, size)
+    )
 
 
-def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) -> None:
+def _install_groups(machine: Machine, messages: Messages, folder: Path | None, rank: int, size: int) -> None:
     """Let torch.distributed make these groups, whatever backend a program asks for.
 
     Args:
+        folder: of the world; None if this process is alone in it.
         rank: this process's, of the whole world.
         size: of the world.
     """
     counted: dict[tuple[int, ...], int] = {}
+    # C++ calls its methods, and does not keep it
+    store = _bindings.HashStore() if folder is None else WorldStore(folder, messages)
 
     def create(options: Any, _backend_options: Any = None) -> SimulatedGroup:
         members = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
@@ -298,37 +387,63 @@ def _install_groups(machine: Machine, messages: Messages, rank: int, size: int) 
         return SimulatedGroup(options.group_rank, members, name, machine, messages)
 
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
-    asked: dict[str, str] = {}
     init, new_group = c10d.init_process_group, c10d.new_group
 
     def init_process_group(*arguments: Any, **named: Any) -> None:
         given = inspect.signature(init).bind(*arguments, **named).arguments
-        asked["backend"] = str(given.get("backend") or "cpu:gloo,cuda:nccl")
         own_size, own_rank = given.get("world_size", -1), given.get("rank", -1)
         if multiprocessing.parent_process() and own_size == size and own_rank not in (None, -1, rank):
             # each rank of the command starts functions for all of them, of which it is one
             raise SystemExit
         init(
             NAME,
-            store=_bindings.HashStore(),
+            store=store,
             world_size=size if own_size in (-1, None) else own_size,
             rank=rank if own_rank in (-1, None) else own_rank,
             timeout=given.get("timeout"),
             group_name=given.get("group_name", ""),
         )
+        _asked_for(dist.group.WORLD, given.get("backend"))
+        if isinstance(given.get("device_id"), torch.device):
+            c10d._get_default_group().bound_device_id = given["device_id"]
 
     def new(ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, **named: Any) -> Any:
-        return new_group(ranks, timeout, None, None, **named)
+        group = new_group(ranks, timeout, None, None, **named)
+        _asked_for(group, backend or getattr(dist.group.WORLD, "asked", None))
+        return group
 
     def backend_of(group: Any = None) -> str:
-        name = asked.get("backend", "nccl")
-        return "nccl" if "nccl" in name else name
+        asked: str = getattr(group or dist.group.WORLD, "asked", "nccl")
+        return "nccl" if "nccl" in asked else asked
 
     _replace(c10d.get_backend, backend_of)
     _replace(c10d.init_process_group, init_process_group)
     _replace(c10d.new_group, new)
+    _objects_grow(machine)
     for name in ("is_nccl_available", "is_gloo_available", "is_torchelastic_launched"):
         _replace(getattr(c10d, name), lambda: True)
+
+
+def _objects_grow(machine: Machine) -> None:
+    """Let the bytes of a pickled object stay where torch makes its buffer as large as the largest object's."""
+    resize: Callable[..., Tensor] = Tensor.resize_
+
+    def resize_(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        is_object = tensor.is_cuda and tensor.dtype == torch.uint8 and tensor.dim() == 1
+        before = machine.values.copy_of(tensor) if is_object else None
+        resized = resize(tensor, *arguments, **named)
+        if before is not None and tensor.numel() > before.numel():
+            values = functions.zeros(tensor.shape, dtype=torch.uint8)
+            values[: before.numel()] = before
+            machine.values.set(tensor, values)
+        return resized
+
+    Tensor.resize_ = resize_  # type: ignore[method-assign, assignment]
+
+
+def _asked_for(group: Any, backend: Any) -> None:
+    if backend is not None and isinstance(group, SimulatedGroup):
+        group.asked = str(backend)
 
 
 def _replace(old: Callable[..., Any], new: Callable[..., Any]) -> None:

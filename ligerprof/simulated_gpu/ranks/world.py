@@ -17,6 +17,7 @@ from ligerprof.errors import LigerprofError, RecipeError
 
 _SIZE, _RANKS, _FOLDER = "LIGERPROF_WORLD", "LIGERPROF_RANKS", "LIGERPROF_WORLD_FOLDER"
 _GPUS_PER_NODE = 8
+WANTED, NEIGHBOR = "wanted", "neighbor"
 _POLL_SECONDS = 0.05
 # of the ranks that nobody waits for, as many at a time as there are cores
 _CORES = os.cpu_count() or 1
@@ -132,15 +133,18 @@ def run_ranks(
     world = World.from_environment(environment)
     size = world.size or size
     waiting = list(world.chosen(size))
+    seen = set(waiting)
     running: dict[int, subprocess.Popen[bytes]] = {}
     ended: dict[int, int] = {}
     try:
         while waiting or running:
-            for rank in wanted_ranks(world.folder):
+            for rank in marked_ranks(world.folder, WANTED):
                 if rank not in running and rank not in ended:
                     # others wait for it, so that it cannot wait for a core
                     running[rank] = start(rank_environment(rank, size, per_node, environment))
-            waiting = [rank for rank in waiting if rank not in running and rank not in ended]
+            neighbors = [rank for rank in marked_ranks(world.folder, NEIGHBOR) if rank not in seen]
+            seen.update(neighbors)
+            waiting = [rank for rank in waiting + neighbors if rank not in running and rank not in ended]
             while waiting and len(running) < max(_CORES, 2):
                 rank = waiting.pop(0)
                 running[rank] = start(rank_environment(rank, size, per_node, environment))
@@ -164,14 +168,14 @@ def script_command(command: Sequence[str], size: int) -> list[str]:
     return [sys.executable, "-m", __name__, str(size), *command]
 
 
-def want_rank(folder: Path, rank: int) -> None:
-    """Ask for a rank to run."""
-    (folder / f"wanted-{rank}").touch()
+def mark_rank(folder: Path, rank: int, mark: str) -> None:
+    """Ask for a rank to run: one that this rank waits for, or another stage of its pipeline."""
+    (folder / f"{mark}-{rank}").touch()
 
 
-def wanted_ranks(folder: Path | None) -> list[int]:
-    """The ranks that others wait for."""
-    return [] if folder is None else [int(path.name.partition("-")[2]) for path in folder.glob("wanted-*")]
+def marked_ranks(folder: Path | None, mark: str) -> list[int]:
+    """The ranks that others ask for."""
+    return [] if folder is None else [int(path.name.partition("-")[2]) for path in folder.glob(f"{mark}-*")]
 
 
 def note_end(folder: Path | None, rank: int) -> None:

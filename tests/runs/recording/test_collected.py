@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ligerprof.analyzers.explain.rank_causes import ModuleWeights
 from ligerprof.reports.run import render_run
 from ligerprof.reports.terminal import console
 from ligerprof.roles import Phase
@@ -170,6 +171,7 @@ def test_a_summary_survives_its_file(field: str) -> None:
         "late_peak": LatePeak(peak_bytes=1, step=2, first_step=1),
         "late_failure": LateFailure(requested_bytes=1, allocated_bytes=2, step=3),
         "notes": ("one",),
+        "weights": {"layers.*.mlp": ModuleWeights(2, 7)},
         "out_of_memory": True,
     }
     summary = RecordingSummary(**{"pid": 1, "started_us": 0, "argv": (), field: values.get(field, 7)})
