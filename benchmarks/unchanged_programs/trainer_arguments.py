@@ -9,7 +9,7 @@ from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Traine
 
 @dataclass
 class ModelArguments:
-    layers: int = 16
+    layers: int = 8
     width: int = 2048
     vocabulary: int = 32768
     seq: int = 2048

@@ -162,11 +162,15 @@ def advise_command(  # noqa: PLR0913 - one argument per option
     as_json: bool,
 ) -> None:
     """Find the cheapest changes with which a command fits."""
+    from ligerprof.recipe.commands.levers import find_batches
     from ligerprof.reports.command_search import render_cheapest
     from ligerprof.runs.command_search.session import cheapest_changes, levers_of
 
     problem = _problem(recipe, words, search, copies, force=force)
     levers = levers_of(problem.command, search["vary"])
+    if not any(lever.change.keys for lever in levers):
+        # says which keys were looked for
+        find_batches(problem.command)
     with stages() as progress:
         tell, begin = _teller(problem, progress, as_json=as_json)
         found = cheapest_changes(problem, levers, tell, begin)

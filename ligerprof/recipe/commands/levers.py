@@ -197,8 +197,8 @@ def _smaller_batches(command: TrainingCommand) -> Iterator[Lever]:
         batches = find_batches(command)
     except RecipeError:
         return
-    below = [each for each in batches.smaller if each < batches.batch]
-    for batch in dict.fromkeys((*below[-1:], *(each for each in below[-2:-1] if each > 1), *below[:1])):
+    halves = (batches.batch >> shift for shift in range(1, batches.batch.bit_length()))
+    for batch in dict.fromkeys(batches.at(batches.index(each)) for each in halves):
         accumulation = batches.accumulated(batch)
         kept = batches.accumulation_key is not None
         more = f" with accumulation over {accumulation}" if kept else ""
