@@ -26,6 +26,9 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _FILE_KEYS = frozenset({"config", "config_file", "config_path", "cfg", "yaml", "deepspeed", "deepspeed_config"})
 _FILE_KEYS |= {"job.config_file"}
 
+# DeepSpeed's names of keys of the Trainer
+_OF_DEEPSPEED = {"per_device_train_batch_size": "train_micro_batch_size_per_gpu"}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
@@ -128,16 +131,19 @@ class TrainingCommand:
         if self.launch is None:
             return None
         try:
-            return framework_of(self.launch, self.values, self.name)[0].name
+            found, _ = framework_of(self.launch, self.values, self.name)
         except LigerprofError:
             return None
+        # the keys of others are also those of scripts
+        return found.name if found.is_complete else None
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
         """What the arguments and files say, by key; arguments win."""
         values: dict[str, Any] = {}
-        for _, content in self._files.values():
-            values = merged(values, content)
+        for file, (_, content) in self._files.items():
+            if not self._is_deepspeeds(file):
+                values = merged(values, content)
         return merged(values, {key: _value(typed.text) for key, typed in self._typed.items()})
 
     @cached_property
@@ -150,7 +156,10 @@ class TrainingCommand:
         if key in self._typed:
             return _value(self._typed[key].text)
         file = self._file_with(key)
-        return None if file is None else value_at(self._files[file][1], key)
+        value = None if file is None else value_at(self._files[file][1], key)
+        # DeepSpeed's sections have names of the Trainer's switches, and it takes `auto` from the Trainer
+        is_other = file is not None and self._is_deepspeeds(file) and type(value) is not int
+        return None if is_other else value
 
     def changed(self, change: Change, copies: Mapping[Path, Path], *, in_files: bool = False) -> ChangedCommand:
         """The command after a change.
@@ -169,6 +178,13 @@ class TrainingCommand:
         added: list[str] = []
         edited: dict[Path, dict[str, Any]] = {}
         for key, value in change.keys.items():
+            same = _OF_DEEPSPEED.get(key, key)
+            theirs = self._file_with(same)
+            if theirs is not None and self._is_deepspeeds(theirs) and type(self.value(same)) is int:
+                # it has to agree with the Trainer
+                edited.setdefault(theirs, {})[same] = value
+                if key not in self._typed and self.framework is None:
+                    continue
             if key in self._typed:
                 typed = self._typed[key]
                 kept = self.words[typed.place].partition("=")[0]
@@ -209,21 +225,30 @@ class TrainingCommand:
 
     def _file_for(self, key: str, *, in_files: bool) -> Path | None:
         """The file in which a key is changed, None if it becomes an argument."""
-        first = next(iter(self._files), None)
-        stated = self._file_with(key)
+        first, stated = self._first, self._file_with(key)
+        if stated is not None and self._is_deepspeeds(stated):
+            return None
         if stated is not None and (in_files or stated != first or not self._arguments_win):
             return stated
         return first if in_files or not self._arguments_win else None
 
     @property
+    def _first(self) -> Path | None:
+        """The first file with the program's own keys."""
+        return next((file for file in self._files if not self._is_deepspeeds(file)), None)
+
+    @property
     def _arguments_win(self) -> bool:
         """Whether arguments replace and add to values of the first file: TRL's do; others read the file alone."""
-        if not self._files:
-            return True
-        place = next(iter(self._files.values()))[0]
-        is_deepspeed = self.words[max(place - 1, 0)].lstrip("-").startswith("deepspeed")
         parts = () if self.launch is None else (*PurePath(self.launch.program).parts, *self.launch.program.split("."))
-        return is_deepspeed or "trl" in parts
+        return self._first is None or "trl" in parts
+
+    def _is_deepspeeds(self, file: Path) -> bool:
+        """Whether an argument for DeepSpeed names a file."""
+        place = self._files[file][0]
+        return any(
+            word.lstrip("-").startswith("deepspeed") for word in self.words[max(place - 1, self.start) : place + 1]
+        )
 
     @cached_property
     def _typed(self) -> Mapping[str, _Typed]:

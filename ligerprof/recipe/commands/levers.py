@@ -218,7 +218,7 @@ def _generation(command: TrainingCommand) -> Iterator[Lever]:
     size = _number(command, "generation_batch_size", batches.batch * steps)
     unit = batches.batch * generations // gcd(batches.batch, generations)
     smaller = [each for each in range(unit, size, unit) if size % each == 0]
-    for each in smaller[-1:]:
+    for each in reversed(smaller):
         by_steps = _stated(command, "steps_per_generation")
         key, value = ("steps_per_generation", each // batches.batch) if by_steps else ("generation_batch_size", each)
         yield Lever(

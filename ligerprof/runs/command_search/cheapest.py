@@ -86,6 +86,12 @@ class CheapestSearch:
         """
         _, high = self._bracket()
         plan = self._beginning(high)
+        if len(plan) > 2:
+            # if the last lever is enough, all others would be dropped one by one
+            alone = self.fits(plan[-1:])
+            yield plan[-1:], alone
+            if alone:
+                return
         for number in reversed(plan[:-1]):
             without = tuple(each for each in plan if each != number)
             verdict = self.fits(without)
