@@ -9,7 +9,7 @@ import click
 
 from ligerprof.cli.changed_copies import changed_copy_option
 from ligerprof.cli.common_options import Command
-from ligerprof.cli.interrupts import EXIT_CODE
+from ligerprof.cli.interrupts import EXIT_CODE, take_longer
 from ligerprof.cli.options import was_given
 from ligerprof.cli.output import print_text, say_written, show
 from ligerprof.cli.progress import Stages, stages
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # options of a recipe that say where a command runs
 _OF_MACHINE = ("gpu", "memory_limit", "memory_limit_bytes", "routing")
 _STEPS = 2
+# for the ends of trials, and for what is known
+_INTERRUPTED_SECONDS = 5
 
 
 def command_options(function: Command) -> Command:
@@ -99,6 +101,7 @@ def _problem(
     from ligerprof.runs.recording.settings import SimulatedGpu, Steps
 
     _require_no_recipe()
+    take_longer(_INTERRUPTED_SECONDS)
     command = TrainingCommand.read(words)
     if copies:
         require_absent(copies, force=force)

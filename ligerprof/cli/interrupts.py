@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 EXIT_CODE = 128 + signal.SIGINT
-_GRACE_SECONDS = 0.4
+# how long the main thread may clean up
+_grace_seconds = [0.4]
 _STDERR = 2
 MESSAGE = "\ninterrupted"
 # packages with functions that destructors of torch's C++ call
@@ -38,6 +39,11 @@ def at_end(clean_up: Callable[[], object]) -> None:
     _clean_ups.append(clean_up)
 
 
+def take_longer(seconds: float) -> None:
+    """Give the main thread so long to end other processes and to show what is known."""
+    _grace_seconds[0] = seconds
+
+
 def watch() -> None:
     """End the process soon after SIGINT; nothing happens if the signal is ignored, as under nohup."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -54,7 +60,7 @@ def _end_on_interrupt(waiting: int) -> None:
     while (arrived := os.read(waiting, 1)) and arrived[0] != signal.SIGINT:
         pass
     _received.set()
-    time.sleep(_GRACE_SECONDS)
+    time.sleep(_grace_seconds[0])
     _end()
 
 

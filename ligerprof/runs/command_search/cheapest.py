@@ -111,7 +111,12 @@ class CheapestSearch:
         """The trials to run now, the most useful first; none when the answer is known."""
         low, high = self._bracket()
         if low + 1 < high:
-            return list(dict.fromkeys(self.change(self._beginning(each)) for each in _between(low, high, at_once)))
+            lengths = _between(low, high, at_once)
+            # what the command does without changes is part of the answer, and comes first
+            lengths = (
+                lengths if self.trial(()) is not None else [0, *(each for each in lengths if each)][: max(at_once, 1)]
+            )
+            return list(dict.fromkeys(self.change(self._beginning(each)) for each in lengths))
         if high > len(self._usable) or self.fits(self._beginning(high)) is not True:
             return []
         plans = [plan for plan, fits in self._dropped() if fits is None]
@@ -119,11 +124,8 @@ class CheapestSearch:
 
 
 def _between(low: int, high: int, count: int) -> list[int]:
-    """At most `count` numbers evenly between two others; the lowest number, no change, is tried first of all."""
+    """At most `count` numbers evenly between two others."""
     inside = range(low + 1, high)
     if len(inside) <= count:
         return list(inside)
-    places = [inside[len(inside) * (each + 1) // (count + 1)] for each in range(count)]
-    if low < 0:
-        places = [0, *places[: count - 1]]
-    return list(dict.fromkeys(places))
+    return list(dict.fromkeys(inside[len(inside) * (each + 1) // (count + 1)] for each in range(count)))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -354,10 +355,27 @@ def _trials(
     with TemporaryDirectory(prefix="ligerprof-search-", ignore_cleanup_errors=True) as folder:
         machine = replace(problem.machine, folder=Path(folder))
         trials = Trials(machine, command, note, begin)
-        try:
-            yield trials
-        finally:
-            trials.stop()
+        with _ended_by_signals():
+            try:
+                yield trials
+            finally:
+                trials.stop()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process as an exception does, so that no trial is left."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    watched = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.signal(number, end) for number in watched}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _failed(trial: Trial) -> LigerprofError:
