@@ -8,7 +8,7 @@ import click
 
 from ligerprof.cli.changed_copies import changed_copy_option, check_copies, write_copies
 from ligerprof.cli.checking import simulate_option
-from ligerprof.cli.command_search import advise_command, command_options, require_command
+from ligerprof.cli.command_search import advise_command, command_options, refuse_with_command, require_command
 from ligerprof.cli.common_options import force_option, json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, show
@@ -66,6 +66,7 @@ def command(  # noqa: PLR0913 - one argument per option
     file with which it fits, by running it on simulated GPUs. Nothing that it writes stays.
     """
     if words:
+        refuse_with_command("simulate", "sharding")
         advise_command(recipe, words, search, copies, force=force, show_all=show_all, as_json=as_json)
         return
     require_command(search)

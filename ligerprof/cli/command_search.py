@@ -78,12 +78,13 @@ def require_command(given: dict[str, object]) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} needs a command after --.")
 
 
-def _require_no_recipe() -> None:
-    """Raise a usage error if an option of a recipe was typed next to a command, which has its own."""
-    names = [name for name in RECIPE_OPTIONS if name not in _OF_MACHINE and was_given(name)]
-    for name in (*names, *(["configs"] if was_given("configs") else [])):
-        flag = "--config" if name == "configs" else RECIPE_OPTIONS[name].flag
-        raise click.UsageError(f"{flag} does not go with a command after --, which says it itself.")
+def refuse_with_command(*names: str) -> None:
+    """Raise a usage error if an option of a recipe, or one of these, was typed next to a command, which has its own."""
+    for parameter in click.get_current_context().command.params:
+        name = str(parameter.name)
+        is_recipes = name in RECIPE_OPTIONS and name not in _OF_MACHINE
+        if (is_recipes or name in (*names, "configs")) and was_given(name):
+            raise click.UsageError(f"{parameter.opts[0]} does not go with a command after --. Leave it out.")
 
 
 def _problem(
@@ -100,7 +101,6 @@ def _problem(
     from ligerprof.runs.command_search.trials import Machine, trials_at_once
     from ligerprof.runs.recording.settings import SimulatedGpu, Steps
 
-    _require_no_recipe()
     take_longer(_INTERRUPTED_SECONDS)
     command = TrainingCommand.read(words)
     if copies:

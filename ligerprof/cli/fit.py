@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.checking import simulate_option
-from ligerprof.cli.command_search import command_options, fit_command, output_option, require_command
+from ligerprof.cli.command_search import (
+    command_options,
+    fit_command,
+    output_option,
+    refuse_with_command,
+    require_command,
+)
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import knows_method, print_text, say_written, show
@@ -67,6 +73,7 @@ def command(  # noqa: PLR0913 - one argument per option
     on simulated GPUs with other values in its arguments or configuration file. Nothing that it writes stays.
     """
     if words:
+        refuse_with_command("simulate", "figure")
         fit_command(recipe, words, search, copies, force=force, as_json=as_json)
         return
     require_command({**search, "copies": copies})

@@ -90,6 +90,10 @@ def _fitting(problem: CommandProblem, change: object, trial: Trial | None) -> It
     if trial is None:
         return
     changed: ChangedCommand = problem.changed(change)  # type: ignore[arg-type]
+    if problem.machine.gpu.eager:
+        yield Text(
+            "note: functions of torch.compile ran without it; compiled, they need less memory as far as is known"
+        )
     yield Text(f"It holds {format_bytes(trial.reserved_bytes)} reserved, {format_bytes(trial.peak_bytes)} allocated:")
     yield ShellCommand(f"  {changed.text}")
     if changed.files and problem.copies is None:
