@@ -70,19 +70,25 @@ def words_of(name: str, data: Path, out: str) -> list[str]:
     return [sys.executable, *shlex.split(text)]
 
 
-def search(name: str, data: Path, out: str, at_once: int) -> dict[str, Any]:
+def search(name: str, data: Path, out: str, at_once: int, seconds: float) -> dict[str, Any]:
     """Runs the search of one command without a GPU."""
     began = time.monotonic()
     ours = [sys.executable, "-m", "ligerprof", QUESTIONS[name][0], "--json", "--gpu", "h200", "--steps", str(STEPS)]
     ours += ["--memory-limit", f"{LIMIT_BYTES}B", "--at-once", str(at_once), "--", *words_of(name, data, out)]
     environment = {**os.environ, **QUIET, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(ours, env=environment, capture_output=True, text=True, check=False)
-    row: dict[str, Any] = {"name": name, "search": QUESTIONS[name][0], "exit_code": done.returncode}
-    row["seconds"] = round(time.monotonic() - began, 1)
-    if done.stdout:
-        row["found"] = json.loads(done.stdout)
+    row: dict[str, Any] = {"name": name, "search": QUESTIONS[name][0]}
+    with subprocess.Popen(ours, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        try:
+            output, errors = started.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # it ends its trials
+            started.terminate()
+            output, errors = started.communicate()
+    row |= {"exit_code": started.returncode, "seconds": round(time.monotonic() - began, 1)}
+    if output:
+        row["found"] = json.loads(output)
     else:
-        row["error"] = done.stderr.splitlines()[-5:]
+        row["error"] = errors.splitlines()[-8:]
     return row
 
 
@@ -121,46 +127,44 @@ def measure(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
     return row
 
 
+def about_this_machine() -> dict[str, Any]:
+    import torch
+
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    return {"gpu": gpu, "date": dt.datetime.now(dt.UTC).date().isoformat(), "versions": versions()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("results", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--searches", type=int, default=4, help="searches at a time")
-    parser.add_argument("--at-once", type=int, default=3, help="simulated runs of a search at a time")
-    parser.add_argument("--on-gpu", type=int, default=5, help="programs on the GPU at a time")
+    parser.add_argument("--searches", type=int, default=5, help="commands at a time")
+    parser.add_argument("--at-once", type=int, default=2, help="simulated runs of a search at a time")
+    parser.add_argument("--seconds", type=float, default=600, help="time limit of one search")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else list(QUESTIONS)
-    lock = threading.Lock()
-    about: dict[str, Any] = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "versions": versions()}
+    about, lock = about_this_machine(), threading.Lock()
+
+    def answer(name: str) -> None:
+        row = search(name, options.data, out, options.at_once, options.seconds)
+        found = row.get("found", {})
+        if about["gpu"] != "cpu" and found.get("plan"):
+            plan = found["plan"]
+            with ThreadPoolExecutor(2) as pair:
+                fits = pair.submit(measure, plan["command"], plan["environment"])
+                larger_one = pair.submit(measure, larger(row), {})
+                row |= {"answer": fits.result(), "larger": larger_one.result()}
+        with lock, options.results.open("a") as file:
+            file.write(json.dumps({**row, **about}) + "\n")
+            said = {key: found.get(key) for key in ("value", "next_value", "bounded_by", "changes")}
+            print(name, row["exit_code"], row["seconds"], said, row.get("error"), flush=True)
+            for kind in ("answer", "larger"):
+                measured = row.get(kind, {})
+                print(f"    {kind}: exit {measured.get('exit_code')}, ran out: {measured.get('ran_out')}", flush=True)
 
     with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(options.searches) as pool:
-        rows = list(pool.map(lambda name: search(name, options.data, out, options.at_once), names))
-        for row in rows:
-            print(row["name"], row["exit_code"], row["seconds"], row.get("error"), flush=True)
-
-        import torch
-
-        about["gpu"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
-        answered = [row for row in rows if row.get("found", {}).get("plan")]
-        commands = [
-            (row, kind, words)
-            for row in answered
-            for kind, words in (("answer", row["found"]["plan"]["command"]), ("larger", larger(row)))
-        ]
-
-        def on_gpu(each: tuple[dict[str, Any], str, list[str]]) -> None:
-            row, kind, words = each
-            row[kind] = measure(words, row["found"]["plan"]["environment"] if kind == "answer" else {})
-
-        if torch.cuda.is_available():
-            with ThreadPoolExecutor(options.on_gpu) as workers:
-                list(workers.map(on_gpu, commands))
-    with lock, options.results.open("a") as file:
-        for row in rows:
-            file.write(json.dumps({**row, **about}) + "\n")
-            answer, larger_one = row.get("answer", {}), row.get("larger", {})
-            print(row["name"], "answer", answer.get("exit_code"), "larger runs out:", larger_one.get("ran_out"))
+        list(pool.map(answer, names))
 
 
 if __name__ == "__main__":

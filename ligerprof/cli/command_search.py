@@ -144,7 +144,8 @@ def fit_command(
     with stages() as progress:
         tell, begin = _teller(problem, progress, as_json=as_json)
         if batches is None:
-            found = largest_value(problem, *vary[0], tell, begin)
+            key, values = vary[0]
+            found = largest_value(problem, key, values, tell, begin)
         else:
             found = largest_batch(problem, batches, tell, begin)
         written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)

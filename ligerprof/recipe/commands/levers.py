@@ -164,7 +164,7 @@ def _kernels(command: TrainingCommand) -> Iterator[Lever]:
             "liger_fused_linear_cross_entropy": True,
         },
     }
-    family = _family(command)
+    family = _family(command) or ""
     if family in keys and not any(_is_on(command, each) for each in ("use_liger_kernel", "enable_liger_kernel")):
         yield Lever(
             name="liger-kernel",
@@ -233,7 +233,8 @@ def _checkpointing(command: TrainingCommand) -> Iterator[Lever]:
     family = _family(command)
     if family == _LLAMA_FACTORY:
         # it checkpoints unless it is told not to
-        keys, is_on = {"disable_gradient_checkpointing": False}, not _is_on(command, "disable_gradient_checkpointing")
+        keys: dict[str, Any] = {"disable_gradient_checkpointing": False}
+        is_on = not _is_on(command, "disable_gradient_checkpointing")
     elif family == "torchtitan":
         keys, is_on = {"activation_checkpoint.mode": "full"}, command.value("activation_checkpoint.mode") == "full"
     elif family is not None:

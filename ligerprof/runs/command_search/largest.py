@@ -109,10 +109,13 @@ class LargestSearch:
         """The trials to run now, the most useful first: index and limit; none when the answer is known."""
         if self.is_done:
             return []
-        probes = [(index, None) for index in self._probes() if (index, None) not in self.known]
+        probes: list[tuple[int, int | None]] = [
+            (index, None) for index in self._probes() if (index, None) not in self.known
+        ]
         if probes and self.largest is None and self.failing is None:
             return [*probes, (self.start, self.limit_bytes)][: max(at_once, 1)]
-        return [(index, self.limit_bytes) for index in self._around()][: max(at_once, 1)]
+        around: list[tuple[int, int | None]] = [(index, self.limit_bytes) for index in self._around()]
+        return around[: max(at_once, 1)]
 
     def _probes(self) -> tuple[int, ...]:
         second = self.axis.index(_SECOND * self.axis.at(self.start))
