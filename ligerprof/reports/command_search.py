@@ -59,7 +59,9 @@ def _largest_lines(found: LargestFit) -> Iterator[str]:
         None: "the largest that is known to fit; the search was interrupted",
         Bound.MEMORY: f"{found.next_value} does not fit",
         Bound.VALUES: "the last of the given values",
-        Bound.PROGRAM: "much larger values need no more memory, as if the program had no more data",
+        Bound.PROGRAM: "much larger values need no more memory, as if the program had no more data"
+        if found.next_value is None
+        else f"with {found.next_value}, the program fails",
     }
     yield f"Largest {found.key}: {found.value} ({ends[found.bounded_by]})."
 

@@ -85,12 +85,19 @@ class LargestSearch:
         return min((index for index, _ in self.known if index > lowest and self.fits(index) is False), default=None)
 
     @property
+    def answer(self) -> int | None:
+        """The index of the largest value that fits, or of the first from which on no more memory is needed."""
+        return self.largest if self.plateau is None else self.plateau
+
+    @property
     def is_done(self) -> bool:
         """Whether the answer is known: the next value after the largest that fits does not, or there is none."""
         largest, failing = self.largest, self.failing
         if failing is not None:
             return failing == (0 if largest is None else largest + 1)
-        return largest is not None and (largest + 1 == self.count or self.plateau is not None)
+        if self.plateau is not None:
+            return self.fits(self.plateau) is True
+        return largest is not None and largest + 1 == self.count
 
     @property
     def plateau(self) -> int | None:
@@ -109,6 +116,8 @@ class LargestSearch:
         """The trials to run now, the most useful first: index and limit; none when the answer is known."""
         if self.is_done:
             return []
+        if self.failing is None and self.plateau is not None:
+            return [(self.plateau, self.limit_bytes)]
         probes: list[tuple[int, int | None]] = [
             (index, None) for index in self._probes() if (index, None) not in self.known
         ]

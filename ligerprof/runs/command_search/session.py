@@ -32,7 +32,7 @@ _LONGEST_LINE = 400
 
 
 class Bound(Word):
-    """What limits an answer: memory, the given values, or the program, which needs no more for larger ones."""
+    """What limits an answer: memory, the given values, or the program, which fails with larger ones or ignores them."""
 
     MEMORY = "memory"
     VALUES = "values"
@@ -254,10 +254,12 @@ def _largest(
         begin=lambda index: begin(name(at(index))),
     ) as trials:
         _search(trials, lambda: search.wanted(problem.machine.at_once))
-    largest, failing = search.plateau if search.plateau is not None else search.largest, search.failing
-    bound = None
+    largest, failing = search.answer, search.failing
+    bound, limit_bytes = None, problem.limit.size_bytes
+    refused = None if failing is None else search.known.get((failing, limit_bytes))
     if search.is_done:
-        bound = Bound.MEMORY if failing is not None else Bound.PROGRAM if search.count is None else Bound.VALUES
+        by_memory = failing is not None and (refused is None or refused.outcome is not Outcome.FAILED)
+        bound = Bound.MEMORY if by_memory else Bound.VALUES if failing is None and search.count else Bound.PROGRAM
     return LargestFit(
         problem=problem,
         key=key,
@@ -266,7 +268,7 @@ def _largest(
         value=None if largest is None else at(largest),
         next_value=None if failing is None else at(failing),
         bounded_by=bound,
-        trial=None if largest is None else search.known.get((largest, problem.limit.size_bytes)),
+        trial=None if largest is None else search.known.get((largest, limit_bytes)),
         change=Change() if largest is None else change_to(at(largest)),
         trials=tuple(told),
     )

@@ -18,6 +18,7 @@ from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu, Step
 from ligerprof.runs.recording.summary import PREFIX, RecordingSummary, read_summary
 from ligerprof.simulated_gpu.files import leaving_nothing
 from ligerprof.simulated_gpu.ranks.world import World
+from ligerprof.text import printable
 from ligerprof.words import Word
 
 # of a limit that nothing reaches
@@ -155,7 +156,7 @@ class _Running:
         told = [line for line in lines if "rror" in line or line.startswith("ligerprof: ")]
         if status == 0:
             return "it ended without an optimizer step"
-        return (told or lines or [f"exit code {status}"])[-1][:300]
+        return printable((told or lines or [f"exit code {status}"])[-1])[:300]
 
 
 class Trials:
