@@ -118,13 +118,12 @@ class LargestSearch:
             return []
         if self.failing is None and self.plateau is not None:
             return [(self.plateau, self.limit_bytes)]
-        probes: list[tuple[int, int | None]] = [
-            (index, None) for index in self._probes() if (index, None) not in self.known
-        ]
-        if probes and self.largest is None and self.failing is None:
-            return [*probes, (self.start, self.limit_bytes)][: max(at_once, 1)]
-        around: list[tuple[int, int | None]] = [(index, self.limit_bytes) for index in self._around()]
-        return around[: max(at_once, 1)]
+        is_first = all(limit_bytes is None for _, limit_bytes in self.known)
+        probes = [index for index in self._probes() if (index, None) not in self.known] if is_first else []
+        chosen: list[tuple[int, int | None]] = [(index, None) for index in probes]
+        if len(probes) < len(self._probes()):
+            chosen += [(index, self.limit_bytes) for index in self._around() if index not in probes]
+        return chosen[: max(at_once, 1)]
 
     def _probes(self) -> tuple[int, ...]:
         second = self.axis.index(_SECOND * self.axis.at(self.start))
@@ -159,8 +158,12 @@ class LargestSearch:
         """The index of the largest value that probably fits."""
         needs = self._needs()
         limited = sum(limit is not None for _, limit in self.known)
-        if len(needs) < 2 or limited >= _MOST_GUESSES:
+        if limited >= _MOST_GUESSES or not needs or min(each for _, each in needs) <= 0:
             return (low + high) // 2
+        if len(needs) == 1:
+            # as if all of it were for sequences
+            ((only, only_bytes),) = needs
+            return self.axis.index(self.axis.at(only) * self.limit_bytes / only_bytes)
         (first, first_bytes), (second, second_bytes) = needs[-2:]
         if second_bytes <= first_bytes:
             return high - 1
