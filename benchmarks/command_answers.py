@@ -3,8 +3,9 @@
     python benchmarks/unchanged_programs/make.py DATA
     python benchmarks/command_answers.py DATA benchmarks/results/command-answers-h200.jsonl
 
-The searches run without the GPU, several at a time; then each answer, and the next larger value or the command without
-the plan, runs under the same limit on the GPU (peak.py sets it as torch.cuda.set_per_process_memory_fraction does).
+The searches run without the GPU, several at a time, each on two cores of its own. As each ends, its answer and the next
+larger value, or the command without the plan, run under the same limit on the GPU (peak.py sets it as
+torch.cuda.set_per_process_memory_fraction does).
 """
 
 import argparse
@@ -38,7 +39,7 @@ QUESTIONS = {
     "reward-qwen3": ("fit", "-m trl.scripts.reward --config {data}/configs/reward-pairs.yaml"),
     "trainer-arguments": (
         "fit",
-        "{programs}/trainer_arguments.py --output_dir {out} --max_steps 3 --bf16 --report_to none",
+        "{programs}/trainer_arguments.py --output_dir {out} --max_steps 3 --bf16 --report_to none --save_strategy no",
     ),
     "lightning": ("fit", "{programs}/lightning_own.py"),
     "advise-sft-1b": (
@@ -58,7 +59,7 @@ QUESTIONS = {
     "advise-trainer": (
         "advise",
         (
-            "{programs}/trainer_arguments.py --output_dir {out} --max_steps 3 --report_to none"
+            "{programs}/trainer_arguments.py --output_dir {out} --max_steps 3 --report_to none --save_strategy no"
             " --per_device_train_batch_size 16"
         ),
     ),
@@ -76,15 +77,21 @@ def search(name: str, data: Path, out: str, at_once: int, seconds: float) -> dic
     ours = [sys.executable, "-m", "ligerprof", QUESTIONS[name][0], "--json", "--gpu", "h200", "--steps", str(STEPS)]
     ours += ["--memory-limit", f"{LIMIT_BYTES}B", "--at-once", str(at_once), "--", *words_of(name, data, out)]
     environment = {**os.environ, **QUIET, "CUDA_VISIBLE_DEVICES": ""}
+    # cores of its own, so that its seconds can be compared
+    cores = sorted(os.sched_getaffinity(0))
+    first = at_once * list(QUESTIONS).index(name) % max(len(cores) - at_once, 1)
+    own = cores[first : first + at_once]
     row: dict[str, Any] = {"name": name, "search": QUESTIONS[name][0]}
-    with subprocess.Popen(ours, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pinned = ["taskset", "-c", ",".join(map(str, own)), *ours]
+    with subprocess.Popen(pinned, env=environment, text=True, **pipes) as started:
         try:
             output, errors = started.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             # it ends its trials
             started.terminate()
             output, errors = started.communicate()
-    row |= {"exit_code": started.returncode, "seconds": round(time.monotonic() - began, 1)}
+    row |= {"exit_code": started.returncode, "cores": len(own), "seconds": round(time.monotonic() - began, 1)}
     if output:
         row["found"] = json.loads(output)
     else:
@@ -140,7 +147,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--searches", type=int, default=5, help="commands at a time")
-    parser.add_argument("--at-once", type=int, default=2, help="simulated runs of a search at a time")
+    parser.add_argument("--at-once", type=int, default=2, help="simulated runs of a search at a time, and its cores")
     parser.add_argument("--seconds", type=float, default=600, help="time limit of one search")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else list(QUESTIONS)
