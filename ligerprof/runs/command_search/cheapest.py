@@ -122,6 +122,10 @@ class CheapestSearch:
         plans = [plan for plan, fits in self._dropped() if fits is None]
         return list(dict.fromkeys(map(self.change, plans)))[: max(at_once, 1)]
 
+    def is_open(self, change: Change) -> bool:
+        """Whether a trial says what others do not."""
+        return change in self.wanted(len(self.levers) + 2)
+
 
 def _between(low: int, high: int, count: int) -> list[int]:
     """At most `count` numbers evenly between two others."""

@@ -118,12 +118,18 @@ class LargestSearch:
             return []
         if self.failing is None and self.plateau is not None:
             return [(self.plateau, self.limit_bytes)]
-        is_first = all(limit_bytes is None for _, limit_bytes in self.known)
-        probes = [index for index in self._probes() if (index, None) not in self.known] if is_first else []
+        probes = [index for index in self._probes() if self.is_open(index, None)]
         chosen: list[tuple[int, int | None]] = [(index, None) for index in probes]
         if len(probes) < len(self._probes()):
             chosen += [(index, self.limit_bytes) for index in self._around() if index not in probes]
         return chosen[: max(at_once, 1)]
+
+    def is_open(self, index: int, limit_bytes: int | None) -> bool:
+        """Whether a trial says what others do not."""
+        if limit_bytes is None:
+            return (index, None) not in self.known and self.fits(index) is not True
+        low, high = self.largest, self.failing
+        return (low is None or index > low) and (high is None or index < high)
 
     def _probes(self) -> tuple[int, ...]:
         second = self.axis.index(_SECOND * self.axis.at(self.start))

@@ -253,7 +253,7 @@ def _largest(
         note=note,
         begin=lambda index: begin(name(at(index))),
     ) as trials:
-        _search(trials, lambda: search.wanted(problem.machine.at_once))
+        _search(trials, lambda: search.wanted(problem.machine.at_once), search.is_open)
     largest, failing = search.answer, search.failing
     bound, limit_bytes = None, problem.limit.size_bytes
     refused = None if failing is None else search.known.get((failing, limit_bytes))
@@ -303,7 +303,9 @@ def cheapest_changes(problem: CommandProblem, levers: Sequence[Lever], tell: Tel
 
     with _trials(problem, command=problem.changed, note=note, begin=lambda change: begin(name(change))) as trials:
         is_whole = _search(
-            trials, lambda: [(each, problem.limit.size_bytes) for each in search.wanted(problem.machine.at_once)]
+            trials,
+            lambda: [(each, problem.limit.size_bytes) for each in search.wanted(problem.machine.at_once)],
+            lambda change, _limit_bytes: search.is_open(change),
         )
     plan: Plan | None = search.plan
     refused = [(usable[number], reason) for number, reason in search.refused.items()]
@@ -336,11 +338,15 @@ def run_again(problem: CommandProblem, typed: ChangedCommand, begin: Begin) -> T
     return found[-1]
 
 
-def _search(trials: Trials, wanted: Callable[[], Sequence[tuple[Any, int | None]]]) -> bool:
+def _search(
+    trials: Trials,
+    wanted: Callable[[], Sequence[tuple[Any, int | None]]],
+    is_open: Callable[[Any, int | None], bool],
+) -> bool:
     """Run trials until no more are wanted; returns whether that was so, rather than that Ctrl-C ended the search."""
     try:
         while chosen := wanted():
-            trials.advance(chosen)
+            trials.advance(chosen, is_open)
     except KeyboardInterrupt:
         return False
     return True

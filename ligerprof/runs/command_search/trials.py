@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.files import write_new_file
@@ -180,13 +181,18 @@ class Trials:
         self._number = 0
         self._again: set[Hashable] = set()
 
-    def advance(self, wanted: Sequence[tuple[Hashable, int | None]]) -> None:
-        """Run trials until one more has ended; those that are not wanted any more are ended without a verdict.
+    def advance(
+        self,
+        wanted: Sequence[tuple[Any, int | None]],
+        is_open: Callable[[Any, int | None], bool] = lambda _key, _limit_bytes: True,
+    ) -> None:
+        """Run trials until one more has ended.
 
         Args:
             wanted: the key and the limit of each trial, the most useful first.
+            is_open: whether a trial that runs can still say something; if not, it is ended.
         """
-        for running in [each for each in self._running if (each.key, each.limit_bytes) not in wanted]:
+        for running in [each for each in self._running if not is_open(each.key, each.limit_bytes)]:
             self._end(running)
         while True:
             now = {running.key for running in self._running}

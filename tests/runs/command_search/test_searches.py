@@ -1,7 +1,8 @@
 """The searches against plain loops over everything, with a stand-in for simulated runs that end in any order."""
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -31,15 +32,19 @@ def ended(need_bytes: int, limit_bytes: int | None, outcome: Outcome | None = No
 
 def run_all(
     draw: random.Random,
-    wanted: Callable[[], list],
-    run: Callable[[Hashable], Trial],
-    note: Callable[[Hashable, Trial], None],
+    at_once: int,
+    wanted: Callable[[int], list],
+    is_open: Callable[[Any], bool],
+    run: Callable[[Any], Trial],
+    note: Callable[[Any, Trial], None],
 ) -> int:
     """Run what is wanted, several at a time, ending in any order; returns how many runs ended."""
-    count = 0
-    while chosen := wanted():
-        assert len(set(chosen)) == len(chosen)
-        each = draw.choice(chosen)
+    count, running = 0, []
+    while chosen := wanted(at_once):
+        assert len(set(chosen)) == len(chosen) <= at_once
+        running = [each for each in running if is_open(each)]
+        running += [each for each in chosen if each not in running][: at_once - len(running)]
+        each = running.pop(draw.randrange(len(running)))
         note(each, run(each))
         count += 1
         assert count < 60
@@ -69,7 +74,9 @@ def test_the_largest_batch_is_that_of_a_loop_over_all(seed: int) -> None:
     at_once = draw.choice([1, 2, 3, 8])
     count = run_all(
         draw,
-        lambda: search.wanted(at_once),
+        at_once,
+        search.wanted,
+        lambda key: search.is_open(*key),
         lambda key: ended(need(batches.at(key[0])), key[1]),
         search.known.__setitem__,
     )
@@ -90,7 +97,9 @@ def test_the_largest_of_given_values(seed: int) -> None:
     )
     run_all(
         draw,
-        lambda: search.wanted(2),
+        2,
+        search.wanted,
+        lambda key: search.is_open(*key),
         lambda key: ended(values[key[0]], key[1]),
         search.known.__setitem__,
     )
@@ -104,7 +113,9 @@ def test_a_program_without_more_data_ends_the_search() -> None:
     search = LargestSearch(axis=batches, start=1, limit_bytes=10_000)
     run_all(
         random.Random(0),
-        lambda: search.wanted(2),
+        2,
+        search.wanted,
+        lambda key: search.is_open(*key),
         lambda key: ended(100 * min(batches.at(key[0]), 50), key[1]),
         search.known.__setitem__,
     )
@@ -144,7 +155,7 @@ def test_the_cheapest_plan_is_that_of_a_loop_over_all(seed: int) -> None:
 
     search = CheapestSearch(levers=levers)
     at_once = draw.choice([1, 2, 4])
-    run_all(draw, lambda: search.wanted(at_once), outcome, search.note)
+    run_all(draw, at_once, search.wanted, search.is_open, outcome, search.note)
     assert set(search.refused) <= broken
     usable = [number for number in range(count) if number not in search.refused]
 
