@@ -77,8 +77,10 @@ def render_cheapest(found: CheapestFit, *, show_all: bool) -> "RenderableType":
         parts.append(Text(f"Without changes it {verdict}."))
     if found.plan:
         parts.append(listing_table("the plan", "cost", rows=[(lever.name, lever.cost) for lever in found.plan]))
-        parts.append(Text("It does not fit without any of them." if found.is_whole else "The search was interrupted."))
-    elif found.plan is None:
+        parts.append(Text("Each change is needed." if found.is_whole else "The search was interrupted."))
+    elif found.plan is not None:
+        parts.append(Text("Nothing needs to change."))
+    else:
         parts.append(Text("No change that is known to help makes it fit." if found.is_whole else "Interrupted."))
     if show_all and found.left:
         parts.append(listing_table("not needed", "cost", rows=[(lever.name, lever.cost) for lever in found.left]))
