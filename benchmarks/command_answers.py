@@ -41,7 +41,7 @@ QUESTIONS = {
         "fit",
         "{programs}/trainer_arguments.py --output_dir {out} --max_steps 3 --bf16 --report_to none --save_strategy no",
     ),
-    "lightning": ("fit", "{programs}/lightning_own.py"),
+    "lightning": ("fit", "{programs}/lightning_own.py --batch 16"),
     "advise-sft-1b": (
         "advise",
         (
