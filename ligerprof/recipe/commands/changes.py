@@ -198,8 +198,8 @@ class TrainingCommand:
         for file, values in edited.items():
             place, text = self._files[file][0], self._texts[file]
             files[copies[file]] = rewrite(text, file, values)
-            before = words.get(place, (self.words[place],))
-            words[place] = tuple(word.replace(str(file), str(copies[file])) for word in before)
+            word = self.words[place]
+            words[place] = (f"{word.partition('=')[0]}={copies[file]}" if _is_joined(word) else str(copies[file]),)
         kept_words = [words.get(place, (word,)) for place, word in enumerate(self.words)]
         return ChangedCommand(
             words=(*(word for each in kept_words for word in each), *added),

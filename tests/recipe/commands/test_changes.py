@@ -71,6 +71,17 @@ def test_other_files_are_copied(tmp_path: Path) -> None:
     assert found.files[copy].splitlines()[1:3] == ["micro_batch_size: 8", "gradient_accumulation_steps: 1"]
 
 
+@pytest.mark.parametrize("named", ["--config ./a.yaml", "--config=a.yaml", "./a.yaml"])
+def test_a_file_is_named_in_any_way(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("batch: 4\n")
+    found = TrainingCommand.read(["python", "a.py", *named.split()]).changed(
+        Change(keys={"batch": 2}), {Path("a.yaml"): Path("/x/b.yaml")}
+    )
+    assert found.text == f"python a.py {named.replace('./', '').replace('a.yaml', '/x/b.yaml')}"
+    assert found.files == {Path("/x/b.yaml"): "batch: 2\n"}
+
+
 def test_deepspeeds_file_agrees_with_the_trainer(tmp_path: Path) -> None:
     file, copy = tmp_path / "ds.json", tmp_path / "copy.json"
     file.write_text(
