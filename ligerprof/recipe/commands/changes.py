@@ -282,9 +282,14 @@ class TrainingCommand:
             if not name.endswith(CONFIG_SUFFIXES) or (key is not None and key not in _FILE_KEYS):
                 continue
             path = Path(name)
-            if not is_file(path):
-                raise RecipeError(f"{name}: no such file. The command names it.")
-            found[path] = (place, parse_document(read_text(path, _FILE), path))
+            try:
+                if not is_file(path):
+                    raise RecipeError(f"{name}: no such file. The command names it.")
+                found[path] = (place, parse_document(read_text(path, _FILE), path))
+            except RecipeError:
+                # without a key it may be data, or a file that the program writes
+                if key is not None:
+                    raise
         return found
 
 

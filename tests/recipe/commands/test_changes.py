@@ -82,6 +82,14 @@ def test_a_file_is_named_in_any_way(named: str, tmp_path: Path, monkeypatch: pyt
     assert found.files == {Path("/x/b.yaml"): "batch: 2\n"}
 
 
+def test_files_without_a_key_may_be_data(tmp_path: Path) -> None:
+    data = tmp_path / "data.json"
+    data.write_text("[1, 2]")
+    assert TrainingCommand.read(["python", "a.py", str(data), "out.json", "--batch", "4"]).files == ()
+    with pytest.raises(RecipeError, match="holds no keys"):
+        _ = TrainingCommand.read(["python", "a.py", "--config", str(data)]).files
+
+
 def test_deepspeeds_file_agrees_with_the_trainer(tmp_path: Path) -> None:
     file, copy = tmp_path / "ds.json", tmp_path / "copy.json"
     file.write_text(
