@@ -16,8 +16,8 @@ from ligerprof.cli.main import main
 from tests.paths import DATA, RECORDINGS, REPOSITORY, RESULTS
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-# a command with this comment is only checked for its options
-GPU_MARK = "needs a GPU"
+# a command with one of these comments is only checked for its options
+NOT_RUN_MARKS = ("needs a GPU", "needs TRL")
 EXIT_MARK = re.compile(r"exit code (\d+)")
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
 _ELIDED = ("...", "…")
@@ -41,7 +41,7 @@ class Shown:
 
     @property
     def needs_gpu(self) -> bool:
-        return GPU_MARK in self.comment
+        return any(mark in self.comment for mark in NOT_RUN_MARKS)
 
     @property
     def exit_codes(self) -> tuple[int, ...]:

@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ligerprof.cli.changed_copies import changed_copy_option, check_copies, write_copies
 from ligerprof.cli.checking import simulate_option
+from ligerprof.cli.command_search import advise_command, command_options, refuse_with_command, require_command
 from ligerprof.cli.common_options import force_option, json_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, show
@@ -25,9 +26,15 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.search.advise import Advice
 
 
-@click.command(cls=RecipeCommand, name="advise", short_help="List the cheapest changes that make a recipe fit.")
+@click.command(
+    cls=RecipeCommand,
+    name="advise",
+    short_help="List the cheapest changes that make a recipe fit.",
+    context_settings={"allow_interspersed_args": False},
+)
 @recipe_options
 @simulate_option
+@command_options
 @word_option(
     "--sharding",
     (Engine.DEEPSPEED, Engine.FSDP2),
@@ -44,15 +51,25 @@ def command(  # noqa: PLR0913 - one argument per option
     sharding: Engine | None,
     show_all: bool,
     copies: tuple[Path, ...],
+    words: tuple[str, ...],
     force: bool,
     as_json: bool,
+    **search: Any,
 ) -> None:
     """Suggest changes so that a recipe fits --memory-limit, or the memory of --gpu less the CUDA context.
 
     Tries a ladder of changes, the cheapest first, until the recipe fits. Prints the plan with its cost, with
     --config the changed lines of that file, and the command to run next; then what else would help. The exit code
     is 3 if the whole ladder does not suffice.
+
+    With a COMMAND (trl sft ..., python train.py ...), finds the cheapest changes of its arguments or configuration
+    file with which it fits, by running it on simulated GPUs. Nothing that it writes stays.
     """
+    if words:
+        refuse_with_command("simulate", "sharding")
+        advise_command(recipe, words, search, copies, force=force, show_all=show_all, as_json=as_json)
+        return
+    require_command(search)
     from ligerprof.library import advise
     from ligerprof.reports.advise import render_advice
 

@@ -44,6 +44,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "The largest batch and sequence by the analytic estimate.",
         ),
         Example("fit --model tiny --seq 512 --memory-limit 120MiB", "Each answer checked by simulated steps."),
+        Example("fit --gpu rtx4090 -- trl sft --config sft.yaml", "The largest micro-batch of your own command."),
     ),
     "advise": (
         Example(
@@ -52,6 +53,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(
             "advise --config training_args.json --gpu rtx4090 --no-simulate", "The same as changed lines of your file."
         ),
+        Example("advise --gpu rtx4090 -- trl dpo --config dpo.yaml", "The cheapest changes of your own command."),
     ),
     "compare": (
         Example("compare runs/001 runs/002", "Two runs, role by role."),

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.checking import simulate_option
+from ligerprof.cli.command_search import (
+    command_options,
+    fit_command,
+    output_option,
+    refuse_with_command,
+    require_command,
+)
 from ligerprof.cli.common_options import force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import knows_method, print_text, say_written, show
@@ -28,9 +35,16 @@ if TYPE_CHECKING:
 _MOST_PROCESSES = 4
 
 
-@click.command(cls=RecipeCommand, name="fit", short_help="Find the largest batch and sequence that fit a limit.")
+@click.command(
+    cls=RecipeCommand,
+    name="fit",
+    short_help="Find the largest batch and sequence that fit a limit.",
+    context_settings={"allow_interspersed_args": False},
+)
 @recipe_options
 @simulate_option
+@command_options
+@output_option
 @click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -38,13 +52,31 @@ _MOST_PROCESSES = 4
 )
 @force_option
 @json_option
-def command(recipe: TrainingRecipe, simulate: bool, figure: Path | None, force: bool, as_json: bool) -> None:
+def command(  # noqa: PLR0913 - one argument per option
+    recipe: TrainingRecipe,
+    *,
+    simulate: bool,
+    figure: Path | None,
+    words: tuple[str, ...],
+    copies: tuple[Path, ...],
+    force: bool,
+    as_json: bool,
+    **search: Any,
+) -> None:
     """Find what fits --memory-limit, or the memory of --gpu less the CUDA context.
 
     Prints the largest batch at --seq, the longest sequence at --batch, and the frontier between them. If
     --batch and --seq do not fit together, also prints the cheapest settings that make them fit. The exit
     code is 3 if the recipe fits with no batch and no sequence.
+
+    With a COMMAND (trl sft ..., python train.py ...), finds the largest micro-batch with which it fits, by running it
+    on simulated GPUs with other values in its arguments or configuration file. Nothing that it writes stays.
     """
+    if words:
+        refuse_with_command("simulate", "figure")
+        fit_command(recipe, words, search, copies, force=force, as_json=as_json)
+        return
+    require_command({**search, "copies": copies})
     from ligerprof.analyzers.estimate import require_host_memory
     from ligerprof.library import fit
     from ligerprof.reports.figures.frontier import draw_frontier

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 EXIT_CODE = 128 + signal.SIGINT
-_GRACE_SECONDS = 0.4
+# how long the main thread may clean up
+_grace_seconds = [0.4]
 MESSAGE = "\ninterrupted"
 _received = threading.Event()
 _clean_ups: list[Callable[[], object]] = []
@@ -28,6 +29,11 @@ def received() -> bool:
 def at_end(clean_up: Callable[[], object]) -> None:
     """Call a function if an interrupt ends the process before the main thread has cleaned up."""
     _clean_ups.append(clean_up)
+
+
+def take_longer(seconds: float) -> None:
+    """Give the main thread so long to end other processes and to show what is known."""
+    _grace_seconds[0] = seconds
 
 
 def watch() -> None:
@@ -45,7 +51,7 @@ def _end_on_interrupt(waiting: int) -> None:
     while (arrived := os.read(waiting, 1)) and arrived[0] != signal.SIGINT:
         pass
     _received.set()
-    time.sleep(_GRACE_SECONDS)
+    time.sleep(_grace_seconds[0])
     _end()
 
 

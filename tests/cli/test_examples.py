@@ -17,8 +17,12 @@ from tests.paths import DATA, RECORDINGS
 
 RUNNER = CliRunner()
 ALL = [example.words for examples in EXAMPLES.values() for example in examples]
-# they need a GPU, a server that runs until Ctrl-C, or accelerate and several ranks
-NOT_RUN = ("bench flce rms", "view runs/001", "run --steps 2:3 -- accelerate launch train.py", "mcp")
+# they need a GPU, a server that runs until Ctrl-C, accelerate and several ranks, or TRL
+NOT_RUN = (
+    *("bench flce rms", "view runs/001", "run --steps 2:3 -- accelerate launch train.py", "mcp"),
+    # tests/cli/test_command_search.py runs such searches
+    *("fit --gpu rtx4090 -- trl sft --config sft.yaml", "advise --gpu rtx4090 -- trl dpo --config dpo.yaml"),
+)
 SIMULATED = (
     "step --model llama3.2-1b --liger flce",
     "step --model tiny --memory-limit 70MiB -o runs/small",

@@ -124,7 +124,11 @@ class ProcessRecording:
         if recorder is None:
             return
         with suppress(Exception):
-            self._summary = replace(self._summary, counter_peak_bytes=self._history.peak_bytes())
+            self._summary = replace(
+                self._summary,
+                counter_peak_bytes=self._history.peak_bytes(),
+                counter_reserved_bytes=self._history.peak_bytes("reserved_bytes"),
+            )
         state = State.LOST
         try:
             recorder.close(getattr(sys, "last_value", None))

@@ -107,11 +107,11 @@ class CudaHistory:
         """The time by the clock of the events."""
         return unix_time_us()
 
-    def peak_bytes(self) -> int:
-        """What torch.cuda.max_memory_allocated() reports."""
-        # that function flattens and sorts all counters first
+    def peak_bytes(self, counter: str = "allocated_bytes") -> int:
+        """What torch.cuda.max_memory_allocated() reports, or max_memory_reserved() for `reserved_bytes`."""
+        # these functions flatten and sort all counters first
         counters: Any = torch.cuda.memory_stats_as_nested_dict()
-        return int(counters["allocated_bytes"]["all"]["peak"]) if counters else 0
+        return int(counters[counter]["all"]["peak"]) if counters else 0
 
     def events(self) -> int:
         """About how many events the allocator has had, the recorded ones and others."""

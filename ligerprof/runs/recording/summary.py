@@ -69,6 +69,7 @@ class RecordingSummary:
         steps: the number of steps that it ran, those that were not recorded included.
         last_recorded: the last step with events; None if all of them have.
         counter_peak_bytes: torch.cuda.max_memory_allocated() when the snapshot was written.
+        counter_reserved_bytes: torch.cuda.max_memory_reserved() then.
         out_of_memory: whether an allocation failed.
         simulated: what a simulated GPU made up and left out; None on a real one.
         weights: this rank's parts of the modules that were trained, by name with `*` for each index.
@@ -83,6 +84,7 @@ class RecordingSummary:
     steps: int = 0
     last_recorded: int | None = None
     counter_peak_bytes: int = 0
+    counter_reserved_bytes: int = 0
     out_of_memory: bool = False
     late_peak: LatePeak | None = None
     late_failure: LateFailure | None = None

@@ -1,0 +1,246 @@
+"""`fit -- COMMAND` and `advise -- COMMAND`: options of a search with simulated runs of a training command."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ligerprof.cli.changed_copies import changed_copy_option
+from ligerprof.cli.common_options import Command
+from ligerprof.cli.interrupts import EXIT_CODE, take_longer
+from ligerprof.cli.options import was_given
+from ligerprof.cli.output import print_text, say_written, show
+from ligerprof.cli.progress import Stages, stages
+from ligerprof.errors import DoesNotFitError, LigerprofError, OutputError
+from ligerprof.files import require_absent, write_new_file
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
+from ligerprof.recipe.usable_memory import find_limit
+from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from ligerprof.recipe.commands.changes import Change
+    from ligerprof.runs.command_search.session import CheapestFit, CommandProblem, LargestFit
+    from ligerprof.runs.command_search.trials import Trial
+
+# options of a recipe that say where a command runs
+_OF_MACHINE = ("gpu", "memory_limit", "memory_limit_bytes", "routing")
+_STEPS = 2
+# for the ends of trials, and for what is known
+_INTERRUPTED_SECONDS = 5
+
+
+def command_options(function: Command) -> Command:
+    """Add the argument COMMAND and the options of a search with it, passed as `words`, `vary`, `steps`, `eager`."""
+    decorators = (
+        click.option(
+            "--vary",
+            multiple=True,
+            metavar="KEY=V1,V2,…",
+            callback=_read_vary,
+            help="Of a COMMAND: an argument or key to vary, and its values, from the one that needs least on.",
+        ),
+        click.option(
+            "--steps",
+            type=click.IntRange(min=1),
+            default=_STEPS,
+            show_default=True,
+            help="Of a COMMAND: the optimizer steps of each simulated run.",
+        ),
+        click.option("--eager", is_flag=True, help="Of a COMMAND: simulate functions of torch.compile without it."),
+        click.option(
+            "--at-once", type=click.IntRange(min=1), help="Of a COMMAND: simulated runs at a time. Default: by cores."
+        ),
+        click.argument("words", metavar="[-- COMMAND]", nargs=-1, type=click.UNPROCESSED),
+    )
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+output_option = changed_copy_option("-o", "--output", what="the answer")
+
+
+def _read_vary(_ctx: click.Context, _param: click.Parameter, texts: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
+    from ligerprof.runs.command_search.session import read_vary
+
+    try:
+        return [read_vary(text) for text in texts]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def require_command(given: dict[str, object]) -> None:
+    """Raise a usage error if an option of a COMMAND was typed without one."""
+    for name in given:
+        if was_given(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} needs a command after --.")
+
+
+def refuse_with_command(*names: str) -> None:
+    """Raise a usage error if an option of a recipe, or one of these, was typed next to a command, which has its own."""
+    for parameter in click.get_current_context().command.params:
+        name = str(parameter.name)
+        is_recipes = name in RECIPE_OPTIONS and name not in _OF_MACHINE
+        if (is_recipes or name in (*names, "configs")) and was_given(name):
+            raise click.UsageError(f"{parameter.opts[0]} does not go with a command after --. Leave it out.")
+
+
+def _problem(
+    recipe: TrainingRecipe,
+    words: Sequence[str],
+    search: Mapping[str, Any],
+    copies: Sequence[Path],
+    *,
+    force: bool,
+) -> "CommandProblem":
+    """What is searched for; `search` are the values of `command_options`."""
+    from ligerprof.recipe.commands.changes import TrainingCommand
+    from ligerprof.runs.command_search.session import CommandProblem
+    from ligerprof.runs.command_search.trials import Machine, trials_at_once
+    from ligerprof.runs.recording.settings import SimulatedGpu, Steps
+
+    take_longer(_INTERRUPTED_SECONDS)
+    command = TrainingCommand.read(words)
+    if copies:
+        require_absent(copies, force=force)
+        if len(copies) > len(command.files):
+            raise OutputError(
+                f"{copies[-1]}: the command names {len(command.files)} configuration files. Leave -o out."
+            )
+        if len(set(map(os.path.realpath, copies))) < len(copies):
+            raise OutputError(f"{', '.join(map(str, copies))}: two copies under one name. Name a file for each.")
+    gpu = SimulatedGpu(gpu=recipe.gpu_spec.name, eager=search["eager"], routing=recipe.routing)
+    return CommandProblem(
+        command=command,
+        limit=find_limit(recipe),
+        machine=Machine(
+            folder=Path(), gpu=gpu, steps=Steps(last=search["steps"]), at_once=search["at_once"] or trials_at_once()
+        ),
+        copies=dict(zip(command.files, copies, strict=False)) if copies else None,
+    )
+
+
+def fit_command(
+    recipe: TrainingRecipe,
+    words: Sequence[str],
+    search: Mapping[str, Any],
+    copies: Sequence[Path],
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Find the largest micro-batch, or value of --vary, with which a command fits."""
+    from ligerprof.recipe.commands.levers import find_batches
+    from ligerprof.reports.command_search import render_largest
+    from ligerprof.runs.command_search.session import largest_batch, largest_value
+
+    vary = search["vary"]
+    if len(vary) > 1:
+        raise click.UsageError("fit varies one argument. Give --vary once.")
+    problem = _problem(recipe, words, search, copies, force=force)
+    batches = None if vary else find_batches(problem.command)
+    with stages() as progress:
+        tell, begin = _teller(problem, progress, as_json=as_json)
+        if batches is None:
+            key, values = vary[0]
+            found = largest_value(problem, key, values, tell, begin)
+        else:
+            found = largest_batch(problem, batches, tell, begin)
+        written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)
+    show(found.to_json, lambda: render_largest(found), as_json=as_json)
+    _end(
+        found, written, f"no {found.key} fits {format_bytes(problem.limit.size_bytes)}. Run `ligerprof advise` with it."
+    )
+
+
+def advise_command(  # noqa: PLR0913 - one argument per option
+    recipe: TrainingRecipe,
+    words: Sequence[str],
+    search: Mapping[str, Any],
+    copies: Sequence[Path],
+    *,
+    force: bool,
+    show_all: bool,
+    as_json: bool,
+) -> None:
+    """Find the cheapest changes with which a command fits."""
+    from ligerprof.recipe.commands.levers import find_batches
+    from ligerprof.reports.command_search import render_cheapest
+    from ligerprof.runs.command_search.session import cheapest_changes, levers_of
+
+    problem = _problem(recipe, words, search, copies, force=force)
+    levers = levers_of(problem.command, search["vary"])
+    if not any(lever.change.keys for lever in levers):
+        # says which keys were looked for
+        find_batches(problem.command)
+    with stages() as progress:
+        tell, begin = _teller(problem, progress, as_json=as_json)
+        found = cheapest_changes(problem, levers, tell, begin)
+        written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)
+    show(found.to_json, lambda: render_cheapest(found, show_all=show_all), as_json=as_json)
+    _end(
+        found,
+        written,
+        f"no change makes it fit {format_bytes(problem.limit.size_bytes)}. Name others with --vary, or another GPU.",
+    )
+
+
+def _teller(
+    problem: "CommandProblem", progress: Stages, *, as_json: bool
+) -> "tuple[Callable[[str, Trial], None], Callable[[str], None]]":
+    """Prints each trial when it has ended, the first one below the command and the limit."""
+    from rich.text import Text
+
+    from ligerprof.reports.command_search import heading, trial_line
+
+    if not as_json:
+        with progress.aside():
+            print_text(heading(problem.command, problem.limit))
+
+    def tell(name: str, trial: "Trial") -> None:
+        if as_json:
+            return
+        with progress.aside():
+            print_text(Text(trial_line(name, trial)))
+
+    return tell, lambda name: progress(f"simulating {name}")
+
+
+def _write(
+    problem: "CommandProblem",
+    change: "Change",
+    trial: "Trial | None",
+    begin: Callable[[str], None],
+    *,
+    force: bool,
+    is_whole: bool,
+) -> "Trial | None":
+    """Write the files of -o, and run the command with them; None without -o, or if nothing in a file changes."""
+    from ligerprof.runs.command_search.session import run_again
+
+    if problem.copies is None or trial is None or not is_whole:
+        return None
+    changed = problem.changed(change)
+    if not changed.files:
+        # the command fits as it is
+        return None
+    for path, text in changed.files.items():
+        write_new_file(path, text, force=force)
+        say_written(path)
+    return run_again(problem, changed, begin)
+
+
+def _end(found: "LargestFit | CheapestFit", again: "Trial | None", nothing: str) -> None:
+    """Leave with the exit code of an interrupted search, or of a command that does not fit."""
+    from ligerprof.runs.command_search.trials import Outcome
+
+    if not found.is_whole:
+        click.get_current_context().exit(EXIT_CODE)
+    if found.trial is None:
+        raise DoesNotFitError(nothing)
+    if again is not None and again.outcome is not Outcome.RAN:
+        raise LigerprofError(
+            f"run once more as it is typed, the command ends otherwise: {again.outcome} {again.reason}."
+        )

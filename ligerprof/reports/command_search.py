@@ -1,0 +1,105 @@
+"""Render `fit -- COMMAND` and `advise -- COMMAND`: trials as they end, the answer, and the command that fits."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ligerprof.recipe.commands.changes import ChangedCommand, TrainingCommand
+from ligerprof.recipe.usable_memory import Limit
+from ligerprof.reports.listing import listing_table
+from ligerprof.reports.shell_command import ShellCommand
+from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit
+from ligerprof.runs.command_search.trials import Outcome, Trial
+from ligerprof.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def heading(command: TrainingCommand, limit: Limit) -> "RenderableType":
+    """The command and the limit."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(
+        Text(f"{command.name} on a simulated GPU", style="bold"),
+        Text(f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source})."),
+    )
+
+
+def trial_line(name: str, trial: Trial) -> str:
+    """How a trial ended."""
+    seconds = f"{trial.seconds:.0f} s"
+    if trial.outcome is Outcome.FAILED:
+        return f"  {name}: fails, {trial.reason} ({seconds})"
+    if trial.outcome is Outcome.OUT_OF_MEMORY:
+        when = f" in step {trial.steps}" if trial.steps else ""
+        return f"  {name}: out of memory{when} ({seconds})"
+    if trial.limit_bytes is None:
+        return f"  {name}: needs {format_bytes(trial.peak_bytes)} allocated, without a limit ({seconds})"
+    held = f"{format_bytes(trial.reserved_bytes)} reserved, {format_bytes(trial.peak_bytes)} allocated"
+    return f"  {name}: fits, {held} ({seconds})"
+
+
+def render_largest(found: LargestFit) -> "RenderableType":
+    """The largest value, what bounds it, and the command."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(*(Text(line) for line in _largest_lines(found)), *_fitting(found.problem, found.change, found.trial))
+
+
+def _largest_lines(found: LargestFit) -> Iterator[str]:
+    if found.own is not None and found.own_fits is not None:
+        yield f"{found.key} {found.own}, as the command has it, {'fits' if found.own_fits else 'DOES NOT FIT'}."
+    if found.value is None:
+        smallest = "" if found.next_value is None else f" {found.next_value} does not."
+        yield f"No {found.key} is known to fit;{smallest}" if not found.is_whole else f"No {found.key} fits."
+        return
+    ends = {
+        None: "the largest that is known to fit; the search was interrupted",
+        Bound.MEMORY: f"{found.next_value} does not fit",
+        Bound.VALUES: "the last of the given values",
+        Bound.PROGRAM: "much larger values need no more memory, as if the program had no more data"
+        if found.next_value is None
+        else f"with {found.next_value}, the program fails",
+    }
+    yield f"Largest {found.key}: {found.value} ({ends[found.bounded_by]})."
+
+
+def render_cheapest(found: CheapestFit, *, show_all: bool) -> "RenderableType":
+    """The plan, what else there is, and the command."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    if found.own is not None:
+        verdict = "fits" if found.own.outcome is Outcome.RAN else "DOES NOT FIT"
+        parts.append(Text(f"Without changes it {verdict}."))
+    if found.plan:
+        parts.append(listing_table("the plan", "cost", rows=[(lever.name, lever.cost) for lever in found.plan]))
+        parts.append(Text("Each change is needed." if found.is_whole else "The search was interrupted."))
+    elif found.plan is not None:
+        parts.append(Text("Nothing needs to change."))
+    else:
+        parts.append(Text("No change that is known to help makes it fit." if found.is_whole else "Interrupted."))
+    if show_all and found.left:
+        parts.append(listing_table("not needed", "cost", rows=[(lever.name, lever.cost) for lever in found.left]))
+    parts += [Text(f"note: {lever.name} cannot be tried: {reason}") for lever, reason in found.refused]
+    return Group(*parts, *_fitting(found.problem, found.change, found.trial))
+
+
+def _fitting(problem: CommandProblem, change: object, trial: Trial | None) -> Iterator["RenderableType"]:
+    from rich.text import Text
+
+    if trial is None:
+        return
+    changed: ChangedCommand = problem.changed(change)  # type: ignore[arg-type]
+    if problem.machine.gpu.eager:
+        yield Text(
+            "note: functions of torch.compile ran without it; compiled, they need less memory as far as is known"
+        )
+    yield Text(f"It holds {format_bytes(trial.reserved_bytes)} reserved, {format_bytes(trial.peak_bytes)} allocated:")
+    yield ShellCommand(f"  {changed.text}")
+    if changed.files and problem.copies is None:
+        names = ", ".join(map(str, changed.files))
+        yield Text(f"The changed keys go into {names}: -o FILE writes it.")
