@@ -97,7 +97,7 @@ ROLE_LOOKS: dict[Role, AreaLook] = {
     Role.KERNEL_WORKSPACE: AreaLook("#f0e442", "||||"),
     Role.LIBRARY_WORKSPACE: AreaLook("#a6569d", "||||"),
     Role.COMMUNICATION: AreaLook("#dcc6e4", "xxxx"),
-    Role.KV_CACHE: AreaLook("#b5176e", "++++"),
+    Role.KV_CACHE: AreaLook("#c9a227", "++++"),
     Role.INPUTS: AreaLook("#54278f", "////"),
     Role.ALLOCATOR_ROUNDING: AreaLook("#bdbdbd", "----"),
     Role.OTHER: AreaLook("#737373", "\\\\\\\\"),
