@@ -7,10 +7,13 @@ from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.reports.diff import change_cells, change_rows, difference_sentence, group_rows, signed_mib, total_rows
 from ligerprof.reports.page.html import html_bars, html_page, html_pair, html_table, paragraph
 from ligerprof.reports.page.payload import shortened
+from ligerprof.reports.peak import largest_bytes
+from ligerprof.units import in_one_unit
 
 _MOST_ROWS = 200
 
 
+@in_one_unit(lambda *analyses, **_: max(largest_bytes(each.peak) for each in analyses))
 def render_diff_page(before: SnapshotAnalysis, after: SnapshotAnalysis, *, sources: tuple[str, str]) -> str:
     """The whole page as HTML text; `sources` are the names of the two recordings."""
     diff = diff_peaks(before.peak, after.peak)

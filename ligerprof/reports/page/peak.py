@@ -6,12 +6,13 @@ from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.reports.failure import failure_lines, growth_lines
 from ligerprof.reports.page.html import html_page, html_recording, html_table, paragraph
-from ligerprof.reports.peak import phase_lines, sentence
+from ligerprof.reports.peak import largest_bytes, phase_lines, sentence
 from ligerprof.reports.terminal import percent_share
 from ligerprof.roles import MemoryBreakdown, Role
-from ligerprof.units import format_like, format_mib
+from ligerprof.units import format_like, format_mib, in_one_unit
 
 
+@in_one_unit(lambda analysis, **_: largest_bytes(analysis.peak))
 def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
     """The whole page as HTML text; `source` is the file's name, for the title."""
     is_failure = analysis.peak.out_of_memory is not None
@@ -43,7 +44,7 @@ def peak_parts(analysis: SnapshotAnalysis, *, notes: Iterable[str] = ()) -> Iter
 
 def _failure_figures(oom: FailedAllocation) -> str:
     """What was requested, what was free and what was missing, as large figures."""
-    total = max(oom.requested_bytes, oom.reserved_free_bytes, oom.missing_bytes or 0)
+    total = max(oom.requested_bytes, oom.missing_bytes or 0)
     figures = [("requested", oom.requested_bytes, ""), ("free, reserved but unallocated", oom.reserved_free_bytes, "")]
     if oom.missing_bytes is not None:
         bound = "missing, at most" if oom.missing_is_bound else "missing"

@@ -9,10 +9,11 @@ import pytest
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.reports.page.diff import render_diff_page
 from ligerprof.reports.page.peak import render_peak_page
+from ligerprof.reports.peak import largest_bytes
 from ligerprof.snapshots.events import EventColumns
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.segments import segments_at
-from ligerprof.units import format_bytes
+from ligerprof.units import format_bytes, in_one_unit
 from tests.paths import RECORDINGS
 from tests.reports.page.browser import BROWSER, Browser, Chromium
 from tests.reports.page.test_html import hostile_snapshot, page_of
@@ -221,7 +222,7 @@ def test_the_failed_allocation_is_shown_first_and_marked(browser: Browser, analy
     total = browser.evaluate("document.querySelector('.blocks tr.total .c-bytes').innerText")
     failed = analysis.out_of_memory
     assert failed is not None
-    assert total == browser.evaluate(f"ligerprof.formatBytes({failed.allocated_bytes})")
+    assert total == browser.evaluate(f"ligerprof.formatMib({failed.allocated_bytes})")
 
 
 def test_a_suggestion_redraws_the_timeline(browser: Browser, analysis: SnapshotAnalysis) -> None:
@@ -366,9 +367,10 @@ def test_themes_change_by_button(browser: Browser) -> None:
     assert browser.evaluate(paper) != before
 
 
-def test_sizes_are_written_as_the_command_prints_them(browser: Browser) -> None:
+def test_sizes_are_written_as_the_command_prints_them(browser: Browser, analysis: SnapshotAnalysis) -> None:
     sizes = [0, 512, 10239, 10240, 2**20, 10 * 2**30 - 1, 10 * 2**30, 14124071936, -2101346304]
-    assert browser.evaluate(f"{sizes}.map(ligerprof.formatBytes)") == [format_bytes(size) for size in sizes]
+    texts = in_one_unit(lambda: largest_bytes(analysis.peak))(lambda: [format_bytes(size) for size in sizes])()
+    assert browser.evaluate(f"{sizes}.map(ligerprof.formatBytes)") == texts
 
 
 def test_two_recordings_are_side_by_side_with_one_height(chromium: Chromium, tmp_path: Path) -> None:

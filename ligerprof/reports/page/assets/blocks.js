@@ -1,7 +1,7 @@
 // The table of the blocks that are live at a moment: grouped, searched, filtered, sorted, each with its stack.
 "use strict";
 (() => {
-  const { element, csvButton, formatBytes, formatShare, number } = ligerprof;
+  const { element, csvButton, formatBytes, formatMib, formatShare, number } = ligerprof;
   const FIRST_ROWS = 50;
   const GROUPINGS = {
     place: "call site, all layers",
@@ -204,7 +204,7 @@
         "tr",
         { class: "group" },
         element("td", { class: "c-role" }, roles.length === 1 ? swatch(roles[0]) : null, roles.length === 1 ? roles[0] : `${roles.length} roles`),
-        element("td", { class: "c-bytes" }, formatBytes(group.bytes)),
+        element("td", { class: "c-bytes" }, formatMib(group.bytes)),
         element("td", { class: "c-count" }, number.format(group.blocks.length)),
         element("td", { class: "c-text" }, opener),
         element("td", { class: "c-life muted" }, keptShort(recording, group.blocks[0]), recording.lifeText(group.blocks[0])),
@@ -240,7 +240,7 @@
     sums(hidden) {
       const { recording } = this;
       const lines = [];
-      const add = (text, bytes, count) => lines.push(element("tr", {}, element("td", { class: "c-role" }, text), element("td", { class: "c-bytes" }, formatBytes(bytes)), element("td", { class: "c-count" }, count === null ? "" : number.format(count)), element("td", { class: "c-text" }), element("td", { class: "c-life" })));
+      const add = (text, bytes, count) => lines.push(element("tr", {}, element("td", { class: "c-role" }, text), element("td", { class: "c-bytes" }, formatMib(bytes)), element("td", { class: "c-count" }, count === null ? "" : number.format(count)), element("td", { class: "c-text" }), element("td", { class: "c-life" })));
       if (hidden.length) {
         add(`${number.format(hidden.length)} more rows`, hidden.reduce((sum, group) => sum + group.bytes, 0), hidden.reduce((sum, group) => sum + group.blocks.length, 0));
       }

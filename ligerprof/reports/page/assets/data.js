@@ -19,22 +19,17 @@ const ligerprof = {};
   };
   const csvButton = (name, rows) => element("button", { type: "button", title: "Save these rows as a CSV file", onclick: () => saveCsv(name, rows()) }, "CSV");
 
-  // bytes as text, as the command prints them: see format_bytes in units.py
-  const formatBytes = (bytes) => {
-    const size = Math.abs(bytes);
-    if (size >= 10 * GIB) return (bytes / GIB).toFixed(2) + " GiB";
-    if (size >= MIB) return (bytes / MIB).toFixed(1) + " MiB";
-    if (size >= 10 * KIB) return (bytes / KIB).toFixed(1) + " KiB";
-    return bytes + " B";
-  };
-
-  // in the unit of another size in the same sentence: see format_like in units.py
+  // bytes in the unit of another size, as the command prints them: see format_like in units.py
   const formatLike = (bytes, other) => {
     const size = Math.abs(bytes);
-    if (Math.abs(other) >= 10 * GIB && size >= GIB / 10) return (bytes / GIB).toFixed(2) + " GiB";
-    if (Math.abs(other) >= MIB && Math.abs(other) < 10 * GIB && size >= MIB) return (bytes / MIB).toFixed(1) + " MiB";
-    return formatBytes(bytes);
+    if (size >= (Math.max(Math.abs(other), ligerprof.largest) >= 10 * GIB ? GIB / 10 : 10 * GIB)) return (bytes / GIB).toFixed(2) + " GiB";
+    return size >= MIB ? formatMib(bytes) : size >= 10 * KIB ? (bytes / KIB).toFixed(1) + " KiB" : bytes + " B";
   };
+  // a page has one unit, that of its largest size
+  ligerprof.largest = 0;
+  const formatBytes = (bytes) => formatLike(bytes, 0);
+  // for columns of tables
+  const formatMib = (bytes) => (Math.abs(bytes) >= MIB ? (bytes / MIB).toFixed(1) + " MiB" : formatBytes(bytes));
 
   // bytes of text such as "1 MiB"; 0 if it is not a size
   const parseBytes = (text) => {
@@ -368,6 +363,6 @@ const ligerprof = {};
   };
 
   Object.assign(ligerprof, {
-    KIB, MIB, GIB, number, formatBytes, formatLike, formatTime, formatShare, parseBytes, element, saveCsv, csvButton, unpack, upperBound, lowerBound, Extremes, Recording, readLists,
+    KIB, MIB, GIB, number, formatBytes, formatLike, formatMib, formatTime, formatShare, parseBytes, element, saveCsv, csvButton, unpack, upperBound, lowerBound, Extremes, Recording, readLists,
   });
 })();

@@ -1,7 +1,7 @@
 // The allocator's events as a list: of the part that the timeline shows, filtered by text, action and size.
 "use strict";
 (() => {
-  const { element, csvButton, formatBytes, formatTime, number, parseBytes } = ligerprof;
+  const { element, csvButton, formatMib, formatTime, number, parseBytes } = ligerprof;
   const FIRST = 100;
 
   class Events {
@@ -33,7 +33,7 @@
       const site = row.block < 0 ? null : recording.sites[recording.blocks.site[row.block]];
       const step = recording.stepAt(row.index);
       const time = !recording.hasTimes ? "" : exact ? recording.times[column] : formatTime(recording.times[column], recording.times[recording.count]);
-      return [exact ? row.index : number.format(row.index), time, step || "", row.action, exact ? row.bytes : formatBytes(row.bytes), site ? recording.roleNames[recording.blocks.role[row.block]] : "", site ? [site.module, site.frame || site.node].filter(Boolean).join(", ") : "", row.address ? "0x" + row.address.toString(16) : ""];
+      return [exact ? row.index : number.format(row.index), time, step || "", row.action, exact ? row.bytes : formatMib(row.bytes), site ? recording.roleNames[recording.blocks.role[row.block]] : "", site ? [site.module, site.frame || site.node].filter(Boolean).join(", ") : "", row.address ? "0x" + row.address.toString(16) : ""];
     }
 
     matching() {

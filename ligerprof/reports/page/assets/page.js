@@ -130,7 +130,7 @@
       recordings.push(new Recording(values, column));
     }
     // recordings side by side share one height
-    const tallest = Math.max(...recordings.flatMap((recording) => [recording.marks.peak.bytes, recording.reserved.reduce((most, value) => Math.max(most, value), 0)]));
+    const tallest = ligerprof.largest = Math.max(...recordings.flatMap((recording) => [recording.marks.peak.bytes, recording.reserved.reduce((most, value) => Math.max(most, value), 0)]));
     let linked = false;
     const sync = (moved, from, to) => linked && pages.forEach((page) => page.timeline !== moved && page.timeline.follow(from, to));
     hosts.forEach((host, index) => pages.push(new View(host, recordings[index], { tallest, sync })));
