@@ -157,7 +157,7 @@ def recipe_options(function: Command) -> Command:
 
 
 def _say_assumed(recipe: TrainingRecipe, typed: Collection[str] | None, given: Mapping[str, Any]) -> None:
-    """Name the model that nobody chose, and the GPU where the command judges by it.
+    """Name the model that nobody chose, and the GPU where the command judges by it; JSON has both.
 
     Args:
         typed: the options typed, where files set others; None without files.
@@ -166,10 +166,12 @@ def _say_assumed(recipe: TrainingRecipe, typed: Collection[str] | None, given: M
     def chosen(name: str) -> bool:
         return was_given(name) if typed is None else name in given
 
+    context = click.get_current_context()
+    if context.params.get("as_json"):
+        return
     if not chosen("model"):
         say(f"assumed: --model {recipe.spec.name}, since none is given")
-    judges = click.get_current_context().command.name in _JUDGES
-    if judges and not chosen("gpu") and not chosen("memory_limit_bytes"):
+    if context.command.name in _JUDGES and not chosen("gpu") and not chosen("memory_limit_bytes"):
         say(f"assumed: --gpu {recipe.gpu}, since none is given")
 
 

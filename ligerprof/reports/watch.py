@@ -16,14 +16,13 @@ _MOST_ROWS = 8
 def watch_lines(live: Live, *, name: str = "") -> list[str]:
     """The newest figures, and what grows."""
     last = live.samples[-1]
-    lines = [
-        f"{name}{'ended after' if live.ended else 'in'} step {last.step}, after {last.seconds:,.1f} s:"
-        f" {format_bytes(last.allocated_bytes)} allocated, {format_bytes(last.reserved_bytes)} reserved,"
-        f" peak {format_bytes(last.peak_bytes)} of {format_bytes(live.limit_bytes)}."
-    ]
+    now = f"{format_bytes(last.allocated_bytes)} allocated, {format_bytes(last.reserved_bytes)} reserved"
+    peak = f"peak {format_bytes(last.peak_bytes)} of {format_bytes(live.limit_bytes)}"
+    when = f"{'ended after' if live.ended else 'in'} step {last.step}, after {last.seconds:,.1f} s"
+    lines = [f"{name}{when}: {now}, {peak}."]
     if live.fails_in_step is not None:
-        when = "" if live.ended else f" At this rate, memory runs out in about step {live.fails_in_step}."
-        lines.append(f"{name}It grows by {format_bytes(live.growth_bytes)} per step.{when}")
+        failure = "" if live.ended else f" At this rate, memory runs out in about step {live.fails_in_step}."
+        lines.append(f"{name}It grows by {format_bytes(live.growth_bytes)} per step.{failure}")
     return lines
 
 

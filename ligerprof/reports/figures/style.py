@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STYLE = Path(__file__).with_name("style.mplstyle")
 HALF_PAGE_INCHES = 3.4
 INK, RULE, PAPER = "#000000", "#4d4d4d", "#ffffff"
+FAILURE = "#b3261e"
 # characters per line above a figure of half a page
 _TITLE_CHARACTERS = 53
 _LINE_INCHES = 0.16
