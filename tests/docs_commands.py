@@ -145,6 +145,7 @@ def _write_runs(folder: Path, trace: bytes) -> None:
         result = CliRunner().invoke(main, ["step", *tiny, str(runs / name), *more], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         (runs / name / "tensorboard" / "step.pt.trace.json.gz").write_bytes(trace)
+    shutil.copy(DATA / "live.json", runs / "001")
     for copy, original in (("none", "001"), ("flce", "002"), ("7", "001")):
         shutil.copytree(runs / original, runs / copy)
     for results in ("runs/sweep", "runs/study"):

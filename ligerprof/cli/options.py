@@ -143,12 +143,12 @@ def recipe_options(function: Command) -> Command:
             given = _from_files(sources, {name: given[name] for name in typed}, training)
         with _located(given.keys() - typed):
             recipe = TrainingRecipe(**given)
-            _say_assumed(recipe, typed if sources or training else None, given)
             if values["like"] is not None and recipe.like is None:
                 say(f"--like {values['like']} is not used: the sizes of {recipe.spec.name} are known")
             # the default and files go beyond: a training may scale the positions
             if was_given("seq"):
                 require_positions(recipe)
+            _say_assumed(recipe, typed if sources or training else None, given)
             return function(recipe=recipe, **arguments)
 
     for declared in reversed(tuple(RECIPE_OPTIONS.values())):

@@ -18,12 +18,15 @@ from ligerprof.errors import RunDirectoryError
 from ligerprof.files import FileKind, read_json
 from ligerprof.roles import Phase, Role
 from ligerprof.serialization import to_json
+from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES
 
 LIVE = "live.json"
 # a note may take this share of the time since the one before
 _MOST_SHARE = 0.01
 _LEAST_SECONDS = 0.2
-_MOST_SAMPLES = 256
+# asking the driver takes longest, and what others use hardly changes
+_DRIVER_SECONDS = 10.0
+_MOST_SAMPLES = 64
 # the first step creates the optimizer's states
 _SETTLED_STEP = 3
 _LEAST_GROWTHS = 3
@@ -88,7 +91,9 @@ class Live:
         if not growth_bytes:
             return None
         last = self.samples[-1]
-        return last.step + max(0, self.limit_bytes - last.peak_bytes) // growth_bytes + 1
+        # the allocator asks for whole segments
+        left_bytes = self.limit_bytes - LARGE_SEGMENT_BYTES - last.peak_bytes
+        return last.step + max(0, left_bytes) // growth_bytes + 1
 
     @classmethod
     def read(cls, folder: Path) -> "Live":
@@ -120,7 +125,7 @@ class LiveFile:
         self._started = time.monotonic()
         self._due = 0.0
         self._samples: list[Sample] = []
-        self._every = 1
+        self._limit_bytes, self._asked = 0, -_DRIVER_SECONDS
 
     def note(self, step: int, *, is_last: bool = False) -> None:
         """Note the figures as a step begins, if the last note is long enough ago."""
@@ -128,9 +133,11 @@ class LiveFile:
         if before < self._due and not is_last:
             return
         self._add(step, before)
-        cuda: Any = torch.cuda
-        limit_bytes = self._samples[-1].reserved_bytes + cuda.mem_get_info()[0]
-        live = Live(pid=os.getpid(), limit_bytes=limit_bytes, samples=tuple(self._samples), ended=is_last)
+        last = self._samples[-1]
+        if before - self._asked >= _DRIVER_SECONDS or is_last:
+            cuda: Any = torch.cuda
+            self._limit_bytes, self._asked = last.reserved_bytes + int(cuda.mem_get_info()[0]), before
+        live = Live(pid=os.getpid(), limit_bytes=self._limit_bytes, samples=tuple(self._samples), ended=is_last)
         text = json.dumps({name: to_json(getattr(live, name)) for name in Live.__slots__})
         partial = self._path.with_name(f".{LIVE}.partial")
         # without fsync: a reader sees the old file or the new one
