@@ -20,6 +20,7 @@ _CODE_OR_LINK = re.compile(
 # of the packages that the calculator runs
 _PACKED = frozenset({".py", ".json", ".toml", ".xz"})
 _NOT_PACKED = frozenset({"__pycache__", "simulated_gpu", "page", "figures", "bench", "measured"})
+_EXAMPLE = "example.html"
 _TEXT = frozenset({".py", ".toml", ".txt", ".sh"})
 # pages of the repository with a place of their own
 _PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -32,6 +33,9 @@ def on_files(files: Files, *, config: Any) -> Files:
         for uri, text in reference.json_pages(Path(folder)).items():
             _add(files, config, uri, text)
     _add(files, config, "reference/python.md", reference.python_page())
+    # a recording's page, live behind the picture of the home page
+    _add(files, config, _EXAMPLE, reference.example_page())
+    config.copyright = f"ligerprof {reference.ligerprof.__version__}"
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         _add(files, config, _PAGES[name], _linked(_read(name), Path(name)))
     for page in [file for file in files.documentation_pages() if file.abs_src_path]:
@@ -56,6 +60,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     """Put the names of models and GPUs, and the colors of roles, into the calculator's page."""
+    if page.file.src_uri == "index.md":
+        return re.sub(r"(<img [^>]*page-peak[^>]*>)", rf'<a href="{_EXAMPLE}" title="Open this page">\1</a>', html)
     if page.file.src_uri != "calculator.md":
         return html
     for name, words in reference.calculator_names().items():

@@ -13,11 +13,13 @@ import click
 from click.testing import CliRunner
 
 import ligerprof
+from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.cli.main import COMMANDS, main
 from ligerprof.gpus import GPUS
 from ligerprof.models.catalog import hub_names, short_names
 from ligerprof.recipe.options import Group
 from ligerprof.recipe.training import RECIPE_OPTIONS
+from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.reports.palette import DARK, LIGHT, role_look
 from ligerprof.roles import Role
 
@@ -266,6 +268,12 @@ def _anchor(title: str) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def example_page() -> str:
+    """The page of a recording."""
+    recording = REPOSITORY / "tests" / "data" / "snapshots" / "hf-4.45-ckpt-4x1024.pickle.xz"
+    return render_peak_page(analyze(recording), source=recording.name)
 
 
 def calculator_names() -> Mapping[str, Sequence[str]]:
