@@ -97,6 +97,7 @@ def build_folder(folder: Path) -> None:
         (folder / f"{name}.pickle").write_bytes(other)
     for name in ("snapshot", "before"):
         shutil.copy(RECORDINGS / "small-lora.pickle.xz", folder / f"{name}.pickle.xz")
+    shutil.copytree(REPOSITORY / "docs" / "examples", folder / "docs" / "examples")
     (folder / "snapshots").mkdir()
     for rank, content in enumerate((small, other)):
         (folder / "snapshots" / f"rank{rank}.pickle").write_bytes(content)
