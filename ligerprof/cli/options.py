@@ -92,6 +92,8 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]
 _CONFIG = "configs"
 # commands whose answer depends on the GPU's memory
 _JUDGES = ("fit", "advise")
+# commands that answer for one recipe
+_ANSWERS = ("estimate", "step", *_JUDGES)
 # commands that the options of a run have an effect on
 _RUN = ("step", "sweep", "study")
 # the argument of a training command, in commands that have it
@@ -167,7 +169,7 @@ def _say_assumed(recipe: TrainingRecipe, typed: Collection[str] | None, given: M
         return was_given(name) if typed is None else name in given
 
     context = click.get_current_context()
-    if context.params.get("as_json"):
+    if context.params.get("as_json") or context.command.name not in _ANSWERS:
         return
     if not chosen("model"):
         say(f"assumed: --model {recipe.spec.name}, since none is given")
