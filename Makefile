@@ -10,10 +10,12 @@ RUNTIME := $(VENV)/.installed-runtime
 EVERYTHING := $(VENV)/.installed-everything
 
 STEP_ARGS ?= --model llama3.2-1b --liger flce
+# Python for the browser, from npm
+PYODIDE := 314.0.7
 PYTEST_ARGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install step test test-slow check format docs clean
+.PHONY: help install step test test-slow check format docs calculator clean
 
 help:
 	@echo "make step      profile a training step: ligerprof step $(STEP_ARGS)"
@@ -22,6 +24,7 @@ help:
 	@echo "make test-slow run the tests that take longer than ten seconds each"
 	@echo "make check     ruff, formatting and mypy"
 	@echo "make docs      build the documentation into site/, and check its links"
+	@echo "make calculator the same with the calculator's Python, which npm fetches"
 	@echo "make format    let ruff rewrite what it can"
 	@echo "make clean     remove $(VENV) and caches; runs/ stays"
 
@@ -47,6 +50,12 @@ format: $(EVERYTHING)
 
 docs: $(EVERYTHING)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+calculator: docs
+	mkdir -p site/calculator/pyodide
+	cd site/calculator/pyodide && npm pack --silent pyodide@$(PYODIDE) && tar -xzf pyodide-$(PYODIDE).tgz --strip-components=1 \
+		$(addprefix package/,pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json) \
+		&& rm pyodide-$(PYODIDE).tgz
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,6 +33,12 @@ class KernelUnavailableError(LigerprofError):
     """A requested kernel cannot run on this machine; the message has the reason."""
 
 
+class UnknownKernelError(KernelUnavailableError, RecipeError):
+    """A kernel that the named provider lacks: a usage error."""
+
+    exit_code = 2
+
+
 class KernelInputError(LigerprofError, ValueError):
     """Tensors that a kernel does not accept (mismatched shapes), or a layer that it cannot replace."""
 

@@ -97,6 +97,7 @@ def build_folder(folder: Path) -> None:
         (folder / f"{name}.pickle").write_bytes(other)
     for name in ("snapshot", "before"):
         shutil.copy(RECORDINGS / "small-lora.pickle.xz", folder / f"{name}.pickle.xz")
+    shutil.copytree(REPOSITORY / "docs" / "examples", folder / "docs" / "examples")
     (folder / "snapshots").mkdir()
     for rank, content in enumerate((small, other)):
         (folder / "snapshots" / f"rank{rank}.pickle").write_bytes(content)
@@ -145,6 +146,7 @@ def _write_runs(folder: Path, trace: bytes) -> None:
         result = CliRunner().invoke(main, ["step", *tiny, str(runs / name), *more], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         (runs / name / "tensorboard" / "step.pt.trace.json.gz").write_bytes(trace)
+    shutil.copy(DATA / "live.json", runs / "001")
     for copy, original in (("none", "001"), ("flce", "002"), ("7", "001")):
         shutil.copytree(runs / original, runs / copy)
     for results in ("runs/sweep", "runs/study"):

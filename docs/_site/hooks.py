@@ -4,6 +4,9 @@ import os
 import posixpath
 import re
 import tempfile
+import zipfile
+from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,10 @@ from mkdocs.structure.files import File, Files
 _CODE_OR_LINK = re.compile(
     r"```.*?```|`[^`\n]*`|\]\((?P<target>(?!https?:|#|mailto:)[^)#\s]+)(?P<anchor>#[^)]*)?\)", re.DOTALL
 )
+# of the packages that the calculator runs
+_PACKED = frozenset({".py", ".json", ".toml", ".xz"})
+_NOT_PACKED = frozenset({"__pycache__", "simulated_gpu", "page", "figures", "bench", "measured"})
+_EXAMPLE = "example.html"
 _TEXT = frozenset({".py", ".toml", ".txt", ".sh"})
 # pages of the repository with a place of their own
 _PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -26,6 +33,9 @@ def on_files(files: Files, *, config: Any) -> Files:
         for uri, text in reference.json_pages(Path(folder)).items():
             _add(files, config, uri, text)
     _add(files, config, "reference/python.md", reference.python_page())
+    # a recording's page, live behind the picture of the home page
+    _add(files, config, _EXAMPLE, reference.example_page())
+    config.copyright = f"ligerprof {reference.ligerprof.__version__}"
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         _add(files, config, _PAGES[name], _linked(_read(name), Path(name)))
     for page in [file for file in files.documentation_pages() if file.abs_src_path]:
@@ -46,6 +56,30 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     text = _linked(markdown, Path("docs") / uri) if page.file.generated_by is None else markdown
     name = reference.command_pages(_read("docs/index.md")).get(uri)
     return text if name is None else f"{text.rstrip()}\n\n{reference.options_of_command(name)}"
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Put the names of models and GPUs, and the colors of roles, into the calculator's page."""
+    if page.file.src_uri == "index.md":
+        return re.sub(r"(<img [^>]*page-peak[^>]*>)", rf'<a href="{_EXAMPLE}" title="Open this page">\1</a>', html)
+    if page.file.src_uri != "calculator.md":
+        return html
+    for name, words in reference.calculator_names().items():
+        options = "".join(f'<option value="{escape(word)}">' for word in words)
+        html = html.replace(f'<datalist id="calculator-{name}">', f'<datalist id="calculator-{name}">{options}')
+    return f"{html}<style>{reference.role_colors()}</style>"
+
+
+def on_post_build(*, config: Any) -> None:
+    """Pack what the calculator runs: ligerprof without what needs torch, click and PyYAML, all plain Python."""
+    with zipfile.ZipFile(Path(config.site_dir) / "calculator" / "ligerprof.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        for package in ("ligerprof", "click", "yaml"):
+            spec = find_spec(package)
+            folder = Path(spec.origin).parent if spec and spec.origin else Path(package)
+            for file in sorted(folder.rglob("*")):
+                path = file.relative_to(folder.parent)
+                if file.suffix in _PACKED and not _NOT_PACKED & set(path.parts):
+                    packed.write(file, path.as_posix())
 
 
 def _add(files: Files, config: Any, uri: str, text: str) -> None:

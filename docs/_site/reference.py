@@ -13,9 +13,15 @@ import click
 from click.testing import CliRunner
 
 import ligerprof
+from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.cli.main import COMMANDS, main
+from ligerprof.gpus import GPUS
+from ligerprof.models.catalog import hub_names, short_names
 from ligerprof.recipe.options import Group
 from ligerprof.recipe.training import RECIPE_OPTIONS
+from ligerprof.reports.page.peak import render_peak_page
+from ligerprof.reports.palette import DARK, LIGHT, role_look
+from ligerprof.roles import Role
 
 REPOSITORY = Path(__file__).parents[2]
 _SNAPSHOTS = "tests/data/snapshots"
@@ -262,6 +268,26 @@ def _anchor(title: str) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def example_page() -> str:
+    """The page of a recording."""
+    recording = REPOSITORY / "tests" / "data" / "snapshots" / "hf-4.45-ckpt-4x1024.pickle.xz"
+    return render_peak_page(analyze(recording), source=recording.name)
+
+
+def calculator_names() -> Mapping[str, Sequence[str]]:
+    """The names of models and GPUs that the calculator's form offers."""
+    return {"models": [*hub_names(), *short_names()], "gpus": list(GPUS)}
+
+
+def role_colors() -> str:
+    """Style sheet rules for the colors of roles, as pages have them."""
+    schemes = ((LIGHT, ":root"), (DARK, '[data-md-color-scheme="slate"]'))
+    return "".join(
+        f"{selector}{{{''.join(f'--role-{role.value}:{role_look(role, theme).fill};' for role in Role)}}}"
+        for theme, selector in schemes
+    )
 
 
 def command_pages(index: str) -> Mapping[str, str]:

@@ -10,6 +10,18 @@ from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.text import short_repr
 from ligerprof.words import did_you_mean, nearest_names, question
 
+HELP_ALL = "ligerprof.help_all"
+# what frameworks call options that have another name here
+_OTHER_NAMES = {
+    **dict.fromkeys(("bs", "mbs", "bsz", "batch-size", "micro-batch", "per-device-train-batch-size"), "batch"),
+    **dict.fromkeys(("seqlen", "seq-len", "sequence-len", "max-length", "max-seq-length", "context"), "seq"),
+    **dict.fromkeys(("ga", "gas", "gradient-accumulation-steps", "accumulation"), "grad-accum"),
+    **dict.fromkeys(("dtype", "bf16", "fp16", "mixed-precision"), "precision"),
+    **dict.fromkeys(("model-name-or-path", "base-model", "checkpoint"), "model"),
+    **dict.fromkeys(("optim", "optimizers"), "optimizer"),
+    **dict.fromkeys(("world-size", "nproc-per-node", "num-processes"), "gpus"),
+    **dict.fromkeys(("gradient-checkpointing", "ckpt", "activation-checkpointing"), "checkpointing"),
+}
 _OPTIONS, _OUTPUT, _EXAMPLES = "Options", "Output", "Examples"
 # arguments of options that decide what is printed or written, in any command
 _OUTPUT_ARGUMENTS = frozenset(
@@ -30,7 +42,10 @@ class DocumentedCommand(click.Command):
         except click.NoSuchOption as error:
             known = [name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)]
             # hyphens would make all names alike
-            nearest = nearest_names(error.option_name.lstrip("-"), (name.lstrip("-") for name in known), most=1)
+            given = error.option_name.lstrip("-")
+            nearest = nearest_names(given, (name.lstrip("-") for name in known), most=1)
+            if f"--{_OTHER_NAMES.get(given)}" in known:
+                nearest = (_OTHER_NAMES[given],)
             meant = question(f"--{name}" for name in nearest)
             raise click.UsageError(f"No such option {short_repr(error.option_name)}.{meant}", ctx) from None
 
@@ -55,18 +70,30 @@ class DocumentedCommand(click.Command):
             with formatter.section(_EXAMPLES):
                 for example in examples:
                     formatter.write(f"  ligerprof {example.words}\n      {example.text}\n")
-        for title, records in self._sections(ctx).items():
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+        whole = ctx.meta.get(HELP_ALL, False)
+        for title, options in self._sections(ctx).items():
+            shown = [option for option in options if not option.hidden]
+            if not shown:
+                continue
+            with formatter.section(title):
+                if whole or not self.is_brief(title):
+                    formatter.write_dl([record for option in shown if (record := option.get_help_record(ctx))])
+                else:
+                    formatter.write_text(", ".join(option.opts[-1] for option in shown))
+        if not whole and any(map(self.is_brief, self._sections(ctx))):
+            formatter.write(f"\n{ctx.command_path} --help-all describes every option.\n")
 
-    def _sections(self, ctx: click.Context) -> Mapping[str, Sequence[tuple[str, str]]]:
-        """The help records of the options by group."""
-        sections: dict[str, list[tuple[str, str]]] = {_OPTIONS: [], _OUTPUT: []}
+    def _sections(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
+        """The options by group."""
+        sections: dict[str, list[click.Option]] = {_OPTIONS: [], _OUTPUT: []}
         for parameter in self.get_params(ctx):
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
-                sections.setdefault(self.group_of(parameter), []).append(record)
+            if isinstance(parameter, click.Option):
+                sections.setdefault(self.group_of(parameter), []).append(parameter)
         return sections
+
+    def is_brief(self, group: str) -> bool:  # noqa: ARG002 - for subclasses
+        """Whether --help names the options of a group without their descriptions."""
+        return False
 
     def group_of(self, option: click.Option) -> str:
         """The heading of an option."""

@@ -52,7 +52,6 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
     """
     from ligerprof.analyzers.estimate import Answer, estimate, judge, judged, require_host_memory
     from ligerprof.reports.estimate import layers_table, render_estimate
-    from ligerprof.reports.markdown import estimate_markdown
     from ligerprof.runs.tapes.traced import with_tape
 
     if as_markdown and (simulate or by is View.LAYER):
@@ -76,6 +75,9 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
     if simulated:
         simulated["error_ratio"] = estimated.peak_bytes / simulated["simulated"]["peak_bytes"] - 1
     if as_markdown and not as_json:
+        # it also renders recordings, which takes numpy
+        from ligerprof.reports.markdown import estimate_markdown
+
         print_markdown(estimate_markdown(_with_config(estimated)))
     else:
         show(

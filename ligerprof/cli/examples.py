@@ -16,6 +16,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example("run -- python train.py", "The same for your own training, which it records."),
         Example("estimate --model llama3.1-8b --gpu h200", "What a training will need, before it runs."),
     ),
+    "watch": (Example("watch runs/001 --once", "The newest figures of a running `ligerprof run`."),),
     "step": (
         Example("step --model llama3.2-1b --liger flce", "A 1B model with the fused loss, on the GPU or simulated."),
         Example(

@@ -21,6 +21,7 @@ from ligerprof.text import printable
 COMMANDS: dict[str, tuple[str, str]] = {
     "step": ("ligerprof.cli.step", "Run one profiled training step, on the GPU or simulated."),
     "run": ("ligerprof.cli.run", "Run your own training, and show what its peak memory belongs to."),
+    "watch": ("ligerprof.cli.watch", "Show the memory of a running `ligerprof run`."),
     "explain": ("ligerprof.cli.explain", "Show what the memory at a snapshot's peak belongs to."),
     "estimate": ("ligerprof.cli.estimate", "Predict the peak analytically, in milliseconds."),
     "fit": ("ligerprof.cli.fit", "Find the largest batch and sequence that fit a limit."),

@@ -1,7 +1,7 @@
 """The options of a recipe as click options, generated from the recipe's fields: one value each, or several."""
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from ligerprof.cli.command import DocumentedCommand
+from ligerprof.cli.command import HELP_ALL, DocumentedCommand
 from ligerprof.cli.common_options import Command, or_usage_error
 from ligerprof.cli.completion import OF_OPTIONS
 from ligerprof.cli.output import config_report, keep_config_report, say
@@ -31,6 +31,38 @@ class RecipeCommand(DocumentedCommand):
         if declared is not None:
             return str(declared.group)
         return str(Group.MODEL) if option.name == _CONFIG else super().group_of(option)
+
+    def _sections(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
+        """The options by group, without those of a run where nothing runs."""
+        sections = dict(super()._sections(ctx))
+        if self.name not in _RUN:
+            sections.pop(str(Group.RUN), None)
+        return sections
+
+    def is_brief(self, group: str) -> bool:
+        """Of a recipe's options, --help describes those of the model and the batch."""
+        return group in {str(each) for each in Group} - {str(Group.MODEL)}
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters, with --help-all."""
+        return [*super().get_params(ctx), _help_all]
+
+
+def _show_whole_help(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+_help_all = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_whole_help,
+    help="Show this message with every option and exit.",
+)
 
 
 class OptionType(click.ParamType):  # type: ignore[type-arg]
@@ -58,6 +90,12 @@ class OptionType(click.ParamType):  # type: ignore[type-arg]
 
 # the argument of --config
 _CONFIG = "configs"
+# commands whose answer depends on the GPU's memory
+_JUDGES = ("fit", "advise")
+# commands that answer for one recipe
+_ANSWERS = ("estimate", "step", *_JUDGES)
+# commands that the options of a run have an effect on
+_RUN = ("step", "sweep", "study")
 # the argument of a training command, in commands that have it
 TRAINING_COMMAND = "training_command"
 _CONFIG_HELP = (
@@ -112,11 +150,31 @@ def recipe_options(function: Command) -> Command:
             # the default and files go beyond: a training may scale the positions
             if was_given("seq"):
                 require_positions(recipe)
+            _say_assumed(recipe, typed if sources or training else None, given)
             return function(recipe=recipe, **arguments)
 
     for declared in reversed(tuple(RECIPE_OPTIONS.values())):
         with_recipe = _single(declared)(with_recipe)
     return _config_option(with_recipe)  # type: ignore[return-value]
+
+
+def _say_assumed(recipe: TrainingRecipe, typed: Collection[str] | None, given: Mapping[str, Any]) -> None:
+    """Name the model that nobody chose, and the GPU where the command judges by it; JSON has both.
+
+    Args:
+        typed: the options typed, where files set others; None without files.
+    """
+
+    def chosen(name: str) -> bool:
+        return was_given(name) if typed is None else name in given
+
+    context = click.get_current_context()
+    if context.params.get("as_json") or context.command.name not in _ANSWERS:
+        return
+    if not chosen("model"):
+        say(f"assumed: --model {recipe.spec.name}, since none is given")
+    if context.command.name in _JUDGES and not chosen("gpu") and not chosen("memory_limit_bytes"):
+        say(f"assumed: --gpu {recipe.gpu}, since none is given")
 
 
 @contextmanager

@@ -74,6 +74,8 @@ def command(grid: "Grid", output: Path, dry_run: bool, as_json: bool, **how: Any
     )
     with watching(plan) as watcher:
         result = run_sweep(plan, folder, settings, watcher)
+    if result.cells and not watcher.expected_count:
+        say(f"{len(result.cells)} of {len(result.cells)} cells were done before")
     print_result(result, as_json=as_json)
 
 

@@ -34,6 +34,12 @@ def command(run: Path, port: int | None, host: str, as_json: bool) -> None:
     try:
         with serve(run, host=host, port=port) as serving:
             say(f"serving {run} at {serving.address} (Ctrl-C ends it)")
+            page, profiler, _ = serving.address.partition("#")
+            if profiler:
+                say(
+                    "The profiler's tab loads scripts from www.gstatic.com and cdnjs.cloudflare.com. Without them:"
+                    f" {page}#scalars, and `ligerprof trace {run}` for the trace"
+                )
             if as_json:
                 print_json(document("view", {"run": str(run), "address": serving.address}))
             serving.wait()

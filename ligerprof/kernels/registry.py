@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ligerprof.errors import KernelUnavailableError
+from ligerprof.errors import KernelUnavailableError, UnknownKernelError
 from ligerprof.kernels.cross_entropy.spec import SPECS as CE_SPECS
 from ligerprof.kernels.gated.spec import SPECS as GATED_SPECS
 from ligerprof.kernels.linear_cross_entropy.spec import SPECS as FLCE_SPECS
@@ -104,7 +104,7 @@ def find_kernel(name: str, provider: str = "ligerprof") -> KernelSpec:
     """A provider's kernel of this name.
 
     Raises:
-        KernelUnavailableError: there is none; the message lists the providers that have one, and broken plug-ins.
+        UnknownKernelError: there is none; the message lists the providers that have one, and broken plug-ins.
     """
     # a plug-in cannot replace a built-in kernel
     found = _kernel_of(BUILT_IN, name, provider) or _kernel_of(load_registry().kernels, name, provider)
@@ -118,7 +118,7 @@ def find_kernel(name: str, provider: str = "ligerprof") -> KernelSpec:
         names = tuple(dict.fromkeys(kernel.name for kernel in registry.kernels))
         meant, where = did_you_mean(name, names), f"Kernels: {', '.join(names)}."
     broken = "".join(f" Broken plug-in {item.entry_point}: {item.reason}." for item in registry.broken)
-    raise KernelUnavailableError(
+    raise UnknownKernelError(
         f"provider {short_repr(provider)} has no kernel {short_repr(name)}.{meant} {where}{broken}"
     )
 

@@ -1,5 +1,6 @@
 """A rich console for text that comes from files: no markup, no emoji, nothing that a terminal obeys or hides."""
 
+import re
 from collections.abc import Iterable
 from typing import IO, Any
 
@@ -8,6 +9,11 @@ from rich.segment import Segment
 from rich.text import Text
 
 from ligerprof.text import printable
+
+# a blank between a number and its unit, at which no line breaks; a private character, one column wide, replaces it
+_BLANK = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]?i?B|%|m?s)(?![\w]))")
+_NO_BREAK = "\ue000"
+_LEAST_WIDTH = 16
 
 
 class PlainConsole(Console):
@@ -28,7 +34,12 @@ class PlainConsole(Console):
         """Render a part of the output."""
         if isinstance(renderable, Text) and not renderable.plain.isprintable():
             renderable = _escaped(renderable)
-        return super().render(renderable, options)
+        if not isinstance(renderable, Text) or (options or self.options).max_width < _LEAST_WIDTH:
+            return super().render(renderable, options)
+        kept = renderable.copy()
+        kept.plain = _BLANK.sub(_NO_BREAK, kept.plain)
+        rendered = super().render(kept, options)
+        return (segment._replace(text=segment.text.replace(_NO_BREAK, " ")) for segment in rendered)
 
 
 def _escaped(text: Text) -> Text:

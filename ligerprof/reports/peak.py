@@ -2,7 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.attribution.keepers import PYTHON
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _FIGURE_WIDTH = 9
 _FUNCTION_WIDTH = 75
 _VISIBLE_SHARE = 0.01
+_LINE = re.compile(r"(?P<file>.*):(?P<line>[0-9]{1,9}) (?P<function>\S+)")
 _CALL = re.compile(r":\d+ \S+$")
 _KEPT_FOR_BACKWARD = frozenset(
     {Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES, Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES}
@@ -94,7 +97,11 @@ def _view(report: PeakReport | FailedAllocation, by: View) -> "Table":
         totals[block.phase.value if by is View.PHASE else layer] += block.size_bytes
     totals[Role.ALLOCATOR_ROUNDING.value] = report.roles[Role.ALLOCATOR_ROUNDING]
     table = groups_table("allocated in" if by is View.PHASE else "layer", "MiB", "share", figure_width=_FIGURE_WIDTH)
-    for name, size_bytes in totals.items():
+    # layers in a row that hold the same share one row
+    for (size_bytes, of_layers), rows in groupby(totals.items(), lambda row: (row[1], row[0].startswith("layer "))):
+        first, *others = (name for name, _ in rows)
+        last = others[-1].removeprefix("layer ") if others and of_layers else ""
+        name = f"layers {first.removeprefix('layer ')} to {last}, each" if last else first
         if not prints_as_zero(size_bytes):
             table.add_row(name, format_mib(size_bytes), percent_share(size_bytes, total_bytes))
     table.add_section()
@@ -108,7 +115,7 @@ def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top s
     Args:
         more: how to see the other rows.
     """
-    rows = join_layers(groups)
+    rows = _join_lines(join_layers(groups))
     table = groups_table("role", "MiB", "blocks", who="allocated by, and kept by", figure_width=0, heading_width=0)
     for row in rows[:top]:
         table.add_row(row.role.value, format_mib(row.size_bytes), str(row.count), file_text("\n".join(_who(row))))
@@ -117,6 +124,26 @@ def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top s
         table.add_section()
         table.add_row(f"{len(rest)} more rows", format_mib(size_bytes), str(count), more)
     return table
+
+
+def _join_lines(rows: Iterable[BlockGroup]) -> list[BlockGroup]:
+    """Join rows that differ only in the line of one function, such as the three weights of an MLP."""
+    joined: dict[Hashable, list[tuple[BlockGroup, str]]] = {}
+    for row in rows:
+        found = _LINE.fullmatch(row.frame)
+        place = (found["file"], found["function"]) if found and not row.frames else row.frame
+        line = found["line"] if found else ""
+        same = (row.role, row.size_bytes, row.count, row.module, row.phase, row.layers, row.operation)
+        joined.setdefault((place, same, row.kept_by, row.kept_in, row.frames), []).append((row, line))
+    merged = []
+    for members in joined.values():
+        row = members[0][0]
+        lines = ", ".join(sorted((line for _, line in members), key=int)) if len(members) > 1 else ""
+        found = _LINE.fullmatch(row.frame)
+        frame = f"{found['file']}:{lines} {found['function']}" if found and lines else row.frame
+        size_bytes, count = sum(one.size_bytes for one, _ in members), sum(one.count for one, _ in members)
+        merged.append(replace(row, frame=frame, size_bytes=size_bytes, count=count))
+    return sorted(merged, key=lambda row: -row.size_bytes)
 
 
 def _who(row: BlockGroup) -> Iterator[str]:

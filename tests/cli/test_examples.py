@@ -52,6 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     step = ["step", "--model", "tiny", "--batch", "1", "--seq", "64", "--device", "simulated"]
     assert RUNNER.invoke(main, [*step, "-o", str(first)]).exit_code == 0
     shutil.copytree(first, folder / "runs" / "002")
+    shutil.copy(DATA / "live.json", first)
     result = json.loads((first / "result.json").read_text())
     (folder / "estimate.json").write_text(json.dumps(result["estimate"]))
     for name in ("sweep", "study"):

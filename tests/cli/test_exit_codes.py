@@ -50,7 +50,6 @@ CONFLICTS = (
     "--alloc-conf nonsense",
 )
 IMPOSSIBLE = (
-    "estimate --liger rms --provider unknown",
     "estimate --simulate --gpu mi300x",
     "estimate --simulate --attention flash",
     "step --model tiny --device simulated --engine deepspeed --precision mixed --zero 3 --offload nvme --nvme-path .",

@@ -405,7 +405,6 @@ def _left_out_of_offload(recipe: TrainingRecipe) -> Iterator[str]:
 
 def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
     yield "the CUDA context, which is outside torch's allocator"
-    yield "memory that the allocator reserves beyond allocated blocks"
     if recipe.spec.text_of is not None:
         yield (
             f"the vision tower of {recipe.spec.text_of}: transformers' AutoModelForCausalLM builds the text model alone"

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -47,6 +48,8 @@ ENVIRONMENT = "env"
 _BY_NAME = {framework.name: framework for framework in (*FRAMEWORKS, *TRL_BY_NAME)}
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MOST_FOLDERS = 8
+# keys of a file that are compared with those of frameworks
+_MOST_GUESSED, _LONGEST_KEY, _LEAST_LIKENESS = 20, 60, 0.85
 # the content of files, in place of what is on the disk
 Documents = Mapping[str, Mapping[str, Any]]
 
@@ -183,6 +186,20 @@ def _read_environment() -> Reading:
     return ACCELERATE.read(values, ENVIRONMENT)
 
 
+def _misspelled(values: Mapping[str, Any], source: str) -> str:
+    """A question about the framework whose keys are most like a file's, and those keys; empty if none are."""
+    keys = [key for key in list(values)[:_MOST_GUESSED] if len(key) <= _LONGEST_KEY]
+    guesses = []
+    for framework in FRAMEWORKS:
+        found = [(key, get_close_matches(key, framework.rows, 1, _LEAST_LIKENESS)) for key in keys]
+        guesses.append(([(key, near[0]) for key, near in found if near], framework))
+    pairs, framework = max(guesses, key=lambda guess: len(guess[0]))
+    wrong = ", ".join(f"{near} for {short_repr(key)}" for key, near in pairs if key != near)
+    if len(pairs) < max(2, len(keys) / 2):
+        return ""
+    return f" Did you mean {framework.name}={short_repr(source)[1:-1]}{f', with {wrong}' if wrong else ''}?"
+
+
 def recognize(values: Mapping[str, Any], source: str) -> Framework:
     """The framework whose table knows most of a file's keys, and more of them as its own than any other.
 
@@ -206,7 +223,7 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
     if not best or not best[0].knows_most(values):
         raise RecipeError(
             f"{source}: not the configuration of a training run that ligerprof knows (its first keys: {shown})."
-            f" Name the framework, as in NAME={short_repr(source)[1:-1]}; names: {names}."
+            f"{_misspelled(values, source)} Name the framework, as in NAME={short_repr(source)[1:-1]}; names: {names}."
         )
     if len(best) > 1 and misfit(best[0]) == misfit(best[1]) and not (best[0].family == best[1].family != ""):
         raise RecipeError(

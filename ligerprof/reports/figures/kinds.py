@@ -13,7 +13,7 @@ from ligerprof.reports.figures.curves import Quantity, curve_sizes, draw_curves
 from ligerprof.reports.figures.kernels import describe_machines, draw_kernels, find_kernel_figures
 from ligerprof.reports.figures.layers import draw_layers, layer_breakdowns
 from ligerprof.reports.figures.logits import draw_logits
-from ligerprof.reports.figures.memory import draw_memory, last_step
+from ligerprof.reports.figures.memory import Recorded, draw_memory
 from ligerprof.reports.figures.names import OF_A_RECIPE
 from ligerprof.reports.figures.roles import draw_roles, find_bars
 from ligerprof.reports.figures.series import describe_origin, describe_setting, name_settings, split_settings
@@ -21,6 +21,8 @@ from ligerprof.reports.figures.sources import Sources
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 
 # doublings are evenly spaced on a logarithmic axis
 _BATCHES = tuple(2**power for power in range(8))
@@ -127,12 +129,28 @@ def _accuracy(given: PlotInput) -> Iterator[Drawn]:
 
 def _memory(given: PlotInput) -> Iterator[Drawn]:
     sources = given.sources
-    timelines = [(title, one.analysis.timeline) for title, one in zip(sources.titles, sources.snapshots, strict=True)]
-    recordings = [(title, timeline) for title, timeline in timelines if last_step(timeline) is not None]
-    if recordings:
+    analyses = [source.analysis for source in sources.snapshots]
+    every = [_recorded(title, analysis) for title, analysis in zip(sources.titles, analyses, strict=True)]
+    if recordings := [recorded for recorded in every if recorded.span is not None]:
         origins = " and ".join(dict.fromkeys(source.origin for source in sources.snapshots if source.origin))
-        sentence = ", ".join(filter(None, ("Memory over one step", origins)))
+        sentence = ", ".join(filter(None, (_memory_title(recordings), origins)))
         yield Drawn(name="memory", figure=draw_memory(recordings, sentence))
+
+
+def _recorded(title: str, analysis: "SnapshotAnalysis") -> Recorded:
+    oom = analysis.out_of_memory
+    if oom is None:
+        return Recorded(title, analysis.timeline)
+    return Recorded(title, analysis.timeline, analysis.replayed.failures[-1], oom.requested_bytes)
+
+
+def _memory_title(recordings: Sequence[Recorded]) -> str:
+    failed = sum(recorded.failed is not None for recorded in recordings)
+    return (
+        "Memory over one step"
+        if not failed
+        else "Memory until it ran out" + " or over one step" * (failed < len(recordings))
+    )
 
 
 def _layers(given: PlotInput) -> Iterator[Drawn]:
@@ -166,7 +184,7 @@ KINDS: Mapping[str, Kind] = {
     "ablation": Kind("cells of two kernel sets or more, none among them, all else equal", _ablation),
     "roles": Kind("cells that are done", _roles),
     "accuracy": Kind("measured cells that are done", _accuracy),
-    "memory": Kind("a memory snapshot or a run directory with a whole step in it", _memory),
+    "memory": Kind("a memory snapshot or a run directory with a whole step or a failed allocation in it", _memory),
     "layers": Kind("a memory snapshot or a run directory in which layers are recognized", _layers),
     "kernels": Kind("records of `ligerprof bench`, timed forward and backward in one (--pass full)", _kernels),
     OF_A_RECIPE: Kind("a recipe with checkpointing", _logits),

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ligerprof.analyzers.explain.timeline import RoleTimeline
 from ligerprof.reports.figures.roles import Piece, pieces_of
-from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, RULE, drawing, shortened
+from ligerprof.reports.figures.style import FAILURE, HALF_PAGE_INCHES, INK, RULE, drawing, shortened
 from ligerprof.roles import STEP_PHASES, MemoryBreakdown, Phase
 from ligerprof.units import GIB
 
@@ -35,6 +35,7 @@ class _Step:
         columns: indices into the timeline's columns.
         places: GiB allocated and freed from the start of the step to each column, and to the end of the last.
         phases: (phase, start, end) in order.
+        failed: whether an allocation fails at the end.
     """
 
     title: str
@@ -42,6 +43,7 @@ class _Step:
     columns: "NDArray[np.int64]"
     places: tuple[float, ...]
     phases: tuple[tuple[Phase, float, float], ...]
+    failed: bool
 
     def breakdowns(self) -> list[MemoryBreakdown]:
         """Bytes by role in each column."""
@@ -51,9 +53,27 @@ class _Step:
         ]
 
 
-def draw_memory(recordings: Sequence[tuple[str, RoleTimeline]], *sentences: str) -> "Figure":
-    """The last step of each titled recording, two panels per row; each recording must have a step."""
-    steps = [_cut(title, timeline) for title, timeline in recordings]
+class Recorded(NamedTuple):
+    """A recording to draw; `failed` is the moment of its last failed allocation, which requested so many bytes."""
+
+    title: str
+    timeline: RoleTimeline
+    failed: int | None = None
+    requested_bytes: int = 0
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """First column and end of what is drawn: the steps up to the failure, else the last whole step."""
+        if self.failed is None:
+            return last_step(self.timeline)
+        end = int(np.searchsorted(self.timeline.starts, self.failed, "right"))
+        begins = [begin for begin in _begins(self.timeline) if begin < end]
+        return ([*begins[-2:], 0][0], end)
+
+
+def draw_memory(recordings: Sequence[Recorded], *sentences: str) -> "Figure":
+    """The span of each recording, two panels per row; each recording must have one."""
+    steps = [_cut(recording) for recording in recordings]
     columns = min(len(steps), 2)
     rows = -(-len(steps) // columns)
     with drawing(_AXES_INCHES * rows, *sentences) as figure:
@@ -72,10 +92,13 @@ def draw_memory(recordings: Sequence[tuple[str, RoleTimeline]], *sentences: str)
     return figure
 
 
-def _cut(title: str, timeline: RoleTimeline) -> _Step:
-    """The columns of the last step, with one column, the highest, per pixel."""
-    first, end = last_step(timeline) or (0, len(timeline.starts))
+def _cut(recording: Recorded) -> _Step:
+    """The columns of a span, with one column, the highest, per pixel."""
+    timeline = recording.timeline
+    first, end = recording.span or (0, len(timeline.starts))
     moved = timeline.moved_bytes[first : end + 1] - timeline.moved_bytes[first]
+    # what was held at the failure is as wide as the request
+    moved[-1] += recording.requested_bytes
     pixels = moved[:-1] * _MOST_COLUMNS // max(int(moved[-1]), 1)
     edges = np.flatnonzero(np.append(True, np.diff(pixels) > 0)).tolist()
     highest = [
@@ -83,8 +106,9 @@ def _cut(title: str, timeline: RoleTimeline) -> _Step:
         for low, high in pairwise([*edges, len(pixels)])
     ]
     return _Step(
-        title=title,
+        title=recording.title,
         timeline=timeline,
+        failed=recording.failed is not None,
         columns=np.array(highest, dtype=np.int64),
         places=tuple((moved[[*edges, len(pixels)]] / GIB).tolist()),
         phases=tuple(_phases(timeline, first, end)),
@@ -93,17 +117,21 @@ def _cut(title: str, timeline: RoleTimeline) -> _Step:
 
 def last_step(timeline: RoleTimeline) -> tuple[int, int] | None:
     """First column and end of the last step with a forward and a backward pass, including the optimizer."""
-    phases = timeline.phases()
-    # a step starts with a forward pass that follows neither a forward nor a backward pass
-    begins = [phase is Phase.FORWARD and before not in _PASSES for before, phase in pairwise([None, *phases])]
+    phases, begins = timeline.phases(), set(_begins(timeline))
     found = None
-    for start in np.flatnonzero(begins).tolist():
+    for start in sorted(begins):
         end = start + 1
-        while end < len(phases) and phases[end] in STEP_PHASES and not begins[end]:
+        while end < len(phases) and phases[end] in STEP_PHASES and end not in begins:
             end += 1
         if Phase.BACKWARD in phases[start:end]:
             found = start, end
     return found
+
+
+def _begins(timeline: RoleTimeline) -> list[int]:
+    """Where steps start: with a forward pass that follows neither a forward nor a backward pass."""
+    pairs = pairwise([None, *timeline.phases()])
+    return [column for column, (before, phase) in enumerate(pairs) if phase is Phase.FORWARD and before not in _PASSES]
 
 
 def _phases(timeline: RoleTimeline, first: int, end: int) -> Iterator[tuple[Phase, float, float]]:
@@ -130,6 +158,8 @@ def _draw_step(axes: "Axes", step: _Step, pieces: Sequence[Piece], start: int, w
     line: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (4, 1.5))}
     axes.step(step.places, reserved, where="post", label="reserved", **line)
     axes.set_xlim(0, step.places[-1])
+    if step.failed:
+        axes.axvline(step.places[-1], color=FAILURE, linewidth=2.5, label="out of memory", clip_on=False)
     axes.set_xlabel("allocated and freed, GiB")
     axes.locator_params(axis="x", nbins=4)
     axes.set_title(shortened(step.title, width_inches))

@@ -12,7 +12,7 @@ from ligerprof.reports.figures.series import Setting, split_series
 from ligerprof.reports.figures.style import HALF_PAGE_INCHES, POOLED_LOOK, ROLE_LOOKS, AreaLook, drawing
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.runs.sweep.cells import CellStatus
-from ligerprof.units import GIB
+from ligerprof.units import GIB, MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ class Piece:
 
 
 def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float = HALF_PAGE_INCHES) -> "Figure":
-    """Draw one stacked bar for each of at least one, in GiB, the first at the top, under a title of `sentences`."""
+    """Draw one stacked bar for each of at least one, the first at the top, under a title of `sentences`."""
     places, place = [], 0.0
     for number, bar in enumerate(bars):
         # space between groups
@@ -60,9 +60,11 @@ def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float = 
     columns = max(2, int(width_inches / 1.7))
     with drawing(height, *sentences, width_inches=width_inches, columns=columns) as figure:
         axes = figure.add_subplot()
-        _stack(axes, bars, places)
+        most_bytes = max(bar.roles.total_bytes for bar in bars)
+        unit_bytes, unit = (GIB, "GiB") if most_bytes >= GIB // 10 else (MIB, "MiB")
+        _stack(axes, bars, places, unit_bytes)
         # long names of bars leave less width than a centered label may need
-        axes.set_xlabel("allocated at the peak, GiB", loc="right")
+        axes.set_xlabel(f"allocated at the peak, {unit}", loc="right")
     return figure
 
 
@@ -103,10 +105,10 @@ def pieces_of(breakdowns: Sequence[MemoryBreakdown]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _stack(axes: "Axes", bars: Sequence[RolesBar], places: Sequence[float]) -> None:
+def _stack(axes: "Axes", bars: Sequence[RolesBar], places: Sequence[float], unit_bytes: int) -> None:
     left = np.zeros(len(bars))
     for piece in pieces_of([bar.roles for bar in bars]):
-        sizes = np.array(piece.sizes_bytes) / GIB
+        sizes = np.array(piece.sizes_bytes) / unit_bytes
         axes.barh(places, sizes, height=0.82, left=left, label=piece.label, **piece.look.arguments())
         left += sizes
     for place, total in zip(places, left, strict=True):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STYLE = Path(__file__).with_name("style.mplstyle")
 HALF_PAGE_INCHES = 3.4
 INK, RULE, PAPER = "#000000", "#4d4d4d", "#ffffff"
+FAILURE = "#b3261e"
 # characters per line above a figure of half a page
 _TITLE_CHARACTERS = 53
 _LINE_INCHES = 0.16
@@ -97,7 +98,7 @@ ROLE_LOOKS: dict[Role, AreaLook] = {
     Role.KERNEL_WORKSPACE: AreaLook("#f0e442", "||||"),
     Role.LIBRARY_WORKSPACE: AreaLook("#a6569d", "||||"),
     Role.COMMUNICATION: AreaLook("#dcc6e4", "xxxx"),
-    Role.KV_CACHE: AreaLook("#b5176e", "++++"),
+    Role.KV_CACHE: AreaLook("#c9a227", "++++"),
     Role.INPUTS: AreaLook("#54278f", "////"),
     Role.ALLOCATOR_ROUNDING: AreaLook("#bdbdbd", "----"),
     Role.OTHER: AreaLook("#737373", "\\\\\\\\"),

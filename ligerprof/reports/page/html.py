@@ -9,8 +9,11 @@ from pathlib import Path
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.reports.page.payload import recording_text
 from ligerprof.reports.palette import theme_css
+from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.units import format_like
 
 _ASSETS = Path(__file__).parent / "assets"
+_ROLES = {role.value: role for role in Role}
 _TEXT_COLUMNS = ("meaning", "module", "allocated by")
 # in the order in which they refer to one another
 _D3 = (
@@ -18,7 +21,7 @@ _D3 = (
     *("time-format", "scale", "transition"),
 )
 _LIBRARIES = ("uplot", *(f"d3-{name}" for name in _D3), "d3-flame-graph")
-_OWN_SCRIPTS = ("data", "timeline", "blocks", "flame", "segments", "changes", "page")
+_OWN_SCRIPTS = ("data", "shapes", "timeline", "blocks", "flame", "segments", "events", "changes", "page")
 
 
 def html_page(title: str, parts: Iterable[str], recordings: Sequence[SnapshotAnalysis] = ()) -> str:
@@ -56,31 +59,93 @@ def paragraph(text: str, name: str = "") -> str:
     return f'<p class="{escape(name)}">{escape(text)}</p>' if name else f"<p>{escape(text)}</p>"
 
 
-def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain text; a row whose first cell is `total` is emphasized."""
+def html_bars(bars: Iterable[tuple[str, MemoryBreakdown]]) -> str:
+    """A bar per title, its parts colored and sized by role, all to one scale."""
+    named = [*bars]
+    most = max((roles.total_bytes for _, roles in named), default=0) or 1
+    shown = [role for role in Role if any(roles[role] for _, roles in named)]
+
+    def part(role: Role, size_bytes: int) -> str:
+        title = f"{role.value} {format_like(size_bytes, most)}"
+        return f'<i title="{title}" style="width:{100 * size_bytes / most:.3f}%;{_role_colors(role)}"></i>'
+
+    drawn = (
+        f"<div>{escape(title)}: {format_like(roles.total_bytes, most)}</div>"
+        f'<div class="stack-bar">{"".join(part(role, roles[role]) for role in shown if roles[role])}</div>'
+        for title, roles in named
+    )
+    key = "".join(f'<span class="key">{html_swatch(role)}{role.value}</span>' for role in shown)
+    return f'<div class="bars">{"".join(drawn)}<div class="legend">{key}</div></div>'
+
+
+def html_swatch(role: Role) -> str:
+    """A square in the color of a role."""
+    return f'<i class="swatch" style="{_role_colors(role)}"></i>'
+
+
+def _role_colors(role: Role) -> str:
+    return f"--fill:var(--role-{role.value});--edge:var(--edge-{role.value})"
+
+
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, change: int | None = None) -> str:
+    """A table of plain text; a row whose first cell is `total` is emphasized, and roles have their colors.
+
+    Args:
+        change: the column of changes in MiB, which get a bar each.
+    """
+    rows = [*rows]
+    most = max((abs(_mib(row[change])) for row in rows), default=0) if change is not None else 0
     text = {index for index, head in enumerate(heads) if head in _TEXT_COLUMNS}
 
     def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag} class=text>{escape(value)}</{tag}>" if index in text else f"<{tag}>{escape(value)}</{tag}>"
-            for index, value in enumerate(values)
-        )
+        role = _ROLES.get(values[0]) if tag == "td" else None
+        swatch = html_swatch(role) if role else ""
+        found = [f"<{tag}{' class=text' * (index in text)}>" for index in range(len(values))]
+        made = [
+            f"{start}{swatch if index == 0 else ''}{escape(value)}</{tag}>"
+            for index, (start, value) in enumerate(zip(found, values, strict=True))
+        ]
+        if change is not None:
+            made.insert(change + 1, f"<{tag} class=text>{bar(values, role)}</{tag}>")
+        return "".join(made)
+
+    def bar(values: Sequence[str], role: Role | None) -> str:
+        size = _mib(values[change or 0]) if most else 0.0
+        colors = _role_colors(role) if role else "--fill:var(--mixed);--edge:var(--control)"
+        # what shrank is drawn hollow
+        hollow = ";background:none" if size < 0 else ""
+        width = f"width:{9 * abs(size) / most:.2f}rem;" if most else ""
+        return f'<i class="change-bar" style="{width}{colors}{hollow}"></i>' if size else ""
 
     body = "".join(f"<tr{' class=total' if row[0] == 'total' else ''}>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><tr>{cells("th", heads)}</tr>{body}</table></div>'
 
 
-def html_recording(number: int = 0) -> str:
-    """The places of one recording that the scripts fill: timeline, blocks, flame graph, segments."""
+def _mib(text: str) -> float:
+    """A figure of a table of MiB; 0 for a head."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return 0.0
+
+
+def html_recording(number: int = 0, *, opened: Sequence[str] = ("flame", "segments")) -> str:
+    """The places of one recording that the scripts fill: timeline, blocks, and the views below, `opened` or closed."""
+    views = (
+        f"<details{' open' if name in opened else ''}><summary><h2>{title}</h2></summary>"
+        f'<div class="{name}-host"></div></details>'
+        for name, title in (("flame", "Flame graph"), ("segments", "Segments"), ("events", "Allocator events"))
+    )
     return (
         f'<div class="recording" data-source="recording-{number}">'
         '<noscript><p class="warning">The charts need JavaScript.</p></noscript>'
+        '<div class="beside">'
         '<div class="timeline-host"></div>'
+        '<div class="panel"><div><div class="moments moment-host"></div><div class="blocks-host"></div></div></div>'
+        '<div class="legend-host"></div>'
+        "</div>"
         '<div class="changes-host"></div>'
-        '<div class="moments moment-host"></div>'
-        '<h2>Blocks</h2><div class="blocks-host"></div>'
-        '<h2>Flame graph</h2><div class="flame-host"></div>'
-        '<h2>Segments</h2><div class="segments-host"></div>'
+        f"{''.join(views)}"
         "</div>"
     )
 
@@ -88,7 +153,7 @@ def html_recording(number: int = 0) -> str:
 def html_pair(titles: tuple[str, str]) -> str:
     """Two recordings side by side, with the same height; on a narrow screen, one above the other."""
     sections = (
-        f'<section aria-label="{escape(title)}"><h3>{escape(title)}</h3>{html_recording(number)}</section>'
+        f'<section aria-label="{escape(title)}"><h3>{escape(title)}</h3>{html_recording(number, opened=())}</section>'
         for number, title in enumerate(titles)
     )
     return f'<div class="linked bar"></div><div class="pair">{"".join(sections)}</div>'

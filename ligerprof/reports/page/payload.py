@@ -1,6 +1,8 @@
 """The data of one recording on a page: its timeline, its blocks with their stacks, and its marked moments."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,17 @@ from ligerprof.analyzers.attribution.owners import Owner
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives
+from ligerprof.analyzers.explain.steps import step_starts
 from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, Running, event_times
 from ligerprof.reports.page.packing import ColumnPacker
-from ligerprof.roles import ROLES, Phase
+from ligerprof.roles import ROLES, STEP_PHASES, Phase
+from ligerprof.snapshots.events import (
+    ACTIONS,
+    FREE_COMPLETED,
+    SEGMENT_ALLOC,
+    SEGMENT_UNMAP,
+    EventColumns,
+)
 from ligerprof.snapshots.segments import segments_at
 from ligerprof.snapshots.trace import Int64s
 
@@ -20,8 +30,8 @@ from ligerprof.snapshots.trace import Int64s
 _LONGEST_NAME = 200
 # with the scripts, a page of a million events has at most 1.5 MB
 _MOST_CHARACTERS = 1_150_000
-# columns of the timeline and listed blocks
-_DETAILS = ((MOST_COLUMNS, MOST_LISTED), *((MOST_COLUMNS >> each, MOST_LISTED >> each) for each in range(1, 7)))
+# columns of the timeline, listed blocks, and listed events
+_DETAILS = tuple((MOST_COLUMNS >> each, MOST_LISTED >> each, 200_000 >> each) for each in range(7))
 _MOST_FRAMES = 120
 _MOST_PIECES = 40_000
 # kinds of pieces of a segment; a listed block is its index plus _LISTED
@@ -32,23 +42,28 @@ _UNKNOWN = -1
 
 def recording_text(analysis: SnapshotAnalysis, *, title: str) -> str:
     """Everything that the scripts draw of a recording, packed; in less detail if it would be too large."""
-    for columns, blocks in _DETAILS:
+    for columns, blocks, events in _DETAILS:
         timeline = analysis.timeline if columns == MOST_COLUMNS else analysis.timeline_of(columns)
-        text = _packed(analysis, timeline, analysis.lives(blocks), title)
+        text = _packed(analysis, timeline, analysis.lives(blocks), title, events)
         if len(text) <= _MOST_CHARACTERS:
             break
     return text
 
 
-def _packed(analysis: SnapshotAnalysis, timeline: RoleTimeline, lives: BlockLives, title: str) -> str:
+def _packed(analysis: SnapshotAnalysis, timeline: RoleTimeline, lives: BlockLives, title: str, events: int) -> str:
     columns = ColumnPacker()
+    trace = EventColumns.of(analysis.replayed.trace, analysis.replayed.source)
     payload = {
         "title": shortened(title),
         "timeline": _timeline(timeline, columns),
         "marks": _marks(analysis),
+        **_steps(analysis),
+        "events": _events(analysis, lives, trace, columns, events),
+        "mapped": _mapped(trace, columns),
+        "before": _before(analysis, columns),
         "segments": [_segments(analysis, lives, moment, columns) for moment in analysis.marked_moments],
         "whatIfs": list(_what_ifs(analysis, timeline, columns)),
-        **_Blocks(analysis, lives, columns).payload(),
+        **_Blocks(analysis, lives, trace, columns).payload(),
     }
     return columns.to_text(payload)
 
@@ -80,6 +95,86 @@ def _ran(running: Running) -> tuple[int, str, str]:
     module, node = running.module, running.node
     place = f"{module} ({node})" if module and node else module or node
     return running.step, running.phase.value if running.phase else "", shortened(place)
+
+
+def _steps(analysis: SnapshotAnalysis) -> dict[str, Any]:
+    """Number and first moment of each step, and the moments that the page opens at."""
+    replayed, phases = analysis.replayed, analysis.attribution.phases
+    starts = step_starts(phases).tolist()
+    numbers = [int(phases.steps[start]) for start in starts] if phases.stamped else [*range(1, len(starts) + 1)]
+    if replayed.failures:
+        # with the step before it, if there is one
+        before = [start for start in starts if start <= replayed.failures[-1]][-2:]
+        return {"steps": [numbers, starts], "opens": [*[*before, 0][:1], replayed.last_moment]}
+    ran = {peaks.step: len(peaks.phases.keys() & set(STEP_PHASES)) for peaks in analysis.peak.steps}
+    most = max(ran.values(), default=0)
+    spans = zip(numbers, pairwise([*starts, replayed.last_moment]), strict=True)
+    whole = [span for number, span in spans if ran.get(number) == most]
+    return {"steps": [numbers, starts], "opens": [*whole[-1]] if whole else [0, replayed.last_moment]}
+
+
+def _events(
+    analysis: SnapshotAnalysis, lives: BlockLives, trace: EventColumns, columns: ColumnPacker, most: int
+) -> dict[str, Any]:
+    """The actions of up to `most` events around the last marked moment.
+
+    Sizes and addresses are of the events that neither allocate nor free a listed block.
+    """
+    replayed = analysis.replayed
+    end = min(replayed.last_moment, max(analysis.marked_moments) + most // 2)
+    first = max(0, end - most)
+    last = min(replayed.last_moment, first + most)
+    known = np.zeros(len(trace.actions) + 1, dtype=bool)
+    freed = replayed.freed_by[lives.blocks]
+    for indices in (
+        replayed.allocated_by[lives.blocks],
+        freed,
+        np.where(freed < 0, -1, freed + _completed(trace, freed)),
+    ):
+        known[indices] = True
+    rest = np.flatnonzero(~known[first:last]) + first
+    return {
+        "names": [*ACTIONS, "other"],
+        "first": first,
+        "actions": columns.add(trace.actions[first:last]),
+        "sizes": columns.add(trace.sizes[rest]),
+        "addresses": columns.add(trace.addresses[rest]),
+    }
+
+
+def _mapped(trace: EventColumns, columns: ColumnPacker) -> list[dict[str, int]]:
+    """The events that change segments: index, action, address, size."""
+    found = np.flatnonzero((trace.actions >= SEGMENT_ALLOC) & (trace.actions <= SEGMENT_UNMAP))
+    parts = (found, trace.actions[found], trace.addresses[found], trace.sizes[found])
+    return [columns.add(part.astype(np.int64)) for part in parts]
+
+
+def _before(analysis: SnapshotAnalysis, columns: ColumnPacker) -> list[dict[str, int]]:
+    """Addresses and sizes of the segments before the first event."""
+    found = segments_at(analysis.replayed, 0)
+    return [
+        columns.add(_column(each.address for each in found)),
+        columns.add(_column(each.size_bytes for each in found)),
+    ]
+
+
+def _completed(trace: EventColumns, freed: Int64s) -> Int64s:
+    """Events from each release to its completion, 0 if the recording ends first or the block is never freed."""
+    found = np.zeros(len(freed), dtype=np.int64)
+    after = np.minimum(freed + 1, len(trace.actions) - 1)
+    same = (freed >= 0) & (trace.actions[after] == FREE_COMPLETED) & (trace.addresses[after] == trace.addresses[freed])
+    found[same] = 1
+    late = np.flatnonzero((freed >= 0) & ~same)
+    if len(late):
+        completions: dict[int, list[int]] = {}
+        for index in np.flatnonzero(trace.actions == FREE_COMPLETED).tolist():
+            completions.setdefault(int(trace.addresses[index]), []).append(index)
+        for block in late.tolist():
+            event = int(freed[block])
+            at = completions.get(int(trace.addresses[event]), [])
+            place = bisect_right(at, event)
+            found[block] = at[place] - event if place < len(at) else 0
+    return found
 
 
 def _column(values: Iterable[int]) -> Int64s:
@@ -171,8 +266,11 @@ class _Numbers:
 class _Blocks:
     """The listed blocks, and the call sites, stacks and frames that they refer to by number."""
 
-    def __init__(self, analysis: SnapshotAnalysis, lives: BlockLives, columns: ColumnPacker) -> None:
+    def __init__(
+        self, analysis: SnapshotAnalysis, lives: BlockLives, trace: EventColumns, columns: ColumnPacker
+    ) -> None:
         self._analysis = analysis
+        self._trace = trace
         self._lives = lives
         self._columns = columns
         self._frames: dict[PythonCall, int] = {}
@@ -198,6 +296,9 @@ class _Blocks:
             # of blocks that live to the end, this is negative
             "events": add(np.where(freed < 0, _UNKNOWN, freed - allocated)),
             "times": self._lifetimes(allocated, freed),
+            "address": add(replayed.addresses_of(blocks)),
+            "rounding": add(replayed.block_bytes[blocks] - replayed.requested_bytes[blocks]),
+            "waits": add(_completed(self._trace, freed)),
         }
         described = [self._site(analysis.attribution.call_sites.sites[site]) for site in sites.found]
         return {

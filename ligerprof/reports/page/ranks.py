@@ -7,9 +7,12 @@ from ligerprof.analyzers.explain.ranks import RanksReport
 from ligerprof.reports.page.diff import html_changes
 from ligerprof.reports.page.html import html_page, html_table, paragraph
 from ligerprof.reports.page.peak import peak_parts
+from ligerprof.reports.peak import largest_bytes
 from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS, cause_lines, rank_rows, ranks_sentence, spread_rows
+from ligerprof.units import in_one_unit
 
 
+@in_one_unit(lambda _, worst, **__: largest_bytes(worst.peak))
 def render_ranks_page(report: RanksReport, worst: SnapshotAnalysis, *, source: str) -> str:
     """The whole page as HTML text.
 

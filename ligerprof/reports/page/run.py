@@ -10,11 +10,12 @@ from ligerprof.reports.step import closing_lines, figure_columns, heading_lines,
 from ligerprof.reports.terminal import FiguresColumn, percent_error
 from ligerprof.roles import Role, shown_phases
 from ligerprof.runs.step import StepReport
-from ligerprof.units import format_mib
+from ligerprof.units import format_mib, in_one_unit
 
 _BARS_INCHES = 8.0
 
 
+@in_one_unit(lambda report: max(report.outcome.highest_reserved_bytes, report.limit_bytes or 0))
 def render_page(report: StepReport) -> str:
     """The whole page as HTML text, with figures as inline SVG."""
     columns = figure_columns(report)

@@ -12,6 +12,7 @@ from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport, explain_ran
 from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.runs.directory import RESULT
+from ligerprof.runs.recording.live import LIVE
 from ligerprof.runs.recording.settings import IMPORTED
 from ligerprof.runs.recording.summary import PREFIX, RECORDING, LateFailure, RecordingSummary, State, read_summary
 from ligerprof.serialization import document, select
@@ -102,7 +103,7 @@ def clear_recordings(output: Path) -> None:
         for folder in output.iterdir():
             if folder.name.startswith((PREFIX, _RANK)) and (folder / RECORDING).is_file():
                 shutil.rmtree(folder)
-        for name in (SNAPSHOT_NAME, RECORDING, RESULT, IMPORTED):
+        for name in (SNAPSHOT_NAME, RECORDING, LIVE, RESULT, IMPORTED):
             (output / name).unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{output}: cannot be cleared ({error.strerror}). Choose another -o.") from None
@@ -240,6 +241,8 @@ def _place(output: Path, rank: int, folder: Path, *, alone: bool) -> Path:
                 (folder / file).rename(output / file)
         except OSError:
             return folder
+        with suppress(OSError):
+            (folder / LIVE).rename(output / LIVE)
         with suppress(OSError):
             folder.rmdir()
         return output

@@ -1,7 +1,7 @@
 """Detect the phases of a user's training: around models, backward, optimizer steps, and functions that save."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -95,6 +95,11 @@ class LoopPhases:
     def step(self) -> int:
         """The number of the last step that began, 0 before the first."""
         return self._step if self._on_update is None else max(self._step, self._updates.steps)
+
+    @property
+    def optimizers(self) -> Iterable[Any]:
+        """Those that have stepped."""
+        return self._updates.optimizers
 
     @property
     def text(self) -> str:

@@ -7,16 +7,19 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, cuda
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ligerprof.analyzers.explain.rank_causes import ModuleWeights
 from ligerprof.errors import LigerprofError
+from ligerprof.roles import Role
 from ligerprof.runs.directory import RunDirectory
+from ligerprof.runs.recording.live import LiveFile
 from ligerprof.runs.recording.messages import say
 from ligerprof.runs.recording.progress import Progress
 from ligerprof.runs.recording.record import CudaHistory, Recorder
@@ -56,6 +59,7 @@ class ProcessRecording:
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
         self._weights: dict[str, list[int]] = {}
+        self._live = LiveFile(self._run.path, self._tensors) if cuda.is_available() else None
         self._machine: Machine | None = None
         self._progress: Progress | None = None
         if settings.simulated is not None:
@@ -108,6 +112,7 @@ class ProcessRecording:
             return
         if self._recorder is not None:
             self._step = self._begun = max(self._begun, self._recorder.begun)
+        _quietly(self._note_live)(self._step, is_last=True)
         if self._recorder is not None and 2 <= self._step < self._steps.first:
             _quietly(self._note_peak)(self._step, is_last=True)
         self._stop()
@@ -160,6 +165,7 @@ class ProcessRecording:
             self._progress.begin(step)
         if self._recorder is not None:
             self._record_step(step)
+        self._note_live(step)
 
     def _record_step(self, step: int) -> None:
         """Count a step of the recording; end the recording in front of a step that is not to be recorded."""
@@ -228,12 +234,20 @@ class ProcessRecording:
         now = time.monotonic()
         if now - self._read_at < _SECONDS_BETWEEN_READS and not is_last:
             return
+        self._note_live(step)
         peak_bytes = self._history.peak_bytes()
         known_bytes = max(self._peak_before_bytes, getattr(self._summary.late_peak, "peak_bytes", 0))
         if peak_bytes > known_bytes:
             late_peak = LatePeak(peak_bytes=peak_bytes, step=step, first_step=min(self._read_step + 1, step))
             self._summary = replace(self._summary, late_peak=late_peak)
         self._read_at, self._read_step = now, step if is_over else step - 1
+
+    def _note_live(self, step: int, *, is_last: bool = False) -> None:
+        if self._live is not None:
+            self._live.note(step, is_last=is_last)
+
+    def _tensors(self) -> Iterable[tuple[Tensor, Role]]:
+        return () if self._recorder is None else self._recorder.known_tensors()
 
     def _note_out_of_memory(self, step: int) -> None:
         if self._pid != os.getpid():

@@ -1,7 +1,7 @@
 """Record the memory of a user's own training loop: `ligerprof.record(directory)`."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
@@ -12,9 +12,10 @@ from torch import nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError, RunDirectoryError
 from ligerprof.files import require_absent
-from ligerprof.roles import Phase
+from ligerprof.roles import Phase, Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.gap import Bridge
+from ligerprof.runs.recording.live import tensors_by_role
 from ligerprof.runs.recording.parts import LostPeak, Parts
 from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
@@ -210,6 +211,10 @@ class Recorder:
     def is_open(self) -> bool:
         """Whether the recorder is recording."""
         return self._phases is not None
+
+    def known_tensors(self) -> Iterable[tuple[torch.Tensor, Role]]:
+        """Weights, gradients and states of the optimizers that have stepped."""
+        return () if self._phases is None else tensors_by_role(self._phases.optimizers)
 
     def open(self) -> "Recorder":
         """Start recording."""

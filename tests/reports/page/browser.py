@@ -118,9 +118,9 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait_for(self, condition: str) -> None:
+    def wait_for(self, condition: str, *, seconds: float = _SECONDS) -> None:
         """Wait until a condition holds in the page."""
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + seconds
         while not self.evaluate(condition):
             assert time.monotonic() < deadline, f"never true: {condition}; {self.problems}"
             time.sleep(0.05)

@@ -9,8 +9,11 @@ import pytest
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.reports.page.diff import render_diff_page
 from ligerprof.reports.page.peak import render_peak_page
+from ligerprof.reports.peak import largest_bytes
+from ligerprof.snapshots.events import EventColumns
 from ligerprof.snapshots.reader import read_snapshot
-from ligerprof.units import format_bytes
+from ligerprof.snapshots.segments import segments_at
+from ligerprof.units import format_bytes, in_one_unit
 from tests.paths import RECORDINGS
 from tests.reports.page.browser import BROWSER, Browser, Chromium
 from tests.reports.page.test_html import hostile_snapshot, page_of
@@ -21,8 +24,16 @@ TIMELINE = "ligerprof.pages[0].timeline"
 # boxes of visible elements with text that overlap others which are neither their parents nor their children
 OVERLAPS = """(() => {
   const shown = [...document.querySelectorAll("h1, h2, button, select, input, p, th, td, .key, .range")].filter((one) =>
-    one.getClientRects().length && !one.closest(".tip, .moments, .brush, tr.detail[hidden]"));
-  const boxes = shown.map((one) => [one, one.getBoundingClientRect()]);
+    one.checkVisibility() && !one.closest(".tip, .moments, .brush, tr.detail[hidden]"));
+  // of what scrolls in a place of its own, the visible part
+  const visible = (one) => {
+    const box = one.getBoundingClientRect();
+    const place = one.closest(".panel > div, .scroll, .bar")?.getBoundingClientRect();
+    if (!place) return box;
+    const [top, left] = [Math.max(box.top, place.top), Math.max(box.left, place.left)];
+    return { top, left, bottom: Math.min(box.bottom, place.bottom), right: Math.min(box.right, place.right) };
+  };
+  const boxes = shown.map((one) => [one, visible(one)]);
   const found = [];
   boxes.forEach(([a, x], i) => boxes.slice(i + 1).forEach(([b, y]) => {
     if (a.contains(b) || b.contains(a)) return;
@@ -193,6 +204,7 @@ def test_every_pixel_shows_the_highest_of_its_columns(browser: Browser) -> None:
 
 def test_the_chart_is_used_by_keyboard(browser: Browser) -> None:
     browser.evaluate("document.querySelector('.chart').focus()")
+    browser.key("Home")
     browser.key("+")
     zoomed = browser.evaluate(f"{TIMELINE}.view")
     assert zoomed[1] - zoomed[0] == pytest.approx(browser.evaluate(f"{TIMELINE}.end") / 2, rel=0.01)
@@ -210,7 +222,7 @@ def test_the_failed_allocation_is_shown_first_and_marked(browser: Browser, analy
     total = browser.evaluate("document.querySelector('.blocks tr.total .c-bytes').innerText")
     failed = analysis.out_of_memory
     assert failed is not None
-    assert total == browser.evaluate(f"ligerprof.formatBytes({failed.allocated_bytes})")
+    assert total == browser.evaluate(f"ligerprof.formatMib({failed.allocated_bytes})")
 
 
 def test_a_suggestion_redraws_the_timeline(browser: Browser, analysis: SnapshotAnalysis) -> None:
@@ -236,6 +248,95 @@ def test_segments_name_what_pins_them(browser: Browser, analysis: SnapshotAnalys
     assert max(pin.roles, key=lambda role: pin.roles[role]).value in first
     browser.click(".segment button.open")
     assert "lives" in browser.evaluate("document.querySelector('.segment .pieces').innerText")
+
+
+def test_the_page_opens_at_the_failure_and_the_blocks_are_beside_the_chart(browser: Browser) -> None:
+    figures = browser.evaluate("[...document.querySelectorAll('.figures dd')].map((one) => one.innerText)")
+    assert len(figures) == 3
+    recording = "ligerprof.pages[0].recording"
+    last, failure = browser.evaluate(f"[{recording}.steps.at(-1).start, {recording}.marks.failure.moment]")
+    first, end = browser.evaluate(f"{TIMELINE}.momentsShown")
+    assert first <= last <= failure <= end
+    scrolled = browser.evaluate("scrollY")
+    browser.click(".chart .u-over")
+    chart, table = (
+        browser.evaluate(
+            f"(({{top, bottom}}) => [top, bottom])(document.querySelector('{one}').getBoundingClientRect())"
+        )
+        for one in (".chart", ".blocks tr.group")
+    )
+    assert chart[0] < table[0] < chart[1], scrolled
+
+
+def test_a_tap_leaves_chart_and_blocks_in_a_phone_s_window(page: Path, chromium: Chromium) -> None:
+    with Browser(chromium, width=390) as browser:
+        browser.open(page)
+        browser.tap(*browser.place_of(".chart .u-over", 0.8, 0.9))
+        browser.wait_for("document.querySelector('.blocks tr.group').getBoundingClientRect().bottom < innerHeight")
+        assert browser.evaluate("document.querySelector('.chart').getBoundingClientRect().bottom") > 200
+
+
+@pytest.mark.parametrize("name", ["oom-leak", "small-expandable", "small-streams", "small-late"])
+def test_segments_events_and_shapes_of_any_moment_are_those_of_the_replay(
+    chromium: Chromium, tmp_path: Path, name: str
+) -> None:
+    found = analyze(RECORDINGS / f"{name}.pickle.xz")
+    replayed = found.replayed
+    path = tmp_path / "page.html"
+    path.write_text(render_peak_page(found, source=name), encoding="utf-8")
+    moments = [replayed.last_moment * part // 7 for part in range(8)]
+    truth = []
+    for moment in moments:
+        segments = segments_at(replayed, moment)
+        pieces = [[sum(one.size_bytes for one in segments), sum(one.free.total_bytes for one in segments)]]
+        truth.append([*pieces[0], sum(len(one.blocks) for one in segments)])
+    with Browser(chromium) as browser:
+        browser.open(path)
+        shown = browser.evaluate(
+            f"""{moments}.map((moment) => {{
+              const {{ segments }} = ligerprof.pages[0].recording.segmentsAt(moment);
+              const sum = (key) => segments.reduce((bytes, one) => bytes + one[key], 0);
+              const blocks = segments.flatMap((one) => one.pieces).filter((piece) => piece.kind === "block");
+              return [sum("size"), sum("free"), blocks.length];
+            }})"""
+        )
+        assert shown == truth
+        actions = EventColumns.of(replayed.trace, name)
+        events = browser.evaluate("ligerprof.pages[0].recording.eventRows.map((row) => [row.bytes, row.address])")
+        assert [size for size, _ in events] == actions.sizes.tolist()
+        assert [address for _, address in events] == actions.addresses.tolist()
+        # the shapes of a moment are stacked without a gap
+        assert browser.evaluate(
+            f"""{moments[1:-1]}.every((moment) => {{
+              const {{ recording }} = ligerprof.pages[0];
+              const all = Array.from(recording.blocks.role.keys());
+              const range = [Math.max(0, moment - 200), Math.min(recording.last, moment + 200)];
+              const {{ shapes }} = new ligerprof.Shapes(recording, all, range);
+              let top = 0;
+              const at = (shape) => shape.bottoms[ligerprof.upperBound(shape.moments, moment) - 1];
+              const held = [...shapes.values()].filter((shape) => shape.moments[0] <= moment && moment < shape.end);
+              held.sort((a, b) => at(a) - at(b));
+              return held.every((shape) => at(shape) === top && ((top += shape.size), true));
+            }})"""
+        )
+        assert browser.problems == []
+
+
+def test_leaks_and_csv(chromium: Chromium, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page_of(read_snapshot(RECORDINGS / "oom-leak.pickle.xz")), encoding="utf-8")
+    with Browser(chromium) as browser:
+        browser.open(path)
+        browser.evaluate("(() => { const p = ligerprof.pages[0]; p.scopeChoice.value = 'leaks'; p.show(null); })()")
+        (row,) = rows(browser)
+        assert "logits" in row
+        assert "modeling_llama.py:480 forward" in row
+        found = browser.evaluate("ligerprof.pages[0].views[0].csv()")
+        assert len({line[1] for line in found[1:]}) == 1
+        assert len(found) == 14
+        text = browser.evaluate("ligerprof.saveCsv('t.csv', [['=1+1', 'a,\"b', -5]])")
+        assert text == '\'=1+1,"a,""b",-5\n'
+        assert browser.problems == []
 
 
 def test_flame_graphs_add_up(browser: Browser, analysis: SnapshotAnalysis) -> None:
@@ -266,9 +367,10 @@ def test_themes_change_by_button(browser: Browser) -> None:
     assert browser.evaluate(paper) != before
 
 
-def test_sizes_are_written_as_the_command_prints_them(browser: Browser) -> None:
+def test_sizes_are_written_as_the_command_prints_them(browser: Browser, analysis: SnapshotAnalysis) -> None:
     sizes = [0, 512, 10239, 10240, 2**20, 10 * 2**30 - 1, 10 * 2**30, 14124071936, -2101346304]
-    assert browser.evaluate(f"{sizes}.map(ligerprof.formatBytes)") == [format_bytes(size) for size in sizes]
+    texts = in_one_unit(lambda: largest_bytes(analysis.peak))(lambda: [format_bytes(size) for size in sizes])()
+    assert browser.evaluate(f"{sizes}.map(ligerprof.formatBytes)") == texts
 
 
 def test_two_recordings_are_side_by_side_with_one_height(chromium: Chromium, tmp_path: Path) -> None:

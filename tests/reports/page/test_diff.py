@@ -25,8 +25,8 @@ class Cells(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "tr":
             self.rows.append([])
-        self._inside = tag == "td"
-        if self._inside:
+        if tag == "td":
+            self._inside = True
             self.rows[-1].append("")
 
     def handle_data(self, data: str) -> None:
@@ -34,7 +34,7 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
     def handle_endtag(self, tag: str) -> None:
-        self._inside = False
+        self._inside = self._inside and tag != "td"
 
 
 def test_both_recordings_and_their_changes_are_in_the_page() -> None:
@@ -49,7 +49,7 @@ def test_both_recordings_and_their_changes_are_in_the_page() -> None:
     for role in Role:
         sizes = before.peak.roles[role], after.peak.roles[role]
         shown = [
-            row[1:3] for row in rows if row and row[0] == role.value and len(row) == 4 and row[3][:1] in "+-0123456789"
+            row[1:3] for row in rows if row and row[0] == role.value and len(row) == 5 and row[3][:1] in "+-0123456789"
         ]
         texts = [format_mib(size) for size in sizes]
         # a row of zeros says nothing

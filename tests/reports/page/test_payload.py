@@ -120,7 +120,7 @@ def test_recordings(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "stamped-oom"])
 def test_less_detail_is_exact_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "_DETAILS", ((2**17, 30_000), (256, 40)))
+    monkeypatch.setattr(payload, "_DETAILS", ((2**17, 30_000, 200_000), (256, 40, 1000)))
     monkeypatch.setattr(payload, "_MOST_CHARACTERS", 10_000)
     analysis = recorded.analysis(name)
 

@@ -1,7 +1,7 @@
 // The table of the blocks that are live at a moment: grouped, searched, filtered, sorted, each with its stack.
 "use strict";
 (() => {
-  const { element, formatBytes, formatShare, number } = ligerprof;
+  const { element, csvButton, formatBytes, formatMib, formatShare, number } = ligerprof;
   const FIRST_ROWS = 50;
   const GROUPINGS = {
     place: "call site, all layers",
@@ -101,7 +101,7 @@
       this.heads = element("tr");
       this.more = element("button", { type: "button", class: "more", onclick: () => this.change({ rows: this.rows + 4 * FIRST_ROWS }, true) }, "Show more rows");
       this.host.append(
-        element("div", { class: "bar" }, element("label", {}, "Search ", this.search), select("Group by", Object.entries(GROUPINGS), (by) => this.change({ by })), this.roleSelect),
+        element("div", { class: "bar" }, element("label", {}, "Search ", this.search), select("Group by", Object.entries(GROUPINGS), (by) => this.change({ by })), this.roleSelect, csvButton("blocks.csv", () => this.csv())),
         this.found,
         element("table", { class: "blocks" }, element("thead", {}, this.heads), this.body, this.foot),
         this.more,
@@ -118,16 +118,26 @@
       this.draw();
     }
 
-    // Show the blocks that are live at a moment which the timeline shows.
-    show(moment, role = null) {
-      const { recording } = this;
-      this.column = recording.columnOf(moment);
-      this.live = recording.liveAt(moment);
+    // Show the blocks of a scope: those that are live at a moment which the timeline shows, or of a range.
+    show(moment, role, scope) {
+      this.column = this.recording.columnOf(moment);
+      this.scope = scope.name;
+      this.live = scope.blocks;
       if (role !== null) {
         this.role = role;
         this.roleSelect.querySelector("select").value = role;
       }
       this.change({});
+    }
+
+    // every block that the table shows, one per row
+    csv() {
+      const { recording } = this, { bytes, role, step, from, events, site } = recording.blocks;
+      const rows = this.matching().map((block) => {
+        const { module, frame, node, operation } = recording.sites[site[block]];
+        return [recording.roleNames[role[block]], bytes[block], module, frame || node, operation, phaseOf(recording, block), step[block], from[block], events[block] < 0 ? "" : from[block] + events[block], recording.keptText(block)];
+      });
+      return [["role", "bytes", "module", "allocated by", "operation", "phase", "step", "allocated at event", "freed at event", "kept by"], ...rows];
     }
 
     // everything that a search looks at
@@ -177,8 +187,9 @@
         head.setAttribute("aria-sort", head.dataset.sort === this.sort ? (this.down ? "descending" : "ascending") : "none");
       }
       const bytes = blocks.reduce((sum, block) => sum + recording.blocks.bytes[block], 0);
-      const total = recording.total[this.column];
-      this.found.textContent = `${number.format(blocks.length)} of ${number.format(this.live.length)} listed blocks, ${formatBytes(bytes)} of ${formatBytes(total)} allocated (${formatShare(bytes, total)}), in ${number.format(groups.length)} ${groups.length === 1 ? "row" : "rows"}.`;
+      const all = this.live.reduce((sum, block) => sum + recording.blocks.bytes[block], 0);
+      const total = this.scope === "live" ? recording.total[this.column] : all;
+      this.found.textContent = `${number.format(blocks.length)} of ${number.format(this.live.length)} listed blocks, ${formatBytes(bytes)} of ${formatBytes(total)}${this.scope === "live" ? " allocated" : ""} (${formatShare(bytes, total)}), in ${number.format(groups.length)} ${groups.length === 1 ? "row" : "rows"}.`;
       this.body.replaceChildren(...groups.slice(0, this.rows).flatMap((group) => this.row(group)));
       this.more.hidden = groups.length <= this.rows;
       this.foot.replaceChildren(...this.sums(groups.slice(this.rows)));
@@ -193,7 +204,7 @@
         "tr",
         { class: "group" },
         element("td", { class: "c-role" }, roles.length === 1 ? swatch(roles[0]) : null, roles.length === 1 ? roles[0] : `${roles.length} roles`),
-        element("td", { class: "c-bytes" }, formatBytes(group.bytes)),
+        element("td", { class: "c-bytes" }, formatMib(group.bytes)),
         element("td", { class: "c-count" }, number.format(group.blocks.length)),
         element("td", { class: "c-text" }, opener),
         element("td", { class: "c-life muted" }, keptShort(recording, group.blocks[0]), recording.lifeText(group.blocks[0])),
@@ -229,11 +240,11 @@
     sums(hidden) {
       const { recording } = this;
       const lines = [];
-      const add = (text, bytes, count) => lines.push(element("tr", {}, element("td", { class: "c-role" }, text), element("td", { class: "c-bytes" }, formatBytes(bytes)), element("td", { class: "c-count" }, count === null ? "" : number.format(count)), element("td", { class: "c-text" }), element("td", { class: "c-life" })));
+      const add = (text, bytes, count) => lines.push(element("tr", {}, element("td", { class: "c-role" }, text), element("td", { class: "c-bytes" }, formatMib(bytes)), element("td", { class: "c-count" }, count === null ? "" : number.format(count)), element("td", { class: "c-text" }), element("td", { class: "c-life" })));
       if (hidden.length) {
         add(`${number.format(hidden.length)} more rows`, hidden.reduce((sum, group) => sum + group.bytes, 0), hidden.reduce((sum, group) => sum + group.blocks.length, 0));
       }
-      if (this.role || this.query) return lines;
+      if (this.role || this.query || this.scope !== "live") return lines;
       const rounding = recording.bytesAt(this.column).get("allocator_rounding") || 0;
       const listed = this.live.reduce((sum, block) => sum + recording.blocks.bytes[block], 0);
       const unlisted = recording.total[this.column] - rounding - listed;

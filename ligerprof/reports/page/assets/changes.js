@@ -1,7 +1,7 @@
 // Suggested changes: choosing one redraws the timeline with it.
 "use strict";
 (() => {
-  const { element, formatBytes, formatLike } = ligerprof;
+  const { element, formatLike } = ligerprof;
 
   // how exact a saving is, before its figure and before that of the new peak
   const BASES = { replayed: ["", ""], "at least": ["at least ", "at most "], estimated: ["about ", "about "] };
@@ -9,6 +9,8 @@
   class WhatIf {
     constructor(host, recording, timeline) {
       this.timeline = timeline;
+      // one unit for all
+      this.whole = recording.marks.peak.bytes;
       const { failure } = recording.marks;
       this.buttons = [];
       host.append(
@@ -20,7 +22,7 @@
 
     row(change) {
       const [saving, peak] = BASES[change.basis];
-      const effect = change.saves === null ? "saving not computed" : `saves ${saving}${formatLike(change.saves, change.peak)}, new peak ${peak}${formatBytes(change.peak)}`;
+      const effect = change.saves === null ? "saving not computed" : `saves ${saving}${formatLike(change.saves, this.whole)}, new peak ${peak}${formatLike(change.peak, this.whole)}`;
       const verdict = change.letsPass === null ? "" : change.letsPass ? ", enough" : ", not enough alone";
       const button = change.lower && element("button", { type: "button", "aria-pressed": "false", onclick: () => this.choose(button, change) }, "show");
       if (button) {

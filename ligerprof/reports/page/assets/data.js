@@ -5,21 +5,36 @@ const ligerprof = {};
   const KIB = 1024, MIB = KIB * 1024, GIB = MIB * 1024;
   const number = new Intl.NumberFormat("en-US");
 
-  // bytes as text, as the command prints them: see format_bytes in units.py
-  const formatBytes = (bytes) => {
-    const size = Math.abs(bytes);
-    if (size >= 10 * GIB) return (bytes / GIB).toFixed(2) + " GiB";
-    if (size >= MIB) return (bytes / MIB).toFixed(1) + " MiB";
-    if (size >= 10 * KIB) return (bytes / KIB).toFixed(1) + " KiB";
-    return bytes + " B";
+  // Save rows as a CSV file; a spreadsheet must not take text of a recording for a formula.
+  const saveCsv = (name, rows) => {
+    const cell = (value) => {
+      const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? "'" + value : String(value);
+      return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    };
+    const text = rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
+    const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    return text;
   };
+  const csvButton = (name, rows) => element("button", { type: "button", title: "Save these rows as a CSV file", onclick: () => saveCsv(name, rows()) }, "CSV");
 
-  // in the unit of another size in the same sentence: see format_like in units.py
+  // bytes in the unit of another size, as the command prints them: see format_like in units.py
   const formatLike = (bytes, other) => {
     const size = Math.abs(bytes);
-    if (Math.abs(other) >= 10 * GIB && size >= GIB / 10) return (bytes / GIB).toFixed(2) + " GiB";
-    if (Math.abs(other) >= MIB && Math.abs(other) < 10 * GIB && size >= MIB) return (bytes / MIB).toFixed(1) + " MiB";
-    return formatBytes(bytes);
+    if (size >= (Math.max(Math.abs(other), ligerprof.largest) >= 10 * GIB ? GIB / 10 : 10 * GIB)) return (bytes / GIB).toFixed(2) + " GiB";
+    return size >= MIB ? formatMib(bytes) : size >= 10 * KIB ? (bytes / KIB).toFixed(1) + " KiB" : bytes + " B";
+  };
+  // a page has one unit, that of its largest size
+  ligerprof.largest = 0;
+  const formatBytes = (bytes) => formatLike(bytes, 0);
+  // for columns of tables
+  const formatMib = (bytes) => (Math.abs(bytes) >= MIB ? (bytes / MIB).toFixed(1) + " MiB" : formatBytes(bytes));
+
+  // bytes of text such as "1 MiB"; 0 if it is not a size
+  const parseBytes = (text) => {
+    const [, value, unit] = /^\s*([\d.]+)\s*([kmg]?)/i.exec(text) || [0, 0, ""];
+    return Number(value) * { "": 1, k: KIB, m: MIB, g: GIB }[unit.toLowerCase()] || 0;
   };
 
   const formatTime = (us, span = us) => {
@@ -150,7 +165,18 @@ const ligerprof = {};
         events: column(blocks.events),
         startTime: blocks.times && column(blocks.times[0]),
         lifeTime: blocks.times && column(blocks.times[1]),
+        address: column(blocks.address),
+        rounding: column(blocks.rounding),
+        // events from the release to its completion
+        waits: column(blocks.waits),
       };
+      const [numbers, starts] = values.steps;
+      this.steps = numbers.map((step, i) => ({ step, start: starts[i], end: i + 1 < starts.length ? starts[i + 1] : this.last }));
+      this.opens = values.opens;
+      const { names, first, actions, sizes, addresses } = values.events;
+      this.events = { names, first, actions: column(actions), sizes: column(sizes), addresses: column(addresses) };
+      this.mapped = values.mapped.map(column);
+      this.before = values.before.map(column);
       this.segments = values.segments ? values.segments.map((one) => readSegments(one, column)) : [];
       this.whatIfs = values.whatIfs.map((one) => ({ ...one, lower: one.lower && column(one.lower) }));
       this.total = new Float64Array(this.count);
@@ -173,6 +199,56 @@ const ligerprof = {};
         if (from[i] < moment && (events[i] < 0 || from[i] + events[i] >= moment)) live.push(i);
       }
       return live;
+    }
+    // the number of the step of a moment, 0 before the first
+    stepAt(moment) {
+      const place = upperBound(this.steps.map(({ start }) => start), moment) - 1;
+      return place < 0 ? 0 : this.steps[place].step;
+    }
+    // whether a block is live somewhere in a range of moments
+    livesIn(block, [from, to]) {
+      const { from: made, events } = this.blocks;
+      return made[block] < to && (events[block] < 0 || made[block] + events[block] >= from);
+    }
+    // The listed blocks of a scope: at a moment, or of a range of moments.
+    blocksOf(scope, moment, [from, to]) {
+      if (scope === "live") return this.liveAt(moment);
+      let end = to;
+      // what lives through a whole step after its own, without what the first step makes to stay
+      if (scope === "leaks") [from, to, end] = [this.steps[1], this.steps[this.steps.length - 2], this.steps[this.steps.length - 1]].map(({ start }) => start);
+      const { from: made, events } = this.blocks;
+      const found = [];
+      for (let i = 0; i < made.length; i++) {
+        if (made[i] >= from && made[i] < to && (scope === "made" || events[i] < 0 || made[i] + events[i] >= end)) found.push(i);
+      }
+      return found;
+    }
+    get hasLeaks() {
+      return this.steps.length > 3;
+    }
+    // Segments at any moment: those of marked moments from the file, others rebuilt from the events.
+    segmentsAt(moment) {
+      return this.segments.find((one) => one.moment === moment) || rebuildSegments(this, moment);
+    }
+    // Every listed event: its index, action, size and address, and the listed block that it allocates or frees.
+    get eventRows() {
+      if (this.rows) return this.rows;
+      const { names, first, actions, sizes, addresses } = this.events, { from, events, waits, bytes, address } = this.blocks;
+      const blockOf = new Map();
+      for (let i = 0; i < from.length; i++) {
+        if (from[i] >= 0) blockOf.set(from[i], i);
+        if (events[i] < 0) continue;
+        blockOf.set(from[i] + events[i], i);
+        if (waits[i]) blockOf.set(from[i] + events[i] + waits[i], i);
+      }
+      let rest = 0;
+      this.rows = Array.from(actions, (action, i) => {
+        const block = blockOf.get(first + i);
+        return block === undefined
+          ? { index: first + i, action: names[action], bytes: sizes[rest], address: addresses[rest++], block: -1 }
+          : { index: first + i, action: names[action], bytes: bytes[block], address: address[block], block };
+      });
+      return this.rows;
     }
     // bytes by role at the moment that a column shows
     bytesAt(column) {
@@ -219,12 +295,63 @@ const ligerprof = {};
         return { size: sizes[at + i], kind: kind < KINDS.length ? KINDS[kind] : "block", block: kind < KINDS.length ? -1 : kind - KINDS.length };
       });
       at += lengths[index];
-      const sum = (chosen) => chosen.reduce((bytes, piece) => bytes + piece.size, 0);
-      const free = pieces.filter((piece) => piece.kind === "free");
-      return { address, small, stream, pool, pieces, size: sum(pieces), free: sum(free), largest: Math.max(0, ...free.map((piece) => piece.size)) };
+      return segmentOf(address, pieces, { small, stream, pool });
     });
     const [count, bytes, freeBytes] = values.rest;
     return { moment: values.moment, segments, rest: { count, bytes, free: freeBytes } };
+  };
+
+  const segmentOf = (address, pieces, more = {}) => {
+    const free = pieces.filter((piece) => piece.kind === "free");
+    const sum = (chosen) => chosen.reduce((bytes, piece) => bytes + piece.size, 0);
+    return { ...more, address, pieces, size: sum(pieces), free: sum(free), largest: Math.max(0, ...free.map((piece) => piece.size)) };
+  };
+
+  // Ranges of memory from the events of segments, with the blocks in them; unlisted blocks look like free memory.
+  const rebuildSegments = (recording, moment) => {
+    const [addresses, sizes] = recording.before, [at, actions, starts, lengths] = recording.mapped, { names } = recording.events;
+    const ranges = new Map();
+    addresses.forEach((address, i) => ranges.set(address, address + sizes[i]));
+    for (let i = 0; i < at.length && at[i] < moment; i++) {
+      const start = starts[i], end = start + lengths[i], action = names[actions[i]];
+      if (action === "segment_alloc") ranges.set(start, end);
+      else if (action === "segment_map") {
+        // ranges of one expandable segment join
+        const before = [...ranges].find(([, stop]) => stop === start), after = ranges.get(end);
+        ranges.delete(end);
+        ranges.set(before ? before[0] : start, after || end);
+      } else {
+        const [low, high] = [...ranges].find(([low, high]) => low <= start && start < high) || [start, end];
+        ranges.delete(low);
+        if (low < start) ranges.set(low, start);
+        if (end < high) ranges.set(end, high);
+      }
+    }
+    const { from, events, waits, address, bytes, rounding } = recording.blocks;
+    const held = [];
+    for (let i = 0; i < from.length; i++) {
+      if (from[i] >= moment) continue;
+      const freed = events[i] < 0 ? Infinity : from[i] + events[i];
+      if (freed >= moment) held.push([address[i], bytes[i] + rounding[i], "block", i]);
+      else if (!waits[i] || freed + waits[i] >= moment) held.push([address[i], bytes[i] + rounding[i], KINDS[1], -1]);
+    }
+    held.sort((a, b) => a[0] - b[0]);
+    let next = 0;
+    const segments = [...ranges].sort((a, b) => a[0] - b[0]).map(([start, end]) => {
+      const pieces = [];
+      let place = start;
+      const free = (stop) => stop > place && pieces.push({ size: stop - place, kind: "free", block: -1 });
+      while (next < held.length && held[next][0] < start) next++;
+      for (; next < held.length && held[next][0] < end; next++) {
+        const [low, size, kind, block] = held[next];
+        free(low);
+        pieces.push({ size, kind, block });
+        place = low + size;
+      }
+      free(end);
+      return segmentOf("0x" + start.toString(16), pieces);
+    });
+    return { moment, segments, rest: { count: 0, bytes: 0, free: 0 } };
   };
 
   const readLists = (column, [lengths, members]) => {
@@ -236,6 +363,6 @@ const ligerprof = {};
   };
 
   Object.assign(ligerprof, {
-    KIB, MIB, GIB, number, formatBytes, formatLike, formatTime, formatShare, element, unpack, upperBound, lowerBound, Extremes, Recording, readLists,
+    KIB, MIB, GIB, number, formatBytes, formatLike, formatMib, formatTime, formatShare, parseBytes, element, saveCsv, csvButton, unpack, upperBound, lowerBound, Extremes, Recording, readLists,
   });
 })();

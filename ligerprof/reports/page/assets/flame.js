@@ -21,8 +21,7 @@
   };
 
   // The tree of a moment; what is not listed block by block is in it, so that it adds up to the allocated bytes.
-  const flameTree = (recording, column, by, all = false) => {
-    const moment = recording.moments[column];
+  const flameTree = (recording, column, by, all = false, blocks = null) => {
     const root = { name: "allocated", full: "allocated", value: 0, children: new Map(), roles: new Map() };
     const add = (path, role, bytes) => {
       let node = root;
@@ -37,11 +36,12 @@
         node.roles.set(role, (node.roles.get(role) || 0) + bytes);
       }
     };
-    const left = recording.bytesAt(column);
-    for (const block of recording.liveAt(moment)) {
+    // of a range of time, only listed blocks
+    const left = blocks ? new Map() : recording.bytesAt(column);
+    for (const block of blocks || recording.liveAt(recording.moments[column])) {
       const role = recording.roleNames[recording.blocks.role[block]];
       add(pathOf(recording, block, by, all), role, recording.blocks.bytes[block]);
-      left.set(role, left.get(role) - recording.blocks.bytes[block]);
+      if (!blocks) left.set(role, left.get(role) - recording.blocks.bytes[block]);
     }
     for (const [role, bytes] of left) {
       if (bytes > 0) add([role === "allocator_rounding" ? "allocator rounding" : "smaller blocks"], role, bytes);
@@ -72,8 +72,9 @@
       Object.assign(this, changes);
       this.draw();
     }
-    show(moment) {
+    show(moment, role, scope) {
       this.column = this.recording.columnOf(moment);
+      this.blocks = scope.name === "live" ? null : scope.blocks;
       this.draw();
     }
 
@@ -81,7 +82,7 @@
       this.width = this.chart.clientWidth;
       if (!this.width) return;
       this.allLabel.hidden = this.by !== "stack";
-      const tree = flameTree(this.recording, this.column, this.by, this.all);
+      const tree = flameTree(this.recording, this.column, this.by, this.all, this.blocks);
       this.total = tree.value;
       this.chart.replaceChildren();
       this.graph = flamegraph

@@ -33,20 +33,15 @@
     }
 
     show(moment) {
-      this.state = this.recording.segments.find((one) => one.moment === moment);
+      this.moment = moment;
       this.shown = FIRST;
       this.draw();
     }
 
     draw() {
-      const { state } = this;
       this.drawn = [];
-      this.bar.hidden = this.more.hidden = !state;
-      if (!state) {
-        this.summary.textContent = "Segments are kept for the peak and a failed allocation only; choose one of them above.";
-        this.list.replaceChildren();
-        return;
-      }
+      const state = this.recording.segmentsAt(this.moment);
+      const marked = this.recording.segments.includes(state);
       const all = state.segments;
       const total = (key) => all.reduce((sum, one) => sum + one[key], 0);
       const reserved = total("size") + state.rest.bytes, free = total("free") + state.rest.free;
@@ -54,7 +49,7 @@
       const pieces = all.reduce((sum, one) => sum + one.pieces.filter((piece) => piece.kind === "free").length, 0);
       const { failure } = this.recording.marks;
       const wanted = failure && failure.moment === state.moment ? ` The failed allocation requested ${formatBytes(failure.requested)}.` : "";
-      this.summary.textContent = `${formatBytes(reserved)} reserved in ${number.format(all.length + state.rest.count)} segments, ${formatBytes(free)} (${formatShare(free, reserved)}) of it free, in ${number.format(pieces)} pieces of at most ${formatBytes(largest)}.${wanted}`;
+      this.summary.textContent = `${formatBytes(reserved)} reserved in ${number.format(all.length + state.rest.count)} segments, ${formatBytes(free)} (${formatShare(free, reserved)}) of it free, in ${number.format(pieces)} pieces of at most ${formatBytes(largest)}.${wanted}${marked || !this.recording.leastBytes ? "" : ` Blocks under ${formatBytes(this.recording.leastBytes)} are not listed and counted as free here.`}`;
       const sorted = [...all].sort(ORDERS[this.order][1]);
       this.list.replaceChildren(...sorted.slice(0, this.shown).map((segment) => this.row(segment)));
       const hidden = sorted.slice(this.shown);

@@ -29,8 +29,9 @@
 
   class Timeline {
     // pick: callback invoked with (moment, role name or null) when a place is clicked, tapped or chosen by Enter
-    constructor(host, recording, { pick = () => {}, tallest = 0, sync = null } = {}) {
-      Object.assign(this, { host, recording, pick, tallest, sync });
+    // moved: callback invoked when another part is shown
+    constructor(host, recording, { pick = () => {}, moved = () => {}, legendHost = host, tallest = 0, sync = null } = {}) {
+      Object.assign(this, { host, recording, pick, moved, legendHost, tallest, sync, single: false });
       this.hidden = new Set();
       this.axis = recording.hasTimes ? "time" : "events";
       this.fit = false;
@@ -39,9 +40,33 @@
       this.reservedTree = new Extremes(recording.reserved, higher);
       this.build();
       this.sum();
-      this.view = [0, this.end];
+      const [from, to] = recording.opens;
+      this.view = [this.places[recording.columnOf(from)], this.places[recording.columnOf(to) + 1]];
+      if (!(this.view[1] - this.view[0] >= SMALLEST_SPAN)) this.view = [0, this.end];
       this.create();
       new ResizeObserver(() => this.resize()).observe(this.chart);
+    }
+
+    // a strip of phases, and above it one of steps
+    get stripCount() {
+      return this.recording.steps.length ? 2 : 1;
+    }
+    // first and last moment of the part shown
+    get momentsShown() {
+      const { recording } = this;
+      const [first, last] = this.view.map((place) => Math.max(0, upperBound(this.places, place) - 1));
+      return [recording.starts[first], this.view[1] >= this.end ? recording.last + 1 : recording.starts[last]];
+    }
+    // the column of the highest bytes between two moments
+    highestWithin(from, to) {
+      const { recording } = this;
+      const first = recording.columnOf(from);
+      return this.tree.within(first, Math.max(first + 1, recording.columnOf(to)));
+    }
+    setSingle(single) {
+      this.single = single;
+      this.singleButton.setAttribute("aria-pressed", String(single));
+      this.redraw();
     }
 
     get places() {
@@ -69,6 +94,7 @@
         marks.failure ? button("Zoom to the failed allocation", "failure", () => this.zoomTo(marks.failure.moment), { class: "failure" }) : null,
         this.axisButton || null,
         this.fitButton,
+        (this.singleButton = button("One shape per allocation, over its life", "each block", () => this.setSingle(!this.single), { "aria-pressed": "false" })),
         this.range,
       );
       this.chart = element("div", {
@@ -102,7 +128,8 @@
       );
       this.tip = element("div", { class: "tip", hidden: true, role: "status" });
       this.caption = element("p", { class: "caption" });
-      this.host.append(element("div", { class: "timeline" }, bar, this.chart, this.overview, this.tip, this.legend), this.caption);
+      this.host.append(element("div", { class: "timeline" }, bar, this.chart, this.overview, this.tip));
+      this.legendHost.append(this.legend, this.caption);
       this.chart.addEventListener("keydown", (event) => this.key(event));
     }
 
@@ -165,7 +192,7 @@
       let below = new Float64Array(size + 1);
       for (const role of recording.roles) {
         const above = Float64Array.from(below);
-        if (!this.hidden.has(role.name)) {
+        if (!this.hidden.has(role.name) && !(this.single && from === this.view[0] && to === this.view[1])) {
           const bytes = role.bytes;
           for (let i = 0; i < size; i++) above[i] += bytes[bins.column[i]];
           above[size] = above[size - 1];
@@ -199,7 +226,7 @@
         {
           width,
           height: this.plotHeight(width),
-          padding: [STRIP + 6, RIGHT, 0, 0],
+          padding: [this.stripCount * STRIP + 6, RIGHT, 0, 0],
           legend: { show: false },
           scales: { x: { time: false, range: () => this.view }, y: { range: () => [0, this.shownHeight()] } },
           axes: [
@@ -276,11 +303,20 @@
       this.waiting = requestAnimationFrame(() => {
         this.waiting = 0;
         const started = performance.now();
-        this.plot.setData(this.current().data);
+        const made = this.current().data;
+        this.shapes = this.single ? new ligerprof.Shapes(this.recording, this.visibleBlocks(), this.momentsShown) : null;
+        this.plot.setData(made);
         this.placeBrush();
+        const shown = this.momentsShown.join();
+        if (shown !== this.wasShown) this.moved();
+        this.wasShown = shown;
         this.describe();
         this.host.dataset.redrawMs = (performance.now() - started).toFixed(1);
       });
+    }
+    visibleBlocks() {
+      const { roleNames, blocks } = this.recording;
+      return Array.from(blocks.role.keys()).filter((block) => !this.hidden.has(roleNames[blocks.role[block]]));
     }
     drawOverview() {
       this.overviewPlot.setData(this.data(0, this.end, OVERVIEW_BINS).data);
@@ -377,8 +413,10 @@
     locate(event) {
       const box = this.plot.over.getBoundingClientRect();
       const left = event.clientX - box.left, top = event.clientY - box.top;
-      const column = this.shownBins.column[this.binAt(this.plot.posToVal(left, "x"))];
-      return { column, role: this.roleAt(column, this.plot.posToVal(top, "y")), left, top };
+      const column = this.shownBins.column[this.binAt(this.plot.posToVal(left, "x"))], bytes = this.plot.posToVal(top, "y");
+      const block = this.shapes ? this.shapes.at(this.recording.moments[column], bytes) : -1;
+      const role = block < 0 ? this.shapes ? null : this.roleAt(column, bytes) : this.recording.roles.find(({ name }) => name === this.recording.roleNames[this.recording.blocks.role[block]]);
+      return { column, role, block, left, top };
     }
     point(event) {
       const place = this.locate(event);
@@ -462,7 +500,8 @@
       this.showTip({ column, role, left, top });
     }
 
-    showTip({ column, role, left, top }) {
+    showTip({ column, role, block = -1, left, top }) {
+      this.drawOver(block);
       const { recording } = this;
       const running = recording.running[recording.ran[column]];
       const [step, phase, place] = running;
@@ -473,7 +512,8 @@
         what ? element("div", { class: "muted" }, what) : "",
         this.change ? element("div", { class: "muted" }, `with the change: at most ${formatBytes(this.after[column])}`) : "",
       );
-      if (role) this.describeRole(role, column);
+      if (block >= 0) this.describeBlocks(role, column, [block]);
+      else if (role) this.describeRole(role, column);
       else for (const one of this.largestRoles(column)) this.tip.append(this.roleLine(one, column));
       this.tip.hidden = false;
       const chart = this.plot.over.getBoundingClientRect(), host = this.tip.parentElement.getBoundingClientRect();
@@ -495,13 +535,23 @@
       const { recording } = this;
       this.tip.append(this.roleLine(role, column));
       const code = recording.roleNames.indexOf(role.name);
-      const live = recording.liveAt(recording.moments[column]).filter((block) => recording.blocks.role[block] === code);
+      this.describeBlocks(null, column, recording.liveAt(recording.moments[column]).filter((block) => recording.blocks.role[block] === code));
+    }
+    describeBlocks(role, column, live) {
+      const { recording } = this;
+      if (role) this.tip.append(this.roleLine(role, column));
       const groups = ligerprof.groupBlocks(recording, live, "place").slice(0, 3);
       for (const group of groups) {
         const lines = [element("div", { class: "who" }, `${formatBytes(group.bytes)} in ${number.format(group.blocks.length)} ${group.blocks.length === 1 ? "block" : "blocks"}: ${group.who || "no stack recorded"}`)];
         lines.push(element("div", { class: "why muted" }, ligerprof.reasons(recording, group.blocks[0]).join("; ")));
         this.tip.append(...lines);
       }
+    }
+    // the block under the pointer
+    drawOver(block) {
+      if (!this.shapes || this.over === block) return;
+      this.over = block;
+      this.plot.redraw(false, false);
     }
     hideTip() {
       this.tip.hidden = true;
@@ -550,6 +600,7 @@
       ctx.beginPath();
       ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
       ctx.clip();
+      if (this.shapes) this.drawShapes(u, ctx);
       if (this.change) this.drawVeil(u, ctx);
       const { peak, failure, earlier = [] } = this.recording.marks;
       for (const moment of earlier) this.drawMark(u, moment, "", styleOf("--failure"), 2);
@@ -561,6 +612,19 @@
       }
       if (this.chosen !== undefined) this.drawMark(u, this.chosen, "", styleOf("--accent"), 2);
       ctx.restore();
+    }
+    // what is neither drawn nor listed shows behind the shapes
+    drawShapes(u, ctx) {
+      const { recording, places, shownBins } = this;
+      ctx.fillStyle = styleOf("--mixed");
+      shownBins.x.forEach((x, i) => {
+        const left = u.valToPos(x, "x", true), right = u.valToPos(i + 1 < shownBins.x.length ? shownBins.x[i + 1] : this.view[1], "x", true);
+        const top = u.valToPos(this.shown[shownBins.column[i]], "y", true);
+        ctx.fillRect(left, top, right - left, u.valToPos(0, "y", true) - top);
+      });
+      const placeOf = (moment) => Math.max(this.view[0], Math.min(this.view[1], places[Math.max(0, recording.columnOf(Math.min(moment, recording.last)))]));
+      placeOf.view = this.view;
+      this.shapes.draw(u, ctx, recording, placeOf, this.over);
     }
     // what the change saves is veiled: the part of the stack above the new line
     drawVeil(u, ctx) {
@@ -615,16 +679,33 @@
       ctx.textBaseline = "middle";
       ctx.textAlign = "center";
       const top = bbox.top - (STRIP + 3) * ratio;
+      this.drawSteps(u, ctx, top - STRIP * ratio, ratio);
       for (const span of spans) {
         if (!span.phase) continue;
         const left = u.valToPos(span.start, "x", true), right = u.valToPos(span.end, "x", true);
         ctx.fillStyle = styleOf(`--phase-${span.phase}`);
         ctx.fillRect(left, top, Math.max(ratio, right - left), STRIP * ratio);
-        const names = [span.step ? `step ${span.step}: ${span.phase}` : span.phase, span.phase];
-        const name = names.find((text) => ctx.measureText(text).width + 8 * ratio < right - left);
-        if (!name) continue;
+        const name = span.phase;
+        if (ctx.measureText(name).width + 8 * ratio >= right - left) continue;
         ctx.fillStyle = styleOf("--phase-ink");
         ctx.fillText(name, (left + right) / 2, top + (STRIP * ratio) / 2 + ratio / 2);
+      }
+    }
+    // the number of each step, where there is room
+    drawSteps(u, ctx, top, ratio) {
+      const { recording, places } = this;
+      let free = -Infinity;
+      for (const { step, start, end } of recording.steps) {
+        const [from, to] = [start, end].map((moment) => Math.max(this.view[0], Math.min(this.view[1], places[recording.columnOf(moment)])));
+        if (to <= from) continue;
+        const left = u.valToPos(from, "x", true), right = u.valToPos(to, "x", true);
+        ctx.fillStyle = styleOf("--muted");
+        ctx.fillRect(left, top, ratio, (STRIP - 1) * ratio);
+        const name = [`step ${step}`, String(step)].find((text) => ctx.measureText(text).width + 6 * ratio < right - left) || String(step);
+        const wide = ctx.measureText(name).width;
+        if ((left + right - wide) / 2 < free) continue;
+        free = (left + right + wide) / 2 + 4 * ratio;
+        ctx.fillText(name, (left + right) / 2, top + STRIP * ratio / 2);
       }
     }
     mark(moment) {
