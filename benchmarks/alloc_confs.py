@@ -36,8 +36,8 @@ SECONDS = 240
 
 
 def run(argv: str, *, conf: str = "", limit_bytes: int = 0, record: Path | None = None) -> dict[str, Any]:
-    """torch's counters at the end of a program, and whether it ran out of memory."""
-    command = [sys.executable, str(HERE / "peak.py"), str(HERE / argv.split()[0]), *argv.split()[1:]]
+    """Torch's counters at the end of a program, and whether it ran out of memory."""
+    command = [sys.executable, str(HERE / "peak.py"), str(HERE / argv.split(maxsplit=1)[0]), *argv.split()[1:]]
     if record is not None:
         command = [sys.executable, "-m", "ligerprof", "run", "-o", str(record), "--", *command]
     env = os.environ | ({"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {})
