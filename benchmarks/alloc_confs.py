@@ -74,7 +74,7 @@ def measure(results: Path, only: list[str]) -> None:
             write({"program": name, "alloc_conf": "", **recorded, "replayed": replayed.get("")})
             for conf in CONFS:
                 write({"program": name, "alloc_conf": conf, **run(argv, conf=conf), "replayed": replayed.get(conf)})
-            least = {conf: one["smallest_limit_bytes"] for conf, one in replayed.items()}
+            least = {conf: one["smallest_limit_bytes"] for conf, one in replayed.items() if one["smallest_limit_bytes"]}
             best = min(least, key=lambda conf: (least[conf], len(conf)), default="")
             if not least or least[best] > (1 - WORTH_A_LIMIT) * least[""]:
                 continue

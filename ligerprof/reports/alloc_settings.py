@@ -28,9 +28,15 @@ def render_settings(report: PeakReport) -> "RenderableType":
         )
     table = groups_table(*_HEADS, who="MiB under PYTORCH_CUDA_ALLOC_CONF", figure_width=_FIGURE_WIDTH, heading_width=0)
     for one in _shown(tried):
-        sizes = (one.reserved_bytes, one.saves_bytes, one.smallest_limit_bytes or 0)
+        needed = "" if one.smallest_limit_bytes is None else format_mib(one.smallest_limit_bytes)
         passed = " lets it pass" if one.fits else ""
-        table.add_row(*map(format_mib, sizes), str(one.retries), f"{one.alloc_conf or 'torch defaults'}{passed}")
+        table.add_row(
+            format_mib(one.reserved_bytes),
+            format_mib(one.saves_bytes),
+            needed,
+            str(one.retries),
+            f"{one.alloc_conf or 'torch defaults'}{passed}",
+        )
     until = " up to the failure" if report.out_of_memory is not None else ""
     text = (
         f"Other settings of the allocator, replayed{until}. As recorded, {format_bytes(report.reserved_bytes)} are"

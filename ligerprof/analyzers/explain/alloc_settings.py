@@ -49,6 +49,8 @@ _LEAST_GAIN = _LARGEST_DIFFERENCE = 0.01
 _WORTHWHILE = 0.05
 # of all replays that nobody asked for: about a second
 _MOST_EVENTS = 600_000
+# a search by halves takes ten replays
+_MOST_LIMITS = 3
 _UP_TO_FAILURE = "Replayed up to the failure: what comes after it is not recorded"
 _GROWS = ". What grows from step to step fills this, too"
 _ALLOCATE, _FREE, _EMPTY_CACHE, _OTHER = range(4)
@@ -69,7 +71,7 @@ class SettingsOutcome:
         retries: how often cached memory was given back to make room under the recorded limit.
         fits: whether the allocation that failed in the recording succeeds; None if none failed.
         smallest_limit_bytes: a limit on reserved bytes under which all requests succeed, at most one large segment
-            above the smallest such limit; None if it was not searched.
+            above the smallest such limit; None if it was not searched: for the best few and the recording's own.
     """
 
     conf: Conf
@@ -101,7 +103,8 @@ def other_settings(replayed: Replay, *, thorough: bool = False) -> tuple[Setting
     """The recording's own settings and others, best first; () if no settings can help much.
 
     Args:
-        replayed: one device's recording. One that failed is replayed up to its last failure.
+        replayed: one device's recording. One that failed is replayed up to its last failure. Calls of empty_cache()
+            that gave nothing back left no event, so they are not replayed.
         thorough: also search where little can be gained or the recording is long, and find each smallest limit.
 
     Returns:
@@ -110,7 +113,7 @@ def other_settings(replayed: Replay, *, thorough: bool = False) -> tuple[Setting
     """
     if not replayed.complete or replayed.mismatches or not len(replayed.trace) or _has_own_pools(replayed):
         return None
-    requests = _Requests(replayed)
+    requests = Requests(replayed)
     could_save = requests.recorded_bytes - int(requests.until.allocated_bytes.max())
     is_small = requests.failed_bytes is None and could_save < _WORTHWHILE * requests.recorded_bytes
     if not thorough and (is_small or len(requests.steps) > _MOST_EVENTS):
@@ -121,7 +124,11 @@ def other_settings(replayed: Replay, *, thorough: bool = False) -> tuple[Setting
 def best_settings(tried: Sequence[SettingsOutcome] | None) -> SettingsOutcome | None:
     """The settings to advise: of those that help, the fewest keys that come close to the best; None if none helps."""
     helpful = [one for one in tried or () if one.helps]
-    close = [one for one in helpful if one.reserved_bytes <= (1 + _LEAST_GAIN) * helpful[0].reserved_bytes]
+    close = [
+        one
+        for one in helpful
+        if one.retries == helpful[0].retries and one.reserved_bytes <= (1 + _LEAST_GAIN) * helpful[0].reserved_bytes
+    ]
     return min(close, key=lambda one: len(one.conf), default=None)
 
 
@@ -155,7 +162,7 @@ def with_settings(
     return (*suggestions[:place], own, *suggestions[place:])
 
 
-def _search(requests: "_Requests", *, thorough: bool) -> tuple[SettingsOutcome, ...] | None:
+def _search(requests: "Requests", *, thorough: bool) -> tuple[SettingsOutcome, ...] | None:
     """Change one key after another, each time to the value that is best beside those chosen before."""
     own = _conf_of(requests.until.rules)
     try:
@@ -177,13 +184,16 @@ def _search(requests: "_Requests", *, thorough: bool) -> tuple[SettingsOutcome, 
             if _is_better(one, best):
                 best, improves = one, True
     tried = [replace(one, saves_bytes=first.reserved_bytes - one.reserved_bytes) for one in found.values()]
-    tried.sort(key=lambda one: (not one.fits, one.reserved_bytes, len(one.alloc_conf)))
-    return tuple(requests.with_smallest_limit(one) if thorough else one for one in tried)
+    tried.sort(key=lambda one: (not one.fits, one.retries, one.reserved_bytes, len(one.alloc_conf)))
+    if not thorough:
+        return tuple(tried)
+    limited = {_text(own), *(one.alloc_conf for one in tried[:_MOST_LIMITS])}
+    return tuple(requests.with_smallest_limit(one) if one.alloc_conf in limited else one for one in tried)
 
 
 def _is_better(one: SettingsOutcome, other: SettingsOutcome) -> bool:
-    if one.fits != other.fits:
-        return bool(one.fits)
+    if (one.fits, -one.retries) != (other.fits, -other.retries) and one.fits is not None:
+        return (one.fits, -one.retries) > (other.fits, -other.retries)
     return one.reserved_bytes < (1 - _LEAST_GAIN) * other.reserved_bytes
 
 
@@ -219,7 +229,7 @@ def _has_own_pools(replayed: Replay) -> bool:
     return any(isinstance(pool, (tuple, list)) and any(pool) for pool in pools)
 
 
-class _Requests:
+class Requests:
     """What a recording asked of the allocator up to its last failure.
 
     Attributes:
