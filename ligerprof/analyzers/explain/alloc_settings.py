@@ -255,7 +255,7 @@ class Requests:
         if failed is not None:
             # with more left than was asked for, a limit on the process was reached, which recordings do not contain
             left = _number(event.get("device_free"))
-            left = left if left < self.failed_bytes else 0
+            left = left if left < (self.failed_bytes or 0) else 0
             self.limit_bytes = max(self.recorded_bytes, int(self.until.reserved_bytes[-1]) + left)
         elif given_back[:count].any():
             self.limit_bytes = self.recorded_bytes
