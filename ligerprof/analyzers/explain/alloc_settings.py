@@ -29,7 +29,12 @@ from ligerprof.snapshots.events import (
 )
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
-from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES, AllocatorFullError, CachingAllocator
+from ligerprof.torch_memory.allocator.caching import (
+    LARGE_SEGMENT_BYTES,
+    AllocatorFullError,
+    CachingAllocator,
+    segment_bytes,
+)
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 from ligerprof.units import MIB
@@ -52,6 +57,7 @@ _MOST_EVENTS = 600_000
 # a search by halves takes ten replays
 _MOST_LIMITS = 3
 _UP_TO_FAILURE = "Replayed up to the failure: what comes after it is not recorded"
+_DEPENDS = {True: "", None: ". Whether this is enough depends on the limit of the process, which is not recorded"}
 _GROWS = ". What grows from step to step fills this, too"
 _ALLOCATE, _FREE, _EMPTY_CACHE, _OTHER = range(4)
 
@@ -69,7 +75,8 @@ class SettingsOutcome:
         reserved_bytes: the highest; without the recorded limit, if a request fails under it.
         saves_bytes: how much more the recording's own settings reserve; negative if less.
         retries: how often cached memory was given back to make room under the recorded limit.
-        fits: whether the allocation that failed in the recording succeeds; None if none failed.
+        fits: whether the allocation that failed in the recording succeeds; None if none failed, or if that depends on
+            the limit, of which a recording then shows two bounds.
         smallest_limit_bytes: a limit on reserved bytes under which all requests succeed, at most one large segment
             above the smallest such limit; None if it was not searched: for the best few and the recording's own.
     """
@@ -153,11 +160,11 @@ def with_settings(
         how=(f"export PYTORCH_CUDA_ALLOC_CONF={best.alloc_conf}",),
         framework=Framework.TORCH,
         lets_pass=best.fits,
-        condition="" if failed is None else _UP_TO_FAILURE + (_GROWS if failed.growth else ""),
+        condition="" if failed is None else _UP_TO_FAILURE + (_GROWS if failed.growth else _DEPENDS[best.fits]),
         new_reserved_bytes=best.reserved_bytes,
         saves_reserved_bytes=best.saves_bytes,
     )
-    is_first = failed is not None and not failed.growth and failed.held_as_much_before
+    is_first = bool(best.fits) and failed is not None and not failed.growth and failed.held_as_much_before
     place = 0 if is_first else sum(one.cost is Cost.FREE for one in suggestions)
     return (*suggestions[:place], own, *suggestions[place:])
 
@@ -184,7 +191,7 @@ def _search(requests: "Requests", *, thorough: bool) -> tuple[SettingsOutcome, .
             if _is_better(one, best):
                 best, improves = one, True
     tried = [replace(one, saves_bytes=first.reserved_bytes - one.reserved_bytes) for one in found.values()]
-    tried.sort(key=lambda one: (not one.fits, one.retries, one.reserved_bytes, len(one.alloc_conf)))
+    tried.sort(key=lambda one: (*_rank(one), one.reserved_bytes, len(one.alloc_conf)))
     if not thorough:
         return tuple(tried)
     limited = {_text(own), *(one.alloc_conf for one in tried[:_MOST_LIMITS])}
@@ -192,9 +199,14 @@ def _search(requests: "Requests", *, thorough: bool) -> tuple[SettingsOutcome, .
 
 
 def _is_better(one: SettingsOutcome, other: SettingsOutcome) -> bool:
-    if (one.fits, -one.retries) != (other.fits, -other.retries) and one.fits is not None:
-        return (one.fits, -one.retries) > (other.fits, -other.retries)
+    if _rank(one) != _rank(other):
+        return _rank(one) < _rank(other)
     return one.reserved_bytes < (1 - _LEAST_GAIN) * other.reserved_bytes
+
+
+def _rank(one: SettingsOutcome) -> tuple[int, int]:
+    """Lower for settings that let the failed allocation succeed, then for those that may, then for fewer retries."""
+    return (True, None, False).index(one.fits), one.retries
 
 
 def _neighbours(conf: Conf, *, collects: bool) -> Iterator[Conf]:
@@ -237,7 +249,7 @@ class Requests:
         steps: kind, address, bytes and stream of each request, release and call of empty_cache().
         recorded_bytes: the highest reserved bytes.
         failed_bytes: what the allocation that failed asked for, None if none failed.
-        limit_bytes: what the process could reserve, None if nothing in the recording met a limit.
+        limit_bytes: what the process could reserve at least, None if nothing in the recording met a limit.
     """
 
     def __init__(self, replayed: Replay) -> None:
@@ -251,12 +263,16 @@ class Requests:
         stacks = replayed.trace.objects("frames")[0]
         count = len(self.until.trace)
         given_back = _given_back_within_requests(columns.actions, stacks)
-        self.limit_bytes = None
-        if failed is not None:
-            # with more left than was asked for, a limit on the process was reached, which recordings do not contain
-            left = _number(event.get("device_free"))
-            left = left if left < (self.failed_bytes or 0) else 0
-            self.limit_bytes = max(self.recorded_bytes, int(self.until.reserved_bytes[-1]) + left)
+        self.limit_bytes = self._highest_limit_bytes = None
+        if self.failed_bytes is not None:
+            reserved_bytes = int(self.until.reserved_bytes[-1])
+            needed_bytes = segment_bytes(self.until.rules.round_request(self.failed_bytes))
+            left_bytes = _number(event.get("device_free"))
+            if left_bytes < needed_bytes:
+                self.limit_bytes = self._highest_limit_bytes = reserved_bytes + left_bytes
+            else:
+                # a limit on the process was reached, which recordings do not contain
+                self.limit_bytes, self._highest_limit_bytes = self.recorded_bytes, reserved_bytes + needed_bytes - 1
         elif given_back[:count].any():
             self.limit_bytes = self.recorded_bytes
         self.steps = _steps(columns, replayed.trace.numbers("stream"), given_back, count)
@@ -265,6 +281,9 @@ class Requests:
         """What the requests reserve, and whether they succeed under the recorded limit."""
         allocator, passed = self._run(conf, self.limit_bytes)
         retries = allocator.retries
+        fits: bool | None = passed
+        if self.failed_bytes is None or (not passed and self._run(conf, self._highest_limit_bytes)[1]):
+            fits = None
         if not passed:
             allocator, _ = self._run(conf, None)
         return SettingsOutcome(
@@ -273,7 +292,7 @@ class Requests:
             reserved_bytes=allocator.highest_reserved_bytes,
             saves_bytes=0,
             retries=retries,
-            fits=None if self.failed_bytes is None else passed,
+            fits=fits,
         )
 
     def is_recorded(self, own: SettingsOutcome) -> bool:
