@@ -52,6 +52,9 @@ class Phase(Word):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    # of loops that train on what a model generates, and on how other models score it
+    GENERATION = "generation"
+    SCORING = "scoring"
     EVALUATION = "evaluation"
     SAVING = "saving"
     OUTSIDE = "outside"
@@ -67,8 +70,10 @@ class View(Word):
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 STEP_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-# with those that run between steps
-REPORTED_PHASES = (*STEP_PHASES, Phase.EVALUATION, Phase.SAVING)
+# with those that run between steps, or beside the passes of one
+REPORTED_PHASES = (*STEP_PHASES, Phase.GENERATION, Phase.SCORING, Phase.EVALUATION, Phase.SAVING)
+# forward passes without a backward pass
+INFERENCE_PHASES = (Phase.GENERATION, Phase.SCORING, Phase.EVALUATION)
 
 
 def shown_phases(*found: Iterable[Phase]) -> tuple[Phase, ...]:

@@ -57,6 +57,12 @@ _MANY_GROUPS = 10_000
     help="Your own rules for roles, TOML or JSON.",
 )
 @click.option("--stacks", is_flag=True, help="Group blocks by stack too, and show each stack.")
+@click.option(
+    "--alloc-confs",
+    "all_settings",
+    is_flag=True,
+    help="Replay the recording under all sensible PYTORCH_CUDA_ALLOC_CONFs, and list them.",
+)
 @own_file_option
 @changed_copy_option("-o", "--output", what="the first suggestion")
 @click.option("--ranks", "all_ranks", is_flag=True, help="Compare the ranks of RUN, a step on several GPUs.")
@@ -75,6 +81,7 @@ def command(  # noqa: PLR0913 - one argument per option
     max_peak_bytes: int | None,
     rules_path: str | None,
     stacks: bool,
+    all_settings: bool,
     configs: tuple[str, ...],
     copies: tuple[Path, ...],
     all_ranks: bool,
@@ -96,8 +103,8 @@ def command(  # noqa: PLR0913 - one argument per option
     own = OwnConfig(configs, copies, force=force)
     sources = _ranks(snapshot, of_run=all_ranks)
     if sources:
-        if stacks or as_markdown or by is not View.ROLE:
-            raise click.UsageError("--stacks, --format and --by need one rank: give its file.")
+        if stacks or as_markdown or all_settings or by is not View.ROLE:
+            raise click.UsageError("--stacks, --format, --alloc-confs and --by need one rank: give its file.")
         from ligerprof.analyzers.explain.ranks import explain_ranks
         from ligerprof.reports.ranks import render_ranks
         from ligerprof.runs.recording.summary import recorded_weights
@@ -124,7 +131,7 @@ def command(  # noqa: PLR0913 - one argument per option
         return
     if html_path is not None:
         require_absent([html_path], force=force)
-    analysis = _analysis(snapshot, device_index=device_index, rules=rules, stacks=stacks)
+    analysis = _analysis(snapshot, device_index=device_index, rules=rules, stacks=stacks, all_settings=all_settings)
     if html_path is not None:
         from ligerprof.reports.page.peak import render_peak_page
 
@@ -146,7 +153,7 @@ def command(  # noqa: PLR0913 - one argument per option
         judged = limit_json(max_peak_bytes, report.peak_bytes) | ({} if gpu is None else {"simulated": gpu})
         show(
             lambda: {**report.to_json(), "source": str(snapshot), **judged},
-            lambda: _text(report, by, top),
+            lambda: _text(report, by, top, all_settings=all_settings),
             as_json=as_json,
         )
     own.write(report)
@@ -173,7 +180,7 @@ def _rules(path: str | None) -> Sequence["UserRule"]:
 
 
 def _analysis(
-    source: Path, *, device_index: int | None, rules: Sequence["UserRule"], stacks: bool
+    source: Path, *, device_index: int | None, rules: Sequence["UserRule"], stacks: bool, all_settings: bool = False
 ) -> "SnapshotAnalysis":
     from ligerprof.snapshots.reader import read_snapshot
 
@@ -188,6 +195,7 @@ def _analysis(
         stacks=stacks,
         recipe=_recipe(source),
         consume=True,
+        all_settings=all_settings,
     )
 
 
@@ -212,10 +220,17 @@ def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:
     return rank_snapshots(source) if source.is_dir() else {}
 
 
-def _text(report: "PeakReport", by: View, top: int) -> "RenderableType":
+def _text(report: "PeakReport", by: View, top: int, *, all_settings: bool) -> "RenderableType":
     from ligerprof.reports.peak import render_peak
 
-    return render_peak(report, by=by, top=top)
+    peak = render_peak(report, by=by, top=top)
+    if not all_settings:
+        return peak
+    from rich.console import Group
+
+    from ligerprof.reports.alloc_settings import render_settings
+
+    return Group(peak, render_settings(report))
 
 
 def _check_peak(peak_bytes: int, max_peak_bytes: int | None) -> None:

@@ -138,6 +138,4 @@ def _remedy(oom: FailedAllocation) -> str:
         pin = oom.pins[0]
         held = ", ".join(f"{role.value} {format_bytes(size)}" for role, size in pin.roles.items())
         text += f" The segment with most of it ({format_bytes(pin.free_bytes)}) is held by {held}."
-    if not oom.expandable_segments:
-        text += " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins the pieces."
     return text

@@ -64,6 +64,13 @@ class _Prose:
 
 
 def _effect(suggestion: Suggestion) -> str:
+    if suggestion.saves_reserved_bytes is not None and suggestion.new_reserved_bytes is not None:
+        reserved = format_bytes(suggestion.new_reserved_bytes)
+        if suggestion.lets_pass:
+            return f"reserves {reserved} with the request, enough"
+        return (
+            f"reserves {reserved}, {format_like(suggestion.saves_reserved_bytes, suggestion.new_reserved_bytes)} less"
+        )
     if suggestion.saves_bytes is None or suggestion.new_peak_bytes is None:
         return "saving not computed"
     verdict = {True: ", enough", False: ", not enough alone", None: ""}[suggestion.lets_pass]

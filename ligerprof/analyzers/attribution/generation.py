@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
-from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.phases import GENERATE, EventPhases, phase_code
 from ligerprof.analyzers.attribution.stacks import WRAPPERS
 from ligerprof.analyzers.attribution.vocabulary import is_look_up
 from ligerprof.roles import Phase
@@ -16,7 +16,6 @@ from ligerprof.snapshots.trace import Int64s
 
 _CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
 _STATIC_CACHE = re.compile(r"^transformers/cache_utils\.py:lazy_initialization$", re.MULTILINE)
-GENERATE = re.compile(r"^transformers/generation/", re.MULTILINE)
 # a program's own names for a buffer that it fills in place, such as `setup_caches` or `kv_cache.py`
 _CACHE_NAME = re.compile(r"(?:\b|_)(?:kv_?)?caches?(?:\b|_)", re.IGNORECASE)
 _OTHER_CACHE = re.compile(r"rope|rotary|freq|sincos|mask|position")

@@ -1,6 +1,7 @@
 """Decide which phase of training each event belongs to: by stamps, else by stacks and annotations."""
 
 import itertools
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.call_sites import CallSites
-from ligerprof.roles import Phase
+from ligerprof.roles import INFERENCE_PHASES, Phase
 from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
@@ -21,6 +22,7 @@ _CODES = {phase: code for code, phase in enumerate(_PHASES)}
 _UNKNOWN = -1
 _STEP_LIMIT = 2**31
 _TIME_LIMIT_US = 2**62
+GENERATE = re.compile(r"^transformers/generation/", re.MULTILINE)
 _STEP_ANNOTATION, _ZERO_ANNOTATION = "Optimizer.step#", "Optimizer.zero_grad#"
 
 
@@ -56,7 +58,7 @@ class EventPhases:
     """The phase of each event, and the spans of consecutive events in one phase of one step.
 
     Attributes:
-        codes: `phase_code` of each event, as the rules for roles need them: evaluation is a forward pass.
+        codes: `phase_code` of each event, as the rules for roles need them: a pass without backward is forward.
         shown: `phase_code` of each event, as reports name it.
         spans: number of the span of each event, ascending.
         steps: training step of each event, 0 without stamps.
@@ -152,9 +154,10 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
     stamped = _from_stamps(stamp_of, stamps)
     if stamped is not None:
         shown, steps = stamped
-        codes: Int64s = np.where(shown == _CODES[Phase.EVALUATION], _CODES[Phase.FORWARD], shown)
+        codes: Int64s = np.where(are_codes_of(shown, *INFERENCE_PHASES), _CODES[Phase.FORWARD], shown)
     else:
-        codes = shown = _join_loss(_from_stacks(replayed, call_sites, ranges), replayed, call_sites)
+        codes = _join_loss(_from_stacks(replayed, call_sites, ranges), replayed, call_sites)
+        shown = _with_generation(codes, replayed, call_sites)
         steps = np.zeros(len(codes), dtype=np.int64)
     forward = np.flatnonzero(codes == _CODES[Phase.FORWARD])
     between = np.flatnonzero((codes == _CODES[Phase.OPTIMIZER]) | (codes == _CODES[Phase.OUTSIDE]))
@@ -229,6 +232,16 @@ def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[_Rang
             within_range[0] = _CODES[phase]
         filled[start:stop] = _filled_forward(within_range)
     return filled
+
+
+def _with_generation(codes: Int64s, replayed: Replay, call_sites: CallSites) -> Int64s:
+    """The phases with forward passes inside transformers' `generate`, and what follows their allocations, as such."""
+    allocated = replayed.allocated_by >= 0
+    generates = np.full(len(codes), _UNKNOWN, dtype=np.int64)
+    generates[replayed.allocated_by[allocated]] = call_sites.matching(GENERATE)[allocated]
+    within = (_filled_forward(generates) == 1) & (codes == _CODES[Phase.FORWARD])
+    shown: Int64s = np.where(within, _CODES[Phase.GENERATION], codes)
+    return shown
 
 
 def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> Iterator[_Range]:

@@ -3,10 +3,10 @@
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.checkpointing import Regions
 from ligerprof.analyzers.attribution.earlier_models import EarlierModels
-from ligerprof.analyzers.attribution.generation import GENERATE, find_cached
+from ligerprof.analyzers.attribution.generation import find_cached
 from ligerprof.analyzers.attribution.layers import layers_in_passes
 from ligerprof.analyzers.attribution.older_weights import find_older_weights
-from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.phases import GENERATE, EventPhases, phase_code
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay

@@ -10,6 +10,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.owners import Owners
 from ligerprof.analyzers.attribution.user_rules import UserRule
+from ligerprof.analyzers.explain.alloc_settings import SettingsOutcome, other_settings, with_settings
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
 from ligerprof.analyzers.explain.growth import Growth, find_growth
 from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives, list_lives
@@ -47,7 +48,7 @@ class SnapshotAnalysis:
             first after an allocation whose calls are recorded. A recording of chosen steps has none of the others.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per option
         self,
         replayed: Replay,
         attribution: Attribution,
@@ -56,12 +57,14 @@ class SnapshotAnalysis:
         stacks: bool,
         notes: Sequence[str],
         recipe: "TrainingRecipe | None" = None,
+        all_settings: bool = False,
     ) -> None:
         self.replayed = replayed
         self.attribution = attribution
         self._step = step
         self._stacks = stacks
         self._recipe = recipe
+        self._thorough = all_settings
         self._device_notes = notes
         self.window = self._find_window()
         self.peak_moment = self._find_peak()
@@ -86,6 +89,7 @@ class SnapshotAnalysis:
                 out_of_memory=self.out_of_memory,
                 suggestions=self.suggestions,
                 growth=self._growth(),
+                alloc_confs=self.alloc_confs,
             )
 
     @cached_property
@@ -102,7 +106,13 @@ class SnapshotAnalysis:
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Changes that lower the peak, or that let the failed allocation pass, the cheapest first."""
         with collector_paused():
-            return find_suggestions(self._case, self._recipe)
+            return with_settings(find_suggestions(self._case, self._recipe), self.alloc_confs, self.out_of_memory)
+
+    @cached_property
+    def alloc_confs(self) -> tuple[SettingsOutcome, ...] | None:
+        """Other settings of the allocator, best first; see `other_settings`."""
+        with collector_paused():
+            return other_settings(self.replayed, thorough=self._thorough)
 
     def bytes_after(self, suggestion: Suggestion) -> Int64s | None:
         """Allocated bytes at each moment with one of the suggestions, None if not computed."""
@@ -285,6 +295,7 @@ def analyze(  # noqa: PLR0913 - one argument per option
     stacks: bool = False,
     recipe: "TrainingRecipe | None" = None,
     consume: bool = False,
+    all_settings: bool = False,
 ) -> SnapshotAnalysis:
     """Replay and attribute one device of a snapshot.
 
@@ -296,6 +307,7 @@ def analyze(  # noqa: PLR0913 - one argument per option
         stacks: group blocks by stack too, and keep each group's stack.
         recipe: of the recorded step, for commands in suggestions; by default, that of a run directory.
         consume: the caller does not need the snapshot any more, so that its memory can be used again.
+        all_settings: search all settings of the allocator, however long the recording is.
 
     Raises:
         SnapshotFormatError: not a snapshot, or it lacks the device or the step.
@@ -310,7 +322,9 @@ def analyze(  # noqa: PLR0913 - one argument per option
         replayed, notes = _choose_device(snapshot, device_index, consume=is_ours)
         attribution = Attribution(replayed, snapshot.annotations, rules, snapshot.saved_tensors)
         notes += snapshot.notes_of(replayed.device)
-        return SnapshotAnalysis(replayed, attribution, step=step, stacks=stacks, notes=notes, recipe=recipe)
+        return SnapshotAnalysis(
+            replayed, attribution, step=step, stacks=stacks, notes=notes, recipe=recipe, all_settings=all_settings
+        )
 
 
 def explain(

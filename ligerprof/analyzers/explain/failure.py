@@ -20,6 +20,7 @@ from ligerprof.analyzers.explain.repetitions import repetitions
 from ligerprof.roles import PASSES, MemoryBreakdown, Phase
 from ligerprof.serialization import select, to_json
 from ligerprof.snapshots.distinct import is_among
+from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.segments import segments_at
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.torch_memory.allocator.caching import segment_bytes
@@ -84,6 +85,8 @@ class FailedAllocation:
         larger_than_before: how many times as large the forward pass's tensors are as in any step before.
         earlier: failures before this one, the newest first.
         earlier_count: number of all of them.
+        held_as_much_before: whether the program had held that much and the request at once, so that only free memory
+            in pieces stood in the way.
     """
 
     failure: Failure
@@ -106,6 +109,7 @@ class FailedAllocation:
     earlier: tuple[Failure, ...]
     earlier_count: int
     limit_bytes: int | None = None
+    held_as_much_before: bool = False
 
     @property
     def requested_bytes(self) -> int:
@@ -220,7 +224,13 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
         larger_than_before=size_ratio(then, index),
         earlier=tuple(_failure(attribution, each) for each in failures[-2 : -2 - _MOST_FAILURES : -1]),
         earlier_count=len(failures) - 1,
+        held_as_much_before=_held_as_much_before(replayed, index, request.size_bytes),
     )
+
+
+def _held_as_much_before(replayed: Replay, index: int, size_bytes: int) -> bool:
+    allocated = replayed.allocated_bytes[: index + 1]
+    return bool(allocated[-1] + size_bytes <= allocated.max())
 
 
 def _missing(

@@ -12,6 +12,7 @@ from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.serialization import JsonKeys, document, select
 
 if TYPE_CHECKING:
+    from ligerprof.analyzers.explain.alloc_settings import SettingsOutcome
     from ligerprof.analyzers.explain.failure import FailedAllocation
 
 
@@ -31,6 +32,7 @@ class PeakReport(JsonKeys):
         notes: one sentence each.
         out_of_memory: the last allocation that did not fit.
         suggestions: changes that lower the peak, the cheapest first.
+        alloc_confs: other settings of the allocator, best first; None if the recording cannot be replayed under them.
     """
 
     device: int
@@ -47,6 +49,7 @@ class PeakReport(JsonKeys):
     out_of_memory: "FailedAllocation | None" = None
     suggestions: tuple[Suggestion, ...] = ()
     growth: Growth | None = None
+    alloc_confs: "tuple[SettingsOutcome, ...] | None" = None
 
     @property
     def rows(self) -> tuple[BlockGroup, ...]:
@@ -62,6 +65,6 @@ class PeakReport(JsonKeys):
             ),
             select(self, "rows"),
             select(self, "notes", "steps", "oom=out_of_memory", "suggestions"),
-            {"what_if": [suggestion.to_what_if() for suggestion in self.suggestions]},
-            select(self, "growth"),
+            {"what_if": [one.to_what_if() for one in self.suggestions if one.new_reserved_bytes is None]},
+            select(self, "growth", "alloc_confs"),
         )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution
-from ligerprof.analyzers.attribution.phases import phase_code
+from ligerprof.analyzers.attribution.phases import are_codes_of, phase_code
 from ligerprof.analyzers.suggestions.layer_passes import LayerPasses, find_passes
 from ligerprof.analyzers.suggestions.program import EVALUATION, Program, read_program
 from ligerprof.analyzers.suggestions.replayed_change import Edit, RoleBook, Window
@@ -98,9 +98,9 @@ class Case:
 
     @cached_property
     def evaluation(self) -> Int64s:
-        """Blocks that an evaluation allocated, by the stamps of a recorder or the calls of a trainer."""
+        """Blocks that an evaluation or a generation allocated, by a recorder's stamps or the calls of a trainer."""
         shown = self.attribution.phases.shown_of(self.replayed.allocated_by)
-        stamped = np.flatnonzero(shown == phase_code(Phase.EVALUATION)).astype(np.int64)
+        stamped = np.flatnonzero(are_codes_of(shown, Phase.GENERATION, Phase.EVALUATION)).astype(np.int64)
         return distinct(np.append(stamped, self.blocks_from(EVALUATION))) if self.program.evaluates else stamped
 
     def in_training(self, *roles: Role) -> Int64s:

@@ -45,7 +45,9 @@ def find_suggestions(case: Case, recipe: "TrainingRecipe | None" = None) -> tupl
 
 def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
     """Allocated bytes at each moment after a suggestion that was found for this case; None if not computed."""
-    row = next(row for row in ROWS if row.name == suggestion.name)
+    row = next((row for row in ROWS if row.name == suggestion.name), None)
+    if row is None:
+        return None
     recorded = row.edit(case)
     edits = [] if recorded is None else [recorded, *edits_with_other_timings(row, case)]
     fitting = (edit for edit in edits if edit.highest(case.window, case.request)[0] == suggestion.new_peak_bytes)

@@ -43,6 +43,8 @@ class Suggestion:
         basis: how exact the saving is.
         least_peak_bytes: the new peak where it is lowest, if it differs from run to run; else None.
         condition: what else the new peak depends on, in a sentence; empty if on nothing.
+        new_reserved_bytes: what is reserved with the change, of one that moves blocks and leaves the peak; else None.
+        saves_reserved_bytes: by how much that is less; None as above.
     """
 
     name: str
@@ -58,11 +60,14 @@ class Suggestion:
     basis: Basis = Basis.REPLAYED
     least_peak_bytes: int | None = None
     condition: str = ""
+    new_reserved_bytes: int | None = None
+    saves_reserved_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `suggestions` in the JSON."""
         names = ("name", "change", "saves_bytes", "new_peak_bytes", "cost", "cost_reason", "how", "framework")
-        return select(self, *names, "lets_pass", "basis", "least_peak_bytes", "condition")
+        reserved = () if self.new_reserved_bytes is None else ("new_reserved_bytes", "saves_reserved_bytes")
+        return select(self, *names, "lets_pass", "basis", "least_peak_bytes", "condition", *reserved)
 
     def to_what_if(self) -> dict[str, Any]:
         """An entry of `what_if` in the JSON."""

@@ -40,6 +40,7 @@ PHASES = (
     (_DEEPSPEED, "DeepSpeedEngine.step", Phase.OPTIMIZER),
 )
 
+GENERATE = ("transformers.generation.utils", "GenerationMixin.generate")
 
 # functions of checkpointing that run without gradients in forward, and again with gradients in backward
 REENTRANT = ("torch.utils.checkpoint", "deepspeed.runtime.activation_checkpointing.checkpointing")

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ligerprof.roles import Phase
+from ligerprof.roles import INFERENCE_PHASES, Phase
 from ligerprof.runs.recording.module_calls import (
     are_replaced,
     calls,
@@ -23,6 +23,7 @@ from ligerprof.runs.recording.module_calls import (
 )
 from ligerprof.runs.recording.outermost import OutermostCalls
 from ligerprof.runs.recording.patches import (
+    GENERATE,
     PHASES,
     REENTRANT,
     Patches,
@@ -47,7 +48,8 @@ class LoopPhases:
     Forward begins with the call of a model (the outermost module that runs) and lasts until backward, so that it
     includes the loss; backward is torch.autograd.backward, which Tensor.backward calls, and torch.autograd.grad; the
     optimizer phase is the `step` of any torch optimizer. The first forward after an optimizer step begins the next
-    step. A model that runs without gradients between steps is evaluated; functions that gather or write weights save.
+    step. A model that runs without gradients is evaluated, generates or scores; functions that gather or write weights
+    save.
 
     Args:
         emit: callback that receives the text of each stamp.
@@ -132,6 +134,7 @@ class LoopPhases:
             self._patches.wrap_imported(
                 name, "CheckpointFunction.apply", self._outermost.around_checkpoint(self._patches)
             )
+        self._patches.around(*GENERATE, self._outermost.generation)
         for module, path, phase in PHASES:
             self._patches.around(module, path, partial(self._during, phase))
 
@@ -285,12 +288,12 @@ class LoopPhases:
         """Run an outermost module in its phase."""
         if self.passes_on():
             return direct_call(module)(*arguments, **named)
-        phase = self._outermost.phase_of(module, self._phase)
+        phase = self._outermost.phase_of(module, self._phase, named)
         if phase is None:
             return self._stamped(module, arguments, named)
         if phase is Phase.FORWARD and (self._ended or self._had_backward):
             self._begin_step()
-        after_evaluation = Phase.OUTSIDE if self._phase is Phase.BUILD else self._phase
+        after_inference = Phase.OUTSIDE if self._phase is Phase.BUILD else self._phase
         self._enter(phase)
         if self._names_modules and not self._stamper.is_attached(module) and has_weights(module):
             self._stamper.attach(module, fixed=False)
@@ -309,8 +312,8 @@ class LoopPhases:
             if failed and phase is Phase.FORWARD:
                 # memory ran out, for example; the program may begin again
                 self._enter(Phase.OUTSIDE)
-            elif phase is Phase.EVALUATION:
-                self._enter(after_evaluation)
+            elif phase in INFERENCE_PHASES:
+                self._enter(after_inference)
         if phase is Phase.FORWARD and self._names_modules and has_weights(module):
             self._stamper.label_outputs(outputs)
         return outputs

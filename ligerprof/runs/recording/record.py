@@ -12,7 +12,7 @@ from torch import nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError, RunDirectoryError
 from ligerprof.files import require_absent
-from ligerprof.roles import Phase, Role
+from ligerprof.roles import INFERENCE_PHASES, Phase, Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.gap import Bridge
 from ligerprof.runs.recording.live import tensors_by_role
@@ -183,6 +183,7 @@ class Recorder:
         self._keeps_all = keeps_all
         # whether the running part has more than evaluations
         self._trains = True
+        self._inference = Phase.EVALUATION
         # whether the history has stacks, and whether it is off
         self._frames, self._is_off, self._running_stacks = True, False, stacks
         # the first and the last step of the recording that was written, if it lacks others
@@ -300,9 +301,12 @@ class Recorder:
         if self._is_off:
             return
         self._end_part()
-        self._trains |= phase not in (Phase.EVALUATION, Phase.OUTSIDE)
-        # stacks of C++ take most of the time of a long generation; in evaluations, nothing but operators' names is lost
-        only_python = phase is Phase.EVALUATION and self._frames and not self._parts.is_empty
+        if phase in INFERENCE_PHASES:
+            self._inference = phase
+        elif phase is not Phase.OUTSIDE:
+            self._trains = True
+        # stacks of C++ take most of the time of a long generation; here, nothing but operators' names is lost
+        only_python = phase in (Phase.GENERATION, Phase.EVALUATION) and self._frames and not self._parts.is_empty
         stacks: Stacks = "python" if only_python else self._stacks
         if stacks != self._running_stacks:
             self._running_stacks = stacks
@@ -327,7 +331,7 @@ class Recorder:
         """Leave out the events of an evaluation below the peak: to make objects of them takes most of the time."""
         with collector_paused():
             self._start_history(clear=True)
-            stamp = Stamp(step=step, phase=Phase.EVALUATION).to_text()
+            stamp = Stamp(step=step, phase=self._inference).to_text()
             event = {"time_us": self._history.now_us(), "user_metadata": stamp}
             self._parts.skip(self._history.snapshot(), step=step, event=event, begins_step=begins_step)
 

@@ -101,7 +101,9 @@ def test_a_model_that_is_only_trained_in_evaluation_mode_is_trained(record: Reco
 
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen before", "reference after"])
-def test_models_without_gradients_inside_a_step_belong_to_its_forward(record: Record, frozen: bool) -> None:
+def test_models_without_gradients_belong_to_the_forward_pass_they_precede_and_score_after_it(
+    record: Record, frozen: bool
+) -> None:
     model, other = sine(), sine().eval().requires_grad_(not frozen)
 
     def look() -> None:
@@ -119,7 +121,51 @@ def test_models_without_gradients_inside_a_step_belong_to_its_forward(record: Re
             loss.backward()
             optimizer.step()
 
-    assert phases(record(program), "sin") == [(1, "forward")] * 2 + [(2, "forward")] * 2
+    of_step = ["forward", "forward" if frozen else "scoring"]
+    assert phases(record(program), "sin") == [(step, phase) for step in (1, 2) for phase in of_step]
+
+
+def test_a_loop_generates_scores_and_trains(record: Record, tmp_path: Path) -> None:
+    """A policy that generates, is scored by a reward model and itself, trains beside a reference, and is evaluated."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
+    )
+    policy, reference = (transformers.LlamaForCausalLM(config) for _ in range(2))
+    reward = sine().eval().requires_grad_(requires_grad=False)
+    prompt = torch.ones(1, 3, dtype=torch.int64)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+        for number in range(2):
+            with torch.no_grad():
+                if number:
+                    text, cache = prompt, None
+                    for _ in range(2):
+                        cache = policy(
+                            text[:, -1:] if cache else text, past_key_values=cache, use_cache=True
+                        ).past_key_values
+                else:
+                    text = policy.generate(prompt, max_new_tokens=2, do_sample=False, pad_token_id=0)
+                reward(torch.ones(2, 4))
+                policy(text)
+            logits = policy(text).logits
+            with torch.no_grad():
+                reference(text)
+            torch.cosh(logits).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        policy.eval()
+        with torch.no_grad():
+            policy(prompt)
+
+    history = record(program)
+    of_step = ["generation", "generation", "scoring", "forward", "scoring"]
+    found = [phase for _, phase in phases(history, "silu")]
+    assert found == [*of_step, *of_step, "evaluation"]
+    # a reward model has no silu; rotary embeddings have a sine, too
+    assert [phase for _, phase in phases(history, "sin")].count("scoring") == 6
+    assert {Phase.GENERATION, Phase.SCORING, Phase.EVALUATION} < explain(tmp_path).phases.keys()
 
 
 def test_saving_is_a_phase_and_the_one_before_it_goes_on(record: Record, tmp_path: Path) -> None:
