@@ -21,7 +21,7 @@ _distributed: Any = dist
 _Store, _FileStore = _distributed.Store, _distributed.FileStore
 
 
-class WorldStore(_Store):  # type: ignore[misc]
+class WorldStore(_Store):  # type: ignore[misc, valid-type]
     """Keys and values of the ranks that run.
 
     Args:
