@@ -18,7 +18,8 @@ _UNTIL_REFUSED_SECONDS = 600.0
 
 # torch describes neither as part of its module
 _distributed: Any = dist
-_Store, _FileStore = _distributed.Store, _distributed.FileStore
+_Store: Any = _distributed.Store
+_FileStore: Any = _distributed.FileStore
 
 
 class WorldStore(_Store):  # type: ignore[misc, valid-type]
