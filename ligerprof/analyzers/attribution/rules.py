@@ -44,12 +44,12 @@ _CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
 _AUTOCAST = r"\A\Z|at::autocast::\w*cast\("
 _COPIES = r"at::_ops::(?:clone|_to_copy)::"
 _SCALES = r"at::_ops::(?:clone|_to_copy|div_\w+|mul_\w+)::"
-# a reference model or a moving average made with `copy.deepcopy`: weights, and buffers in modules of modules; the default
-# device, such as `with torch.device("cuda")`, puts a frame of its own below
-_DEFAULT_DEVICE = r"\A(?:\S*torch/utils/_device\.py:__torch_function__\n)?"
+# a reference model or a moving average made with `copy.deepcopy`: weights, and buffers in modules of modules. A default
+# device, as of `with torch.device("cuda")`, and dispatch modes add frames
+_MODES = r"\A(?:\S*torch/(?:_ops|_compile|utils/_device|_dynamo/eval_frame)\.py:\w+\n)*"
 _DEEP_COPY = (
-    rf"{_DEFAULT_DEVICE}\S*torch/nn/parameter\.py:__deepcopy__$"
-    rf"|{_DEFAULT_DEVICE}\S*torch/_tensor\.py:__deepcopy__\n(?:.*\n)*?.*copy\.py:_reconstruct\n(?:.*\n)*?.*copy\.py:_reconstruct$"
+    rf"{_MODES}\S*torch/nn/parameter\.py:__deepcopy__$"
+    rf"|{_MODES}\S*torch/_tensor\.py:__deepcopy__\n(?:.*\n)*?.*copy\.py:_reconstruct\n(?:.*\n)*?.*copy\.py:_reconstruct$"
 )
 
 # a matrix product's backward computes the weight's gradient first, and last if it adds a bias
