@@ -12,6 +12,8 @@ from torch.optim import AdamW
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.roles import Role
+from ligerprof.runs.outcome import Progress
+from ligerprof.runs.simulated.worker import worker
 from tests import recorded
 from tests.analyzers.attribution.test_simulated_programs import Program
 
@@ -120,13 +122,19 @@ def loaded() -> object:
     return model, optimizer, best
 
 
-def report(run: Callable[[], object]) -> PeakReport:
+def report_here(_progress: Progress, *, run: Callable[[], object]) -> PeakReport:
+    """The report of a program on the simulated GPU of this process."""
     program = Program(native=False)
     with program.running():
         everything = run()
         snapshot = program.snapshot()
         del everything
     return analyze(snapshot).peak
+
+
+def report(run: Callable[[], object]) -> PeakReport:
+    found: PeakReport = worker().run(f"{__name__}:report_here", None, lambda _text: None, run=run)
+    return found
 
 
 def saving(found: PeakReport) -> int:

@@ -109,7 +109,8 @@ class Program:
 
 
 def is_of_simulation(frame: dict[str, Any]) -> bool:
-    return "/simulated_gpu/" in frame["filename"] or frame["name"] in ("__torch_dispatch__", "context")
+    of_process = "/simulated_gpu/" in frame["filename"] or "/runs/simulated/" in frame["filename"]
+    return of_process or frame["name"] in ("__torch_dispatch__", "context")
 
 
 def layers(dtype: torch.dtype = torch.float32) -> nn.Sequential:

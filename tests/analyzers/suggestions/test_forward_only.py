@@ -10,7 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.roles import Role
+from ligerprof.runs.outcome import Progress
 from ligerprof.runs.recording.phases import LoopPhases
+from ligerprof.runs.simulated.worker import worker
 from tests.analyzers.attribution.test_simulated_programs import Program
 
 SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -28,7 +30,13 @@ def evaluated(model: Any, *, grads: bool, cache: bool = False) -> float:
     return total
 
 
-def report(*, stamped: bool, checkpointing: bool, **options: Any) -> PeakReport:
+def report(**options: Any) -> PeakReport:
+    found: PeakReport = worker().run(f"{__name__}:report_here", None, lambda _text: None, **options)
+    return found
+
+
+def report_here(_progress: Progress, *, stamped: bool, checkpointing: bool, **options: Any) -> PeakReport:
+    """The report of a program on the simulated GPU of this process."""
     program = Program(native=False)
     with program.running():
         with closing(LoopPhases(program.device.stamp)) if stamped else nullcontext() as phases:
