@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.budget import Reserved
@@ -105,7 +106,8 @@ class Simulators:
             key = next(iter(self._waiting))
             connection = self._idle.pop(0)
             try:
-                connection.send((SIMULATE, self._waiting[key].to_json(), {"record": False, "repeat": True}))
+                options = {"record": False, "repeat": True}
+                connection.send((SIMULATE, self._waiting[key].to_json(), options, str(Path.cwd())))
             except OSError:
                 connection.close()
                 continue

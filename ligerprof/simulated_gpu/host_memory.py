@@ -51,7 +51,7 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _PIN:
             is_large = _is_large(args[0])
             result = functions.empty(args[0].shape, dtype=args[0].dtype, pin_memory=True) if is_large else func(*args)
-        elif inputs and not any(tensor.is_cuda for tensor in inputs) and _stays(kwargs):
+        elif inputs and all(tensor.device.type == "cpu" for tensor in inputs) and _stays(kwargs):
             result = self._without_values(func, args, kwargs, is_large=any(map(_is_large, inputs)))
         else:
             result = func(*args, **kwargs)

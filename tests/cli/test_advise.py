@@ -24,7 +24,7 @@ def test_the_ladder_is_printed_until_it_fits() -> None:
     code, stdout, stderr = run("--gpu", "rtx4090", "--batch", "8", "--no-simulate", "--all")
 
     lines = stdout.splitlines()
-    assert (code, stderr) == (0, "")
+    assert (code, stderr) == (0, "assumed: --model llama3.2-1b, since none is given\n")
     assert max(map(len, lines)) <= TERMINAL_COLUMNS
     assert lines[0].startswith("llama3.2-1b, 8 x 1024 tokens")
     assert all(any(line.lstrip().startswith(change.title) for line in lines) for change in LADDER)

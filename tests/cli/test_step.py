@@ -128,7 +128,7 @@ def test_the_report_of_a_failure_compares_only_what_was_reached(tmp_path: Path) 
     [
         (("--device", "cuda"), 1, "no CUDA device"),
         (("--device", "simulated", "--attention", "flash"), 1, "step: --attention flash is not supported yet"),
-        (("--device", "simulated", "--liger", "rms", "--provider", "missing"), 1, "missing"),
+        (("--device", "simulated", "--liger", "rms", "--provider", "missing"), 2, "missing"),
         (("--device", "simulated", "--gpu", "mi300x"), 1, "step: --gpu mi300x"),
         (
             ("--engine=deepspeed", "--precision=mixed", "--zero=3", "--offload=nvme", "--nvme-path=."),

@@ -89,7 +89,7 @@ def test_a_killed_sweep_continues_without_running_finished_cells_again(tmp_path:
     assert printed["counts"] == {"done": 1, "oom": 1, "failed": 0, "left_out": 0}
     # a third start runs nothing and shows the results
     shown = run(*sweep[4:])
-    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert (shown.exit_code, shown.stderr) == (0, "2 of 2 cells were done before\n")
     assert "simulated for an" in shown.stdout
     assert results.read_bytes() == b"".join(lines)
 

@@ -20,6 +20,7 @@ from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, rol
 from ligerprof.analyzers.explain.unattributed import unattributed_notes
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
+from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Window
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import SnapshotFormatError
@@ -106,7 +107,11 @@ class SnapshotAnalysis:
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Changes that lower the peak, or that let the failed allocation pass, the cheapest first."""
         with collector_paused():
-            return with_settings(find_suggestions(self._case, self._recipe), self.alloc_confs, self.out_of_memory)
+            found = find_suggestions(self._case, self._recipe)
+            if Framework.LIGERPROF in self._case.program.frameworks:
+                # of a step of ours, `advise` finds the options
+                return found
+            return with_settings(found, self.alloc_confs, self.out_of_memory)
 
     @cached_property
     def alloc_confs(self) -> tuple[SettingsOutcome, ...] | None:

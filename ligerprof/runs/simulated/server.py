@@ -71,7 +71,7 @@ def _serve(connection: Connection, request: Any, children: list[int]) -> NoRetur
     end(children)
 
 
-def _prepare(task: str, values: dict[str, Any] | None, _options: object) -> None:
+def _prepare(task: str, values: dict[str, Any] | None, *_others: object) -> None:
     """Import what a task needs, for its process and for later ones; what fails is left to the task, which says why."""
     with collector_paused(), suppress(Exception):
         from ligerprof.simulated_gpu.machine import install
@@ -83,13 +83,17 @@ def _prepare(task: str, values: dict[str, Any] | None, _options: object) -> None
             import_model(values)
 
 
-def _answer(connection: Connection, task: str, values: dict[str, Any] | None, options: dict[str, Any]) -> NoReturn:
+def _answer(
+    connection: Connection, task: str, values: dict[str, Any] | None, options: dict[str, Any], folder: str
+) -> NoReturn:
     def tell(text: str) -> None:
         connection.send(("progress", text))
 
     answer: tuple[str, object]
     with suppress(OSError):
         try:
+            # recipes name files by paths of their command's folder
+            os.chdir(folder)
             module, _, name = task.partition(":")
             recipes = () if values is None else (TrainingRecipe.from_json(values),)
             answer = "outcome", getattr(import_module(module), name)(*recipes, tell, **options)

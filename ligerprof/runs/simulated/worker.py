@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from ligerprof import own_process
@@ -71,7 +72,7 @@ class Worker:
             LigerprofError: as the task does; or its process ended.
         """
         try:
-            self._connection.send((task, None if recipe is None else recipe.to_json(), options))
+            self._connection.send((task, None if recipe is None else recipe.to_json(), options, str(Path.cwd())))
             while True:
                 kind, value = self._connection.recv()
                 if kind == "progress":
