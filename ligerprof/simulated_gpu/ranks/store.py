@@ -22,7 +22,7 @@ _Store: Any = _distributed.Store
 _FileStore: Any = _distributed.FileStore
 
 
-class WorldStore(_Store):  # type: ignore[misc, valid-type]
+class WorldStore(_Store):  # type: ignore[misc]
     """Keys and values of the ranks that run.
 
     Args:
