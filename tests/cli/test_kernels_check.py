@@ -486,7 +486,7 @@ def test_a_function_that_cannot_be_imported_is_one_line(broken: Callable[..., No
 
 def test_an_unknown_kernel_is_one_line() -> None:
     result = check("swiglue")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("Error: provider 'ligerprof' has no kernel 'swiglue'")
 
 

@@ -24,7 +24,7 @@ def main() -> None:
             connection.close()
     while True:
         try:
-            _, recipe, _ = own.recv()
+            _, recipe, *_ = own.recv()
         except EOFError:
             os._exit(0)
         batch = recipe["batch"]
