@@ -120,10 +120,13 @@ def other_settings(replayed: Replay, *, thorough: bool = False) -> tuple[Setting
     """
     if not replayed.complete or replayed.mismatches or not len(replayed.trace) or _has_own_pools(replayed):
         return None
+    if not thorough and not replayed.failures:
+        # most recordings end here, before their events are read again
+        reserved_bytes = int(replayed.reserved_bytes.max())
+        if reserved_bytes - int(replayed.allocated_bytes.max()) < _WORTHWHILE * reserved_bytes:
+            return ()
     requests = Requests(replayed)
-    could_save = requests.recorded_bytes - int(requests.until.allocated_bytes.max())
-    is_small = requests.failed_bytes is None and could_save < _WORTHWHILE * requests.recorded_bytes
-    if not thorough and (is_small or len(requests.steps) > _MOST_EVENTS):
+    if not thorough and len(requests.steps) > _MOST_EVENTS:
         return ()
     return _search(requests, thorough=thorough)
 
@@ -170,7 +173,7 @@ def with_settings(
 
 
 def _search(requests: "Requests", *, thorough: bool) -> tuple[SettingsOutcome, ...] | None:
-    """Change one key after another, each time to the value that is best beside those chosen before."""
+    """Change one key at a time, and keep the change that helps most, until none helps."""
     own = _conf_of(requests.until.rules)
     try:
         best = first = requests.outcome(own)
