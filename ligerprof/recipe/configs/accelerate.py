@@ -9,7 +9,7 @@ from ligerprof.recipe.configs.rows import (
     Row,
     count,
     file_name,
-    ignored,
+    ignored_keys,
     is_off,
     lacking,
     number,
@@ -25,6 +25,7 @@ from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
 _OFF = Ignored(reason=Reason.UNSET)
 _SINGLE = {"": "torch", "no": "torch", "false": "torch", "single_gpu": "torch"}
 _DEEPSPEED = {
+    **ignored_keys("accelerate", "deepspeed_config"),
     "zero_stage": count(Setting.ZERO, least=0),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
     "gradient_clipping": number(Setting.CLIP, auto=True),
@@ -33,34 +34,23 @@ _DEEPSPEED = {
         "offload",
         "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path",
     ),
-    **ignored(Reason.LOADING, "zero3_init_flag deepspeed_moe_layer_cls_names"),
     "zero3_save_16bit_model": switch(Setting.SAVE_WHOLE),
-    **ignored(
-        Reason.LAUNCH,
-        "deepspeed_multinode_launcher deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter",
-    ),
-    **ignored(Reason.OTHER_METHOD, "seq_parallel_communication_data_type"),
 }
 _PARALLELISM = {
+    **ignored_keys("accelerate", "parallelism_config"),
     "dp_replicate_size": count(Setting.REPLICATE),
     **part_of("data parallelism", "dp_shard_size"),
     **lacking("tensor parallelism", "tp_size", harmless=(1, "1")),
     **lacking("context parallelism", "cp_size", harmless=(1, "1")),
     **lacking("sequence parallelism", "sp_size", harmless=(1, "1")),
     **lacking("expert parallelism", "ep_size", harmless=(1, "1")),
-    **ignored(
-        Reason.OTHER_METHOD,
-        "cp_comm_strategy cp_backend sp_backend sp_seq_length sp_seq_length_is_variable sp_attn_implementation"
-        " sp_handler tp_handler cp_handler",
-    ),
 }
 _DYNAMO = {
+    **ignored_keys("accelerate", "dynamo_config"),
     "dynamo_backend": words(Setting.COMPILE, {"no": _OFF, "eager": _OFF, "inductor": True}, what="torch.compile with"),
-    **ignored(
-        Reason.OTHER_METHOD, "dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation"
-    ),
 }
 _ROWS: Mapping[str, Row] = {
+    **ignored_keys("accelerate"),
     "distributed_type": words(
         Setting.ENGINE,
         {**_SINGLE, "multi_gpu": "ddp", "deepspeed": "deepspeed", "fsdp": "fsdp1"},
@@ -82,23 +72,10 @@ _ROWS: Mapping[str, Row] = {
     ),
     "dynamo_config": section({**_DYNAMO, **{name.removeprefix("dynamo_"): row for name, row in _DYNAMO.items()}}),
     **_DYNAMO,
-    "fp8_config": ignored(Reason.OTHER_METHOD, "x")["x"],
     **lacking("Megatron-LM", "megatron_lm_config"),
     **lacking("training on a CPU", "use_cpu"),
     **lacking("KTransformers, which trains experts on the CPU", "kt_config"),
     # accelerate reads it on TPUs alone
-    **ignored(Reason.OTHER_METHOD, "downcast_bf16 ipex_config mpirun_config"),
-    **ignored(
-        Reason.LAUNCH,
-        "compute_environment machine_rank num_machines gpu_ids main_process_ip main_process_port rdzv_backend"
-        " same_network main_training_function enable_cpu_affinity tpu_name tpu_zone tpu_use_cluster tpu_use_sudo"
-        " command_file commands tpu_vm tpu_env base_job_name ec2_instance_type iam_role_name image_uri profile"
-        " py_version"
-        " pytorch_version region sagemaker_inputs_file sagemaker_metrics_file transformers_version use_ec2"
-        " additional_args"
-        " deepspeed_hostfile",
-    ),
-    **ignored(Reason.CHECKS, "debug"),
 }
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ligerprof.recipe.configs.axolotl_ignored import IGNORED_ROWS
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.refusals import OTHER_METHOD, OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
-    ignored,
+    ignored_keys,
     is_off,
     lacking,
     left_out,
@@ -61,7 +60,7 @@ def _experts(value: Any) -> Outcome:
 _OFFLOAD = Sets(values={Setting.CHECKPOINTING: True, Setting.ACTIVATION_OFFLOAD: True})
 _ON_DISK = Lacking(what="checkpoints on a disk", setting=Setting.CHECKPOINTING)
 _ROWS: Mapping[str, Row] = {
-    **IGNORED_ROWS,
+    **ignored_keys("axolotl"),
     "base_model": text(Setting.MODEL),
     "micro_batch_size": count(Setting.BATCH),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
@@ -150,8 +149,8 @@ _ROWS: Mapping[str, Row] = {
     **lacking("quantized checkpoints (GPTQ, AWQ, MXFP4, …)", "gptq load_4bit model_quantization_config llmcompressor"),
     "bnb_config_kwargs": section(
         {
+            **ignored_keys("axolotl", "bnb_config_kwargs"),
             "bnb_4bit_use_double_quant": switch(Setting.NESTED_QUANT),
-            **ignored(Reason.NUMBER, "bnb_4bit_quant_type"),
             **lacking("another storage dtype of 4-bit weights", "bnb_4bit_quant_storage", harmless=("uint8",)),
             **lacking("products in another dtype", "bnb_4bit_compute_dtype"),
             **lacking("another configuration of 8-bit weights", "llm_int8_has_fp16_weight llm_int8_threshold"),
@@ -185,7 +184,7 @@ _ROWS: Mapping[str, Row] = {
     **left_out("options of DDP", "ddp_find_unused_parameters ddp_bucket_cap_mb"),
     "model_config": section(
         {
-            **ignored(Reason.NUMBER, "output_router_logits"),
+            **ignored_keys("axolotl", "model_config"),
             **lacking("a changed configuration of the model", "rope_scaling"),
         }
     ),

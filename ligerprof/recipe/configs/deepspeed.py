@@ -10,7 +10,7 @@ from ligerprof.recipe.configs.rows import (
     BadValueError,
     Row,
     count,
-    ignored,
+    ignored_keys,
     is_off,
     lacking,
     number,
@@ -65,13 +65,14 @@ def _place(value: Any) -> Outcome:
 
 
 _OFFLOAD = {
+    **ignored_keys("deepspeed", "offload"),
     "device": Row(read=_place),
     **part_of("the folder of the offload", "nvme_path"),
     **part_of("host memory of the offload", "pin_memory buffer_count buffer_size max_in_cpu"),
-    **ignored(Reason.SPEED, "pipeline_read pipeline_write fast_init"),
     **lacking("an optimizer offloaded in part", "ratio", harmless=(1, 1.0)),
 }
 _ZERO = {
+    **ignored_keys("deepspeed", "zero_optimization"),
     "stage": count(Setting.ZERO, least=0),
     "offload_optimizer": section(_OFFLOAD),
     "offload_param": section(_OFFLOAD),
@@ -82,12 +83,6 @@ _ZERO = {
         if name not in ("overlap_comm", "contiguous_gradients")
     },
     "contiguous_gradients": Row(read=lambda value: Sets(values={}, words="on" if truth(value) else "off")),
-    **ignored(
-        Reason.SPEED,
-        "reduce_scatter round_robin_gradients allgather_partitions"
-        " stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params allgather_sequential"
-        " use_multi_rank_bucket_allreduce",
-    ),
     **dict.fromkeys(
         (
             "stage3_gather_16bit_weights_on_model_save",
@@ -96,12 +91,8 @@ _ZERO = {
         ),
         switch(Setting.SAVE_WHOLE, auto=True),
     ),
-    **ignored(Reason.SAVING, "load_from_fp32_weights elastic_checkpoint"),
-    **ignored(Reason.CHECKS, "ignore_unused_parameters log_trace_cache_warnings"),
     # of older versions
     **part_of("offload", "cpu_offload cpu_offload_params"),
-    **ignored(Reason.SPEED, "cpu_offload_use_pin_memory legacy_stage1 stage3_model_persistence_threshold"),
-    **ignored(Reason.SAVING, "pipeline_loading_checkpoint"),
     **lacking("secondary partitions of ZeRO++", "zero_hpz_partition_size", harmless=(1,)),
     **lacking(
         "quantized communication of ZeRO++",
@@ -113,22 +104,18 @@ _ZERO = {
     **lacking("hybrid gradient buckets", "memory_efficient_linear", harmless=(True,)),
 }
 _FP16 = {
+    **ignored_keys("deepspeed", "fp16"),
     "enabled": _enabled("fp16"),
-    **ignored(
-        Reason.NUMBER,
-        "loss_scale loss_scale_window initial_scale_power hysteresis consecutive_hysteresis min_loss_scale",
-    ),
-    **ignored(Reason.SPEED, "auto_cast"),
     **lacking("master weights in 16 bits", "fp16_master_weights_and_grads"),
-    **ignored(Reason.OTHER_METHOD, "opt_level"),
 }
 _BF16 = {
+    **ignored_keys("deepspeed", "bf16"),
     "enabled": _enabled("bf16"),
     **lacking("master weights in 16 bits", "bf16_master_weights_and_grads bf16_optimizer_states"),
     **lacking("gradients accumulated in another dtype", "immediate_grad_update", harmless=(True,)),
-    **ignored(Reason.CHECKS, "check_grad_overflow"),
 }
 DEEPSPEED_ROWS: Mapping[str, Row] = {
+    **ignored_keys("deepspeed"),
     "train_micro_batch_size_per_gpu": count(Setting.BATCH, auto=True),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
     "train_batch_size": count(Setting.TRAIN_BATCH, auto=True),
@@ -139,39 +126,27 @@ DEEPSPEED_ROWS: Mapping[str, Row] = {
     "bfloat16": section(_BF16),
     "optimizer": section(
         {
+            **ignored_keys("deepspeed", "optimizer"),
             "type": words(Setting.OPTIMIZER, DEEPSPEED_OPTIMIZERS, what="optimizer"),
-            **ignored(Reason.NUMBER, "params legacy_fusion"),
         }
     ),
-    **ignored(Reason.SCHEDULE, "scheduler"),
-    **ignored(
-        Reason.OUTPUT, "steps_per_print wall_clock_breakdown dump_state tensorboard wandb csv_monitor monitor_config"
-    ),
-    **ignored(Reason.OUTPUT, "comms_logger flops_profiler memory_breakdown comms_config _comment"),
-    **ignored(Reason.CHECKS, "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer disable_allgather"),
-    **ignored(Reason.SPEED, "prescale_gradients gradient_predivide_factor aio communication_data_type_warning"),
-    **ignored(Reason.SAVING, "checkpoint use_node_local_storage load_universal_checkpoint"),
-    **ignored(Reason.DATA, "dataloader_drop_last"),
-    **ignored(Reason.LAUNCH, "cuda_visible_devices"),
     "compile": section(
-        {**lacking("torch.compile", "deepcompile"), **ignored(Reason.OTHER_METHOD, "backend disable passes")}
+        {
+            **ignored_keys("deepspeed", "compile"),
+            **lacking("torch.compile", "deepcompile"),
+        }
     ),
     "data_types": section(lacking("gradients accumulated in another dtype", "grad_accum_dtype", harmless=("auto",))),
     "torch_autocast": section(
         {
+            **ignored_keys("deepspeed", "torch_autocast"),
             **lacking("torch's autocast under DeepSpeed", "enabled"),
-            **ignored(Reason.OTHER_METHOD, "dtype lower_precision_safe_modules"),
         }
     ),
     "autotuning": section(
         {
+            **ignored_keys("deepspeed", "autotuning"),
             **lacking("DeepSpeed's autotuner, which chooses batch and stage", "enabled"),
-            **ignored(
-                Reason.OTHER_METHOD,
-                "fast overwrite arg_mappings max_train_batch_size start_profile_step end_profile_step metric"
-                " results_dir exps_dir tuner_type tuner_num_trials tuner_early_stopping model_info mp_size"
-                " min_train_batch_size max_train_micro_batch_size_per_gpu num_tuning_micro_batch_sizes",
-            ),
         }
     ),
     "tensor_parallel": section(lacking("tensor parallelism", "autotp_size tp_size tp", harmless=(1,))),
@@ -179,16 +154,13 @@ DEEPSPEED_ROWS: Mapping[str, Row] = {
     **part_of("dtype of the communication", "communication_data_type"),
     **lacking("communication in another dtype", "fp32_allreduce"),
     # read with sequence parallelism only, which has its own key
-    **ignored(Reason.OTHER_METHOD, "seq_parallel_communication_data_type"),
     **lacking("sparse gradients", "sparse_gradients"),
     **lacking("sparse attention", "sparse_attention"),
     **lacking("compressed training", "compression_training quantize_training"),
     **lacking("data efficiency (random layer-token dropping)", "data_efficiency curriculum_learning"),
     **lacking("progressive layer dropping", "progressive_layer_drop eigenvalue"),
-    **ignored(Reason.OTHER_METHOD, "activation_checkpointing"),
     **lacking("NVIDIA's apex", "amp"),
     # read for models that are built of DeepSpeed's pipeline stages
-    **ignored(Reason.OTHER_METHOD, "pipeline"),
     **lacking("the hybrid engine", "hybrid_engine"),
     **lacking("elastic training", "elasticity"),
     **lacking("DeepSpeed's inference engine", "tensor_parallel_inference kernel_inject"),

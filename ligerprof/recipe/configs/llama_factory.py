@@ -8,7 +8,7 @@ from ligerprof.recipe.configs.refusals import NO_TRAINING, OTHER_METHOD, OTHER_T
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
-    ignored,
+    ignored_keys,
     is_off,
     lacking,
     left_out,
@@ -37,6 +37,7 @@ from ligerprof.recipe.configs.trainer import TRAINER_DEFAULTS, TRAINER_ROWS, fin
 _FULL = "training in part of the layers"
 _ROWS: Mapping[str, Row] = {
     **TRAINER_ROWS,
+    **ignored_keys("llama-factory"),
     "model_name_or_path": text(Setting.MODEL),
     "cutoff_len": count(Setting.SEQ),
     "flash_attn": Row(
@@ -76,7 +77,6 @@ _ROWS: Mapping[str, Row] = {
     **lacking("logits in fp32", "upcast_lmhead_output"),
     **lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss", remedy=OTHER_TRAINING),
     # version 1's kernels/interface.py: those chosen automatically are for NPUs
-    **ignored(Reason.OTHER_METHOD, "use_v1_kernels"),
     **lacking("KTransformers, which trains experts on the CPU", "use_kt"),
     **lacking("Megatron", "use_mca use_megatron_bridge use_hyper_parallel"),
     **lacking("Megatron", "tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size"),
@@ -91,70 +91,6 @@ _ROWS: Mapping[str, Row] = {
     **lacking("an evaluation run, which is not training", "task", remedy=NO_TRAINING),
     **left_out("added or resized embeddings", "resize_vocab add_tokens add_special_tokens new_special_tokens_config"),
     **left_out(METRICS, "compute_accuracy"),
-    **ignored(Reason.EVALUATION, "val_size eval_dataset"),
-    **ignored(
-        Reason.DATA,
-        "dataset template dataset_dir media_dir train_on_prompt mask_history buffer_size mix_strategy interleave_probs"
-        " preprocessing_batch_size preprocessing_num_workers max_samples ignore_pad_token_for_loss tool_format"
-        " default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system streaming"
-        " use_fast_tokenizer split_special_tokens disable_shuffling image_max_pixels image_min_pixels"
-        " image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels video_fps video_maxlen"
-        " use_audio_in_video audio_sampling_rate model_max_length",
-    ),
-    **ignored(
-        Reason.NUMBER,
-        "lora_alpha loraplus_lr_ratio loraplus_lr_embedding use_rslora galore_scale galore_update_interval"
-        " galore_proj_type moe_aux_loss_coef init_special_tokens quantization_type",
-    ),
-    **ignored(
-        Reason.LOADING,
-        "adapter_name_or_path adapter_folder cache_dir model_revision low_cpu_mem_usage trust_remote_code hf_hub_token"
-        " ms_hub_token om_hub_token create_new_adapter export_hf_on_finish train_from_scratch"
-        " pissa_init pissa_iter pissa_convert quantization_device_map device_map offload_folder"
-        " infer_dtype compute_dtype",
-    ),
-    **ignored(
-        Reason.OUTPUT,
-        "plot_loss include_effective_tokens_per_second print_param_status use_swanlab swanlab_project swanlab_workspace"
-        " swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret"
-        " enable_torch_profiler profiler_output_dir profiler_wait_steps profiler_warmup_steps profiler_active_steps"
-        " profiler_repeat profiler_record_shapes profiler_profile_memory profiler_with_stack profile_modules",
-    ),
-    **ignored(
-        Reason.EVALUATION,
-        "eval_num_beams eval_on_each_dataset early_stopping_steps lang n_shot save_dir batch_size task_dir"
-        " download_mode split",
-    ),
-    **ignored(
-        Reason.GENERATION,
-        "infer_backend use_kv_cache do_sample temperature top_p top_k num_beams max_length max_new_tokens"
-        " repetition_penalty length_penalty skip_special_tokens vllm_maxlen vllm_gpu_util vllm_enforce_eager"
-        " vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size sglang_config"
-        " sglang_lora_backend export_size export_device export_quantization_bit export_quantization_dataset"
-        " export_quantization_nsamples export_quantization_maxlen export_legacy_format export_hub_model_id",
-    ),
-    **ignored(
-        Reason.LAUNCH,
-        "ray_init_kwargs master_addr master_port ray_run_name ray_storage_path resources_per_worker placement_strategy",
-    ),
-    **ignored(
-        Reason.OTHER_METHOD,
-        "galore_target apollo_rank apollo_target apollo_update_interval apollo_scale apollo_proj apollo_proj_type"
-        " apollo_scale_type apollo_scale_front badam_mode badam_start_block badam_switch_mode badam_switch_interval"
-        " badam_update_ratio badam_mask_mode badam_verbose freeze_trainable_layers freeze_trainable_modules"
-        " freeze_extra_modules freeze_vision_tower freeze_multi_modal_projector freeze_language_model module_dropout"
-        " oft_rank oft_block_size oft_target pref_beta pref_ftx pref_bco_weight pref_loss dpo_label_smoothing"
-        " kto_chosen_weight kto_rejected_weight simpo_gamma dpo_ftx kto_ftx orpo_beta ppo_buffer_size"
-        " ppo_epochs ppo_score_norm ppo_target"
-        " ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit reward_model"
-        " reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha asft_alpha eaft_alpha"
-        " fp8_backend fp8_enable_fsdp_float8_all_gather kt_config kt_cpu_activation kt_weight_path"
-        " kt_optimize_rule cpu_infer chunk_size kt_non_expert_weight_path kt_expert_checkpoint_path"
-        " kt_use_lora_experts kt_lora_expert_num"
-        " kt_lora_expert_intermediate_size megatron_bridge_args hyper_parallel_args hyper_parallel_cp_size"
-        " apply_rope_fusion bias_activation_fusion moe_grouped_gemm moe_token_dispatcher_type overlap_grad_reduce"
-        " overlap_param_gather mixed_precision use_packed_sequences",
-    ),
 }
 
 
@@ -235,17 +171,17 @@ LLAMA_FACTORY = Framework(
 )
 
 _DISTRIBUTED = {
+    **ignored_keys("llama-factory-1", "dist_config"),
     "name": words(
         Setting.ENGINE, {"fsdp2": "fsdp2", "deepspeed": "deepspeed", "ddp": "ddp", "none": "torch"}, what="engine"
     ),
     **part_of("the engine", "config_file"),
-    **ignored(Reason.SAVING, "dcp_path"),
-    **ignored(Reason.OTHER_METHOD, "ep_dispatcher cp_mode"),
     **lacking("expert parallelism", "ep_size", harmless=(1,)),
     **lacking("tensor parallelism", "tp_size", harmless=(1,)),
     **lacking("context parallelism", "cp_size", harmless=(1,)),
 }
 _VERSION_1: Mapping[str, Row] = {
+    **ignored_keys("llama-factory-1"),
     "model": text(Setting.MODEL),
     "micro_batch_size": count(Setting.BATCH),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
@@ -271,23 +207,13 @@ _VERSION_1: Mapping[str, Row] = {
     # kernels/interface.py: `auto` chooses kernels on NPUs only
     "kernel_config": section(
         {
+            **ignored_keys("llama-factory-1", "kernel_config"),
             **lacking("kernels of version 1", "name", harmless=("auto",)),
-            **ignored(Reason.OTHER_METHOD, "include_kernels use_kernels require_logits chunk_size"),
         }
     ),
     **lacking("an optimizer of version 1", "optim_config"),
     **lacking("an adapter of version 1", "peft_config"),
     **lacking("a quantization of version 1", "quant_config"),
-    **ignored(
-        Reason.DATA, "train_dataset eval_dataset template batching_workers num_workers use_packed_sequences model_class"
-    ),
-    **ignored(Reason.LOADING, "init_config trust_remote_code"),
-    **ignored(Reason.SCHEDULE, "learning_rate lr_scheduler_config max_steps num_train_epochs"),
-    **ignored(Reason.NUMBER, "weight_decay"),
-    **ignored(Reason.OUTPUT, "output_dir logging_steps report_to run_name"),
-    **ignored(Reason.SAVING, "save_steps save_total_limit resume_from_checkpoint"),
-    **ignored(Reason.GENERATION, "sample_backend max_new_tokens"),
-    **ignored(Reason.RANDOM, "seed"),
 }
 
 LLAMA_FACTORY_1 = Framework(

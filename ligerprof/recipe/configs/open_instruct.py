@@ -8,7 +8,7 @@ from ligerprof.recipe.configs.refusals import OTHER_METHOD
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
-    ignored,
+    ignored_keys,
     is_off,
     lacking,
     left_out,
@@ -38,6 +38,7 @@ def _read_clip(value: Any) -> Outcome:
 
 
 _ROWS: Mapping[str, Row] = {
+    **ignored_keys("open-instruct"),
     "model_name_or_path": text(Setting.MODEL),
     "per_device_train_batch_size": count(Setting.BATCH),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM),
@@ -61,34 +62,6 @@ _ROWS: Mapping[str, Row] = {
     **left_out("added or resized embeddings", "add_bos", harmless=(True, False)),
     **left_out("gradients that are reduced with every micro-batch", "sync_each_batch"),
     "lora_dropout": LORA_DROPOUT,
-    **ignored(Reason.NUMBER, "lora_alpha weight_decay load_balancing_weight reduce_loss"),
-    **ignored(
-        Reason.SCHEDULE,
-        "learning_rate lr_scheduler_type warmup_ratio final_lr_ratio num_train_epochs num_epochs max_train_steps",
-    ),
-    **ignored(
-        Reason.DATA,
-        "dataset_name dataset_config_name dataset_mixer dataset_mixer_list dataset_mixer_list_splits dataset_mix_dir"
-        " dataset_transform_fn dataset_target_columns dataset_cache_mode dataset_local_cache_dir dataset_config_hash"
-        " dataset_skip_cache train_file max_train_samples preprocessing_num_workers overwrite_cache cache_dataset_only"
-        " tokenizer_name tokenizer_name_or_path tokenizer_revision use_slow_tokenizer chat_template_name",
-    ),
-    **ignored(
-        Reason.LOADING, "model_revision low_cpu_mem_usage trust_remote_code use_fast_tokenizer model_revision token"
-    ),
-    **ignored(
-        Reason.OUTPUT,
-        "exp_name run_name output_dir do_not_randomize_output_dir with_tracking report_to logging_steps verbose"
-        " wandb_entity wandb_project_name push_to_hub hf_entity hf_repo_id hf_repo_revision hf_repo_url save_to_hub"
-        " hf_metadata_dataset try_launch_beaker_eval_jobs try_auto_save_to_beaker gs_bucket_path oe_eval_tasks"
-        " oe_eval_max_length",
-    ),
-    **ignored(
-        Reason.SAVING,
-        "checkpointing_steps keep_last_n_checkpoints clean_checkpoints_at_end resume_from_checkpoint",
-    ),
-    **ignored(Reason.LAUNCH, "timeout"),
-    **ignored(Reason.RANDOM, "seed"),
 }
 
 

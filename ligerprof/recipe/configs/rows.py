@@ -1,9 +1,12 @@
 """Build the rows of a framework's table: for each key, how its value is read."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, Outcome, Reason, Sets, Setting
@@ -37,10 +40,27 @@ class Row:
     any_key: bool = False
 
 
-def ignored(reason: Reason, names: str) -> dict[str, Row]:
-    """Rows of keys without effect on memory, whatever their values; `names` are separated by spaces."""
-    row = Row(read=lambda _: Ignored(reason=reason), any_key=True)
-    return dict.fromkeys(names.split(), row)
+def ignored(reason: Reason) -> Row:
+    """A key without effect on memory, whatever its value."""
+    return Row(read=lambda _: Ignored(reason=reason), any_key=True)
+
+
+@cache
+def known_keys(framework: str) -> Mapping[str, Any]:
+    """The data file of a framework, made by benchmarks/framework_keys.py.
+
+    `source` is what the keys were read in, `sections` the keys without effect on memory by section and reason, and
+    `methods` the keys of training methods that recipes do not cover.
+    """
+    path = Path(__file__).with_name("keys") / f"{framework}.json"
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def ignored_keys(framework: str, section: str = "") -> dict[str, Row]:
+    """Rows of a framework's keys without effect on memory, at the top level or in a section."""
+    by_reason = known_keys(framework)["sections"][section]
+    return {name: ignored(Reason(reason)) for reason, names in by_reason.items() for name in names}
 
 
 def left_out(what: str, names: str, *, harmless: tuple[Any, ...] = ()) -> dict[str, Row]:

@@ -7,7 +7,7 @@ from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     BadValueError,
     Row,
-    ignored,
+    ignored_keys,
     is_off,
     lacking,
     part_of,
@@ -55,6 +55,7 @@ def _read_state_dict(value: Any) -> Outcome:
 # of checkpoints, and axolotl's of the trained model
 _STATE_DICT_KEYS = ("state_dict_type", "final_state_dict_type")
 _KEYS: Mapping[str, Row] = {
+    **ignored_keys("fsdp"),
     "version": Row(read=_read_version),
     "reshard_after_forward": Row(read=_read_reshard),
     "offload_params": turned_on({Setting.OFFLOAD: "all"}),
@@ -66,15 +67,12 @@ _KEYS: Mapping[str, Row] = {
         " limit_all_gathers use_orig_params",
     ),
     "auto_wrap_policy": Row(read=_read_policy),
-    **ignored(Reason.OTHER_METHOD, "min_num_params"),
     **lacking("FSDP with ignored modules", "ignored_modules"),
     **lacking("a mixed-precision policy for FSDP", "mixed_precision_policy"),
     **lacking("checkpoints in host memory", "activation_checkpointing_offload activation_cpu_offload"),
     **lacking("torch_xla", "xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt"),
-    **ignored(Reason.SPEED, "cpu_offload_pin_memory"),
     "state_dict_type": Row(read=_read_state_dict),
     "final_state_dict_type": Row(read=_read_state_dict),
-    **ignored(Reason.LOADING, "sync_module_states cpu_ram_efficient_loading"),
 }
 FSDP_ROWS: Mapping[str, Row] = {**_KEYS, **{f"fsdp_{name}": row for name, row in _KEYS.items()}}
 

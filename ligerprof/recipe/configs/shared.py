@@ -67,7 +67,7 @@ CHECKPOINTING_KWARGS = section(
         "use_reentrant": switch(Setting.REENTRANT),
         "every_n_layers": count(Setting.CHECKPOINT_EVERY),
         **lacking("checkpoints in main memory without streams (save_on_cpu)", "offload"),
-        **ignored(Reason.RANDOM, "preserve_rng_state determinism_check debug early_stop"),
+        **dict.fromkeys(("preserve_rng_state", "determinism_check", "debug", "early_stop"), ignored(Reason.RANDOM)),
     }
 )
 DEEPSPEED_SECTION = section(DEEPSPEED_ROWS, read=file_name("deepspeed"))
@@ -162,6 +162,6 @@ def quantization_rows() -> dict[str, Row]:
             {"nf4": Ignored(reason=Reason.NUMBER), "fp4": Ignored(reason=Reason.NUMBER)},
             what="the 4-bit type",
         ),
-        "bnb_4bit_compute_dtype": ignored(Reason.NUMBER, "x")["x"],
+        "bnb_4bit_compute_dtype": ignored(Reason.NUMBER),
         **lacking("another storage dtype of 4-bit weights", "bnb_4bit_quant_storage", harmless=("uint8",)),
     }

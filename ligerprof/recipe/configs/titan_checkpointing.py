@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ligerprof.models import ModelSpec
-from ligerprof.recipe.configs.rows import Row, ignored, is_off, part_of, words
-from ligerprof.recipe.configs.settings import ROUTER, KeptOutputs, Lacking, Reading, Reason, Setting
+from ligerprof.recipe.configs.rows import Row, ignored_keys, is_off, part_of, words
+from ligerprof.recipe.configs.settings import ROUTER, KeptOutputs, Lacking, Reading, Setting
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.selective import shapes_text
 
@@ -41,6 +41,7 @@ _LINEAR_LAYERS = {
 }
 
 ROWS: Mapping[str, Row] = {
+    **ignored_keys("torchtitan", "activation_checkpoint"),
     "mode": words(
         Setting.CHECKPOINTING,
         {"none": False, "full": True, "selective": True, "memory_budget": _BUDGET},
@@ -48,10 +49,6 @@ ROWS: Mapping[str, Row] = {
     ),
     **part_of("checkpointing", f"{CLASS} selective_ac_option"),
     **part_of("products that are computed again", " ".join(_SHAPE_KEYS)),
-    **ignored(
-        Reason.OTHER_METHOD,
-        "memory_budget visualize_memory_budget_pareto preserve_rng_state determinism_check debug early_stop",
-    ),
 }
 
 

@@ -15,7 +15,7 @@ from ligerprof.recipe.configs.refusals import OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
-    ignored,
+    ignored_keys,
     is_off,
     lacking,
     left_out,
@@ -44,6 +44,7 @@ _OFF = Ignored(reason=Reason.UNSET)
 # flavors that the catalog names without their size
 _MODELS = {"deepseek_v3-671B": "deepseek-v3"}
 _TRAINING = {
+    **ignored_keys("torchtitan", "training"),
     "local_batch_size": count(Setting.BATCH),
     "batch_size": count(Setting.BATCH),
     "seq_len": count(Setting.SEQ),
@@ -63,19 +64,11 @@ _TRAINING = {
     "disable_cuda_graphs": Row(
         read=lambda value: LeftOut(what="the memory that CUDA graphs keep for themselves") if is_off(value) else _OFF
     ),
-    **ignored(Reason.SCHEDULE, "steps warmup_steps warmup_pct"),
     **lacking("float8 layers", "fp8_linear enable_fp8_linear"),
     **lacking("tensor parallelism", "sequence_parallel_degree", harmless=(1, -1)),
-    **ignored(Reason.SAVING, "checkpoint_interval checkpoint_interval_type checkpoint_folder"),
-    **ignored(
-        Reason.DATA,
-        "dataset dataset_path img_size classifier_free_guidance_prob classifer_free_guidance_prob dataset_name",
-    ),
-    **ignored(Reason.RANDOM, "seed deterministic"),
-    **ignored(Reason.SPEED, "gc_freq gc_debug skip_nan_inf"),
-    **ignored(Reason.OTHER_METHOD, f"debug_moe_force_load_balance {CLASS}"),
 }
 _PARALLELISM = {
+    **ignored_keys("torchtitan", "parallelism"),
     **part_of("data parallelism", "data_parallel_replicate_degree data_parallel_shard_degree"),
     **part_of("part of FSDP", "fsdp_reshard_after_forward enable_fsdp_symm_mem"),
     **lacking("tensor parallelism", "tensor_parallel_degree", harmless=(1,)),
@@ -83,17 +76,9 @@ _PARALLELISM = {
     **lacking("context parallelism", "context_parallel_degree", harmless=(1,)),
     **lacking("expert parallelism", "expert_parallel_degree expert_tensor_parallel_degree", harmless=(1,)),
     **lacking("compiled autograd", "enable_compiled_autograd"),
-    **ignored(
-        Reason.OTHER_METHOD,
-        "enable_sequence_parallel enable_async_tensor_parallel disable_loss_parallel module_fqns_per_model_part"
-        " pipeline_parallel_first_stage_less_layers pipeline_parallel_last_stage_less_layers"
-        " pipeline_parallel_layers_per_stage pipeline_parallel_schedule pipeline_parallel_schedule_csv"
-        " pipeline_parallel_microbatch_size pipeline_parallel_split_points num_pp_microbatches"
-        " context_parallel_load_balancer context_parallel_ptrr_mask_key context_parallel_rotate_method"
-        f" expert_parallel_comm_backend spmd_backend {CLASS}",
-    ),
 }
 _OPTIMIZER = {
+    **ignored_keys("torchtitan", "optimizer"),
     "name": words(Setting.OPTIMIZER, {"adamw": "adamw-fused", "adam": "adamw-fused"}, what="optimizer"),
     "implementation": words(
         Setting.OPTIMIZER,
@@ -107,20 +92,24 @@ _OPTIMIZER = {
     ),
     **part_of("optimizer", "param_groups optimizer_factory_kwargs_by_name"),
     **lacking("optimizer steps in the backward pass", "early_step_in_backward"),
-    **ignored(Reason.NUMBER, f"lr eps beta1 beta2 weight_decay {CLASS}"),
-    **ignored(Reason.OTHER_METHOD, "moe_load_balancing state_dtype"),
 }
 _ROWS: Mapping[str, Row] = {
     # the oldest versions have the degrees of parallelism here
+    **ignored_keys("torchtitan"),
     "training": section({**_PARALLELISM, **_TRAINING, **part_of("data parallelism", "data_parallel_degree")}),
     "parallelism": section(_PARALLELISM),
-    "experimental": section({**_PARALLELISM, **ignored(Reason.LOADING, "custom_import custom_args_module")}),
+    "experimental": section(
+        {
+            **_PARALLELISM,
+            **ignored_keys("torchtitan", "experimental"),
+        }
+    ),
     "activation_checkpoint": section(titan_checkpointing.ROWS),
     "optimizer": section(_OPTIMIZER),
     "compile": section(
         {
+            **ignored_keys("torchtitan", "compile"),
             "enable": turned_on({Setting.COMPILE: True}),
-            **ignored(Reason.OTHER_METHOD, f"components backend enable_async_tensor_parallel {CLASS}"),
             **part_of(
                 "the graph trainer",
                 "mode passes enable_passes disable_passes debug_graph_passes memory_policy full_recompute_save_ops"
@@ -133,52 +122,36 @@ _ROWS: Mapping[str, Row] = {
     ),
     "model": section(
         {
+            **ignored_keys("torchtitan", "model"),
             **part_of("model", "name flavor"),
             "config": text(Setting.MODEL),
             **lacking("low-precision layers (float8, MXFP8, NVFP4)", "converters"),
-            **ignored(
-                Reason.LOADING,
-                "tokenizer_path hf_assets_path print_after_conversion norm_type use_flex_attn attn_mask_type",
-            ),
         }
     ),
     **part_of("model", "model_spec hf_model"),
     # of the backend that trains transformers' models
-    "hf_transformers": section({"model": text(Setting.MODEL), **ignored(Reason.LOADING, "tokenizer_path")}),
+    "hf_transformers": section(
+        {
+            **ignored_keys("torchtitan", "hf_transformers"),
+            "model": text(Setting.MODEL),
+        }
+    ),
     **part_of("loss", "loss"),
     "validation": section(
         {
+            **ignored_keys("torchtitan", "validation"),
             **left_out(EVALUATION, "enable enabled"),
-            **ignored(
-                Reason.EVALUATION,
-                "dataset dataset_path local_batch_size seq_len freq steps enable_classifier_free_guidance"
-                " classifier_free_guidance_scale denoising_steps save_img_count save_img_folder all_timesteps",
-            ),
         }
     ),
     **part_of(EVALUATION, "validator"),
     "float8": section(
         {
+            **ignored_keys("torchtitan", "float8"),
             **lacking("float8 layers", "enable_float8_linear"),
             # used where model.converters names float8
-            **ignored(
-                Reason.OTHER_METHOD,
-                "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp scaling_type_input"
-                " scaling_type_weight scaling_type_grad_output force_recompute_fp8_weight_in_bwd filter_fqns"
-                " recipe_name emulate moe_fqns_prototype moe_fqns",
-            ),
         }
     ),
     **lacking("image generation", "encoder", remedy=OTHER_TRAINING),
-    **ignored(Reason.EVALUATION, "eval"),
-    **ignored(Reason.GENERATION, "inference"),
-    **ignored(Reason.OTHER_METHOD, "quantize mx memory_estimation fault_tolerance"),
-    **ignored(Reason.SCHEDULE, "lr_scheduler"),
-    **ignored(Reason.OUTPUT, "job profiling profiler metrics dump_folder"),
-    **ignored(Reason.SAVING, "checkpoint"),
-    **ignored(Reason.DATA, "dataloader tokenizer hf_assets_path"),
-    **ignored(Reason.LAUNCH, "comm override"),
-    **ignored(Reason.CHECKS, f"debug {CLASS}"),
 }
 
 

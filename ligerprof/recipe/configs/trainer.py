@@ -10,7 +10,7 @@ from ligerprof.recipe.configs.rows import (
     Row,
     count,
     file_name,
-    ignored,
+    ignored_keys,
     is_off,
     lacking,
     left_out,
@@ -53,6 +53,7 @@ def _read_sampling(value: Any) -> Outcome:
 
 
 TRAINER_ROWS: Mapping[str, Row] = {
+    **ignored_keys("transformers"),
     "per_device_train_batch_size": count(Setting.BATCH),
     "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
     "max_grad_norm": number(Setting.CLIP),
@@ -97,58 +98,14 @@ TRAINER_ROWS: Mapping[str, Row] = {
     **part_of("GaLore's options", "optim_args optim_target_modules"),
     "accelerator_config": section(
         {
-            **ignored(Reason.DATA, "split_batches dispatch_batches even_batches non_blocking use_seedable_sampler"),
-            **ignored(Reason.NUMBER, "gradient_accumulation_kwargs"),
-            **ignored(Reason.LAUNCH, "use_configured_state"),
+            **ignored_keys("transformers", "accelerator_config"),
         }
     ),
-    **ignored(Reason.OTHER_METHOD, "torch_compile_backend torch_compile_mode torchdynamo fsdp_min_num_params"),
     **part_of("part of FSDP", "fsdp_transformer_layer_cls_to_wrap"),
-    **ignored(
-        Reason.SCHEDULE,
-        "num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio",
-    ),
-    **ignored(Reason.NUMBER, "weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices"),
-    **ignored(
-        Reason.SPEED, "tf32 torch_empty_cache_steps fp16_opt_level half_precision_backend fp16_backend fp16_full_eval"
-    ),
-    **ignored(
-        Reason.EVALUATION,
-        "eval_steps eval_delay prediction_loss_only"
-        " eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics"
-        " include_inputs_for_metrics do_predict bf16_full_eval load_best_model_at_end metric_for_best_model"
-        " greater_is_better jit_mode_eval past_index predict_with_generate",
-    ),
-    **ignored(
-        Reason.OUTPUT,
-        "output_dir overwrite_output_dir logging_dir logging_strategy logging_steps logging_first_step log_on_each_node"
-        " logging_nan_inf_filter include_num_input_tokens_seen include_tokens_per_second log_level log_level_replica"
-        " disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id"
-        " push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"
-        " push_to_hub_model_id push_to_hub_organization push_to_hub_token",
-    ),
-    **ignored(
-        Reason.SAVING,
-        "save_only_model save_strategy save_steps save_on_each_node save_total_limit save_safetensors"
-        " enable_jit_checkpoint resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint"
-        " overwrite_cache",
-    ),
-    **ignored(Reason.RANDOM, "seed data_seed full_determinism"),
-    **ignored(
-        Reason.DATA,
-        "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers"
-        " dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns"
-        " label_names length_column_name dispatch_batches split_batches",
-    ),
-    **ignored(
-        Reason.LAUNCH,
-        "ddp_broadcast_buffers ddp_backend xpu_backend ddp_timeout do_train local_rank _n_gpu mp_parameters ray_scope"
-        " deepspeed_plugin distributed_state __cached__setup_devices",
-    ),
-    **ignored(Reason.CHECKS, "debug skip_memory_metrics use_legacy_prediction_loop"),
 }
 # arguments of transformers' run_clm.py and its like
 _SCRIPT_ROWS: Mapping[str, Row] = {
+    **ignored_keys("transformers", "scripts"),
     "model_name_or_path": text(Setting.MODEL),
     "block_size": count(Setting.SEQ),
     "max_seq_length": count(Setting.SEQ),
@@ -157,12 +114,6 @@ _SCRIPT_ROWS: Mapping[str, Row] = {
     "dtype": DTYPE,
     "torch_dtype": DTYPE,
     "attn_implementation": ATTENTION,
-    **ignored(
-        Reason.DATA,
-        "dataset_name dataset_config_name train_file validation_file max_train_samples max_eval_samples streaming"
-        " preprocessing_num_workers validation_split_percentage keep_linebreaks tokenizer_name use_fast_tokenizer",
-    ),
-    **ignored(Reason.LOADING, "cache_dir model_revision token use_auth_token trust_remote_code low_cpu_mem_usage"),
     **lacking("another configuration of the model", "config_name config_overrides"),
 }
 TRAINER_DEFAULTS: Mapping[Setting, Any] = {

@@ -9,8 +9,9 @@ from ligerprof.recipe.configs.rows import (
     Row,
     count,
     file_name,
-    ignored,
+    ignored_keys,
     is_off,
+    known_keys,
     lacking,
     part_of,
     section,
@@ -20,7 +21,7 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Lacking, Outcome, Packing, Reading, Reason, Setting
+from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Lacking, Outcome, Packing, Reading, Setting
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     DTYPE,
@@ -42,17 +43,17 @@ def _read_accelerate_config(value: Any) -> Outcome:
 
 
 _INIT_KWARGS = {
+    **ignored_keys("trl", "model_init_kwargs"),
     "dtype": DTYPE,
     "torch_dtype": DTYPE,
     "attn_implementation": ATTENTION,
     **lacking("another configuration of the model", "config rope_scaling"),
     **lacking("a quantization configuration", "quantization_config"),
     **lacking("a model split over several GPUs", "device_map max_memory", harmless=("auto",)),
-    **ignored(Reason.LOADING, "trust_remote_code revision low_cpu_mem_usage cache_dir token use_safetensors"),
-    **ignored(Reason.GENERATION, "use_cache"),
 }
 _COMMON: Mapping[str, Row] = {
     **TRAINER_ROWS,
+    **ignored_keys("trl"),
     "max_length": _LENGTH,
     "max_seq_length": _LENGTH,
     "model_init_kwargs": section(_INIT_KWARGS),
@@ -71,42 +72,20 @@ _COMMON: Mapping[str, Row] = {
     "use_dora": switch(Setting.DORA),
     **quantization_rows(),
     "use_bnb_nested_quant": switch(Setting.NESTED_QUANT),
-    **ignored(Reason.NUMBER, "lora_alpha use_rslora router_aux_loss_coef"),
-    **ignored(Reason.LOADING, "trust_remote_code model_revision lora_task_type"),
     **lacking("LoRA on parameters of experts", "lora_target_parameters"),
     # the script's arguments
-    **ignored(
-        Reason.DATA,
-        "dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming datasets streaming"
-        " test_split_size dataset_num_proc dataset_batch_size dataset_text_field dataset_kwargs shuffle_dataset"
-        " eos_token pad_token chat_template_path truncation_mode",
-    ),
     # scripts on top of TRL: alignment-handbook, open-r1, philschmid's
     "model_id": text(Setting.MODEL),
     "max_seq_len": _LENGTH,
     **lacking("training of chosen parameters", "spectrum_config_path", remedy=OTHER_TRAINING),
-    **ignored(Reason.DATA, "dataset_id_or_path dataset_path dataset_split train_dataset_path test_dataset_path"),
-    **ignored(
-        Reason.DATA,
-        "dataset_mixer dataset_mixture dataset_splits dataset_configs dataset_columns dataset_prompt_column"
-        " preprocessing_num_workers chat_template auto_insert_empty_system_msg truncation_side system_prompt",
-    ),
-    **ignored(Reason.LOADING, "tokenizer_name_or_path model_code_revision base_model_revision"),
-    **ignored(
-        Reason.OUTPUT,
-        "callbacks benchmarks wandb_run_id wandb_tags merge_adapter hub_model_revision overwrite_hub_revision"
-        " push_to_hub_revision num_completions_to_print wandb_entity wandb_project wandb_run_group"
-        " wandb_log_unique_prompts",
-    ),
     "use_flash_attention_2": turned_on({Setting.ATTENTION: "flash"}),
     "gradient_checkpointing_use_reentrant": switch(Setting.REENTRANT),
     # an argument of `accelerate launch`, which TRL's command line takes from the file
     "num_processes": count(Setting.GPUS),
-    **ignored(Reason.LAUNCH, "env num_machines machine_rank main_process_ip main_process_port"),
-    **ignored(Reason.CHECKS, "ignore_bias_buffers"),
 }
 _SFT: Mapping[str, Row] = {
     **_COMMON,
+    **ignored_keys("trl", "sft"),
     "packing": turned_on({Setting.PACKING: Packing.DOCUMENTS}),
     "padding_free": turned_on({Setting.PACKING: Packing.PADDING_FREE}),
     **part_of("packing", "packing_strategy"),
@@ -117,10 +96,7 @@ _SFT: Mapping[str, Row] = {
         what="loss",
         remedy="Choose another with --loss.",
     ),
-    **ignored(Reason.DATA, "completion_only_loss assistant_only_loss formatting_func"),
-    **ignored(Reason.EVALUATION, "eval_packing"),
     # of older versions
-    **ignored(Reason.DATA, "num_of_sequences chars_per_token use_liger"),
     **part_of("liger-kernel", "use_liger"),
 }
 _DEFAULTS: Mapping[Setting, Any] = {
@@ -208,9 +184,9 @@ TRL_SFT = Framework(
 )
 
 
-def _other(name: str, title: str, method: str, own: str) -> Framework:
-    """A configuration of a method that recipes do not cover; its keys are still known, and read."""
-    keys = own.split()
+def _other(name: str, title: str, method: str, *, of: str = "") -> Framework:
+    """A configuration of a method that recipes do not cover; its keys, or those of the method `of`, are still read."""
+    keys = known_keys("trl")["methods"][of or name]
 
     def finish(reading: Reading, values: Mapping[str, Any]) -> None:
         _finish_common(reading, values)
@@ -221,7 +197,7 @@ def _other(name: str, title: str, method: str, own: str) -> Framework:
         name=name,
         title=title,
         family=FAMILY,
-        rows={**_COMMON, **part_of(method, own)},
+        rows={**_COMMON, **part_of(method, " ".join(keys))},
         signature=TRAINER_SIGNATURE | set(keys),
         defaults=_DEFAULTS,
         finish=finish,
@@ -232,51 +208,19 @@ TRL_DPO = _other(
     "trl-dpo",
     "TRL's DPOConfig",
     "DPO or another preference method, with pairs of sequences",
-    "beta precompute_ref_log_probs precompute_ref_batch_size loss_weights ld_alpha f_divergence_type"
-    " f_alpha_divergence_coef label_smoothing use_weighting discopop_tau sync_ref_model ref_model_mixup_alpha"
-    " ref_model_sync_steps max_prompt_length max_completion_length disable_dropout reference_free rpo_alpha"
-    " use_logits_to_keep ref_model_init_kwargs generate_during_eval model_adapter_name ref_adapter_name"
-    " force_use_ref_model padding_value label_pad_token_id is_encoder_decoder base_model_attribute_name tools"
-    " ref_adapter ref_model padding_free loss_type"
-    # CPO and SimPO
-    " simpo_gamma gamma_beta_ratio cpo_alpha",
 )
 TRL_REWARD = _other(
     "trl-reward",
     "TRL's RewardConfig",
     "reward modeling, with a classification head",
-    "center_rewards_coefficient disable_dropout",
-)
-_RL_KEYS = (
-    "num_generations max_prompt_length max_completion_length temperature top_p top_k min_p repetition_penalty"
-    " use_vllm vllm_mode vllm_server_host vllm_server_port vllm_server_timeout vllm_gpu_memory_utilization"
-    " vllm_tensor_parallel_size vllm_enable_sleep_mode vllm_max_model_length vllm_model_impl vllm_server_base_url"
-    " vllm_guided_decoding_regex vllm_structured_outputs_regex vllm_importance_sampling_correction"
-    " vllm_importance_sampling_cap vllm_importance_sampling_mode vllm_group_port vllm_enable_prefix_caching"
-    " beta num_iterations epsilon epsilon_high delta importance_sampling_level reward_weights reward_funcs"
-    " scale_rewards loss_type mask_truncated_completions sync_ref_model ref_model_mixup_alpha ref_model_sync_steps"
-    " use_liger_loss generation_batch_size steps_per_generation generation_kwargs cache_implementation"
-    " use_transformers_paged"
-    " ds3_gather_for_generation disable_dropout log_completions num_completions_to_print log_unique_prompts"
-    " top_entropy_quantile chat_template_kwargs shuffle_dataset normalize_advantages reward_clip_range rloo_k"
-    " desirable_weight undesirable_weight precompute_ref_log_probs reward_model_path judge missing_eos_penalty"
-    " use_bias_correction_kl off_policy_mask_threshold multi_objective_aggregation log_multimodal"
-    " max_tool_calling_iterations pad_to_multiple_of num_ppo_epochs num_mini_batches kl_coef cliprange vf_coef"
-    " gamma lam teacher_model_name_or_path lmbda seq_kd"
-    # TRL 0.14 to 0.16, and open-r1's rewards
-    " vllm_device vllm_dtype vllm_max_model_len cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct"
-    " cosine_max_value_correct cosine_max_len repetition_n_grams repetition_max_penalty code_language"
-    " code_eval_test_batch_size code_eval_scoring_mode parallel_code_exec_per_proc e2b_router_url morph_router_url"
-    " code_provider ioi_provider max_completion_len soft_punish_cache"
 )
 TRL_RL = _other(
     "trl-rl",
     "TRL's configuration of a reinforcement method (GRPO, RLOO, KTO, …)",
     "reinforcement learning",
-    _RL_KEYS,
 )
 # chosen by name alone: their files have the keys of others
 TRL_BY_NAME = tuple(
-    _other(f"trl-{method.lower()}", f"TRL's {method}Config", method, _RL_KEYS)
+    _other(f"trl-{method.lower()}", f"TRL's {method}Config", method, of="trl-rl")
     for method in ("GRPO", "RLOO", "PPO", "KTO")
 )

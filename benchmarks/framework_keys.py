@@ -1,0 +1,93 @@
+"""Compare the keys that ligerprof knows of a framework with the fields of the framework's own classes.
+
+    python benchmarks/framework_keys.py transformers .venv/lib/python3.11/site-packages/transformers "transformers 5.23.0"
+
+PACKAGE is the folder of the framework's package, installed or in a checkout; nothing in it is imported. The data file
+of the framework, in ligerprof/recipe/configs/keys, is written again: its `source` is the third argument, `unsorted` are
+fields that no table has, which a person moves to the reason why they have no effect on memory or gives a row of their
+own, and `former` are keys of older versions, which no class has any more.
+"""
+
+import argparse
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from ligerprof.recipe.configs import rows
+from ligerprof.recipe.configs.sources import FRAMEWORKS
+
+KEYS = Path(rows.__file__).with_name("keys")
+# of each framework: the section of the data file, its place in the table, and the files with the classes
+CLASSES = {
+    "transformers": (("", "", "training_args.py"),),
+    "trl": (
+        ("sft", "", "trainer/sft_config.py trainer/base_config.py"),
+        ("", "", "trainer/model_config.py scripts/utils.py:ScriptArguments"),
+    ),
+    "accelerate": (("", "", "commands/config/config_args.py"),),
+    "deepspeed": (
+        ("zero_optimization", "zero_optimization", "runtime/zero/config.py"),
+        ("offload", "zero_optimization.offload_optimizer", "runtime/zero/offload_config.py"),
+    ),
+    "axolotl": (("", "", "utils/schemas/*.py integrations/*/args.py"),),
+    "llama-factory": (("", "", "hparams/*.py"),),
+}
+TABLES = {"trl": "trl-sft"}
+
+
+def main() -> None:
+    """Write the data file of one framework again."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("framework", choices=sorted(CLASSES))
+    parser.add_argument("package", type=Path)
+    parser.add_argument("source", help="what was read: a version, or a repository with its commit")
+    arguments = parser.parse_args()
+    path = KEYS / f"{arguments.framework}.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    there: set[str] = set()
+    sections = {section for section, _, _ in CLASSES[arguments.framework]}
+    unsorted = {}
+    for section, place, files in CLASSES[arguments.framework]:
+        fields = [name for pattern in files.split() for name in fields_of(arguments.package, pattern)]
+        table = table_of(TABLES.get(arguments.framework, arguments.framework), place)
+        there.update(fields)
+        unsorted[section] = sorted(set(fields) - set(table))
+    former = {
+        section: sorted({name for names in content["sections"][section].values() for name in names} - there)
+        for section in sections
+    }
+    if not there:
+        raise SystemExit(f"{arguments.package}: no classes there. Give the folder of the package.")
+    lists = {"unsorted": unsorted, "former": former}
+    found = {name: {section: keys for section, keys in by.items() if keys} for name, by in lists.items()}
+    written = {**content, "source": arguments.source, **found}
+    path.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for section, names in found["unsorted"].items():
+        print(f"{section or 'top level'}: sort {', '.join(names)}")
+
+
+def fields_of(package: Path, pattern: str) -> Iterator[str]:
+    """The annotated fields of all classes, or of the one after a colon, in the files that match a pattern."""
+    pattern, _, chosen = pattern.partition(":")
+    for file in sorted(package.glob(pattern)):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and chosen in ("", node.name):
+                for statement in node.body:
+                    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                        # pydantic's name of a key whose field has another one
+                        given = getattr(statement.value, "keywords", ())
+                        aliases = [word.value.value for word in given if word.arg == "alias"]
+                        yield aliases[0] if aliases else statement.target.id
+
+
+def table_of(framework: str, place: str) -> rows.Table:
+    """The table of a framework at the top level or of a section."""
+    table = next(each.rows for each in FRAMEWORKS if each.name == framework)
+    for name in filter(None, place.split(".")):
+        table = table[name].children or {}
+    return table
+
+
+if __name__ == "__main__":
+    main()
