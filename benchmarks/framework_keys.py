@@ -1,6 +1,6 @@
 """Compare the keys that ligerprof knows of a framework with the fields of the framework's own classes.
 
-    python benchmarks/framework_keys.py transformers .venv/lib/python3.11/site-packages/transformers "transformers 5.23.0"
+    python benchmarks/framework_keys.py transformers .venv/lib/python3.11/site-packages/transformers "5.23.0"
 
 PACKAGE is the folder of the framework's package, installed or in a checkout; nothing in it is imported. The data file
 of the framework, in ligerprof/recipe/configs/keys, is written again: its `source` is the third argument, `unsorted` are

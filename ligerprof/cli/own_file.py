@@ -13,7 +13,7 @@ from ligerprof.errors import RecipeError
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.explain.peak import PeakReport
-    from ligerprof.recipe.configs.plans import OwnFiles
+    from ligerprof.recipe.configs.edits import OwnFiles
 
 own_file_option = click.option(
     "--config",

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.errors import LigerprofError, RecipeError
-from ligerprof.recipe.configs.edits import EDITABLE, FileEdit, can_edit, edit_files
+from ligerprof.recipe.configs.edits import EDITABLE, FileEdit, OwnFiles, can_edit, edit_files
 from ligerprof.recipe.configs.load import load_recipe
-from ligerprof.recipe.configs.plans import OwnFiles
 
 
 def edits_for(suggestion: Suggestion, own: OwnFiles) -> tuple[FileEdit, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ligerprof.recipe.categories import Engine, Precision
 from ligerprof.recipe.configs.deepspeed import set_offload
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
@@ -21,6 +22,7 @@ from ligerprof.recipe.configs.rows import (
 )
 from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Reading, Reason, Setting
 from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
+from ligerprof.recipe.configs.spellings import Spelling
 
 _OFF = Ignored(reason=Reason.UNSET)
 _SINGLE = {"": "torch", "no": "torch", "false": "torch", "single_gpu": "torch"}
@@ -125,6 +127,15 @@ def _finish_deepspeed(reading: Reading, section_: Mapping[str, Any]) -> None:
     )
 
 
+def _write_for_deepspeed(key: str, name: str) -> Spelling:
+    """A key that only DeepSpeed reads: elsewhere the program passes it to Accelerator."""
+    return lambda recipe: (
+        {f"deepspeed_config.{key}": getattr(recipe, name)} if recipe.engine is Engine.DEEPSPEED else None
+    )
+
+
+_MIXED = {Precision.AMP: "bf16", Precision.AMP_FP16: "fp16", Precision.MIXED: "bf16"}
+
 ACCELERATE = Framework(
     name="accelerate",
     title="a configuration of accelerate",
@@ -135,6 +146,13 @@ ACCELERATE = Framework(
     defaults={Setting.AUTOCAST: "no"},
     is_complete=False,
     finish=finish_accelerate,
+    writes={
+        "grad_accum": _write_for_deepspeed("gradient_accumulation_steps", "grad_accum"),
+        "clip": _write_for_deepspeed("gradient_clipping", "clip"),
+        "precision": lambda recipe: (
+            {"mixed_precision": _MIXED[recipe.precision]} if recipe.precision in _MIXED else None
+        ),
+    },
 )
 
 _SECTIONS = (

@@ -38,6 +38,8 @@ from ligerprof.recipe.configs.shared import (
     whole_number_at,
     without_adapter,
 )
+from ligerprof.recipe.configs.spellings import BITS, adapter, as_read, liger
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
 
 # grouped_mm is what transformers takes where nothing is set
@@ -338,6 +340,17 @@ def _set_kernels(reading: Reading, values: Mapping[str, Any]) -> None:
             reading.set("plugins", {Setting.LIGER: names, Setting.PROVIDER: provider})
 
 
+def _write_adapter(recipe: TrainingRecipe) -> Mapping[str, Any]:
+    return {
+        "adapter": "qlora" if recipe.qlora else "lora",
+        "lora_r": recipe.lora or recipe.qlora,
+        "lora_target_linear": True,
+        **BITS[recipe.packed_bits],
+    }
+
+
+_FUSED_LOSS = {"plugins": [_LIGER], "liger_fused_linear_cross_entropy": True}
+
 AXOLOTL = Framework(
     name="axolotl",
     title="a configuration of axolotl",
@@ -355,4 +368,13 @@ AXOLOTL = Framework(
         Setting.CLIP: 1.0,
     },
     finish=finish_axolotl,
+    writes={
+        **as_read(_ROWS, "batch grad_accum seq checkpointing optimizer lora_dropout attention"),
+        **adapter(_write_adapter),
+        "selective": lambda recipe: {"selective_checkpointing": False} if recipe.selective is None else None,
+        "liger": liger(
+            {**_FUSED_LOSS, **dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation"), True)},
+            fused_loss=_FUSED_LOSS,
+        ),
+    },
 )

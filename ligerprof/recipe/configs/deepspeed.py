@@ -275,4 +275,6 @@ DEEPSPEED = Framework(
     defaults={Setting.CLIP: 0.0, Setting.GRAD_ACCUM: 1},
     is_complete=False,
     finish=finish_deepspeed,
+    # its own file, next to one of another framework or of none
+    writes={},
 )

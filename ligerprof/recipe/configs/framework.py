@@ -9,6 +9,7 @@ from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.adapters import leave_out_adapters
 from ligerprof.recipe.configs.rows import BadValueError, Row, Table, explain_bad
 from ligerprof.recipe.configs.settings import Reading, Setting
+from ligerprof.recipe.configs.spellings import Spelling
 
 Finish = Callable[[Reading, Mapping[str, Any]], None]
 
@@ -32,6 +33,7 @@ class Framework:
         is_complete: whether the file describes a whole training run. Defaults of others, such as DeepSpeed's, count
             only where no file is complete.
         finish: reads what depends on several keys; called after all rows.
+        writes: how options of a recipe are written, by name; None for a framework whose files are not changed.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Framework:
     family: str = ""
     is_complete: bool = True
     finish: Finish = _nothing_more
+    writes: Mapping[str, Spelling] | None = None
 
     def read(self, values: Mapping[str, Any], file: str) -> Reading:
         """Read every key of a file.

@@ -32,7 +32,9 @@ from ligerprof.recipe.configs.shared import (
     whole_number_at,
     without_adapter,
 )
-from ligerprof.recipe.configs.trainer import TRAINER_DEFAULTS, TRAINER_ROWS, finish_trainer
+from ligerprof.recipe.configs.spellings import adapter, as_read, liger
+from ligerprof.recipe.configs.trainer import TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_WRITES, finish_trainer
+from ligerprof.recipe.training import TrainingRecipe
 
 _FULL = "training in part of the layers"
 _ROWS: Mapping[str, Row] = {
@@ -43,7 +45,9 @@ _ROWS: Mapping[str, Row] = {
     "flash_attn": Row(
         read=lambda value: (
             Ignored(reason=Reason.UNSET) if value == "auto" else ATTENTION.read("disabled" if is_off(value) else value)
-        )
+        ),
+        sets=Setting.ATTENTION,
+        spell=lambda word: {"eager": "disabled"}.get(word, word),
     ),
     "packing": turned_on({Setting.PACKING: Packing.PLAIN}),
     "neat_packing": turned_on({Setting.PACKING: Packing.MASK}),
@@ -154,6 +158,15 @@ def _set_precision(reading: Reading, values: Mapping[str, Any], kind: Any) -> No
         reading.set(key, {Setting.WEIGHTS: weights, Setting.AUTOCAST: autocast})
 
 
+def _write_adapter(recipe: TrainingRecipe) -> Mapping[str, Any]:
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": recipe.lora or recipe.qlora,
+        "lora_target": "all",
+        **({} if recipe.packed_bits is None else {"quantization_bit": recipe.packed_bits}),
+    }
+
+
 LLAMA_FACTORY = Framework(
     name="llama-factory",
     title="a configuration of LLaMA-Factory",
@@ -168,6 +181,13 @@ LLAMA_FACTORY = Framework(
         Setting.REENTRANT: True,
     },
     finish=_finish,
+    writes={
+        **TRAINER_WRITES,
+        **as_read(_ROWS, "seq lora_dropout attention"),
+        **adapter(_write_adapter),
+        "checkpointing": lambda recipe: {"disable_gradient_checkpointing": not recipe.checkpointing},
+        "liger": liger({"enable_liger_kernel": True}),
+    },
 )
 
 _DISTRIBUTED = {

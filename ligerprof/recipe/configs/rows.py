@@ -32,12 +32,16 @@ class Row:
         children: rows of the keys of an object.
         null: what null comes to.
         any_key: an object below this key may have any keys; `read` gets the whole object.
+        sets: the setting of a row that sets one alone, and is written as it is read.
+        spell: the key's value for a value of that setting; None if it has none.
     """
 
     read: Read = field(default=lambda _: Ignored(reason=Reason.UNSET))
     children: Table | None = None
     null: Outcome = field(default=Ignored(reason=Reason.UNSET))
     any_key: bool = False
+    sets: Setting | None = None
+    spell: Callable[[Any], Any] = field(default=lambda value: value)
 
 
 def ignored(reason: Reason) -> Row:
@@ -112,7 +116,7 @@ def count(setting: Setting, *, least: int = 1, auto: bool = False) -> Row:
             return Ignored(reason=Reason.UNSET)
         return Sets(values={setting: whole_number(value, least)})
 
-    return Row(read=read)
+    return Row(read=read, sets=setting)
 
 
 def whole_number(value: Any, least: int = 0) -> int:
@@ -146,7 +150,7 @@ def number(setting: Setting, *, auto: bool = False) -> Row:
             return Ignored(reason=Reason.UNSET)
         return Sets(values={setting: real_number(value)})
 
-    return Row(read=read)
+    return Row(read=read, sets=setting)
 
 
 def truth(value: Any) -> bool:
@@ -168,7 +172,7 @@ def switch(setting: Setting, *, invert: bool = False, auto: bool = False) -> Row
             return Ignored(reason=Reason.UNSET)
         return Sets(values={setting: truth(value) is not invert})
 
-    return Row(read=read)
+    return Row(read=read, sets=setting, spell=lambda value: value is not invert)
 
 
 def turned_on(values: Mapping[Setting, Any]) -> Row:
@@ -205,7 +209,13 @@ def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str 
         is_outcome = isinstance(meaning, (Sets, Names, Ignored, LeftOut, Lacking))
         return meaning if is_outcome else Sets(values={setting: meaning})
 
-    return Row(read=read)
+    def spell(value: Any) -> Any:
+        meanings = (
+            (word, each.values.get(setting) if isinstance(each, Sets) else each) for word, each in known.items()
+        )
+        return value if isinstance(value, bool) else next((word for word, each in meanings if each == value), None)
+
+    return Row(read=read, sets=setting, spell=spell)
 
 
 def part_of(what: str, names: str) -> dict[str, Row]:

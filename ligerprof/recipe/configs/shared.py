@@ -80,7 +80,7 @@ def _read_dropout(value: Any) -> Outcome:
     return Sets(values={Setting.LORA_DROPOUT: rate})
 
 
-LORA_DROPOUT = Row(read=_read_dropout)
+LORA_DROPOUT = Row(read=_read_dropout, sets=Setting.LORA_DROPOUT)
 
 
 def _read_strategy(value: Any) -> Outcome:

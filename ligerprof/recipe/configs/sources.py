@@ -45,7 +45,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     FSDP,
 )
 ENVIRONMENT = "env"
-_BY_NAME = {framework.name: framework for framework in (*FRAMEWORKS, *TRL_BY_NAME)}
+BY_NAME = {framework.name: framework for framework in (*FRAMEWORKS, *TRL_BY_NAME)}
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _MOST_FOLDERS = 8
 # keys of a file that are compared with those of frameworks
@@ -93,7 +93,7 @@ def _with_named_files(readings: Iterable[Reading], given: set[str], documents: D
 def _read_named(reading: Reading, key: str, named: Names, documents: Documents) -> Reading:
     values, path = read_named(reading.file, reading.framework, key, named.file)
     file = path or named.file
-    found = _BY_NAME[named.framework].read(documents.get(file, values), file)
+    found = BY_NAME[named.framework].read(documents.get(file, values), file)
     if path is None:
         found.assumed.append(f"{printable(named.file)} is not here: {reading.framework}'s file of that name")
     elif not Path(path).match(named.file):
@@ -141,8 +141,8 @@ def is_function(source: str) -> bool:
 
 def _read_source(source: str, documents: Documents) -> Reading:
     name, _, rest = source.partition("=")
-    if name in _BY_NAME and rest:
-        return _read_as(_BY_NAME[name], documents.get(rest) or read_document(Path(rest)), rest)
+    if name in BY_NAME and rest:
+        return _read_as(BY_NAME[name], documents.get(rest) or read_document(Path(rest)), rest)
     path = Path(source)
     if source == ENVIRONMENT and not path.exists():
         return _read_environment()
@@ -219,7 +219,7 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
     known = [each for each in FRAMEWORKS if each.signature & values.keys() and (is_toml or each is not TORCHTITAN)]
     best = sorted(known, key=misfit)
     shown = ", ".join(printable(key)[:40] for key in list(values)[:5])
-    names = ", ".join(_BY_NAME)
+    names = ", ".join(BY_NAME)
     if not best or not best[0].knows_most(values):
         raise RecipeError(
             f"{source}: not the configuration of a training run that ligerprof knows (its first keys: {shown})."

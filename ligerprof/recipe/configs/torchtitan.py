@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import MissingDependencyError, RecipeError
+from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs import titan_checkpointing
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.refusals import OTHER_TRAINING
@@ -28,7 +29,9 @@ from ligerprof.recipe.configs.rows import (
 )
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Reading, Reason, Setting
 from ligerprof.recipe.configs.shared import EVALUATION, whole_number_at
+from ligerprof.recipe.configs.spellings import Spelling, as_read
 from ligerprof.recipe.configs.titan_checkpointing import CLASS
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import error_line, printable
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
 
@@ -342,6 +345,43 @@ class _Converter:
         return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
+_WRITES: Mapping[str, Spelling] = {
+    "precision": lambda recipe: (
+        {"training.mixed_precision_param": "bfloat16"} if recipe.precision in (Precision.AMP, Precision.MIXED) else None
+    ),
+}
+
+
+def _write_implementation(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+    word = _OPTIMIZER["implementation"].spell(recipe.optimizer)
+    return None if word is None else {"optimizer.implementation": word}
+
+
+def _write_mode(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+    plain = recipe.selective is None and recipe.checkpoint_every == 1
+    return {"activation_checkpoint.mode": "full" if recipe.checkpointing else "none"} if plain else None
+
+
+def _write_class(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+    plain = recipe.selective is None and recipe.checkpoint_every == 1
+    return {titan_checkpointing.SECTION: "FullAC" if recipe.checkpointing else None} if plain else None
+
+
+def _write_tokens(recipe: TrainingRecipe) -> Mapping[str, Any]:
+    return {"training.num_tokens_per_microbatch_per_dp_rank": recipe.batch * recipe.seq}
+
+
+# of the functions of versions after 0.2
+FUNCTION_WRITES: Mapping[str, Spelling] = {
+    **_WRITES,
+    "batch": _write_tokens,
+    "seq": lambda recipe: {"training.max_context_length": recipe.seq, **_write_tokens(recipe)},
+    "grad_accum": lambda recipe: {
+        "training.num_tokens_per_train_step": recipe.batch * recipe.seq * recipe.grad_accum * recipe.gpus
+    },
+    **dict.fromkeys(("checkpointing", "selective"), _write_class),
+}
+
 TORCHTITAN = Framework(
     name=NAME,
     title="a configuration of torchtitan",
@@ -359,4 +399,11 @@ TORCHTITAN = Framework(
         **dict.fromkeys((Setting.REENTRANT, Setting.SAVE_WHOLE), False),
     },
     finish=_finish,
+    writes={
+        **_WRITES,
+        **as_read(_ROWS, "batch seq"),
+        "grad_accum": lambda recipe: {"training.global_batch_size": recipe.batch * recipe.grad_accum * recipe.gpus},
+        **dict.fromkeys(("checkpointing", "checkpoint_every", "selective"), _write_mode),
+        "optimizer": _write_implementation,
+    },
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ligerprof.recipe.categories import LengthOrder
+from ligerprof.recipe.categories import LengthOrder, Precision
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
@@ -35,6 +35,7 @@ from ligerprof.recipe.configs.shared import (
     OPTIMIZER,
     liger_names,
 )
+from ligerprof.recipe.configs.spellings import Spelling, as_read, liger
 
 # configurations that extend TrainingArguments; a file that fits several is read as the plainest
 FAMILY = "transformers"
@@ -160,6 +161,24 @@ def _set_optimizer_arguments(reading: Reading, arguments: str) -> None:
             reading.set("optim_args", {Setting.GALORE_RANK: int(value)})
 
 
+# how the Trainer's arguments write a recipe; other frameworks have most of these keys, too
+TRAINER_WRITES: Mapping[str, Spelling] = {
+    **as_read(TRAINER_ROWS, "batch grad_accum checkpointing optimizer"),
+    "precision": lambda recipe: {Precision.AMP: {"bf16": True}, Precision.AMP_FP16: {"fp16": True}}.get(
+        recipe.precision
+    ),
+    "liger": liger(
+        {"use_liger_kernel": True},
+        fused_loss={
+            "use_liger_kernel": True,
+            "liger_kernel_config": {
+                "fused_linear_cross_entropy": True,
+                **dict.fromkeys(("cross_entropy", "rope", "rms_norm", "swiglu", "geglu", "layer_norm"), False),
+            },
+        },
+    ),
+}
+
 TRANSFORMERS = Framework(
     name="transformers",
     title="transformers' TrainingArguments",
@@ -169,4 +188,5 @@ TRANSFORMERS = Framework(
     # from_pretrained of version 5 loads the checkpoint's own dtype
     defaults={**TRAINER_DEFAULTS, Setting.WEIGHTS: "checkpoint"},
     finish=finish_trainer,
+    writes=TRAINER_WRITES,
 )

@@ -1,8 +1,10 @@
 """TRL's configurations: SFT, and those of preference, reward and reinforcement methods, which recipes do not cover."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.refusals import OTHER_METHOD, OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
@@ -32,10 +34,19 @@ from ligerprof.recipe.configs.shared import (
     whole_number_at,
     without_adapter,
 )
-from ligerprof.recipe.configs.trainer import FAMILY, TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_SIGNATURE, finish_trainer
+from ligerprof.recipe.configs.spellings import BITS, adapter, as_read, liger
+from ligerprof.recipe.configs.trainer import (
+    FAMILY,
+    TRAINER_DEFAULTS,
+    TRAINER_ROWS,
+    TRAINER_SIGNATURE,
+    TRAINER_WRITES,
+    finish_trainer,
+)
+from ligerprof.recipe.training import TrainingRecipe
 
 _NO_LENGTH = Lacking(what="a sequence length of null", setting=Setting.SEQ)
-_LENGTH = Row(read=count(Setting.SEQ).read, null=_NO_LENGTH)
+_LENGTH = replace(count(Setting.SEQ), null=_NO_LENGTH)
 
 
 def _read_accelerate_config(value: Any) -> Outcome:
@@ -172,6 +183,25 @@ def _set_loss(reading: Reading, values: Mapping[str, Any]) -> None:
         reading.assumed.append(f"the loss of TRL 1.15 and later, in tiles; for TRL 1.14 and before: {before}")
 
 
+def _write_adapter(recipe: TrainingRecipe) -> Mapping[str, Any]:
+    return {
+        "use_peft": True,
+        "lora_r": recipe.lora or recipe.qlora,
+        "lora_target_modules": "all-linear",
+        # TRL's default is 0.05
+        "lora_dropout": recipe.lora_dropout,
+        **BITS[recipe.packed_bits],
+    }
+
+
+# TRL loads the model, and its files say in which dtype
+_PRECISIONS: Mapping[Precision, Mapping[str, Any]] = {
+    Precision.AMP: {"dtype": "float32", "bf16": True},
+    Precision.AMP_FP16: {"dtype": "float32", "fp16": True},
+    Precision.BF16_AMP: {"dtype": "bfloat16", "bf16": True},
+    Precision.FP16_AMP: {"dtype": "float16", "fp16": True},
+}
+
 TRL_SFT = Framework(
     name="trl-sft",
     title="TRL's SFTConfig",
@@ -181,6 +211,14 @@ TRL_SFT = Framework(
     | {"dataset_name", "dataset_text_field", "max_length", "packing", "use_peft", "completion_only_loss"},
     defaults=_DEFAULTS,
     finish=_finish_sft,
+    writes={
+        **TRAINER_WRITES,
+        **as_read(_SFT, "seq lora_dropout"),
+        **adapter(_write_adapter),
+        "precision": lambda recipe: _PRECISIONS.get(recipe.precision),
+        # TRL 1.15 and later have a loss of their own
+        "liger": liger({"use_liger_kernel": True}, "no-flce"),
+    },
 )
 
 

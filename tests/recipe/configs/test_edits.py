@@ -9,7 +9,7 @@ import pytest
 from ligerprof.errors import OutputError, RecipeError
 from ligerprof.recipe.configs.edits import can_edit, edit_file, edit_files, require_editable
 from ligerprof.recipe.configs.load import load_recipe
-from ligerprof.recipe.configs.spellings import SPELLINGS, TITAN_FUNCTION
+from ligerprof.recipe.configs.sources import FRAMEWORKS
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from tests.recipe.configs.texts import write
@@ -247,8 +247,9 @@ def test_lines_that_cannot_be_replaced_are_an_error(tmp_path: Path) -> None:
 
 def test_only_files_of_known_frameworks_are_edited(tmp_path: Path) -> None:
     file = write(tmp_path, "sft.yaml", FILES["trl-sft"])
-    titan = {"torchtitan", TITAN_FUNCTION}
-    assert all(can_edit(file, framework) for framework in SPELLINGS if framework not in titan)
+    written = {framework.name for framework in FRAMEWORKS if framework.writes is not None} - {"torchtitan"}
+    assert len(written) == 6
+    assert all(can_edit(file, framework) for framework in written)
     assert not can_edit(file, "trl-dpo")
     assert not can_edit("env", "accelerate")
     toml = write(tmp_path, "a.toml", "a = 1")
