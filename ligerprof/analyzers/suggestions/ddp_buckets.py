@@ -14,7 +14,7 @@ import numpy as np
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit, peak_after
-from ligerprof.analyzers.suggestions.row import Row
+from ligerprof.analyzers.suggestions.rows import Row
 
 _FIRST = r"\A\S*nn/parallel/distributed\.py:_ddp_init_helper$"
 _REBUILT = r"\A\S*nn/parallel/distributed\.py:_pre_forward$"

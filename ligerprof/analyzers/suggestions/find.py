@@ -8,9 +8,8 @@ from ligerprof.analyzers.suggestions.ddp_buckets import edits_with_other_timings
 from ligerprof.analyzers.suggestions.next_step import find_next_step
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import peak_after
-from ligerprof.analyzers.suggestions.row import Row
+from ligerprof.analyzers.suggestions.rows import ROWS, Row
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost, Suggestion
-from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.errors import LigerprofError
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
@@ -59,10 +58,10 @@ def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_byte
     if not row.applies(case):
         return
     skipped = row.skips(case)
-    framework = next((one for one in case.program.frameworks if one in row.how and one not in skipped), None)
+    framework = next((one for one in case.program.frameworks if one in row.lines and one not in skipped), None)
     if framework is None:
         return
-    how = row.how[framework]
+    how = row.lines[framework]
     if recipe is not None and framework is Framework.LIGERPROF:
         command = _command(row, recipe)
         if command is None:

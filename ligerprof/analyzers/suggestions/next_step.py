@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.row import Row
+from ligerprof.analyzers.suggestions.rows import Row
 from ligerprof.roles import Phase, Role
 
 # of what is reserved, the part that may be free in pieces too small for any request

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+from ligerprof.analyzers.suggestions.rows import ROWS
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
-from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.recipe.configs.edits import EDITABLE, FileEdit, OwnFiles, can_edit, edit_files
 from ligerprof.recipe.configs.load import load_recipe

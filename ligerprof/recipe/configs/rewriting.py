@@ -36,12 +36,12 @@ def rewrite(content: str, path: Path, edited: Mapping[str, Any]) -> str:
         if path.suffix.lower() == ".toml":
             _replace_in_toml(lines, section, name, _toml_text(value))
         elif section and isinstance(values.get(section), Mapping) and _is_block(lines, section):
-            _replace_in_section(lines, section, name, _yaml_text(value))
+            _replace_in_section(lines, section, name, yaml_text(value))
         elif section:
             _replace_section(lines, section, wanted[section])
         else:
             # a document may end before the file does
-            _replace(lines, range(lines.index("...") if "..." in lines else len(lines)), "", name, _yaml_text(value))
+            _replace(lines, range(lines.index("...") if "..." in lines else len(lines)), "", name, yaml_text(value))
     end = "\r\n" if "\r\n" in content else "\n"
     changed = end.join(lines) + end
     if wrong := _wrong_keys(changed, path, wanted, edited):
@@ -138,7 +138,7 @@ def _replace_in_section(lines: list[str], section: str, key: str, value: str) ->
 
 def _replace_section(lines: list[str], section: str, values: Mapping[str, Any]) -> None:
     """Write a section of YAML that is not there, or is on one line, with a line per key."""
-    block = [f"{section}:", *(f"{_INDENT}{key}: {_yaml_text(value)}" for key, value in values.items())]
+    block = [f"{section}:", *(f"{_INDENT}{key}: {yaml_text(value)}" for key, value in values.items())]
     start = _start_of(lines, section)
     if start is None:
         lines.extend(block)
@@ -163,7 +163,8 @@ def _replace_in_toml(lines: list[str], section: str, key: str, value: str) -> No
     lines.insert(last + 1, f"{key} = {value}")
 
 
-def _yaml_text(value: Any) -> str:
+def yaml_text(value: Any) -> str:
+    """A value on one line of YAML."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) and value.lower() not in _YAML_WORDS:
         return value
     # JSON is YAML, too

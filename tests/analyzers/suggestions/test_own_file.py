@@ -7,8 +7,8 @@ import pytest
 
 from ligerprof.analyzers.suggestions.own_file import first_edits, in_own_files, lines_for, read_own_files
 from ligerprof.analyzers.suggestions.program import Framework
+from ligerprof.analyzers.suggestions.rows import ROWS
 from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
-from ligerprof.analyzers.suggestions.table import ROWS
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.edits import edit_file
 from ligerprof.recipe.configs.load import load_recipe

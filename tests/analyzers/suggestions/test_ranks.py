@@ -8,7 +8,7 @@ import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.rank_edits import RANKS, with_divided_states, with_sharded_model
+from ligerprof.analyzers.suggestions.edits import RANKS, with_divided_states, with_sharded_model
 from ligerprof.analyzers.suggestions.replayed_change import peak_after
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
