@@ -1,5 +1,6 @@
 """The categories of a recipe, each with the facts that follow from a member alone."""
 
+from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizerRow
 from ligerprof.words import Word
 
 
@@ -73,38 +74,9 @@ class Optimizer(Word):
         return tuple(member for member in cls if member is not Optimizer.DEFAULT)
 
     @property
-    def is_adam(self) -> bool:
-        """Whether it is Adam with two full moments."""
-        return self in (
-            Optimizer.ADAMW_FUSED,
-            Optimizer.ADAMW_FOREACH,
-            Optimizer.ADAMW,
-            Optimizer.DEEPSPEED_CPU_ADAM,
-        )
-
-    @property
-    def works_on_shards(self) -> bool:
-        """Whether it works element by element with torch's operators, and so on FSDP2's shards as on whole weights."""
-        return self in (Optimizer.SGD, Optimizer.NONE) or (self.is_adam and self is not Optimizer.DEEPSPEED_CPU_ADAM)
-
-    @property
-    def package(self) -> str | None:
-        """The package that has it, besides torch and deepspeed: its name when imported."""
-        return _OPTIMIZER_PACKAGES.get(self)
-
-    @property
-    def is_partitioned(self) -> bool:
-        """Whether the estimate knows how DeepSpeed partitions its states."""
-        return self is Optimizer.SGD or (self.is_adam and self is not Optimizer.ADAMW)
-
-
-_OPTIMIZER_PACKAGES = {
-    Optimizer.ADAMW_8BIT: "bitsandbytes",
-    Optimizer.PAGED_ADAMW: "bitsandbytes",
-    Optimizer.PAGED_ADAMW_8BIT: "bitsandbytes",
-    Optimizer.LION: "bitsandbytes",
-    Optimizer.GALORE: "galore_torch",
-}
+    def row(self) -> OptimizerRow:
+        """Its memory, and what it goes with."""
+        return OPTIMIZERS[self]
 
 
 class Attention(Word):
@@ -143,10 +115,6 @@ class Loss(Word):
     def is_chunked(self) -> bool:
         """Whether it computes a part of the logits at a time."""
         return self not in (Loss.HF, Loss.HF_4_45)
-
-
-# optimizers of bitsandbytes whose moments have 8 bits
-EIGHT_BIT = frozenset({Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT})
 
 
 class LengthOrder(Word):

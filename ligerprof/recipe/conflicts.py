@@ -117,7 +117,7 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{typed('gpus', gpus)} is not a multiple of {typed('replicate', replicate)}. Change one.",
     )
     yield (
-        fsdp2 and not options.optimizer.works_on_shards,
+        fsdp2 and not options.optimizer.row.on_shards,
         f"{options.optimizer} is not supported on FSDP2's shards yet. Choose an AdamW or sgd.",
     )
     yield fsdp2 and options.qlora is not None, f"{_FLAGS['qlora']} is not supported with {_FSDP2} yet."
@@ -415,5 +415,5 @@ def _packages(options: TrainingOptions, simulated: bool) -> Iterator[tuple[str, 
     if options.packed_bits is not None:
         flag = _FLAGS["qlora"] if options.quantization is None else typed("quantization", options.quantization)
         yield flag, "bitsandbytes", "bitsandbytes"
-    if (package := options.optimizer.package) is not None:
+    if (package := options.optimizer.row.package) is not None:
         yield typed("optimizer", options.optimizer), package, package.replace("_", "-")

@@ -18,7 +18,6 @@ from ligerprof.analyzers.estimate.lora import is_quantized
 from ligerprof.errors import MissingDependencyError
 from ligerprof.kernels.device import is_simulated
 from ligerprof.models.module_names import is_embedding_weight, is_in_layer
-from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.low_bit import is_hidden_matrix
 
@@ -27,13 +26,6 @@ _OUTLIER_THRESHOLD = 6.0
 # small enough that no product of gates is beyond the threshold, as few are in trained models
 _DEVIATION = 0.01
 _PACKAGE = "bitsandbytes"
-# the classes; PagedAdamW has 32-bit states
-_BITSANDBYTES = {
-    Optimizer.ADAMW_8BIT: "AdamW8bit",
-    Optimizer.PAGED_ADAMW: "PagedAdamW",
-    Optimizer.PAGED_ADAMW_8BIT: "PagedAdamW8bit",
-    Optimizer.LION: "Lion",
-}
 
 
 def stands_in(package: str) -> bool:
@@ -146,7 +138,7 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
     parameters = [parameter for _, parameter in trainable]
     kept = recipe.fp32_embedding_states
     fp32 = [parameter for name, parameter in trainable if kept and is_embedding_weight(name)]
-    if recipe.optimizer in _BITSANDBYTES:
+    if (row := recipe.optimizer.row).package == _PACKAGE and row.made is not None:
         if stands_in(_PACKAGE):
             from ligerprof.runs.simulated.low_bit import StoredStates
 
@@ -154,7 +146,8 @@ def low_bit_optimizer(recipe: TrainingRecipe, model: nn.Module, learning_rate: f
         optimizers = _require(_PACKAGE, f"--optimizer {recipe.optimizer}").optim
         for parameter in fp32:
             optimizers.GlobalOptimManager.get_instance().override_config(parameter, "optim_bits", 32)
-        made: torch.optim.Optimizer = getattr(optimizers, _BITSANDBYTES[recipe.optimizer])(parameters, lr=learning_rate)
+        name, settings = row.made
+        made: torch.optim.Optimizer = getattr(optimizers, name)(parameters, lr=learning_rate, **settings)
         return made
     groups = _galore_groups(recipe, trainable)
     if stands_in("galore_torch"):

@@ -28,16 +28,6 @@ from ligerprof.runs.micro_batches import different_micro_batches
 from ligerprof.runs.muon import MuonWithAdamW
 
 LEARNING_RATE = 1e-5
-# the class in torch.optim, and what selects the implementation
-_TORCH_OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, float]]] = {
-    Optimizer.ADAMW_FUSED: ("AdamW", {"fused": True}),
-    Optimizer.ADAMW_FOREACH: ("AdamW", {"foreach": True}),
-    Optimizer.ADAMW: ("AdamW", {"foreach": False}),
-    Optimizer.ADAFACTOR: ("Adafactor", {"foreach": False}),
-    Optimizer.SGD: ("SGD", {"foreach": True}),
-    Optimizer.SGD_MOMENTUM: ("SGD", {"foreach": True, "momentum": 0.9}),
-}
-
 # transformers' classes by config
 _CLASSES: Mapping[Task, str] = {
     Task.CAUSAL: "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -341,16 +331,16 @@ def find_architecture(spec: ModelSpec) -> tuple[Any, Any]:
 
 def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Optimizer | None:
     """The recipe's optimizer over the trainable parameters, or None."""
-    if recipe.optimizer.package is not None:
+    if recipe.optimizer.row.package is not None:
         return low_bit_optimizer(recipe, model, LEARNING_RATE)
     if recipe.optimizer is Optimizer.MUON:
         return MuonWithAdamW(model, LEARNING_RATE)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if recipe.optimizer is Optimizer.ADAFACTOR_HF:
         return _hf_adafactor(trainable)
-    if recipe.optimizer not in _TORCH_OPTIMIZERS:
+    if recipe.optimizer.row.made is None:
         return None
-    name, implementation = _TORCH_OPTIMIZERS[recipe.optimizer]
+    name, implementation = recipe.optimizer.row.made
     optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(trainable, lr=LEARNING_RATE, **implementation)
     return optimizer
 

@@ -1,4 +1,4 @@
-"""What each optimizer keeps for a parameter, and what its step allocates and frees: one row per optimizer.
+"""What each optimizer keeps for a parameter, what its step allocates, and what it goes with: one row per optimizer.
 
 Read in torch 2.13 (torch/optim), transformers 5.23, bitsandbytes 0.50.2, galore_torch 1.0 and deepspeed/ops/adam.
 """
@@ -72,6 +72,14 @@ class OptimizerRow:
         update: bytes of the step's temporaries at its highest moment.
         creation: bytes of the temporaries while the first step creates states.
         paged: bytes of a parameter's states outside torch's allocator, in CUDA's managed memory.
+        made: the class and the arguments that select the implementation; None if a function of its own makes it.
+        package: the package of the class, as imported, besides torch and deepspeed; None for those.
+        names: in configuration files of transformers and others.
+        is_adam: whether it is Adam with two full moments.
+        is_eight_bit: whether its moments have 8 bits.
+        on_shards: whether it works element by element with torch's operators, on FSDP2's shards as on whole weights.
+        is_partitioned: whether the estimate knows how DeepSpeed partitions its states.
+        assumed: what an estimate with it assumes, as a sentence without a period.
     """
 
     states: Callable[[OptimizedTensor], tuple[int, ...]]
@@ -81,6 +89,14 @@ class OptimizerRow:
     update: Callable[[Tensors, GpuSpec], list[int]] = _nothing
     creation: Callable[[Tensors, GpuSpec], list[int]] = _nothing
     paged: Callable[[OptimizedTensor], int] = lambda _tensor: 0
+    made: tuple[str, Mapping[str, float]] | None = None
+    package: str | None = None
+    names: tuple[str, ...] = ()
+    is_adam: bool = False
+    is_eight_bit: bool = False
+    on_shards: bool = False
+    is_partitioned: bool = False
+    assumed: str = ""
 
 
 def _whole(count: int) -> Callable[[OptimizedTensor], tuple[int, ...]]:
@@ -223,38 +239,114 @@ def _highest(moments: Iterable[tuple[int, ...]]) -> list[int]:
 
 
 OPTIMIZERS: Mapping[str, OptimizerRow] = {
-    "adamw-fused": OptimizerRow(states=_fused_adam_states, moments=2),
-    "adamw-foreach": OptimizerRow(states=_whole(2), moments=2, update=_foreach_adam_update),
-    "adamw": OptimizerRow(states=_whole(2), moments=2, update=_loop_adam_update),
-    "adamw-8bit": OptimizerRow(states=_eight_bit_states, label="8-bit moments", shared=EIGHT_BIT_TABLE_SIZES),
+    "adamw-fused": OptimizerRow(
+        states=_fused_adam_states,
+        moments=2,
+        made=("AdamW", {"fused": True}),
+        names=("adamw_torch_fused", "adamw_fused"),
+        is_adam=True,
+        on_shards=True,
+        is_partitioned=True,
+    ),
+    "adamw-foreach": OptimizerRow(
+        states=_whole(2),
+        moments=2,
+        update=_foreach_adam_update,
+        made=("AdamW", {"foreach": True}),
+        names=("adamw_torch", "adamw_hf"),
+        is_adam=True,
+        on_shards=True,
+        is_partitioned=True,
+    ),
+    "adamw": OptimizerRow(
+        states=_whole(2),
+        moments=2,
+        update=_loop_adam_update,
+        made=("AdamW", {"foreach": False}),
+        is_adam=True,
+        on_shards=True,
+    ),
+    "adamw-8bit": OptimizerRow(
+        states=_eight_bit_states,
+        label="8-bit moments",
+        shared=EIGHT_BIT_TABLE_SIZES,
+        made=("AdamW8bit", {}),
+        package="bitsandbytes",
+        names=("adamw_bnb_8bit", "adamw_8bit"),
+        is_eight_bit=True,
+    ),
     "paged-adamw": OptimizerRow(
-        states=_paged_states, label="moments that are not paged", paged=_paged_bytes(FP32_BYTES)
+        states=_paged_states,
+        label="moments that are not paged",
+        paged=_paged_bytes(FP32_BYTES),
+        # its states have 32 bits
+        made=("PagedAdamW", {}),
+        package="bitsandbytes",
+        names=("paged_adamw_32bit", "paged_adamw"),
     ),
     "paged-adamw-8bit": OptimizerRow(
         states=_paged_eight_bit_states,
         label="moments that are not paged",
         shared=EIGHT_BIT_TABLE_SIZES,
         paged=_paged_bytes(1),
+        made=("PagedAdamW8bit", {}),
+        package="bitsandbytes",
+        names=("paged_adamw_8bit",),
+        is_eight_bit=True,
     ),
-    "adafactor": OptimizerRow(states=_adafactor_states, label="factored moments", update=_adafactor_update),
+    "adafactor": OptimizerRow(
+        states=_adafactor_states,
+        label="factored moments",
+        update=_adafactor_update,
+        made=("Adafactor", {"foreach": False}),
+        assumed="Adafactor is torch.optim's; that of transformers' Trainer is adafactor-hf",
+    ),
     "adafactor-hf": OptimizerRow(
-        states=_hf_adafactor_states, label="factored fp32 moments", update=_hf_adafactor_update
+        states=_hf_adafactor_states,
+        label="factored fp32 moments",
+        update=_hf_adafactor_update,
+        names=("adafactor",),
     ),
     # bitsandbytes/optim/lion.py: Optimizer1State with a moment in fp32
-    "lion": OptimizerRow(states=lambda tensor: (tensor.elements * FP32_BYTES,), label="fp32 moments"),
-    "muon": OptimizerRow(states=_muon_states, label="momentum and moments", update=_muon_update),
+    "lion": OptimizerRow(
+        states=lambda tensor: (tensor.elements * FP32_BYTES,),
+        label="fp32 moments",
+        made=("Lion", {}),
+        package="bitsandbytes",
+        names=("lion_32bit", "lion", "lion_pytorch"),
+        assumed="Lion as in bitsandbytes 0.50, with moments in fp32",
+    ),
+    "muon": OptimizerRow(
+        states=_muon_states,
+        label="momentum and moments",
+        update=_muon_update,
+        names=("muon",),
+        assumed="torch.optim.Muon on the matrices of decoder layers, fused AdamW on all other parameters",
+    ),
     "galore": OptimizerRow(
         states=lambda tensor: _galore(tensor).state_sizes,
         label="moments of rank {rank}",
         update=lambda tensors, _gpu: [galore_update_bytes(map(_galore, tensors))],
         creation=lambda tensors, _gpu: [max((_galore(tensor).decomposition_bytes for tensor in tensors), default=0)],
+        package="galore_torch",
+        names=("galore_adamw", "galore"),
+        assumed=(
+            "GaLore as in galore_torch 1.0, on the matrices of decoder layers, without a decomposition in this step"
+        ),
     ),
     # sgd.py without momentum
-    "sgd": OptimizerRow(states=_whole(0), moments=0),
+    "sgd": OptimizerRow(
+        states=_whole(0),
+        moments=0,
+        made=("SGD", {"foreach": True}),
+        names=("sgd",),
+        on_shards=True,
+        is_partitioned=True,
+    ),
     # a clone of the first gradient, then updated in place (sgd.py, _multi_tensor_sgd)
-    "sgd-momentum": OptimizerRow(states=_whole(1), moments=1),
-    "none": OptimizerRow(states=_whole(0), moments=0),
-    "deepspeed-cpu-adam": OptimizerRow(states=_whole(2), moments=2),
+    "sgd-momentum": OptimizerRow(states=_whole(1), moments=1, made=("SGD", {"foreach": True, "momentum": 0.9})),
+    "none": OptimizerRow(states=_whole(0), moments=0, on_shards=True),
+    "deepspeed-cpu-adam": OptimizerRow(states=_whole(2), moments=2, is_adam=True, is_partitioned=True),
 }
 
 

@@ -26,7 +26,7 @@ from ligerprof.errors import DoesNotFitError, LigerprofError, UnknownModelError,
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
-from ligerprof.recipe.categories import EIGHT_BIT, Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
+from ligerprof.recipe.categories import Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.conflicts import require_gathered_head
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.lengths import at_longest
@@ -381,17 +381,11 @@ def _assumed_of_packages(recipe: TrainingRecipe) -> Iterator[str]:
             )
     if recipe.packed_bits == 4:
         yield "4-bit weights as in bitsandbytes 0.50: NF4, double quantization; each product unpacks its weight"
-    if recipe.optimizer in EIGHT_BIT:
+    if recipe.optimizer.row.is_eight_bit:
         embeddings = "but not embeddings" if recipe.fp32_embedding_states else "embeddings included"
         yield f"8-bit moments as in bitsandbytes 0.50: blocks of 256, fp32 below 4096 elements, {embeddings}"
-    if recipe.optimizer is Optimizer.ADAFACTOR:
-        yield "Adafactor is torch.optim's; that of transformers' Trainer is adafactor-hf"
-    if recipe.optimizer is Optimizer.LION:
-        yield "Lion as in bitsandbytes 0.50, with moments in fp32"
-    if recipe.optimizer is Optimizer.MUON:
-        yield "torch.optim.Muon on the matrices of decoder layers, fused AdamW on all other parameters"
-    if recipe.optimizer is Optimizer.GALORE:
-        yield "GaLore as in galore_torch 1.0, on the matrices of decoder layers, without a decomposition in this step"
+    if assumed := recipe.optimizer.row.assumed:
+        yield assumed
 
 
 def _left_out_of_offload(recipe: TrainingRecipe) -> Iterator[str]:

@@ -49,7 +49,7 @@ def _require_known(recipe: TrainingRecipe) -> None:
             f"--quantization {recipe.quantization} with --engine deepspeed",
             "leave it out",
         ),
-        (not optimizer.is_partitioned, f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
+        (not optimizer.row.is_partitioned, f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
     ):
         if given:

@@ -97,7 +97,7 @@ def _with_fsdp2(recipe: TrainingRecipe, sharding: Sharding) -> Outcome:
         return "DeepSpeed partitions the states; --sharding fsdp2 takes FSDP2 in its place"
     if recipe.gpus == 1:
         return "needs several GPUs"
-    if not recipe.optimizer.works_on_shards:
+    if not recipe.optimizer.row.on_shards:
         return f"{recipe.optimizer} does not work on FSDP2's shards yet"
     # weights in fp32 are gathered in bf16; autocast would keep a copy of each
     mixes = recipe.weight_dtype == "float32" and recipe.autocast == "bfloat16"
@@ -319,7 +319,7 @@ NEAREST = (_bf16, _adamw_8bit, _offload_optimizer)
 
 
 def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int) -> Outcome:
-    if not recipe.optimizer.is_adam:
+    if not recipe.optimizer.row.is_adam:
         return f"DeepSpeed offloads Adam, not {recipe.optimizer}"
     return _with_deepspeed(recipe, zero=zero, offload=offload, optimizer=Optimizer.DEFAULT)
 
@@ -344,7 +344,7 @@ def _other_optimizer(recipe: TrainingRecipe, optimizer: Optimizer) -> Outcome:
         return "the optimizer is offloaded"
     if recipe.engine is Engine.FSDP2:
         return "does not work on FSDP2's shards yet"
-    if not recipe.optimizer.is_adam:
+    if not recipe.optimizer.row.is_adam:
         return f"replaces Adam, and the recipe uses {recipe.optimizer}"
     return (dataclasses.replace(recipe, optimizer=optimizer),)
 

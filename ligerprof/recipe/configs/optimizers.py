@@ -3,38 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ligerprof.recipe.categories import EIGHT_BIT
 from ligerprof.recipe.configs.settings import Sets, Setting
+from ligerprof.torch_memory.optimizers import OPTIMIZERS as ROWS
 
-# words of --optimizer; those that this version does not have are refused by name
-_WORDS = {
-    "adamw": "adamw",
-    "adamw-fused": "adamw_torch_fused adamw_fused",
-    "adamw-foreach": "adamw_torch adamw_hf",
-    "adamw-8bit": "adamw_bnb_8bit adamw_8bit",
-    "paged-adamw": "paged_adamw_32bit paged_adamw",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "adafactor-hf": "adafactor",
-    "lion": "lion_32bit lion lion_pytorch",
-    "lion-8bit": "lion_8bit",
-    "paged-lion": "paged_lion_32bit",
-    "paged-lion-8bit": "paged_lion_8bit",
-    "muon": "muon",
-    "galore": "galore_adamw galore",
-    "galore-8bit": "galore_adamw_8bit",
-    "sgd": "sgd",
-    "rmsprop": "rmsprop",
-    "adagrad": "adagrad",
-}
+# those that this version does not have are refused by name
+_LACKING = ("lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "galore_adamw_8bit", "rmsprop", "adagrad")
 OPTIMIZERS: Mapping[str, str] = {
-    name: word for word, names in _WORDS.items() for name in names.split() if word != "adamw"
+    **{name: word for word, row in ROWS.items() for name in row.names},
+    **{name: name.replace("_", "-").removesuffix("-32bit") for name in _LACKING},
 }
 
 # transformers' Trainer keeps the moments of embeddings in fp32 (Trainer.create_optimizer)
 _EIGHT_BIT = {
     name: Sets(values={Setting.OPTIMIZER: word, Setting.FP32_EMBEDDING_STATES: True})
-    for name, word in OPTIMIZERS.items()
-    if word in EIGHT_BIT
+    for word, row in ROWS.items()
+    for name in row.names
+    if row.is_eight_bit
 }
 TRAINER_OPTIMIZERS: Mapping[str, Any] = {**OPTIMIZERS, **_EIGHT_BIT}
 

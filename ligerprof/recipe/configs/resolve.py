@@ -7,7 +7,7 @@ from typing import Any
 from ligerprof.errors import UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import ModelSpec
-from ligerprof.recipe.categories import EIGHT_BIT, Engine, Loss, Offload, Optimizer, Quantization
+from ligerprof.recipe.categories import Engine, Loss, Offload, Optimizer, Quantization
 from ligerprof.recipe.configs.deepspeed import filled
 from ligerprof.recipe.configs.model import model_of
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
@@ -344,9 +344,9 @@ class Resolver:
             return {}
         if word not in RECIPE_OPTIONS["optimizer"].choices:
             raise self._refuse(f"optimizer {word}", S.OPTIMIZER)
-        if engine == _FSDP and not Optimizer(word).works_on_shards:
+        if engine == _FSDP and not Optimizer(word).row.on_shards:
             raise self._refuse(f"optimizer {word} under FSDP version 2", S.OPTIMIZER)
-        fp32 = self._value(S.FP32_EMBEDDING_STATES) if word in EIGHT_BIT else None
+        fp32 = self._value(S.FP32_EMBEDDING_STATES) if Optimizer(word).row.is_eight_bit else None
         return {"optimizer": word, "fp32_embedding_states": fp32}
 
     def _only_in_torch(self, engine: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
             f"{recipe.packed_bits}-bit weights are stand-ins with the storages of bitsandbytes 0.50 ({kind}), which is"
             " not installed."
         )
-    if (package := recipe.optimizer.package) is not None and find_spec(package) is None:
+    if (package := recipe.optimizer.row.package) is not None and find_spec(package) is None:
         version = {"bitsandbytes": "0.50", "galore_torch": "1.0"}[package]
         yield (
             f"The states of {recipe.optimizer} are stand-ins with the sizes of those of {package} {version}, which is"

@@ -124,8 +124,8 @@ def test_version_1_of_fsdp_is_counted_as_version_2_on_request(strategy: Any, res
     ("keys", "says"),
     [
         (
-            {"optim": "ademamix"},
-            "optim: 'ademamix': optimizer ademamix is not supported yet. Choose another with --opt",
+            {"optim": "lomo"},
+            "optim: 'lomo': optimizer lomo is not supported yet. Choose another with --opt",
         ),
         ({"neftune_noise_alpha": 5}, "neftune_noise_alpha: 5: NEFTune"),
         ({"label_smoothing_factor": 0.1}, "label smoothing is not supported yet. Take the key out"),
@@ -189,7 +189,7 @@ def test_every_key_is_read_ignored_left_out_or_unknown(tmp_path: Path) -> None:
 
 
 def test_an_option_of_the_command_line_wins_over_what_recipes_cannot_express(tmp_path: Path) -> None:
-    recipe, _ = read(tmp_path, {**BASE, "optim": "ademamix"}, optimizer="sgd", batch=7)
+    recipe, _ = read(tmp_path, {**BASE, "optim": "lomo"}, optimizer="sgd", batch=7)
     assert (recipe.optimizer, recipe.batch) == ("sgd", 7)
     files = [write(tmp_path, "a.json", {**BASE, "bf16": True})]
     assert load_options(files, {"precision": "fp32"})[0]["precision"] == "fp32"
