@@ -59,6 +59,7 @@ class Optimizer(Word):
     ADAFACTOR = "adafactor"
     ADAFACTOR_HF = "adafactor-hf"
     LION = "lion"
+    ADEMAMIX = "ademamix"
     MUON = "muon"
     GALORE = "galore"
     SGD = "sgd"

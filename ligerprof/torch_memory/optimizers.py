@@ -316,6 +316,15 @@ OPTIMIZERS: Mapping[str, OptimizerRow] = {
         names=("lion_32bit", "lion", "lion_pytorch"),
         assumed="Lion as in bitsandbytes 0.50, with moments in fp32",
     ),
+    # bitsandbytes/optim/ademamix.py: a fast and a slow mean in one tensor, and the squares, all in fp32
+    "ademamix": OptimizerRow(
+        states=lambda tensor: (2 * tensor.elements * FP32_BYTES, tensor.elements * FP32_BYTES),
+        label="three fp32 moments",
+        made=("AdEMAMix", {}),
+        package="bitsandbytes",
+        names=("ademamix",),
+        assumed="AdEMAMix as in bitsandbytes 0.50, with moments in fp32",
+    ),
     "muon": OptimizerRow(
         states=_muon_states,
         label="momentum and moments",

@@ -103,7 +103,7 @@ def test_non_reentrant_checkpointing_does_not_free_the_inputs_of_8_bit_products(
     assert plain[Role.PARAMETERS] - packed[Role.PARAMETERS] == saved_bytes
 
 
-@pytest.mark.parametrize("name", ["adamw-8bit", "paged-adamw-8bit", "paged-adamw", "lion"])
+@pytest.mark.parametrize("name", ["adamw-8bit", "paged-adamw-8bit", "paged-adamw", "lion", "ademamix"])
 def test_stand_ins_of_bitsandbytes_keep_the_states_of_their_row(name: str) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(elements)) for elements in (10, 4095, 4096, 170_001)]
     for parameter in parameters:
@@ -117,6 +117,8 @@ def test_stand_ins_of_bitsandbytes_keep_the_states_of_their_row(name: str) -> No
         assert kept == [list(eight_bit_state_sizes(parameter.numel())) for parameter in parameters]
     if name == "lion":
         assert kept == [[4 * parameter.numel()] for parameter in parameters]
+    if name == "ademamix":
+        assert kept == [[8 * parameter.numel(), 4 * parameter.numel()] for parameter in parameters]
 
 
 def test_a_rank_beyond_a_matrix_projects_nothing_away() -> None:
