@@ -141,16 +141,6 @@ class Engine(Word):
     FSDP2 = "fsdp2"
     DEEPSPEED = "deepspeed"
 
-    @property
-    def has_mixed(self) -> bool:
-        """Whether it keeps fp32 weights next to the 16-bit ones that it computes with."""
-        return self in (Engine.FSDP2, Engine.DEEPSPEED)
-
-    @property
-    def trains_on_several(self) -> bool:
-        """Whether several GPUs can train together."""
-        return self is not Engine.TORCH
-
 
 class Wrap(Word):
     """Which modules FSDP2 shards as groups: decoder layers and the root, or the groups of accelerate 1.15."""

@@ -1,6 +1,6 @@
 """Which options exclude each other, and which combinations this version or this machine cannot run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -8,11 +8,11 @@ from ligerprof.errors import MissingDependencyError, RecipeError, UnsupportedErr
 from ligerprof.files import is_folder
 from ligerprof.gpus import Vendor
 from ligerprof.models.spec import Task
+from ligerprof.recipe.capabilities import ENGINES, EXCEPT, LOSSES, NEEDS, PRECISIONS
 from ligerprof.recipe.categories import (
     AdapterDtype,
     Attention,
     Engine,
-    GradSync,
     Loss,
     Offload,
     Optimizer,
@@ -34,35 +34,63 @@ def typed(name: str, value: Any) -> str:
 _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
-# options that only the engine torch carries out
-_PLAIN_TORCH = ("activation_offload", "compile", "modules_to_save", "dora")
 
 
 def require_compatible(options: TrainingOptions) -> None:
     """Raise RecipeError for the first conflict between options."""
-    for wrong, message in (*_engine_conflicts(options), *_fsdp2_conflicts(options), *_other_conflicts(options)):
+    tables = (_engines_needed(options), _options_needed(options))
+    rules = (_engine_conflicts(options), _fsdp2_conflicts(options), _other_conflicts(options))
+    for wrong, message in (*(rule for found in (*tables, *rules) for rule in found),):
         if wrong:
             raise RecipeError(message)
 
 
-def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
-    deepspeed, mixed = options.engine is Engine.DEEPSPEED, options.precision.is_mixed
-    precision, offload, optimizer = options.precision, options.offload, options.optimizer
+def _engines_needed(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    engine, precision, trains_in = options.engine, options.precision, PRECISIONS[options.engine]
     yield (
-        mixed and not options.engine.has_mixed,
+        precision.is_mixed and not any(each.is_mixed for each in trains_in),
         f"precision {precision} needs {_DEEPSPEED} or {_FSDP2}. Add one, or choose amp.",
     )
+    scales = ", and does not scale the loss" if engine is Engine.FSDP2 else ""
+    yield precision not in trains_in, f"engine {engine} trains in {_listed(trains_in)}, not {precision}{scales}."
+    for name, engines in ENGINES.items():
+        needed = _listed([typed("engine", each) for each in engines])
+        yield _is_changed(options, name) and engine not in engines, f"{_shown(options, name)} needs {needed}."
+    for name, other in EXCEPT.items():
+        message = f"{_FLAGS[name]} is not supported with {typed('engine', other)} yet. Leave one of them out."
+        yield _is_changed(options, name) and engine is other, message
+    needed = typed("engine", LOSSES.get(options.loss, engine))
     yield (
-        deepspeed and not mixed and precision is not Precision.FP32,
-        f"engine deepspeed trains in mixed, mixed-fp16 or fp32, not {precision}.",
+        LOSSES.get(options.loss, engine) is not engine,
+        f"{typed('loss', options.loss)} is covered with {needed} only. Choose another {_FLAGS['loss']}.",
     )
-    yield options.zero != 0 and not deepspeed, f"{typed('zero', options.zero)} needs {_DEEPSPEED}."
+
+
+def _options_needed(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    for name, others in NEEDS.items():
+        is_there = any(_is_changed(options, other) for other in others)
+        needed = _listed([_FLAGS[other] for other in others])
+        yield _is_changed(options, name) and not is_there, f"{_shown(options, name)} needs {needed}."
+
+
+def _is_changed(options: TrainingOptions, name: str) -> bool:
+    return bool(getattr(options, name) != options_of(TrainingOptions)[name].default)
+
+
+def _shown(options: TrainingOptions, name: str) -> str:
+    """An option as typed; free text and objects without their value."""
+    value = getattr(options, name)
+    return _FLAGS[name] if type(value) is str or isinstance(value, Mapping) else typed(name, value)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+    deepspeed, offload, optimizer = options.engine is Engine.DEEPSPEED, options.offload, options.optimizer
     yield (
-        options.gpus > 1 and not options.engine.trains_on_several,
-        f"{typed('gpus', options.gpus)} needs {typed('engine', 'ddp')}, {_FSDP2} or {_DEEPSPEED}.",
-    )
-    yield (
-        offload is not Offload.NONE and not options.engine.has_mixed,
+        offload is not Offload.NONE and options.engine not in (Engine.DEEPSPEED, Engine.FSDP2),
         f"{typed('offload', offload)} needs {_DEEPSPEED}, or {_FSDP2} for {typed('offload', Offload.ALL)}.",
     )
     yield (
@@ -85,29 +113,10 @@ def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         deepspeed and optimizer is Optimizer.NONE,
         f"engine deepspeed needs an optimizer. Choose another {_FLAGS['optimizer']}.",
     )
-    yield (
-        options.deepspeed_config is not None and not deepspeed,
-        f"{_FLAGS['deepspeed_config']} needs {_DEEPSPEED}.",
-    )
-    yield (
-        options.grad_sync is not GradSync.LAST and options.engine not in (Engine.DDP, Engine.FSDP2),
-        f"{typed('grad_sync', options.grad_sync)} needs {typed('engine', 'ddp')} or {_FSDP2}.",
-    )
-    yield (
-        not options.save_whole and options.engine not in (Engine.FSDP2, Engine.DEEPSPEED),
-        f"{typed('save_whole', options.save_whole)} needs {_FSDP2} or {_DEEPSPEED}.",
-    )
-    yield (
-        options.bucket_view and options.engine is not Engine.DDP,
-        f"{typed('bucket_view', options.bucket_view)} needs {typed('engine', Engine.DDP)}.",
-    )
 
 
 def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     fsdp2, gpus, replicate = options.engine is Engine.FSDP2, options.gpus, options.replicate
-    for name, unused in (("reshard", True), ("wrap", Wrap.LAYERS), ("reduce_dtype", None), ("replicate", 1)):
-        value = getattr(options, name)
-        yield value != unused and not fsdp2, f"{typed(name, value)} needs {_FSDP2}."
     yield (
         fsdp2 and options.offload not in (Offload.NONE, Offload.ALL),
         f"engine fsdp2 offloads everything or nothing. Choose {typed('offload', Offload.ALL)}.",
@@ -120,14 +129,9 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         fsdp2 and not options.optimizer.row.on_shards,
         f"{options.optimizer} is not supported on FSDP2's shards yet. Choose an AdamW or sgd.",
     )
-    yield fsdp2 and options.qlora is not None, f"{_FLAGS['qlora']} is not supported with {_FSDP2} yet."
     yield (
         fsdp2 and options.lora is not None and options.weight_dtype != "float32",
         f"{_FLAGS['lora']} adds fp32 adapters, and FSDP2 shards weights of one dtype. Choose mixed, amp or fp32.",
-    )
-    yield (
-        fsdp2 and (options.precision.autocast == "float16" or options.precision is Precision.MIXED_FP16),
-        f"engine fsdp2 does not scale the loss, which {options.precision} needs. Choose mixed or amp.",
     )
 
 
@@ -162,22 +166,12 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['packing']} leaves no padding. Take out {_FLAGS['padding']}.",
     )
     yield from _adapter_conflicts(options)
-    for name in _PLAIN_TORCH:
-        changed = getattr(options, name) != options_of(TrainingOptions)[name].default
-        yield (
-            changed and options.engine is not Engine.TORCH,
-            f"{_FLAGS[name]} needs {typed('engine', Engine.TORCH)}; other engines are not supported yet.",
-        )
     yield (
         options.reentrant and not options.checkpointing,
         f"{_FLAGS['reentrant']} does not go with {_CHECKPOINTING.off_flag}.",
     )
-    for name, unused in (("checkpoint_every", 1), ("selective", None)):
-        chosen = getattr(options, name) != unused
-        yield (
-            chosen and options.engine is Engine.DEEPSPEED,
-            f"{_FLAGS[name]} is not supported with {_DEEPSPEED} yet. Choose torch, ddp or fsdp2, or leave it out.",
-        )
+    for name in ("checkpoint_every", "selective"):
+        chosen = _is_changed(options, name)
         yield chosen and not options.checkpointing, f"{_FLAGS[name]} does not go with {_CHECKPOINTING.off_flag}."
     yield (
         options.compile and options.activation_offload,
@@ -229,10 +223,6 @@ def _loss_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     )
     titan = options.loss is Loss.TITAN_CHUNKED
     yield (
-        titan and options.engine is not Engine.TORCH,
-        f"{chosen} is covered with {typed('engine', Engine.TORCH)} only. Choose another {_FLAGS['loss']}.",
-    )
-    yield (
         titan and options.tokens % TITAN_CHUNKS != 0,
         f"{chosen} splits {options.tokens} tokens into {TITAN_CHUNKS} equal chunks. Choose another batch or seq.",
     )
@@ -248,39 +238,14 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['lora']} and {_FLAGS['qlora']} exclude each other. Give one.",
     )
     chosen = options.lora_targets != ALL_LINEAR
-    yield (
-        chosen and options.lora is None and options.qlora is None,
-        f"{_FLAGS['lora_targets']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
-    )
     layers = options.spec.architecture.adaptable
     unknown = [name for name in options.adapted_layers if name not in layers]
     yield (
         chosen and bool(unknown),
         f"{options.spec.name} has no linear layer {short_repr((unknown or [''])[0])}. It has: {', '.join(layers)}.",
     )
-    yield (
-        bool(options.saved_modules) and options.lora is None and options.qlora is None,
-        f"{_FLAGS['modules_to_save']} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
-    )
-    yield (
-        options.lora_dropout > 0 and options.lora is None and options.qlora is None,
-        f"{typed('lora_dropout', options.lora_dropout)} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
-    )
-    yield (
-        options.fp32_saved_modules and not options.saved_modules,
-        f"{_FLAGS['fp32_saved_modules']} needs {_FLAGS['modules_to_save']}.",
-    )
-    yield options.dora and options.lora is None, f"{_FLAGS['dora']} needs {_FLAGS['lora']}."
     yield from _quantization_conflicts(options)
-    yield (
-        not options.nested_quant and options.qlora is None,
-        f"{typed('nested_quant', options.nested_quant)} needs {_FLAGS['qlora']}.",
-    )
     narrow = options.adapter_dtype is not AdapterDtype.FLOAT32
-    yield (
-        narrow and options.lora is None and options.qlora is None,
-        f"{typed('adapter_dtype', options.adapter_dtype)} needs {_FLAGS['lora']} or {_FLAGS['qlora']}.",
-    )
     yield (
         narrow and options.dora,
         f"{typed('adapter_dtype', options.adapter_dtype)} is not supported with {_FLAGS['dora']} yet.",
@@ -294,10 +259,6 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     yield (
         narrow and options.precision.uses_float16,
         f"{typed('adapter_dtype', options.adapter_dtype)} does not go with {options.precision}, whose loss is scaled.",
-    )
-    yield (
-        narrow and options.engine not in (Engine.TORCH, Engine.DDP),
-        f"{typed('adapter_dtype', options.adapter_dtype)} needs {typed('engine', Engine.TORCH)} or ddp.",
     )
     yield from _outer_adapter_conflicts(options)
     inner = options.spec.architecture.lora_targets
@@ -320,7 +281,6 @@ def _quantization_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, st
         f"{_FLAGS['qlora']} trains over 4-bit weights. Use {_FLAGS['lora']} {options.qlora} with {chosen}.",
     )
     yield options.dora, f"{_FLAGS['dora']} is not supported with {chosen} yet."
-    yield options.engine is Engine.FSDP2, f"{chosen} is not supported with {_FSDP2} yet."
     yield options.compile, f"{_FLAGS['compile']} is not supported with {chosen} yet."
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ligerprof.errors import RecipeError
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.categories import Engine, GradSync, Loss, Offload, Optimizer, Precision, ReduceDtype, Wrap
 from ligerprof.recipe.training import TrainingRecipe
@@ -157,10 +158,8 @@ def _narrow_frozen_weights(recipe: TrainingRecipe) -> Outcome:
         return "all weights train, and 16 bits would lose their small updates"
     if recipe.weight_dtype != "float32":
         return "the weights are in 16 bits already"
-    if recipe.engine is Engine.FSDP2:
-        return "FSDP2 shards weights of one dtype together, and adapters are fp32"
     in_float16 = recipe.precision.uses_float16 or not _has_bfloat16(recipe)
-    return (dataclasses.replace(recipe, precision=Precision.FP16_AMP if in_float16 else Precision.BF16_AMP),)
+    return _tried(recipe, precision=Precision.FP16_AMP if in_float16 else Precision.BF16_AMP)
 
 
 @_change("zero-3", "ZeRO-3", "time: weights are gathered in both passes, 1.5 times the communication")
@@ -231,9 +230,7 @@ def _accumulation(recipe: TrainingRecipe) -> Outcome:
 def _lora(recipe: TrainingRecipe) -> Outcome:
     if recipe.lora or recipe.qlora:
         return "adapters are trained already"
-    if recipe.engine is Engine.FSDP2 and recipe.weight_dtype != "float32":
-        return "FSDP2 shards weights of one dtype together, and adapters are fp32"
-    return (dataclasses.replace(recipe, lora=_RANK),)
+    return _tried(recipe, lora=_RANK)
 
 
 @_change("qlora", "QLoRA", "training: only adapters learn, over weights in 4 bits")
@@ -318,6 +315,14 @@ SAME_DATA = same_data(LADDER)
 NEAREST = (_bf16, _adamw_8bit, _offload_optimizer)
 
 
+def _tried(recipe: TrainingRecipe, **changes: Any) -> Outcome:
+    """The changed recipe, or the conflict of its options."""
+    try:
+        return (dataclasses.replace(recipe, **changes),)
+    except RecipeError as conflict:
+        return str(conflict)
+
+
 def _offloaded(recipe: TrainingRecipe, offload: Offload, zero: int) -> Outcome:
     if not recipe.optimizer.row.is_adam:
         return f"DeepSpeed offloads Adam, not {recipe.optimizer}"
@@ -342,11 +347,9 @@ def _with_deepspeed(recipe: TrainingRecipe, *, zero: int, **changes: Any) -> tup
 def _other_optimizer(recipe: TrainingRecipe, optimizer: Optimizer) -> Outcome:
     if recipe.offload is not Offload.NONE:
         return "the optimizer is offloaded"
-    if recipe.engine is Engine.FSDP2:
-        return "does not work on FSDP2's shards yet"
     if not recipe.optimizer.row.is_adam:
         return f"replaces Adam, and the recipe uses {recipe.optimizer}"
-    return (dataclasses.replace(recipe, optimizer=optimizer),)
+    return _tried(recipe, optimizer=optimizer)
 
 
 def _has_bfloat16(recipe: TrainingRecipe) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 from ligerprof.errors import UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import ModelSpec
-from ligerprof.recipe.categories import Engine, Loss, Offload, Optimizer, Quantization
+from ligerprof.recipe.capabilities import LOSSES, takes
+from ligerprof.recipe.categories import Engine, Offload, Optimizer, Quantization
 from ligerprof.recipe.configs.deepspeed import filled
 from ligerprof.recipe.configs.model import model_of
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
@@ -211,7 +212,7 @@ class Resolver:
             config = filled(self._value(S.DEEPSPEED) or {}, spec)
             return {**offload, **own, "deepspeed_config": config or None}
         if engine == _FSDP:
-            if self._value(S.BITS) is not None:
+            if self._value(S.BITS) is not None and not takes(Engine(engine), "qlora"):
                 raise self._refuse("QLoRA under FSDP version 2", S.BITS)
             names = (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE, S.SAVE_WHOLE)
             own = {name.value: self._value(name) for name in names}
@@ -352,15 +353,15 @@ class Resolver:
     def _only_in_torch(self, engine: str) -> dict[str, Any]:
         """Options that no other engine takes."""
         compiles, offloads = self._value(S.COMPILE), self._value(S.ACTIVATION_OFFLOAD)
-        if compiles and engine != Engine.TORCH:
+        if compiles and not takes(Engine(engine), "compile"):
             raise self._refuse(f"torch.compile under {engine}", S.COMPILE)
-        if offloads and engine != Engine.TORCH:
+        if offloads and not takes(Engine(engine), "activation_offload"):
             remedy = "Take the key out to count activations on the GPU."
             raise self._refuse(f"offloading of activations under {engine}", S.ACTIVATION_OFFLOAD, remedy=remedy)
         return {"compile": compiles, "activation_offload": offloads}
 
     def _loss(self, engine: str) -> dict[str, Any]:
-        if self._value(S.LOSS) == Loss.TITAN_CHUNKED and engine != Engine.TORCH:
+        if LOSSES.get(self._value(S.LOSS), engine) != engine:
             remedy = "Count whole logits with --loss hf, or TRL's chunks of 256 tokens with --loss chunked-nll."
             raise self._refuse(f"torchtitan's chunked loss under {engine}", S.LOSS, remedy=remedy)
         return self._direct(S.LOSS)
