@@ -1,14 +1,16 @@
 """What can be changed in a training command so that it needs less memory: keys of frameworks, the cheapest first."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from pathlib import PurePath
 from typing import Any
 
 from ligerprof.errors import RecipeError
+from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.commands.changes import Change, TrainingCommand
+from ligerprof.recipe.configs.edits import keys_for
 from ligerprof.recipe.configs.rows import is_off
 
 # keys with the sequences of a micro-batch: of the Trainer, axolotl, torchtitan, DeepSpeed, and of scripts
@@ -28,11 +30,14 @@ _TRL, _TRAINER, _AXOLOTL, _LLAMA_FACTORY = "trl", "transformers", "axolotl", "ll
 _HUGGING_FACE = (_TRL, _TRAINER, _LLAMA_FACTORY)
 # of TrainingArguments
 _DEFAULT_BATCH = 8
-_BATCH_OF = {**dict.fromkeys(_HUGGING_FACE, "per_device_train_batch_size"), _AXOLOTL: "micro_batch_size"}
+# whose keys for a recipe's options are in the table of their files; others have those of the Trainer
+_TABLES = {_TRL: "trl-sft", **{name: name for name in (_AXOLOTL, _LLAMA_FACTORY, "torchtitan")}}
+# checkpoint unless they are told not to
+_CHECKPOINT = (_TRL, _LLAMA_FACTORY)
 _SHORTEST = 256
 _ONLINE = frozenset({"grpo", "rloo"})
 _WITH_REFERENCE = frozenset({"dpo", "kto"})
-_ADAM = frozenset({"adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"})
+_ADAM = frozenset({"adamw", *Optimizer.ADAMW_FUSED.row.names, *Optimizer.ADAMW_FOREACH.row.names})
 EXPANDABLE = Change(environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
 
 
@@ -112,7 +117,8 @@ def find_batches(command: TrainingCommand) -> Batches:
     """
     family = _family(command)
     stated = (key for key in BATCH_KEYS if _stated(command, key))
-    key = next(stated, _BATCH_OF.get(family or ""))
+    known = _keys(family, batch=1) if family in (*_HUGGING_FACE, _AXOLOTL) else {}
+    key = next(stated, next(iter(known), None))
     if key is None:
         looked_for = ", ".join(BATCH_KEYS)
         raise RecipeError(
@@ -155,21 +161,17 @@ def _expandable(command: TrainingCommand) -> Iterator[Lever]:
 
 
 def _kernels(command: TrainingCommand) -> Iterator[Lever]:
-    keys: Mapping[str, Mapping[str, Any]] = {
-        **{name: {"use_liger_kernel": True} for name in (_TRL, _TRAINER)},
-        _LLAMA_FACTORY: {"enable_liger_kernel": True},
-        _AXOLOTL: {
-            "plugins": [*(command.value("plugins") or ()), "axolotl.integrations.liger.LigerPlugin"],
-            **dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation"), True),
-            "liger_fused_linear_cross_entropy": True,
-        },
-    }
-    family = _family(command) or ""
-    if family in keys and not any(_is_on(command, each) for each in ("use_liger_kernel", "enable_liger_kernel")):
+    family = _family(command)
+    # TRL 1.15 and later have a loss of their own, and still switch all other kernels on with the Trainer's key
+    keys = _keys(None if family == _TRL else family, liger="all")
+    if "plugins" in keys:
+        keys["plugins"] = [*(command.value("plugins") or ()), *keys["plugins"]]
+    is_on = any(_is_on(command, each) for each in ("use_liger_kernel", "enable_liger_kernel"))
+    if family in (*_HUGGING_FACE, _AXOLOTL) and not is_on:
         yield Lever(
             name="liger-kernel",
             cost="none: the same computation with different rounding",
-            change=Change(keys=keys[family]),
+            change=Change(keys=keys),
             package="liger_kernel",
         )
 
@@ -229,22 +231,16 @@ def _generation(command: TrainingCommand) -> Iterator[Lever]:
 
 
 def _checkpointing(command: TrainingCommand) -> Iterator[Lever]:
-    cost = "time: each layer's forward pass runs twice, up to a third more compute"
     family = _family(command)
-    if family == _LLAMA_FACTORY:
-        # it checkpoints unless it is told not to
-        keys: dict[str, Any] = {"disable_gradient_checkpointing": False}
-        is_on = not _is_on(command, "disable_gradient_checkpointing")
-    elif family == "torchtitan":
-        keys, is_on = {"activation_checkpoint.mode": "full"}, command.value("activation_checkpoint.mode") == "full"
-    elif family is not None:
-        # TRL's own default is to checkpoint
-        default = family == _TRL and not _stated(command, "gradient_checkpointing")
-        keys, is_on = {"gradient_checkpointing": True}, default or _is_on(command, "gradient_checkpointing")
-    else:
-        return
-    if not is_on:
-        yield Lever(name="activation checkpointing", cost=cost, change=Change(keys=keys))
+    for key, value in ({} if family is None else _keys(family, checkpointing=True)).items():
+        stated = command.value(key)
+        same = is_off(stated) is is_off(value) if isinstance(value, bool) else stated == value
+        if not (family in _CHECKPOINT if stated is None else same):
+            yield Lever(
+                name="activation checkpointing",
+                cost="time: each layer's forward pass runs twice, up to a third more compute",
+                change=Change(keys={key: value}),
+            )
 
 
 def _offloaded_activations(command: TrainingCommand) -> Iterator[Lever]:
@@ -274,18 +270,12 @@ def _frozen_weights(command: TrainingCommand) -> Iterator[Lever]:
 def _optimizers(command: TrainingCommand) -> Iterator[Lever]:
     optim = command.value("optim")
     if _family(command) in _HUGGING_FACE and (optim is None or optim in _ADAM):
-        yield Lever(
-            name="paged AdamW",
-            cost="time: states that do not fit cross PCIe",
-            change=Change(keys={"optim": "paged_adamw_32bit"}),
-            package="bitsandbytes",
-        )
-        yield Lever(
-            name="8-bit AdamW",
-            cost="precision of the moments",
-            change=Change(keys={"optim": "adamw_bnb_8bit"}),
-            package="bitsandbytes",
-        )
+        for optimizer, name, cost in (
+            (Optimizer.PAGED_ADAMW, "paged AdamW", "time: states that do not fit cross PCIe"),
+            (Optimizer.ADAMW_8BIT, "8-bit AdamW", "precision of the moments"),
+        ):
+            change = Change(keys=_keys(_TRAINER, optimizer=optimizer))
+            yield Lever(name=name, cost=cost, change=change, package=optimizer.row.package)
 
 
 def _weights(command: TrainingCommand) -> Iterator[Lever]:
@@ -299,8 +289,8 @@ def _weights(command: TrainingCommand) -> Iterator[Lever]:
 
 def _adapters(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and not _is_on(command, "use_peft"):
-        keys: dict[str, Any] = {"use_peft": True, "lora_r": 16, "lora_target_modules": "all-linear"}
-        yield Lever(name="LoRA of rank 16", cost="what is trained", change=Change(keys=keys), package="peft")
+        change = Change(keys=_keys(_TRL, lora=16))
+        yield Lever(name="LoRA of rank 16", cost="what is trained", change=change, package="peft")
     if _family(command) == _TRL and not any(_is_on(command, key) for key in ("load_in_4bit", "load_in_8bit")):
         change = Change(keys={"load_in_4bit": True})
         yield Lever(name="4-bit weights", cost="rounded weights", change=change, package="bitsandbytes")
@@ -340,6 +330,11 @@ _LADDER: Sequence[Callable[[TrainingCommand], Iterator[Lever]]] = (
     _adapters,
     _shorter,
 )
+
+
+def _keys(family: str | None, **changes: Any) -> dict[str, Any]:
+    """The keys of a family for changed options of a recipe; none if it has none for them."""
+    return keys_for(_TABLES.get(family or "", _TRAINER), **changes) or {}
 
 
 def _family(command: TrainingCommand) -> str | None:
