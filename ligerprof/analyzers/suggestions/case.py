@@ -12,8 +12,7 @@ from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import are_codes_of, phase_code
 from ligerprof.analyzers.suggestions.layer_passes import LayerPasses, find_passes
 from ligerprof.analyzers.suggestions.program import EVALUATION, Program, read_program
-from ligerprof.analyzers.suggestions.replayed_change import Edit, RoleBook, Window
-from ligerprof.analyzers.suggestions.request import Request, find_request
+from ligerprof.analyzers.suggestions.replayed_change import Edit, Request, RoleBook, Window, find_request
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay

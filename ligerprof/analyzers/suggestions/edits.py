@@ -1,19 +1,77 @@
 """The effect of changes on the allocated bytes: which blocks they remove, shrink, or free earlier."""
 
+import re
 from bisect import bisect_right
 from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import NDArray
 
+from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.placement import unsplit_after_shrinking
+from ligerprof.analyzers.suggestions.layer_passes import LayerPasses
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.distinct import common, distinct, is_among
+from ligerprof.snapshots.distinct import Flags, common, distinct, is_among
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
+
+# a few steps of a Llama 1B, placed in a fifth of a second
+_MOST_EVENTS = 40_000
+# other settings of the allocator, other streams
+_LARGEST_DIFFERENCE = 0.01
+
+
+def unsplit_after_shrinking(case: Case, blocks: Int64s, divisor: int) -> Int64s | None:
+    """By how much allocated bytes differ at each moment from those with the blocks' sizes divided.
+
+    They are parts of free blocks that torch does not split off: a request of 1 to 10 MiB can take a free block
+    that is up to 1 MiB larger. Which blocks are free then depends on the sizes of all others, so the allocator's rules
+    are applied to the whole recording.
+
+    None if the recording is too long, or if placing its own sizes does not give what it contains.
+    """
+    replayed = case.replayed
+    events = len(replayed.allocated_by) + np.count_nonzero(replayed.freed_by >= 0)
+    if events > _MOST_EVENTS or (replayed.allocated_by < 0).any():
+        return None
+    as_recorded = case.once(_placed, b"", 1)
+    off = np.abs(as_recorded - replayed.allocated_bytes).max()
+    if off > _LARGEST_DIFFERENCE * replayed.allocated_bytes.max():
+        return None
+    shrunk = case.edit()
+    shrunk.resize(blocks, divisor)
+    found: Int64s = case.once(_placed, blocks.tobytes(), divisor) - as_recorded
+    return found - (shrunk.allocated_bytes(None) - replayed.allocated_bytes)
+
+
+def _placed(case: Case, blocks: bytes, divisor: int) -> Int64s:
+    """Allocated bytes at each moment if some blocks request fewer bytes."""
+    from ligerprof.torch_memory.allocator.caching import CachingAllocator
+
+    replayed, allocator = case.replayed, CachingAllocator()
+    requested = replayed.requested_bytes.copy()
+    shrunk = np.frombuffer(blocks, dtype=np.int64)
+    requested[shrunk] = np.maximum(requested[shrunk] // divisor, 1)
+    freed = np.flatnonzero(replayed.freed_by >= 0)
+    events = np.append(replayed.allocated_by, replayed.freed_by[freed])
+    numbers = np.append(np.arange(len(requested)), -1 - freed)
+    order = np.argsort(events, kind="stable")
+    sizes, held = requested.tolist(), {}
+    allocated = np.zeros(replayed.last_moment + 1, dtype=np.int64)
+    changes = []
+    for number in numbers[order].tolist():
+        before = allocator.allocated_bytes
+        if number >= 0:
+            held[number] = allocator.malloc(sizes[number])
+        else:
+            allocator.free(held.pop(-1 - number))
+        changes.append(allocator.allocated_bytes - before)
+    np.add.at(allocated, events[order] + 1, changes)
+    return np.cumsum(allocated)
+
 
 BATCH_ROLES = (
     Role.CHECKPOINTS,
@@ -401,3 +459,142 @@ def _gather_in_forward(case: Case, edit: Edit, layer_bytes: Int64s, forward: tup
     sizes = layer_bytes[::-1]
     edit.hold(_GATHERED * sizes, passes.first[ran] + 1, passes.end[ran] + 1)
     edit.spike(passes.first[ran] + 1, (_COPIED_OUT - _GATHERED) * sizes)
+
+
+# what autograd saves outside of layers
+_LOSS_ROLES = (Role.ACTIVATIONS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
+# programs collect fewer tensors of each layer: keys, values, attention weights, hidden states
+_LEAST_PLACES = 5
+# a function of the script; what it computes may outlive the recording
+_EVALUATES = re.compile(r":(?:\w+_)?(?:eval|evaluate|evaluation|validate|validation)(?:_\w+)?$", re.MULTILINE)
+
+
+def without_graphs(case: Case) -> Edit | None:
+    """End what layers keep for a backward pass that does not run when each layer's forward pass ends."""
+    passes = case.passes
+    blocks, pass_of, held = case.once(_held_blocks)
+    if not held.any():
+        return None
+    replayed, spans, edit = case.replayed, case.attribution.phases.spans, case.edit()
+    saved, saved_by = blocks[held], pass_of[held]
+    # a layer's output is the next one's input
+    is_output = passes.output[saved_by] == saved
+    is_last = np.append(passes.span[1:] != passes.span[:-1], True)
+    until = np.where(
+        is_output & ~is_last[saved_by], passes.end[np.minimum(saved_by + 1, len(passes) - 1)], passes.end[saved_by]
+    )
+    edit.end(saved, until + 1)
+    # the loss lies behind the layers
+    others = case.book.blocks(*_LOSS_ROLES)
+    others = others[~is_among(others, blocks)]
+    of_span = case.attribution.phases.spans_of(replayed.allocated_by[others])
+    chosen = is_among(of_span, distinct(passes.span[saved_by])) & ~_ends_in_backward(case, others)
+    others = others[chosen]
+    edit.end(others, np.searchsorted(spans, of_span[chosen], "right") + 1)
+    return edit
+
+
+def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
+    """The blocks of layers' forward passes, the pass of each, and whether a graph without backward holds it."""
+    replayed, passes, phases = case.replayed, case.passes, case.attribution.phases
+    in_forward = phases.codes_of(replayed.allocated_by) == phase_code(Phase.FORWARD)
+    blocks = np.flatnonzero(in_forward & (case.attribution.layers != NO_LAYER)).astype(np.int64)
+    pass_of = np.searchsorted(passes.first, replayed.allocated_by[blocks], "right") - 1
+    freed = replayed.freed_by[blocks]
+    kept = (freed < 0) | (freed > passes.end[pass_of])
+    ends_in_backward = kept & _ends_in_backward(case, blocks)
+    sites = case.attribution.call_sites
+    chains = [site.stack.script_calls for site in sites.sites]
+    trains = {chains[site] for site in distinct(sites.site_of[blocks[ends_in_backward]]).tolist()}
+    evaluates = sites.at(lambda site: _EVALUATES.search(site.stack.text) is not None)[blocks]
+    evaluates |= is_among(blocks, case.evaluation)
+    differs = np.array([chain not in trains for chain in chains], dtype=bool)[sites.site_of[blocks]]
+    held = kept & ~ends_in_backward & np.where(freed < 0, evaluates, differs | evaluates)
+    # a pass that ran out of memory has no backward pass either
+    failures = np.array(replayed.failures, dtype=np.int64)
+    failed = np.searchsorted(failures, passes.end[pass_of]) != np.searchsorted(failures, freed)
+    held &= evaluates | ~failed
+    places = distinct(pass_of[held] * (int(sites.place_of.max(initial=0)) + 1) + sites.place_of[blocks[held]])
+    counts = np.bincount(places // (int(sites.place_of.max(initial=0)) + 1), minlength=len(passes))
+    return blocks, pass_of, held & (counts[pass_of] >= _LEAST_PLACES)
+
+
+def _ends_in_backward(case: Case, blocks: Int64s) -> Flags:
+    """Whether backward frees each block."""
+    found: Flags = case.attribution.phases.codes_of(case.replayed.freed_by[blocks]) == phase_code(Phase.BACKWARD)
+    return found
+
+
+Flags = NDArray[np.bool_]
+_NO_SPAN = -1
+
+# a layer that is the only one of its kind is not worth a checkpoint
+_FEWEST_LAYERS = 2
+# first allocated within a layer, but not for its backward
+_STAYING_ROLES = (Role.LIBRARY_WORKSPACE, Role.COMMUNICATION, Role.PARAMETERS, Role.GRADIENTS, Role.KV_CACHE)
+
+
+def with_checkpointing(case: Case) -> Edit | None:
+    """Free what each layer saves at the end of its pass, and hold it again while its backward runs."""
+    passes = case.passes
+    ran_backward = passes.backward_last >= 0
+    interrupted = interrupted_passes(case)
+    chosen = ran_backward | interrupted
+    if np.count_nonzero(chosen) < _FEWEST_LAYERS or not len(passes.saved):
+        return None
+    edit, sizes = case.edit(), case.replayed.block_bytes
+    kept = chosen[passes.saved_by] & ~is_among(passes.saved, case.book.blocks(*_STAYING_ROLES))
+    saved, saved_by = passes.saved[kept], passes.saved_by[kept]
+    stops = edit.stops(saved)
+    # autocast's copies stay in its cache until the end of the forward pass
+    is_cast = is_among(saved, case.book.blocks(Role.WEIGHT_CASTS))
+    span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
+    first_ends = np.where(is_cast, span_ends[saved_by], passes.end[saved_by]) + 1
+    edit.release(sizes[saved], np.minimum(first_ends, stops), stops)
+    again = ran_backward[saved_by]
+    saved, saved_by, stops = saved[again], saved_by[again], stops[again]
+    starts = np.maximum(passes.recompute[saved_by], first_ends[again]) + 1
+    ends = np.minimum(stops, passes.backward_last[saved_by] + 1)
+    edit.hold(sizes[saved], starts, ends)
+    held_again = np.bincount(saved_by, weights=sizes[saved], minlength=len(passes)).astype(np.int64)
+    moments = passes.recompute[ran_backward] + 1
+    edit.spike(moments, np.maximum(passes.rise_bytes - held_again, 0)[ran_backward])
+    _keep_inputs(case, edit, passes, ran_backward)
+    return edit
+
+
+def interrupted_passes(case: Case) -> Flags:
+    """Passes whose backward did not run because memory ran out in their forward phase or in the backward after it."""
+    passes = case.passes
+    if case.request is None or not len(passes):
+        return np.zeros(len(passes), dtype=bool)
+    phases, moment = case.attribution.phases, max(case.request.moment - 1, 0)
+    failed = int(phases.spans_of(np.array([moment]))[0])
+    if phases.codes[moment] == phase_code(Phase.BACKWARD):
+        failed = int(np.max(passes.span, where=passes.span < failed, initial=_NO_SPAN))
+    interrupted: Flags = (passes.span == failed) & (passes.backward_last < 0)
+    return interrupted
+
+
+def _keep_inputs(case: Case, edit: Edit, passes: LayerPasses, ran_backward: Flags) -> None:
+    """Keep the output of each layer until the backward pass of the next layer ends: it is that layer's input."""
+    follows = np.append(passes.span[1:] == passes.span[:-1], False)
+    next_last = np.append(passes.backward_last[1:], -1)
+    keeps = follows & (passes.output >= 0) & np.append(ran_backward[1:], False)
+    blocks, until = passes.output[keeps], next_last[keeps] + 1
+    first = np.flatnonzero(np.append(True, passes.span[1:] != passes.span[:-1]) & ran_backward)
+    inputs = [(input_of(case, place), int(passes.backward_last[place]) + 1) for place in first.tolist()]
+    blocks = np.append(blocks, [block for block, _ in inputs if block >= 0]).astype(np.int64)
+    until = np.append(until, [end for block, end in inputs if block >= 0]).astype(np.int64)
+    edit.hold(case.replayed.block_bytes[blocks], edit.stops(blocks), until)
+
+
+def input_of(case: Case, place: int) -> int:
+    """The block that the first layer reads: the last of its output's size before it, -1 if there is none."""
+    passes, replayed = case.passes, case.replayed
+    event = int(passes.first[place])
+    first_block = int(np.searchsorted(replayed.allocated_by, event))
+    before = np.arange(max(0, first_block - 50), first_block)
+    lives = (replayed.freed_by[before] < 0) | (replayed.freed_by[before] >= event)
+    alike = before[lives & (replayed.block_bytes[before] == passes.output_bytes[place])]
+    return int(alike[-1]) if len(alike) else -1

@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.checkpointing import with_checkpointing
 from ligerprof.analyzers.suggestions.edits import (
     RANKS,
     with_bucket_views,
+    with_checkpointing,
     with_divided_states,
     with_earlier_zero_grad,
     with_half_the_batch,
@@ -22,12 +22,16 @@ from ligerprof.analyzers.suggestions.edits import (
     with_sharded_model,
     with_sharded_states_on_host,
     with_smaller_buckets,
+    without_graphs,
     without_kept_outputs,
     without_old_outputs,
 )
-from ligerprof.analyzers.suggestions.forward_only import without_graphs
-from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES, without_logits
-from ligerprof.analyzers.suggestions.log_probabilities import takes_log_probabilities, with_linear_log_probs
+from ligerprof.analyzers.suggestions.fused_loss import (
+    LOSS_ROLES,
+    takes_log_probabilities,
+    with_linear_log_probs,
+    without_logits,
+)
 from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.state_edits import (

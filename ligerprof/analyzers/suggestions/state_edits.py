@@ -8,7 +8,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.checkpointing import input_of, interrupted_passes
+from ligerprof.analyzers.suggestions.edits import input_of, interrupted_passes
 from ligerprof.analyzers.suggestions.fused_loss import LossShape, loss_shapes
 from ligerprof.analyzers.suggestions.known_model import find_recipe
 from ligerprof.analyzers.suggestions.layer_passes import frees_of_saved, last_before

@@ -8,11 +8,10 @@ from typing import Any
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.commands.launch import Launch
 from ligerprof.recipe.configs.axolotl import AXOLOTL
-from ligerprof.recipe.configs.foreign import foreign_framework
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
-from ligerprof.recipe.configs.sources import recognize
+from ligerprof.recipe.configs.sources import foreign_framework, recognize
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.text import printable

@@ -5,7 +5,6 @@ from typing import Any
 
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
 from ligerprof.recipe.configs.framework import Framework
-from ligerprof.recipe.configs.refusals import OTHER_METHOD, OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -22,7 +21,18 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import Ignored, Lacking, Outcome, Packing, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import (
+    OTHER_METHOD,
+    OTHER_TRAINING,
+    Ignored,
+    Lacking,
+    Outcome,
+    Packing,
+    Reading,
+    Reason,
+    Sets,
+    Setting,
+)
 from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
 from ligerprof.recipe.configs.shared import (
     ATTENTION,

@@ -18,9 +18,8 @@ from ligerprof.recipe.configs.load import load_options
 from ligerprof.recipe.configs.rewriting import rewrite, value_at, with_values
 from ligerprof.recipe.configs.sources import BY_NAME, is_function, read_named
 from ligerprof.recipe.configs.spellings import Spelling
-from ligerprof.recipe.configs.titan_checkpointing import CLASS
-from ligerprof.recipe.configs.titan_checkpointing import SECTION as CHECKPOINTING
-from ligerprof.recipe.configs.torchtitan import FUNCTION_WRITES, TORCHTITAN, values_of_function
+from ligerprof.recipe.configs.torchtitan import CLASS, FUNCTION_WRITES, TORCHTITAN, values_of_function
+from ligerprof.recipe.configs.torchtitan import SECTION as CHECKPOINTING
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.deepspeed import zero_settings

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.framework import Framework
-from ligerprof.recipe.configs.refusals import NO_TRAINING, OTHER_METHOD, OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -20,7 +19,18 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import EMBEDDING_AND_HEAD, Ignored, Lacking, Packing, Reading, Reason, Setting
+from ligerprof.recipe.configs.settings import (
+    EMBEDDING_AND_HEAD,
+    NO_TRAINING,
+    OTHER_METHOD,
+    OTHER_TRAINING,
+    Ignored,
+    Lacking,
+    Packing,
+    Reading,
+    Reason,
+    Setting,
+)
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     LIGER_DEFAULTS,

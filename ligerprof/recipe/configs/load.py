@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ligerprof.recipe.configs.adapters import UNUSED
-from ligerprof.recipe.configs.counted import counted
+from ligerprof.recipe.configs.framework import UNUSED
 from ligerprof.recipe.configs.report import ConfigReport, report_of
-from ligerprof.recipe.configs.resolve import Resolver
+from ligerprof.recipe.configs.resolve import Resolver, counted
 from ligerprof.recipe.configs.settings import Reading
 from ligerprof.recipe.configs.sources import Documents, read_sources
 from ligerprof.recipe.training import TrainingRecipe

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.framework import Framework
-from ligerprof.recipe.configs.refusals import OTHER_METHOD
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -19,7 +18,7 @@ from ligerprof.recipe.configs.rows import (
     truth,
     turned_on,
 )
-from ligerprof.recipe.configs.settings import Ignored, Outcome, Packing, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import OTHER_METHOD, Ignored, Outcome, Packing, Reading, Reason, Sets, Setting
 from ligerprof.recipe.configs.shared import LIGER_DEFAULTS, LORA_DROPOUT, whole_number_at, without_adapter
 
 _PREFERENCES = "DPO or another preference method, with pairs of sequences"

@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ligerprof.recipe.configs.refusals import SIMULATED_RANKS
-from ligerprof.recipe.configs.settings import SUPERVISED, Reading, Setting
+from ligerprof.recipe.configs.settings import SIMULATED_RANKS, SUPERVISED, Reading, Setting
 from ligerprof.recipe.configs.wandb import NAME as WANDB
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.text import printable

@@ -1,36 +1,161 @@
 """Turn what configuration files set into the options of a recipe, or name what recipes cannot express."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.errors import UnsupportedError
+from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
-from ligerprof.models import ModelSpec
+from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.capabilities import LOSSES, takes
-from ligerprof.recipe.categories import Engine, Offload, Optimizer, Quantization
+from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer, Precision, Quantization
 from ligerprof.recipe.configs.deepspeed import filled
-from ligerprof.recipe.configs.model import model_of
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
-from ligerprof.recipe.configs.packing import packed_rows
-from ligerprof.recipe.configs.refusals import SIMULATED_RANKS, refusal
 from ligerprof.recipe.configs.settings import (
     EMBEDDING_AND_HEAD,
     PEFT_DEFAULT,
+    SIMULATED_RANKS,
     Found,
     Lacking,
     Packing,
     Reading,
     Setting,
+    default_key,
     defaults_of,
+    refusal,
 )
-from ligerprof.recipe.configs.titan_checkpointing import selective_policy
+from ligerprof.recipe.configs.torchtitan import selective_policy
+from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.text import printable
 from ligerprof.words import Word
+
+
+def model_of(found: Found | None, like: str | None, trains: str | None, assumed: list[str]) -> ModelSpec:
+    """Describe the model that files name.
+
+    Args:
+        found: the name, or a spec.
+        like: the model of `--like`, or None.
+        trains: the file or command that describes a whole training, which must name its model; None without one.
+        assumed: gets a sentence if no file names a model.
+
+    Raises:
+        RecipeError: a training that names no model.
+        UnknownModelError: nothing has the name, or its architecture has no row.
+    """
+    if found is None and like is None and trains is not None:
+        raise RecipeError(f"{trains}: names no model that ligerprof reads. Give it with --model.")
+    if found is None:
+        option = "--model chooses another" if like is None else "of --like"
+        assumed.append(f"no file names a model: {printable(like or DEFAULT_MODEL)} ({option})")
+        return load_model(like or DEFAULT_MODEL)
+    if isinstance(found.value, ModelSpec):
+        return found.value
+    try:
+        return load_model(found.value, like)
+    except UnknownModelError as error:
+        raise UnknownModelError(f"{found.place}: {error}" if found.file else str(error)) from None
+
+
+_FULL = "packed micro-batches are full"
+# share of a row that its last document leaves free
+_PADDING = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRows:
+    """Values of recipe options, and what they assume in one sentence."""
+
+    options: Mapping[str, Any]
+    assumed: str
+
+
+def packed_rows(kind: Packing, attention: str | None, batch: int, *, slides: bool) -> PackedRows | Lacking:
+    """The options for a way of packing, or what recipes lack for it.
+
+    Flash attention takes the sequences of a micro-batch as one row. Other kernels keep its rows apart, and a row
+    that is alone is the same as one packed row.
+
+    Args:
+        attention: the word of `--attention`, None for its default.
+        batch: rows of a micro-batch.
+        slides: whether the model's attention has a sliding window.
+    """
+    if attention != Attention.FLASH:
+        if kind is Packing.PADDED:
+            share = f"padded by {_PADDING:.0%}"
+            return PackedRows(
+                options={"packing": False, "padding": _PADDING},
+                assumed=f"packed rows are {share}, and their documents see each other: the file sets no attention",
+            )
+        if kind is Packing.VARLEN and not slides:
+            return Lacking(what="packing with torch's varlen attention (sdpa_varlen)")
+        if kind is Packing.MASK or (kind in (Packing.ROWS, Packing.VARLEN) and batch > 1):
+            rows = " of several rows" if kind is not Packing.MASK else ""
+            return Lacking(what=f"packing{rows} without flash attention")
+    # the only sequence of a micro-batch stays one document
+    alone = kind is Packing.PADDING_FREE and batch == 1
+    return PackedRows(options={"packing": kind is not Packing.PLAIN and not alone}, assumed=_FULL)
+
+
+_VERSION_4 = {Precision.BF16_AMP: Precision.AMP, Precision.FP16_AMP: Precision.AMP_FP16}
+
+
+def counted(
+    options: Mapping[str, Any], found: Callable[[Setting], Found | None], typed: Collection[str]
+) -> Iterator[str]:
+    """One sentence each on how many GPUs are counted, in which dtype the weights are, and how long sequences are.
+
+    Args:
+        options: values of recipe options.
+        found: the value of a setting, and where it comes from.
+        typed: the options of the command line.
+    """
+    yield _gpus(options.get("gpus", 1), found(Setting.GPUS), found(Setting.ENGINE))
+    precision = Precision(options.get("precision", RECIPE_OPTIONS["precision"].default))
+    if "precision" in typed:
+        yield f"weights in {_dtype(precision)}: --precision {precision}"
+    else:
+        yield f"weights in {_dtype(precision)}: {_origin(precision, options.get('engine') == Engine.DEEPSPEED, found)}"
+    if options.get("lengths") is None:
+        length, source = options.get("seq", RECIPE_OPTIONS["seq"].default), found(Setting.SEQ)
+        place = "no file sets it" if source is None else source.place
+        yield f"every sequence is taken as full: {length:,} tokens ({place}; --lengths counts those of a data set)"
+
+
+def _gpus(count: int, found: Found | None, engine: Found | None) -> str:
+    words = f"{count} GPU{'s' if count > 1 else ''} counted"
+    if found is not None:
+        return f"{words}: {found.place}"
+    if engine is not None and engine.value == Engine.TORCH:
+        return f"{words}: {engine.place}"
+    return f"{words}: no file says how many train (--gpus sets it, or the launcher's file as another --config)"
+
+
+def _dtype(precision: Precision) -> str:
+    return f"{precision.weight_dtype}{' with fp32 master copies' if precision.is_mixed else ''}"
+
+
+def _origin(precision: Precision, is_deepspeed: bool, found: Callable[[Setting], Found | None]) -> str:
+    """Where the dtype of the weights comes from, with the version of transformers if it depends on that."""
+    loaded, computed = found(Setting.WEIGHTS), found(Setting.AUTOCAST)
+    if is_deepspeed or loaded is None:
+        return "no file sets it" if computed is None else computed.place
+    if loaded.value != "checkpoint":
+        return loaded.place
+    if loaded.key == default_key(Setting.WEIGHTS, TRANSFORMERS.name):
+        earlier = _VERSION_4.get(precision, Precision.FP32)
+        return (
+            "no file sets it, and transformers 5 loads the checkpoint's; transformers 4 loads float32"
+            f" (--precision {earlier})"
+        )
+    return f"the checkpoint's, as {loaded.place}"
+
 
 S = Setting
 # settings that a recipe takes as they are

@@ -6,7 +6,6 @@ from typing import Any
 
 from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs.framework import Framework
-from ligerprof.recipe.configs.refusals import OTHER_METHOD, OTHER_TRAINING
 from ligerprof.recipe.configs.rows import (
     Row,
     count,
@@ -23,7 +22,16 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
     words,
 )
-from ligerprof.recipe.configs.settings import PEFT_DEFAULT, Lacking, Outcome, Packing, Reading, Setting
+from ligerprof.recipe.configs.settings import (
+    OTHER_METHOD,
+    OTHER_TRAINING,
+    PEFT_DEFAULT,
+    Lacking,
+    Outcome,
+    Packing,
+    Reading,
+    Setting,
+)
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     DTYPE,

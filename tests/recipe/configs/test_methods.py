@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.configs.columns import columns_named_in
 from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.methods import columns_named_in
 from ligerprof.recipe.configs.report import UNNAMED_METHOD
 from tests.recipe.configs.texts import read, write
 
