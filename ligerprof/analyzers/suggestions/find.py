@@ -131,10 +131,10 @@ def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_byte
     if not row.applies(case):
         return
     skipped = row.skips(case)
-    framework = next((one for one in case.program.frameworks if one in row.lines and one not in skipped), None)
+    framework = next((one for one in case.program.frameworks if one not in skipped and row.lines(one)), None)
     if framework is None:
         return
-    how = row.lines[framework]
+    how = row.lines(framework)
     if recipe is not None and framework is Framework.LIGERPROF:
         command = _command(row, recipe)
         if command is None:

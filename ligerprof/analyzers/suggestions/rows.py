@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.analyzers.suggestions.case import Case
@@ -109,31 +108,26 @@ class Row:
             return self.changed(recipe)
         return dataclasses.replace(recipe, **self.changes) if self.changes else None
 
-    @cached_property
-    def lines(self) -> Mapping[Framework, Lines]:
-        """Lines by framework; the first of the program's frameworks that has lines is used."""
-        return {**_written(self.changes), **self.how} if self.changes else self.how
+    def lines(self, framework: Framework) -> Lines:
+        """The lines of a framework; none if it is changed in another way, or not at all."""
+        return self.how.get(framework) or _written(framework, self.changes)
 
 
-def _written(changes: Mapping[str, Any]) -> dict[Framework, Lines]:
-    """The lines that set options of a recipe, as arguments in Python, lines of YAML, or flags of ours."""
+def _written(framework: Framework, changes: Mapping[str, Any]) -> Lines:
+    """The lines that set options of a recipe, as flags of ours, lines of YAML, or arguments in Python."""
+    if not changes or framework not in (Framework.LIGERPROF, *_TABLES):
+        return ()
     from ligerprof.recipe.configs.edits import keys_for
     from ligerprof.recipe.configs.rewriting import yaml_text
     from ligerprof.recipe.training import RECIPE_OPTIONS
 
-    lines = {
-        Framework.LIGERPROF: (
-            " ".join(w for name, value in changes.items() for w in RECIPE_OPTIONS[name].typed(value)),
-        )
-    }
-    for framework, table in _TABLES.items():
-        keys = keys_for(table, **changes) or {}
-        if framework in YAML:
-            lines[framework] = tuple(f"{key}: {yaml_text(value)}" for key, value in keys.items())
-        else:
-            texts = {key: json.dumps(value) if isinstance(value, str) else repr(value) for key, value in keys.items()}
-            lines[framework] = tuple(f"{key}={text}," for key, text in texts.items())
-    return {framework: found for framework, found in lines.items() if found}
+    if framework is Framework.LIGERPROF:
+        return (" ".join(word for name, value in changes.items() for word in RECIPE_OPTIONS[name].typed(value)),)
+    keys = keys_for(_TABLES[framework], **changes) or {}
+    if framework in YAML:
+        return tuple(f"{key}: {yaml_text(value)}" for key, value in keys.items())
+    texts = {key: json.dumps(value) if isinstance(value, str) else repr(value) for key, value in keys.items()}
+    return tuple(f"{key}={text}," for key, text in texts.items())
 
 
 def for_each(frameworks: tuple[Framework, ...], *lines: str) -> dict[Framework, Lines]:

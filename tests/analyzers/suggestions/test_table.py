@@ -56,7 +56,7 @@ def test_model_types_are_read_off_the_modeling_files() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_lines_are_what_the_framework_reads(row: object) -> None:
-    how = row.lines  # type: ignore[attr-defined]
+    how = {framework: row.lines(framework) for framework in Framework}  # type: ignore[attr-defined]
     # indented by four, in a terminal of 80 columns
     assert [line for lines in how.values() for line in lines if len(line) > 76] == []
     # the arguments of a trainer end in a comma, so that they can be pasted into the call
@@ -75,7 +75,7 @@ NAMES = json.loads((DATA / "framework-arguments.json").read_text(encoding="utf-8
 
 def keys_in(framework: Framework) -> set[str]:
     """The keys or arguments that the table's lines set for a framework, and lines that are code left out."""
-    lines = [line for row in ROWS for line in row.lines.get(framework, ())]
+    lines = [line for row in ROWS for line in row.lines(framework)]
     pattern = r"^(\w+):" if framework in (Framework.AXOLOTL, Framework.LLAMA_FACTORY) else r"(?:^|, )(\w+)="
     return {key for line in lines for key in re.findall(pattern, line) if not line.startswith(("#", " "))}
 
@@ -96,7 +96,7 @@ def test_keys_are_those_of_the_framework(framework: Framework) -> None:
 
 
 def test_keys_of_deepspeed_are_those_of_its_configuration() -> None:
-    lines = [line.partition("#")[0] for row in ROWS for line in row.lines.get(Framework.DEEPSPEED, ())]
+    lines = [line.partition("#")[0] for row in ROWS for line in row.lines(Framework.DEEPSPEED)]
 
     keys = {key for line in lines for key in re.findall(r'"(\w+)":', line)}
 
@@ -106,7 +106,7 @@ def test_keys_of_deepspeed_are_those_of_its_configuration() -> None:
 
 @pytest.mark.parametrize("framework", [Framework.AXOLOTL, Framework.LLAMA_FACTORY])
 def test_values_of_yaml_keys_are_known(framework: Framework) -> None:
-    for line in (line for row in ROWS for line in row.lines.get(framework, ())):
+    for line in (line for row in ROWS for line in row.lines(framework)):
         key, _, value = line.partition("  #")[0].partition(": ")
         known = NAMES[framework.value].get("values", {}).get(key)
         assert known is None or value.strip('["]') in known, line
@@ -114,7 +114,7 @@ def test_values_of_yaml_keys_are_known(framework: Framework) -> None:
 
 @pytest.mark.parametrize("framework", [Framework.TRL, Framework.TRAINER, Framework.AXOLOTL, Framework.LLAMA_FACTORY])
 def test_optimizers_are_those_of_transformers(framework: Framework) -> None:
-    lines = [line for row in ROWS for line in row.lines.get(framework, ()) if line.startswith(("optim", "optimizer"))]
+    lines = [line for row in ROWS for line in row.lines(framework) if line.startswith(("optim", "optimizer"))]
 
     names = {re.split(r"[=:]", line)[1].strip(' ",') for line in lines}
 
@@ -123,10 +123,10 @@ def test_optimizers_are_those_of_transformers(framework: Framework) -> None:
 
 
 def test_python_lines_use_names_that_exist() -> None:
-    text = "\n".join(line for row in ROWS for lines in row.lines.values() for line in lines)
+    text = "\n".join(line for row in ROWS for framework in Framework for line in row.lines(framework))
 
     assert set(re.findall(r"bitsandbytes\.optim\.(\w+)", text)) <= set(NAMES["bitsandbytes"]["names"])
-    lightning = "\n".join(line for row in ROWS for line in row.lines.get(Framework.LIGHTNING, ()))
+    lightning = "\n".join(line for row in ROWS for line in row.lines(Framework.LIGHTNING))
     assert set(re.findall(r"(\w+)=", lightning)) - {"batch_size"} <= set(NAMES["lightning"]["names"])
     for function, argument in (
         (checkpoint, "use_reentrant"),
