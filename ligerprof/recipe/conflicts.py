@@ -33,48 +33,40 @@ def typed(name: str, value: Any) -> str:
 
 _CHECKPOINTING = options_of(TrainingOptions)["checkpointing"]
 _FLAGS = {name: declared.flag for name, declared in options_of(TrainingOptions).items()}
+_DEFAULTS = {name: declared.default for name, declared in options_of(TrainingOptions).items()}
 _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.FSDP2)
 
 
 def require_compatible(options: TrainingOptions) -> None:
     """Raise RecipeError for the first conflict between options."""
-    tables = (_engines_needed(options), _options_needed(options))
-    rules = (_engine_conflicts(options), _fsdp2_conflicts(options), _other_conflicts(options))
-    for wrong, message in (*(rule for found in (*tables, *rules) for rule in found),):
+    for message in _table_conflicts(options):
+        raise RecipeError(message)
+    for wrong, message in (*_engine_conflicts(options), *_fsdp2_conflicts(options), *_other_conflicts(options)):
         if wrong:
             raise RecipeError(message)
 
 
-def _engines_needed(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
-    engine, precision, trains_in = options.engine, options.precision, PRECISIONS[options.engine]
-    yield (
-        precision.is_mixed and not any(each.is_mixed for each in trains_in),
-        f"precision {precision} needs {_DEEPSPEED} or {_FSDP2}. Add one, or choose amp.",
-    )
-    scales = ", and does not scale the loss" if engine is Engine.FSDP2 else ""
-    yield precision not in trains_in, f"engine {engine} trains in {_listed(trains_in)}, not {precision}{scales}."
+def _table_conflicts(options: TrainingOptions) -> Iterator[str]:
+    """What the tables of capabilities say, as messages."""
+    engine, precision, loss, trains_in = options.engine, options.precision, options.loss, PRECISIONS[options.engine]
+    changed = {name for name, default in _DEFAULTS.items() if getattr(options, name) != default}
+    if precision not in trains_in:
+        if precision.is_mixed and not any(each.is_mixed for each in trains_in):
+            yield f"precision {precision} needs {_DEEPSPEED} or {_FSDP2}. Add one, or choose amp."
+        scales = ", and does not scale the loss" if engine is Engine.FSDP2 else ""
+        yield f"engine {engine} trains in {_listed(trains_in)}, not {precision}{scales}."
     for name, engines in ENGINES.items():
-        needed = _listed([typed("engine", each) for each in engines])
-        yield _is_changed(options, name) and engine not in engines, f"{_shown(options, name)} needs {needed}."
+        if name in changed and engine not in engines:
+            yield f"{_shown(options, name)} needs {_listed([typed('engine', each) for each in engines])}."
     for name, other in EXCEPT.items():
-        message = f"{_FLAGS[name]} is not supported with {typed('engine', other)} yet. Leave one of them out."
-        yield _is_changed(options, name) and engine is other, message
-    needed = typed("engine", LOSSES.get(options.loss, engine))
-    yield (
-        LOSSES.get(options.loss, engine) is not engine,
-        f"{typed('loss', options.loss)} is covered with {needed} only. Choose another {_FLAGS['loss']}.",
-    )
-
-
-def _options_needed(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+        if name in changed and engine is other:
+            yield f"{_FLAGS[name]} is not supported with {typed('engine', engine)} yet. Leave one of them out."
+    if LOSSES.get(loss, engine) is not engine:
+        needed = typed("engine", LOSSES[loss])
+        yield f"{typed('loss', loss)} is covered with {needed} only. Choose another {_FLAGS['loss']}."
     for name, others in NEEDS.items():
-        is_there = any(_is_changed(options, other) for other in others)
-        needed = _listed([_FLAGS[other] for other in others])
-        yield _is_changed(options, name) and not is_there, f"{_shown(options, name)} needs {needed}."
-
-
-def _is_changed(options: TrainingOptions, name: str) -> bool:
-    return bool(getattr(options, name) != options_of(TrainingOptions)[name].default)
+        if name in changed and changed.isdisjoint(others):
+            yield f"{_shown(options, name)} needs {_listed([_FLAGS[other] for other in others])}."
 
 
 def _shown(options: TrainingOptions, name: str) -> str:
@@ -171,7 +163,7 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['reentrant']} does not go with {_CHECKPOINTING.off_flag}.",
     )
     for name in ("checkpoint_every", "selective"):
-        chosen = _is_changed(options, name)
+        chosen = getattr(options, name) != _DEFAULTS[name]
         yield chosen and not options.checkpointing, f"{_FLAGS[name]} does not go with {_CHECKPOINTING.off_flag}."
     yield (
         options.compile and options.activation_offload,
