@@ -20,7 +20,7 @@ from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
 from ligerprof.torch_memory.scratch import highest_bytes
 
 # bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
-_SMALLEST_PAGED = 100_000
+SMALLEST_PAGED = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +195,7 @@ def _eight_bit_states(tensor: OptimizedTensor) -> tuple[int, ...]:
 
 
 def _is_paged(tensor: OptimizedTensor) -> bool:
-    return tensor.elements >= _SMALLEST_PAGED
+    return tensor.elements >= SMALLEST_PAGED
 
 
 def _paged_states(tensor: OptimizedTensor) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
+from ligerprof.torch_memory.optimizers import SMALLEST_PAGED
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.estimate.kept import KeptBytes
@@ -34,8 +35,6 @@ ADAPTER_DROPOUT = (
     r"\S*(?:peft/tuners/lora/|simulated/low_bit\.py:_with_adapter|patching/heads\.py:_factors)"
 )
 _SAVED_ROLES = (Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES)
-# bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
-_PAGED_ELEMENTS = 100_000
 # their setting for 16-bit weights also ends autocast
 _ENDS_AUTOCAST = (Framework.LIGERPROF, Framework.LLAMA_FACTORY, Framework.LIGHTNING)
 _CACHE_UPDATE = r"transformers/cache_utils\.py:update$"
@@ -101,7 +100,7 @@ def with_paged_states(case: Case) -> Edit:
     """Remove Adam's moments, except small ones, and the step's temporary tensors."""
     edit = case.without(Role.OPTIMIZER_TEMPORARIES)
     moments = case.in_training(Role.OPTIMIZER_STATES)
-    edit.remove(moments[case.sizes(moments) >= _PAGED_ELEMENTS * FP32_BYTES])
+    edit.remove(moments[case.sizes(moments) >= SMALLEST_PAGED * FP32_BYTES])
     if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
         edit.request_divisor = 0
     return edit
