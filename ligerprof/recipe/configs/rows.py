@@ -108,15 +108,26 @@ def is_off(value: Any) -> bool:
     return value in (None, False, 0) or value in ([], {}, ())
 
 
-def count(setting: Setting, *, least: int = 1, auto: bool = False) -> Row:
-    """A whole number; with `auto`, the word `auto` leaves the setting to other files."""
+def _sets(
+    setting: Setting,
+    convert: Callable[[Any], Any],
+    *,
+    auto: bool = False,
+    spell: Callable[[Any], Any] = lambda value: value,
+) -> Row:
+    """A key that sets one setting; with `auto`, the word `auto` leaves the setting to other files."""
 
     def read(value: Any) -> Outcome:
         if auto and value == "auto":
             return Ignored(reason=Reason.UNSET)
-        return Sets(values={setting: whole_number(value, least)})
+        return Sets(values={setting: convert(value)})
 
-    return Row(read=read, sets=setting)
+    return Row(read=read, sets=setting, spell=spell)
+
+
+def count(setting: Setting, *, least: int = 1, auto: bool = False) -> Row:
+    """A whole number; see `_sets` on `auto`."""
+    return _sets(setting, lambda value: whole_number(value, least), auto=auto)
 
 
 def whole_number(value: Any, least: int = 0) -> int:
@@ -143,14 +154,8 @@ def real_number(value: Any) -> float:
 
 
 def number(setting: Setting, *, auto: bool = False) -> Row:
-    """A number; with `auto`, the word `auto` leaves the setting to other files."""
-
-    def read(value: Any) -> Outcome:
-        if auto and value == "auto":
-            return Ignored(reason=Reason.UNSET)
-        return Sets(values={setting: real_number(value)})
-
-    return Row(read=read, sets=setting)
+    """A number; see `_sets` on `auto`."""
+    return _sets(setting, real_number, auto=auto)
 
 
 def truth(value: Any) -> bool:
@@ -165,14 +170,8 @@ def truth(value: Any) -> bool:
 
 
 def switch(setting: Setting, *, invert: bool = False, auto: bool = False) -> Row:
-    """A switch; with `auto`, the word `auto` leaves the setting to other files."""
-
-    def read(value: Any) -> Outcome:
-        if auto and value == "auto":
-            return Ignored(reason=Reason.UNSET)
-        return Sets(values={setting: truth(value) is not invert})
-
-    return Row(read=read, sets=setting, spell=lambda value: value is not invert)
+    """A switch; see `_sets` on `auto`."""
+    return _sets(setting, lambda value: truth(value) is not invert, auto=auto, spell=lambda value: value is not invert)
 
 
 def turned_on(values: Mapping[Setting, Any]) -> Row:
@@ -183,12 +182,12 @@ def turned_on(values: Mapping[Setting, Any]) -> Row:
 def text(setting: Setting) -> Row:
     """Any text."""
 
-    def read(value: Any) -> Outcome:
+    def convert(value: Any) -> str:
         if not isinstance(value, str) or not value.strip() or not value.isprintable():
             raise BadValueError("not a text")
-        return Sets(values={setting: value.strip()})
+        return value.strip()
 
-    return Row(read=read)
+    return _sets(setting, convert)
 
 
 def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str = "") -> Row:

@@ -19,6 +19,7 @@ from ligerprof.recipe.configs.rows import (
     section,
     switch,
     truth,
+    turned_on,
     whole_number,
     words,
 )
@@ -151,12 +152,8 @@ def liger_names(switches: Mapping[str, Any], chosen: frozenset[str] = frozenset(
 def quantization_rows() -> dict[str, Row]:
     """Switches of bitsandbytes and the details of its 4-bit format."""
     return {
-        "load_in_4bit": Row(
-            read=lambda value: Sets(values={Setting.BITS: 4}) if truth(value) else Ignored(reason=Reason.UNSET)
-        ),
-        "load_in_8bit": Row(
-            read=lambda value: Sets(values={Setting.BITS: 8}) if truth(value) else Ignored(reason=Reason.UNSET)
-        ),
+        "load_in_4bit": turned_on({Setting.BITS: 4}),
+        "load_in_8bit": turned_on({Setting.BITS: 8}),
         "bnb_4bit_quant_type": words(
             Setting.BITS,
             {"nf4": Ignored(reason=Reason.NUMBER), "fp4": Ignored(reason=Reason.NUMBER)},
