@@ -359,7 +359,8 @@ def _write_adapter(recipe: TrainingRecipe) -> Mapping[str, Any]:
     }
 
 
-_FUSED_LOSS = {"plugins": [_LIGER], "liger_fused_linear_cross_entropy": True}
+_FUSED_LOSS = "liger_fused_linear_cross_entropy"
+_SWITCHED_ON = ("liger_rope", "liger_rms_norm", "liger_glu_activation", _FUSED_LOSS)
 
 AXOLOTL = Framework(
     name="axolotl",
@@ -383,8 +384,8 @@ AXOLOTL = Framework(
         **adapter(_write_adapter),
         "selective": lambda recipe: {"selective_checkpointing": False} if recipe.selective is None else None,
         "liger": liger(
-            {**_FUSED_LOSS, **dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation"), True)},
-            fused_loss=_FUSED_LOSS,
+            {"plugins": [_LIGER], **dict.fromkeys(_SWITCHED_ON, True)},
+            fused_loss={"plugins": [_LIGER], _FUSED_LOSS: True},
         ),
     },
 )
