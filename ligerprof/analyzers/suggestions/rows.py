@@ -195,6 +195,11 @@ def _add_flce(recipe: "TrainingRecipe") -> "TrainingRecipe":
     return dataclasses.replace(recipe, liger="+".join([*others, "flce"]))
 
 
+def _sdpa(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
+    """Transformers computes some models with eager attention alone."""
+    return None if recipe.spec.needs_eager else dataclasses.replace(recipe, attention=Attention.SDPA)
+
+
 def _half_batch(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
     if recipe.batch % 2:
         return None
@@ -269,6 +274,7 @@ _PASS_ROWS: tuple[Row, ...] = (
         applies=lambda case: case.program.has_call(r":eager_attention_forward$"),
         edit=without(Role.ATTENTION_TEMPORARIES),
         changes={"attention": Attention.SDPA},
+        changed=_sdpa,
         how={Framework.MODEL: ('model = AutoModel….from_pretrained(..., attn_implementation="sdpa")',)},
     ),
     Row(

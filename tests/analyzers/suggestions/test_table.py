@@ -15,6 +15,7 @@ from transformers.training_args import OptimizerNames
 
 from ligerprof.analyzers.suggestions.program import Framework, Program
 from ligerprof.analyzers.suggestions.rows import ROWS
+from ligerprof.recipe.training import TrainingRecipe
 from tests.paths import DATA
 
 MODEL = "transformers/models/llama/modeling_llama.py"
@@ -147,3 +148,12 @@ def test_python_lines_use_names_that_exist() -> None:
 @pytest.mark.parametrize("framework", [Framework.AXOLOTL, Framework.LLAMA_FACTORY, Framework.LIGERPROF])
 def test_users_of_settings_get_no_code(framework: Framework) -> None:
     assert program(*FILES[framework], "train.py").frameworks == (framework,)
+
+
+def test_attention_is_suggested_for_models_that_have_another() -> None:
+    row = next(row for row in ROWS if row.name == "sdpa")
+    changed = row.recipe(TrainingRecipe(model="tiny", attention="eager"))
+    assert changed is not None
+    assert changed.attention == "sdpa"
+    # transformers computes it with eager attention alone
+    assert row.recipe(TrainingRecipe(model="gemma2-2b")) is None
