@@ -11,8 +11,11 @@ own, and `former` are keys of older versions, which no class has any more.
 import argparse
 import ast
 import json
+import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ligerprof.recipe.configs import rows
 from ligerprof.recipe.configs.sources import FRAMEWORKS
@@ -62,9 +65,24 @@ def main() -> None:
     lists = {"unsorted": unsorted, "former": former}
     found = {name: {section: keys for section, keys in by.items() if keys} for name, by in lists.items()}
     written = {**content, "source": arguments.source, **found}
-    path.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(text_of(written), encoding="utf-8")
     for section, names in found["unsorted"].items():
         print(f"{section or 'top level'}: sort {', '.join(names)}")
+
+
+def text_of(content: dict[str, Any]) -> str:
+    """A data file: JSON with several names on a line."""
+
+    def filled(found: re.Match[str]) -> str:
+        indent = found[1] + " "
+        names = " ".join(found[2].split())
+        if len(names) < 90:
+            return f"[{names}]"
+        lines = textwrap.fill(names, 118, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        return f"[\n{lines}\n{found[1]}]"
+
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\n( *) ([^\[\]{}]*?)\n *\]", filled, text) + "\n"
 
 
 def fields_of(package: Path, pattern: str) -> Iterator[str]:
