@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
-from numpy.typing import NDArray
 
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import phase_code
@@ -525,7 +524,6 @@ def _ends_in_backward(case: Case, blocks: Int64s) -> Flags:
     return found
 
 
-Flags = NDArray[np.bool_]
 _NO_SPAN = -1
 
 # a layer that is the only one of its kind is not worth a checkpoint
