@@ -3,9 +3,9 @@
     python benchmarks/framework_keys.py transformers .venv/lib/python3.11/site-packages/transformers "5.23.0"
 
 PACKAGE is the folder of the framework's package, installed or in a checkout; nothing in it is imported. The data file
-of the framework, in ligerprof/recipe/configs/keys, is written again: its `source` is the third argument, `unsorted` are
-fields that no table has, which a person moves to the reason why they have no effect on memory or gives a row of their
-own, and `former` are keys of older versions, which no class has any more.
+of the framework, in ligerprof/recipe/configs/keys, is written again: its `source` is the third argument, and `unsorted`
+are fields that no table has. A person moves each to the reason why it has no effect on memory, or gives it a row of its
+own. Keys that no class has any more are printed: files of older versions have them.
 """
 
 import argparse
@@ -48,26 +48,20 @@ def main() -> None:
     arguments = parser.parse_args()
     path = KEYS / f"{arguments.framework}.json"
     content = json.loads(path.read_text(encoding="utf-8"))
-    there: set[str] = set()
-    sections = {section for section, _, _ in CLASSES[arguments.framework]}
     unsorted = {}
     for section, place, files in CLASSES[arguments.framework]:
         fields = [name for pattern in files.split() for name in fields_of(arguments.package, pattern)]
+        if not fields:
+            raise SystemExit(f"{arguments.package}: no classes in {files}. Give the folder of the package.")
         table = table_of(TABLES.get(arguments.framework, arguments.framework), place)
-        there.update(fields)
-        unsorted[section] = sorted(set(fields) - set(table))
-    former = {
-        section: sorted({name for names in content["sections"][section].values() for name in names} - there)
-        for section in sections
-    }
-    if not there:
-        raise SystemExit(f"{arguments.package}: no classes there. Give the folder of the package.")
-    lists = {"unsorted": unsorted, "former": former}
-    found = {name: {section: keys for section, keys in by.items() if keys} for name, by in lists.items()}
-    written = {**content, "source": arguments.source, **found}
+        if new := sorted(set(fields) - set(table)):
+            unsorted[section] = new
+            print(f"{section or 'top level'}: sort {', '.join(new)}")
+        ours = {name for names in content["sections"][section].values() for name in names}
+        print(f"{section or 'top level'}: in no class any more: {', '.join(sorted(ours - set(fields))) or 'none'}")
+    content.pop("unsorted", None)
+    written = {**content, "source": arguments.source, **({"unsorted": unsorted} if unsorted else {})}
     path.write_text(text_of(written), encoding="utf-8")
-    for section, names in found["unsorted"].items():
-        print(f"{section or 'top level'}: sort {', '.join(names)}")
 
 
 def text_of(content: dict[str, Any]) -> str:

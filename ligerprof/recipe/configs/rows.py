@@ -51,10 +51,10 @@ def ignored(reason: Reason) -> Row:
 
 @cache
 def known_keys(framework: str) -> Mapping[str, Any]:
-    """The data file of a framework, made by benchmarks/framework_keys.py.
+    """The data file of a framework, which benchmarks/framework_keys.py compares with the framework's own classes.
 
     `source` is what the keys were read in, `sections` the keys without effect on memory by section and reason, and
-    `methods` the keys of training methods that recipes do not cover.
+    `methods` the keys of training methods that recipes do not cover. Keys that are `unsorted` are unknown.
     """
     path = Path(__file__).with_name("keys") / f"{framework}.json"
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
