@@ -8,12 +8,25 @@ import pytest
 
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.configs.load import load_options, load_recipe
-from ligerprof.recipe.configs.sources import recognize
+from ligerprof.recipe.configs.rows import known_keys
+from ligerprof.recipe.configs.settings import Ignored, Reason
+from ligerprof.recipe.configs.sources import BY_NAME, recognize
 from tests.recipe.configs.texts import read
 
 ZERO = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
 LAUNCHER = {"distributed_type": "NO", "mixed_precision": "bf16", "num_processes": 1}
 OFF = {"enabled": False}
+# frameworks whose data file has keys of the top level
+WITH_KEYS = (
+    "accelerate",
+    "axolotl",
+    "deepspeed",
+    "fsdp",
+    "llama-factory",
+    "open-instruct",
+    "torchtitan",
+    "transformers",
+)
 
 
 def deepspeed(tmp_path: Path, **sections: Any) -> tuple[Any, Any]:
@@ -160,3 +173,11 @@ def test_a_path_of_another_machine_is_looked_for_by_its_last_parts(name: str, tm
 def test_files_of_frameworks_that_are_not_read_are_refused_by_name(keys: dict[str, Any], framework: str) -> None:
     with pytest.raises(RecipeError, match=rf"a\.yaml: a configuration of {framework}, whose files"):
         recognize(keys, "a.yaml")
+
+
+@pytest.mark.parametrize("name", WITH_KEYS)
+def test_keys_of_the_data_files_have_no_other_row(name: str) -> None:
+    rows = BY_NAME[name].rows
+    for reason, names in known_keys(name)["sections"][""].items():
+        for key in names:
+            assert rows[key].read("a value of any kind") == Ignored(reason=Reason(reason)), key
