@@ -47,6 +47,15 @@ def checks() -> None:
     del kept
     assert allocated() == before
 
+    # cuBLAS keeps its workspaces until they are cleared
+    square = torch.empty(64, 64, device="cuda")
+    before = allocated()
+    square.mm(square)
+    assert allocated() > before
+    torch._C._cuda_clearCublasWorkspaces()
+    assert allocated() == before
+    del square
+
     # weights in main memory get no values, and take as many random numbers as if they did
     drawn = []
     for is_weight in (True, False):
