@@ -102,7 +102,7 @@ def replace_calls(patches: Patches, run: RunModule | None = None, observer: Obse
     """
     if calls.run is not None or calls.observer is not None:
         raise LigerprofError(
-            "record: this process is recorded already. Leave out `ligerprof run` or its own recording."
+            "record: this process is recorded already. Leave out `ligerprof run`, or its own recording."
         )
     calls.original = nn.Module.__call__
     calls.run, calls.observer = run, observer
