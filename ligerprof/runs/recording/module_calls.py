@@ -100,7 +100,7 @@ def replace_calls(patches: Patches, run: RunModule | None = None, observer: Obse
     Raises:
         LigerprofError: another recording of this process does already; each would call the other.
     """
-    if calls.run is not None or calls.observer is not None:
+    if are_replaced():
         raise LigerprofError(
             "record: this process is recorded already. Leave out `ligerprof run`, or its own recording."
         )
