@@ -82,7 +82,7 @@ def simulate(file: Path, at_once: int, seconds: float) -> None:
         row["date"] = dt.datetime.now(dt.UTC).date().isoformat()
         with file.open("a") as lines:
             print(json.dumps(row), file=lines, flush=True)
-        print(name, row["seconds"], row.get("problem", errors_of(row)), flush=True)
+        print(name, row["seconds"], row.get("problem") or errors_of(row), flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
         for each in [pool.submit(work, *row) for row in measured_rows() if row[0] not in done]:

@@ -78,6 +78,15 @@ def checks() -> None:
     assert (pictures.cuda().to(torch.bfloat16) == 0).flatten(1).all(1).tolist() == [False, True, False, False]
     assert torch.equal(pictures.cuda().half().cpu(), pictures.half())
 
+    # what is computed is finite, as loss scalers ask
+    for size in (16, 1 << 23):
+        computed = torch.randn(size, device="cuda").half()
+        assert not torch.isinf(computed).any()
+        assert not computed.isnan().any()
+        assert computed.isfinite().all()
+        assert not bool(torch.zeros(1, dtype=torch.bool, device="cuda").logical_or_(torch.isinf(computed).any()))
+    del computed
+
     # what follows from the host is known: labels, masks, positions
     labels = torch.tensor([3, -100, 5, -100, 7]).cuda()
     assert labels[labels != -100].tolist() == [3, 5, 7]
