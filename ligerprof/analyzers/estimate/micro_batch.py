@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
+from ligerprof.analyzers.estimate.gathered import FlatCopies
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
@@ -26,6 +27,7 @@ from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
 from ligerprof.kernels.spec import KernelSpec
+from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
@@ -263,12 +265,18 @@ class MicroBatch:
                 self._meter.place = repetition.place(index)
                 reached = self._layer_forward(index, repetition, *reached)
 
-        copied_bytes = sum(self._placement.in_forward[repetition.end - 1 : repetition.end])
-        copies = {Role.COMMUNICATION: copied_bytes}
-        self._meter.add(copies, place=WHOLE)
         self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first)
-        self._meter.add(copies, times=-1, place=WHOLE)
         return reached
+
+    def _copies_in(self, index: int, repetition: Repetition) -> FlatCopies | None:
+        """What is gathered for the last of the layers that this one represents."""
+        if not self._placement.flat_copies:
+            return None
+        last = repetition.end - 1
+        of_layer = {layer: [name for name in self._weights if layer_index(name) == layer] for layer in (index, last)}
+        pairs = zip(of_layer[index], of_layer[last], strict=False)
+        names = {id(self._weights[own]): theirs for own, theirs in pairs}
+        return FlatCopies(self._meter, self._placement.flat_copies[last], names)
 
     def _layer_forward(
         self, index: int, repetition: Repetition, stream: Value, held: Allocation
@@ -285,7 +293,11 @@ class MicroBatch:
         checkpoint = self._keep_input(held) if checkpointing else None
         packed_mask = self._pack_mask(context) if checkpointing else None
         self._hooks.enter(index)
+        copies = self._copies_in(index, repetition)
+        tape.on_read = None if copies is None else copies.read
         output = run_layer(context, stream, index, output_role)
+        if copies is not None:
+            copies.end()
         self._meter.drop(held)
         self._hooks.leave(index)
         self._layers.append(_Layer(index, repetition, stream, output, context, checkpoint, packed_mask, cache))

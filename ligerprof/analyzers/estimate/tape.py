@@ -30,6 +30,7 @@ class Tape:
 
     Attributes:
         on_weight_gradient: called with each weight whose gradient is complete.
+        on_read: called with each weight before a forward operation reads it.
         on_gpu: whether the operations that run now keep what they save on the GPU in spite of `offloading`.
     """
 
@@ -58,6 +59,7 @@ class Tape:
         self._pending: dict[int, Pending] = {}
         self._awaited: dict[int, Callable[[], None]] = {}
         self.on_weight_gradient: Callable[[Weight], None] | None = None
+        self.on_read: Callable[[Weight], None] | None = None
         # called once no saved tensor is left
         self._after_saved: Callable[[], None] = _do_nothing
 
@@ -255,6 +257,9 @@ class Tape:
     def _compute_output(self, node: Node) -> Allocation | None:
         """Allocate the output, unless it is a view, and early gradients; returns what else is saved for backward."""
         operation, output = node.operation, node.outputs[0]
+        for item in operation.differentiable if self.on_read is not None else ():
+            if isinstance(item, Weight):
+                self.on_read(item)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)

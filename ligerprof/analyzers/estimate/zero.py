@@ -132,7 +132,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
         running={Role.COMMUNICATION: at_loss_bytes},
-        in_forward=[weight_width(recipe) * gathered.flat_copy(layer) for layer in range(recipe.spec.layers)],
+        flat_copies=[gathered.flat_copies(layer) for layer in range(recipe.spec.layers)],
         in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
         in_embedding={Role.COMMUNICATION: min(in_embedding_bytes - at_loss_bytes, 0)},
         # this rank's share of one gather, on its way from main memory to the other ranks
