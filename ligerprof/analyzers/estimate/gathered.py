@@ -100,6 +100,10 @@ class NothingGathered:
         """None: a module's call gathers its own weights alone."""
         return ()
 
+    def released(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
+
 
 class GatheredOnDemand:
     """The first step: a layer's weights while it runs, and the head's if the model holds it."""
@@ -132,6 +136,10 @@ class GatheredOnDemand:
     def flat_copies(self, layer: int) -> tuple[FlatCopy, ...]:  # noqa: ARG002 - what the other classes take
         """None: a module's call gathers its own weights alone."""
         return ()
+
+    def released(self) -> dict[str, int]:
+        """Nothing."""
+        return {}
 
 
 class Gathered:
@@ -202,6 +210,12 @@ class Gathered:
             for call in self._calls
             if any(map(in_layer, call))
         )
+
+    def released(self) -> dict[str, int]:
+        """The bytes of each weight of a layer that its module's backward releases, if no other one takes its place."""
+        if sum(item.elements for item in self._order(0, with_head=False)) >= self._most_live:
+            return {}
+        return {item.name: self._width * item.elements for item in self._layers if item.elements >= self._smallest}
 
     def _make_calls(self, recipe: TrainingRecipe) -> Iterator[list[ParameterShape]]:
         """The calls in forward that gather several weights."""

@@ -93,6 +93,8 @@ class MicroBatch:
         self._leaf: Allocation | None = None
         # what autograd starts at, if it is neither the embedding's output nor the first layer's input
         self._start: Allocation | None = None
+        # of the layer that runs backward, by identity
+        self._released: dict[int, int] = {}
         self._until_backward_ends: list[Allocation] = []
         self._until_graph_is_freed: list[Allocation] = []
 
@@ -231,6 +233,7 @@ class MicroBatch:
 
     def _new_context(self, tape: Tape, index: int = 0, *, checkpointed: bool = False) -> Context:
         tape.on_weight_gradient = self._hooks.weight_gradient_arrives
+        tape.on_backward = self._release
         return Context(
             recipe=self._recipe,
             tape=tape,
@@ -321,9 +324,16 @@ class MicroBatch:
             flowing = layer.context.tape.backward(layer.output, gradient, layer.source)
         else:
             flowing = self._recompute_and_backward(layer, gradient)
+        self._meter.add({Role.COMMUNICATION: sum(self._released.values())}, place=WHOLE)
+        self._released.clear()
         if layer.source.needs_gradient:
             self._hooks.gradient_leaves(layer.index)
         return flowing
+
+    def _release(self, weight: Weight) -> None:
+        if weight.released_bytes and id(weight) not in self._released:
+            self._released[id(weight)] = weight.released_bytes
+            self._meter.add({Role.COMMUNICATION: -weight.released_bytes}, place=WHOLE)
 
     def _recompute_and_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:
         """torch.utils.checkpoint: run the layer again when its backward first needs a saved tensor.

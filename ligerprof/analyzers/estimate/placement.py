@@ -35,6 +35,7 @@ class Placement:
         reductions: allocated and freed when gradients are reduced during backward of the decoder layers, less what
             earlier layers have freed; by the parameter whose gradient arrives then.
         gathered: by parameter, gathered in addition to `running` while an operation reads it.
+        released: by parameter of a layer, what is gone of `in_layers` from its module's backward on.
         last_reduction: replace `running` after backward, while the last gradients are reduced.
         gradient_share: the share of each complete gradient that stays on this GPU.
         gradients_at_update: gradients that remain at the optimizer step; None for all of them.
@@ -55,6 +56,7 @@ class Placement:
     arriving: Bytes = field(default_factory=dict)
     reductions: Mapping[str, int] = field(default_factory=dict)
     gathered: Mapping[str, int] = field(default_factory=dict)
+    released: Mapping[str, int] = field(default_factory=dict)
     last_reduction: Bytes = field(default_factory=dict)
     gradient_share: float = 1.0
     gradients_at_update: int | None = None

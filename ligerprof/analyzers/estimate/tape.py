@@ -31,6 +31,7 @@ class Tape:
     Attributes:
         on_weight_gradient: called with each weight whose gradient is complete.
         on_read: called with each weight before a forward operation reads it.
+        on_backward: called with each weight that an operation has read, after its backward.
         on_gpu: whether the operations that run now keep what they save on the GPU in spite of `offloading`.
     """
 
@@ -60,6 +61,7 @@ class Tape:
         self._awaited: dict[int, Callable[[], None]] = {}
         self.on_weight_gradient: Callable[[Weight], None] | None = None
         self.on_read: Callable[[Weight], None] | None = None
+        self.on_backward: Callable[[Weight], None] | None = None
         # called once no saved tensor is left
         self._after_saved: Callable[[], None] = _do_nothing
 
@@ -319,6 +321,9 @@ class Tape:
         # the views' own nodes run in the reverse order of forward
         for item, pending in reversed(delivered) if node.operation.gradient_is_view else delivered:
             self._deliver(item, pending)
+        for item in operation.differentiable if self.on_backward is not None else ():
+            if isinstance(item, Weight):
+                self.on_backward(item)
 
     def _call_function(
         self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]

@@ -142,6 +142,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         last_reduction={} if recipe.lora is not None else _last_scattering(recipe, gathered),
         gradient_share=0.0,
         gathered={gathered.head_name: weight_width(recipe) * gathered.in_head()},
+        released=gathered.released(),
         updates=()
         if offloaded
         else (_normed(part(recipe, elements.largest)), *_updates(recipe, elements.groups, first=first)),
@@ -185,7 +186,9 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
         if freed and not recipe.checkpointing:
             # those layers have freed more than this
             continue
-        held_bytes = weight_width(recipe) * (scattered_elements(recipe, flush) + gathered.in_layers(passed))
+        held_bytes = weight_width(recipe) * (
+            scattered_elements(recipe, flush, with_held=False) + gathered.in_layers(passed)
+        )
         counted_bytes = in_layers_bytes if is_in_layer(name) else weight_width(recipe) * gathered.at_loss()
         most[name] = max(most.get(name, 0), held_bytes - counted_bytes - _freed_bytes(recipe, freed))
     return most
@@ -219,7 +222,7 @@ def _arrival(
 def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
     """The last flush in stage 3, with the embedding still gathered."""
     *_, last = bucket_flushes(recipe)
-    elements = scattered_elements(recipe, last) + gathered.in_layers(recipe.spec.layers)
+    elements = scattered_elements(recipe, last, with_held=True) + gathered.in_layers(recipe.spec.layers)
     return {Role.COMMUNICATION: weight_width(recipe) * elements}
 
 
