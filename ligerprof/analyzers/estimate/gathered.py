@@ -77,72 +77,62 @@ class FlatCopies:
 class NothingGathered:
     """One rank with its weights on the GPU: its partitions are whole, and used in place (`NoGatherHandle`)."""
 
-    def __init__(self, recipe: TrainingRecipe) -> None:
-        self.head_name = _head(recipe).name
-
     def at_loss(self) -> int:
-        """Zero."""
+        """Live during the loss."""
         return 0
 
-    def in_head(self) -> int:
-        """Zero."""
+    def in_layers(self, passed: int) -> int:  # noqa: ARG002 - of the classes below
+        """Live during backward of the decoder layers, or of the embedding once all layers have `passed`."""
         return 0
 
-    def in_layers(self, passed: int) -> int:  # noqa: ARG002 - what the other classes take
-        """Zero."""
-        return 0
+    def while_read(self) -> dict[str, int]:
+        """In addition, while an operation reads a weight, by its name."""
+        return {}
 
     def largest_call(self) -> int:
-        """Zero."""
+        """The most that one module's call prefetches after the head has released its weight."""
         return 0
 
-    def flat_copies(self, layer: int) -> tuple[FlatCopy, ...]:  # noqa: ARG002 - what the other classes take
-        """None: a module's call gathers its own weights alone."""
+    def flat_copies(self, layer: int) -> tuple[FlatCopy, ...]:  # noqa: ARG002 - of the classes below
+        """The flat tensors of calls that gather weights of a layer, while that layer runs forward."""
         return ()
 
     def released(self) -> dict[str, int]:
-        """Nothing."""
+        """The bytes of each weight of a layer that its module's backward releases, if no other one takes its place."""
         return {}
 
 
-class GatheredOnDemand:
-    """The first step: a layer's weights while it runs, and the head's if the model holds it."""
+class GatheredOnDemand(NothingGathered):
+    """The first step: each module's weights while it runs, and the head's throughout if the model holds it.
+
+    Of a traced model, a layer's weights while it runs.
+    """
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         parameters, layers = recipe.spec.parameters, recipe.spec.layers
-        head = _head(recipe)
-        self.head_name, self._head_elements = head.name, head.elements
+        head, is_traced = _head(recipe), recipe.spec.tape is not None
         self._head = head.elements if _head_stays(recipe) else 0
-        self._layer = sum(item.elements for item in parameters if is_in_layer(item.name)) // layers
+        self._read = {item.name: item.elements for item in ([head] if is_traced else parameters)}
+        self._read[head.name] -= self._head
+        in_layers = sum(item.elements for item in parameters if is_in_layer(item.name))
+        self._layer = in_layers // layers if is_traced else 0
         self._embedding = parameters[0].elements
         self._layer_count = layers
 
     def at_loss(self) -> int:
-        """Live during the loss."""
+        """The head's weight."""
         return self._head
 
-    def in_head(self) -> int:
-        """In addition, during the head's matrix product: its weight."""
-        return self._head_elements - self._head
-
     def in_layers(self, passed: int) -> int:
-        """Live during backward of the decoder layers, or of the embedding once all layers have `passed`."""
+        """The head's weight, and the embedding's, which a backward without inputs leaves."""
         return self._head + self._layer if passed < self._layer_count else max(self._head, self._embedding)
 
-    def largest_call(self) -> int:
-        """Zero: nothing is prefetched."""
-        return 0
-
-    def flat_copies(self, layer: int) -> tuple[FlatCopy, ...]:  # noqa: ARG002 - what the other classes take
-        """None: a module's call gathers its own weights alone."""
-        return ()
-
-    def released(self) -> dict[str, int]:
-        """Nothing."""
-        return {}
+    def while_read(self) -> dict[str, int]:
+        """The weight itself."""
+        return self._read
 
 
-class Gathered:
+class Gathered(NothingGathered):
     """Steady steps: weights are prefetched in the order in which backward reads them."""
 
     def __init__(self, recipe: TrainingRecipe) -> None:
@@ -158,7 +148,6 @@ class Gathered:
         self._head, self._head_stays = _head(recipe), _head_stays(recipe)
         # the head's backward follows its forward
         self._head_waits = self._head_stays or settings["stage3_max_reuse_distance"] > 0
-        self.head_name = self._head.name
         self._known: dict[int, int] = {}
 
     def at_loss(self) -> int:
@@ -168,9 +157,9 @@ class Gathered:
             0 if nothing_fits else sum(item.elements for item in self._ahead(0, with_head=self._head_waits))
         )
 
-    def in_head(self) -> int:
-        """In addition, during the head's matrix product: its weight, unless it is live already."""
-        return 0 if self._head_waits else self._head.elements
+    def while_read(self) -> dict[str, int]:
+        """The head's weight, unless it is live already."""
+        return {} if self._head_waits else {self._head.name: self._head.elements}
 
     def in_layers(self, passed: int) -> int:
         """Live during backward of the decoder layers, after `passed` of them have released their weights.

@@ -95,6 +95,8 @@ class MicroBatch:
         self._start: Allocation | None = None
         # of the layer that runs backward, by identity
         self._released: dict[int, int] = {}
+        # its weights that stay from the recomputation on, with the bytes that an operation would gather
+        self._gathered: dict[int, tuple[Weight, int]] = {}
         self._until_backward_ends: list[Allocation] = []
         self._until_graph_is_freed: list[Allocation] = []
 
@@ -324,13 +326,25 @@ class MicroBatch:
             flowing = layer.context.tape.backward(layer.output, gradient, layer.source)
         else:
             flowing = self._recompute_and_backward(layer, gradient)
+        for weight, _ in list(self._gathered.values()):
+            self._release(weight)
         self._meter.add({Role.COMMUNICATION: sum(self._released.values())}, place=WHOLE)
         self._released.clear()
         if layer.source.needs_gradient:
             self._hooks.gradient_leaves(layer.index)
         return flowing
 
+    def _gather(self, weight: Weight) -> None:
+        """A weight that is gathered to run a layer again stays until its module's backward."""
+        if weight.gathered_bytes:
+            self._gathered[id(weight)] = weight, weight.gathered_bytes
+            self._meter.add({Role.COMMUNICATION: weight.gathered_bytes}, place=WHOLE)
+            weight.gathered_bytes = 0
+
     def _release(self, weight: Weight) -> None:
+        if id(weight) in self._gathered:
+            _, weight.gathered_bytes = self._gathered.pop(id(weight))
+            self._meter.add({Role.COMMUNICATION: -weight.gathered_bytes}, place=WHOLE)
         if weight.released_bytes and id(weight) not in self._released:
             self._released[id(weight)] = weight.released_bytes
             self._meter.add({Role.COMMUNICATION: -weight.released_bytes}, place=WHOLE)
@@ -349,6 +363,7 @@ class MicroBatch:
             layer.cache.start_pass()
         again = Tape(self._meter, stop_after_saves=None if reentrant else first_pass.saves_seen, cache=layer.cache)
         context = self._new_context(again, layer.index, checkpointed=True)
+        again.on_read = self._gather
         offloading, loaded = self.offloading, None
         if offloading is not None and isinstance(layer.checkpoint, PackedTensor):
             loaded = layer.source.block = offloading.unpack(layer.checkpoint, starts_node=True)

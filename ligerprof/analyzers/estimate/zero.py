@@ -21,7 +21,6 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
 _FP64_BYTES = 8
-AnyGathered = Gathered | GatheredOnDemand | NothingGathered
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, rank: int) -> Placement:
@@ -115,7 +114,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
     offloaded, moved = recipe.offload is not Offload.NONE, recipe.offload.moves_parameters
     trained = elements.trained_share
     if recipe.gpus == 1 and not moved:
-        gathered: AnyGathered = NothingGathered(recipe)
+        gathered: NothingGathered = NothingGathered()
     else:
         # the second micro-batch prefetches
         gathered = GatheredOnDemand(recipe) if first and recipe.grad_accum == 1 else Gathered(recipe)
@@ -141,7 +140,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         reductions={} if recipe.lora is not None else _reductions(recipe, gathered),
         last_reduction={} if recipe.lora is not None else _last_scattering(recipe, gathered),
         gradient_share=0.0,
-        gathered={gathered.head_name: weight_width(recipe) * gathered.in_head()},
+        gathered={name: weight_width(recipe) * elements for name, elements in gathered.while_read().items()},
         released=gathered.released(),
         updates=()
         if offloaded
@@ -154,7 +153,7 @@ def _bucket_bytes(recipe: TrainingRecipe) -> int:
     return bucket_bytes
 
 
-def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: AnyGathered) -> int:
+def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: NothingGathered) -> int:
     """Gathered weights during backward of the layers, where they most exceed what earlier layers have freed."""
     return max(
         weight_width(recipe) * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
@@ -167,7 +166,7 @@ def _freed_bytes(recipe: TrainingRecipe, layers: int) -> int:
     return layers * recipe.tokens * recipe.spec.hidden_size * weight_width(recipe)
 
 
-def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]:
+def _reductions(recipe: TrainingRecipe, gathered: NothingGathered) -> dict[str, int]:
     """By parameter, what stage 3 allocates when its gradient arrives, beyond what is already counted.
 
     The maximum over all layers that a traced layer represents, less what those that have run have freed.
@@ -219,7 +218,7 @@ def _arrival(
     return inside[index][place], layers - 1 - layer, represented - layer
 
 
-def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
+def _last_scattering(recipe: TrainingRecipe, gathered: NothingGathered) -> Bytes:
     """The last flush in stage 3, with the embedding still gathered."""
     *_, last = bucket_flushes(recipe)
     elements = scattered_elements(recipe, last, with_held=True) + gathered.in_layers(recipe.spec.layers)
