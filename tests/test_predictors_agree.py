@@ -16,8 +16,6 @@ from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import draw_deepspeed_recipe, draw_rank_recipe
 
 TOLERANCE, SMALLEST_BYTES = 0.01, 2**20
-# the order of a layer's gathers is not known within the layer: 3.6 % in a drawn model of 400 MB
-TOLERANCE_OF_STAGE_3 = 0.05
 EXPANDABLE = "expandable_segments:True"
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
 TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
@@ -86,15 +84,14 @@ def differences(recipe: TrainingRecipe) -> dict[str, tuple[int, int]]:
     """The estimated and simulated bytes that are not close."""
     simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
     within = min(max(simulated.peak_bytes, estimated.lowest_bytes), estimated.highest_bytes)
-    tolerance = TOLERANCE_OF_STAGE_3 if recipe.zero == 3 else TOLERANCE
     found = {}
-    if not close(within, simulated.peak_bytes, tolerance):
+    if not close(within, simulated.peak_bytes):
         found["peak"] = (estimated.peak_bytes, simulated.peak_bytes)
     # with fp16, stage 3 checks gradients in main memory, which hold no values: a step that it skips has no moments
     checks_values = recipe.zero == 3 and recipe.precision == "mixed-fp16"
     if not checks_values and not close(estimated.host_bytes, simulated.host_bytes or 0):
         found["host"] = (estimated.host_bytes, simulated.host_bytes or 0)
-    # what the first step of ZeRO-3 gathers is counted by layers, and the estimate says so
+    # in what the first step of ZeRO-3 gathers, one recipe in eight differs, by up to a fifth in small models
     if recipe.alloc_conf is not None and recipe.zero < 3:
         ranks = (simulated.ranks or {0: simulated}).values()
         first_bytes = max(rank.first_step_peak_bytes for rank in ranks)
