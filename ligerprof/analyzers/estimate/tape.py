@@ -259,9 +259,7 @@ class Tape:
     def _compute_output(self, node: Node) -> Allocation | None:
         """Allocate the output, unless it is a view, and early gradients; returns what else is saved for backward."""
         operation, output = node.operation, node.outputs[0]
-        for item in operation.differentiable if self.on_read is not None else ():
-            if isinstance(item, Weight):
-                self.on_read(item)
+        _tell(self.on_read, operation)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
@@ -321,9 +319,7 @@ class Tape:
         # the views' own nodes run in the reverse order of forward
         for item, pending in reversed(delivered) if node.operation.gradient_is_view else delivered:
             self._deliver(item, pending)
-        for item in operation.differentiable if self.on_backward is not None else ():
-            if isinstance(item, Weight):
-                self.on_backward(item)
+        _tell(self.on_backward, operation)
 
     def _call_function(
         self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
@@ -416,3 +412,11 @@ class Tape:
 
 def _gradient_role(item: Tensor) -> Role:
     return Role.GRADIENTS if isinstance(item, Weight) else item.gradient_role
+
+
+def _tell(listener: Callable[[Weight], None] | None, operation: Operation) -> None:
+    """Call a listener with each weight that an operation reads."""
+    if listener is not None:
+        for item in operation.differentiable:
+            if isinstance(item, Weight):
+                listener(item)
