@@ -109,6 +109,28 @@ def test_drawn_recipes_under_deepspeed(part: int) -> None:
     assert not differing
 
 
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_small_limits_of_stage_3(checkpointing: bool) -> None:
+    pytest.importorskip("deepspeed")
+    sizes = {"reduce_bucket_size": 1_000_000, "stage3_prefetch_bucket_size": 100_000}
+    limits = {"stage3_max_live_parameters": 1_000_000, "stage3_max_reuse_distance": 1_000_000}
+    sizes_of_model = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 8000}
+    spec = spec_of(**sizes_of_model, tie_word_embeddings=False)
+    recipe = TrainingRecipe(
+        model=spec,
+        engine="deepspeed",
+        zero=3,
+        gpus=4,
+        precision="mixed",
+        batch=2,
+        seq=128,
+        checkpointing=checkpointing,
+        alloc_conf=EXPANDABLE,
+        deepspeed_config={"zero_optimization": {**sizes, **limits, "stage3_param_persistence_threshold": 1000}},
+    )
+    assert not differences(recipe)
+
+
 # fp16 gradients that are reduced in bf16, and a fused loss in the call of a head that accelerate wraps
 @pytest.mark.parametrize("number", [5154, 5028])
 def test_drawn_recipes_under_fsdp2(number: int) -> None:
