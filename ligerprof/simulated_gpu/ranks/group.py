@@ -414,7 +414,7 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
         return group
 
     def split(parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, *_others: Any, **_named: Any) -> Any:
-        parent = parent_pg or dist.group.WORLD
+        parent: Any = parent_pg or dist.group.WORLD
         groups = {tuple(ranks): new([parent._members[rank] for rank in ranks], timeout) for ranks in split_ranks}
         return next((group for ranks, group in groups.items() if parent.rank() in ranks), None)
 
