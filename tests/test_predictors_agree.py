@@ -16,8 +16,6 @@ from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import draw_deepspeed_recipe, draw_rank_recipe
 
 TOLERANCE, SMALLEST_BYTES = 0.01, 2**20
-# the order of a layer's gathers is not known within the layer: 3.6 % in a drawn model of 400 MB
-TOLERANCE_OF_STAGE_3 = 0.05
 EXPANDABLE = "expandable_segments:True"
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
 TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
@@ -86,15 +84,14 @@ def differences(recipe: TrainingRecipe) -> dict[str, tuple[int, int]]:
     """The estimated and simulated bytes that are not close."""
     simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
     within = min(max(simulated.peak_bytes, estimated.lowest_bytes), estimated.highest_bytes)
-    tolerance = TOLERANCE_OF_STAGE_3 if recipe.zero == 3 else TOLERANCE
     found = {}
-    if not close(within, simulated.peak_bytes, tolerance):
+    if not close(within, simulated.peak_bytes):
         found["peak"] = (estimated.peak_bytes, simulated.peak_bytes)
     # with fp16, stage 3 checks gradients in main memory, which hold no values: a step that it skips has no moments
     checks_values = recipe.zero == 3 and recipe.precision == "mixed-fp16"
     if not checks_values and not close(estimated.host_bytes, simulated.host_bytes or 0):
         found["host"] = (estimated.host_bytes, simulated.host_bytes or 0)
-    # what the first step of ZeRO-3 gathers is counted by layers, and the estimate says so
+    # in what the first step of ZeRO-3 gathers, one recipe in eight differs, by up to a fifth in small models
     if recipe.alloc_conf is not None and recipe.zero < 3:
         ranks = (simulated.ranks or {0: simulated}).values()
         first_bytes = max(rank.first_step_peak_bytes for rank in ranks)
@@ -110,6 +107,28 @@ def test_drawn_recipes_under_deepspeed(part: int) -> None:
     compared = ((recipe, differences(recipe)) for recipe in drawn_estimable(1000 * part, DRAWN_CASES))
     differing = [(recipe, found) for recipe, found in compared if found]
     assert not differing
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_small_limits_of_stage_3(checkpointing: bool) -> None:
+    pytest.importorskip("deepspeed")
+    sizes = {"reduce_bucket_size": 1_000_000, "stage3_prefetch_bucket_size": 100_000}
+    limits = {"stage3_max_live_parameters": 1_000_000, "stage3_max_reuse_distance": 1_000_000}
+    sizes_of_model = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 8000}
+    spec = spec_of(**sizes_of_model, tie_word_embeddings=False)
+    recipe = TrainingRecipe(
+        model=spec,
+        engine="deepspeed",
+        zero=3,
+        gpus=4,
+        precision="mixed",
+        batch=2,
+        seq=128,
+        checkpointing=checkpointing,
+        alloc_conf=EXPANDABLE,
+        deepspeed_config={"zero_optimization": {**sizes, **limits, "stage3_param_persistence_threshold": 1000}},
+    )
+    assert not differences(recipe)
 
 
 # fp16 gradients that are reduced in bf16, and a fused loss in the call of a head that accelerate wraps

@@ -93,7 +93,7 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
         "_cuda_set_sync_debug_mode": _nothing,
         "_cuda_get_sync_debug_mode": lambda: 0,
         "_cuda_getCurrentBlasHandle": lambda: 0,
-        "_cuda_clearCublasWorkspaces": _nothing,
+        "_cuda_clearCublasWorkspaces": device.clear_workspaces,
         "_cuda_lock_mutex": _nothing,
         "_cuda_unlock_mutex": _nothing,
         "_cuda_isCurrentStreamCapturing": lambda: False,

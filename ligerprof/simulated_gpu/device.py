@@ -79,7 +79,7 @@ class Device:
         self.gpu, self._settings = gpu, settings
         self._tracebacks: list[tuple[EventContext, Any]] = []
         self._stamp = EventContext("")
-        self._held_for_good: set[str] = set()
+        self._workspaces: dict[str, Block] = {}
         self.stream = self._event_stream = 0
         self.allocator = CachingAllocator(
             settings=settings, capacity_bytes=capacity_bytes, limit_bytes=limit_bytes, observe=self._note
@@ -176,16 +176,21 @@ class Device:
             tape.spoiled |= self.stream != tape.stream
         return block
 
-    def hold_for_good(self, name: str, size_bytes: int) -> None:
-        """Allocate a workspace that a library never frees, once per name."""
-        if name in self._held_for_good:
+    def hold_workspace(self, name: str, size_bytes: int) -> None:
+        """Allocate a workspace that a library keeps, once per name."""
+        if name in self._workspaces:
             return
-        self._held_for_good.add(name)
         self.workspace = name
         try:
-            self.allocate(size_bytes)
+            self._workspaces[name] = self.allocate(size_bytes)
         finally:
             self.workspace = ""
+
+    def clear_workspaces(self) -> None:
+        """Free them, as a program may ask for."""
+        for block in self._workspaces.values():
+            self.release(block)
+        self._workspaces.clear()
 
     def touch(self, *sizes_bytes: int) -> None:
         """Allocate blocks of these sizes together, then free them; sizes of 0 are skipped."""

@@ -1,9 +1,11 @@
-"""Large floats that the program copied to the simulated GPU, such as images: comparisons with them have true results.
+"""Comparisons: of large floats that the program copied to the GPU, such as images, and with infinity.
 
-Nothing else is computed with them. A program asks in this way which of its images are padding, for example.
+Nothing else is computed with such floats. A program asks in this way which of its images are padding, for example. What
+a model computes is finite.
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -57,11 +59,28 @@ def _keep(values: Values, target: Tensor, source: Tensor) -> None:
 
 def _compared(run: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
     result: Tensor = run.compute(func, args, kwargs)
-    if run.values.inputs and run.values.known(result) is None:
-        found = [_in_main_memory(run.values, value) for value in args]
-        if not any(value is None for value in found):
-            run.values.set(result, func(*found), at_any_size=True)
+    if run.values.known(result) is not None:
+        return result
+    found = [_in_main_memory(run.values, value) for value in args] if run.values.inputs else [None]
+    if not any(value is None for value in found):
+        run.values.set(result, func(*found), at_any_size=True)
+    elif (answer := _of_finite(func, args)) is not None:
+        run.values.filled[address_of(result)] = answer
     return result
+
+
+def _of_finite(func: Any, args: Sequence[Any]) -> bool | None:
+    """What floats that a model computes, which are finite, give where isinf, isnan and isfinite compare them."""
+    if not args[0].is_floating_point():
+        return None
+    is_itself = func is not aten.isnan.default and args[1] is args[0]
+    if func is aten.isnan.default or (is_itself and func is aten.ne.Tensor):
+        return False
+    if is_itself and func is aten.eq.Tensor:
+        return True
+    if func in (aten.eq.Scalar, aten.ne.Scalar) and args[1] in (inf, -inf):
+        return func is aten.ne.Scalar
+    return None
 
 
 def _in_main_memory(values: Values, value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.runs.recording.messages import say
 from ligerprof.simulated_gpu.device import Device
 
 # variables that are read when a program runs, not when a package is imported
@@ -27,10 +28,13 @@ def fork_from_launchers(device: Device) -> None:
 
 
 def _replace(module: Any, device: Device) -> None:
-    original = module.simple_launcher
+    original, prepare = (getattr(module, name, None) for name in ("simple_launcher", "prepare_simple_launcher_cmd_env"))
+    if original is None or prepare is None:
+        say("this version of accelerate starts the program in a Python of its own, which imports everything again")
+        return
 
     def launch(arguments: Any) -> None:
-        command, environment = module.prepare_simple_launcher_cmd_env(arguments)
+        command, environment = prepare(arguments)
         if device.allocations or not _can_fork(command, environment):
             original(arguments)
             return

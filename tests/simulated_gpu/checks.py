@@ -47,6 +47,15 @@ def checks() -> None:
     del kept
     assert allocated() == before
 
+    # cuBLAS keeps its workspaces until they are cleared
+    square = torch.empty(64, 64, device="cuda")
+    before = allocated()
+    square.mm(square)
+    assert allocated() > before
+    torch._C._cuda_clearCublasWorkspaces()
+    assert allocated() == before
+    del square
+
     # weights in main memory get no values, and take as many random numbers as if they did
     drawn = []
     for is_weight in (True, False):
@@ -68,6 +77,15 @@ def checks() -> None:
     assert torch.full((2048, 1024), -1.0).zero_().add_(2).mean() == 2
     assert (pictures.cuda().to(torch.bfloat16) == 0).flatten(1).all(1).tolist() == [False, True, False, False]
     assert torch.equal(pictures.cuda().half().cpu(), pictures.half())
+
+    # what is computed is finite, as loss scalers ask
+    for size in (16, 1 << 23):
+        computed = torch.randn(size, device="cuda").half()
+        assert not torch.isinf(computed).any()
+        assert not computed.isnan().any()
+        assert computed.isfinite().all()
+        assert not bool(torch.zeros(1, dtype=torch.bool, device="cuda").logical_or_(torch.isinf(computed).any()))
+    del computed
 
     # what follows from the host is known: labels, masks, positions
     labels = torch.tensor([3, -100, 5, -100, 7]).cuda()

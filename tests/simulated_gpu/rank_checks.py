@@ -46,6 +46,14 @@ gathered = [None] * world
 dist.all_gather_object(gathered, rank)
 assert gathered == given, (gathered, given)
 
+# numbers that the model computed are not waited for, and do not stand for the ones behind them
+dist.broadcast(torch.ones((), device="cuda"), src=2)
+number = torch.tensor(rank, device="cuda")
+dist.broadcast(number, src=2)
+assert number.item() == 2
+half = dist.split_group(split_ranks=[[0, 1], [2, 3]])
+assert dist.get_process_group_ranks(half) == [rank // 2 * 2, rank // 2 * 2 + 1]
+
 # NCCL gathers lists through a flat tensor, and one tensor without
 mine = torch.empty(1 << 20, device="cuda")
 parts = [torch.empty_like(mine) for _ in range(world)]

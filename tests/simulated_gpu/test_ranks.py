@@ -25,15 +25,25 @@ def test_ranks_that_others_wait_for_run_too(tmp_path: Path) -> None:
     assert "all_reduce of int64, as if ranks that do not run had what one has that does" in made_up
 
 
-def test_launchers_start_the_chosen_ranks(tmp_path: Path) -> None:
+NODES = ("--num_machines=8", "--machine_rank=1", "--main_process_ip=10.1.2.3", "--main_process_port=29500")
+LAUNCHERS = {
+    "torch": ("-m", "torch.distributed.run", "--nproc-per-node", "8", "--nnodes", "8", "--rdzv-endpoint", "head:29400"),
+    "accelerate": ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=64", *NODES),
+    "deepspeed": ("-c", "from deepspeed.launcher.runner import main; main()", "--hostfile", "hosts"),
+}
+
+
+@pytest.mark.parametrize("package", LAUNCHERS)
+def test_launchers_start_the_chosen_ranks_of_all_nodes(tmp_path: Path, package: str) -> None:
+    pytest.importorskip(package)
+    (tmp_path / "hosts").write_text("".join(f"node-{number} slots=8\n" for number in range(8)))
     program = tmp_path / "alone.py"
     program.write_text(
         "import os, torch\n"
         "assert (os.environ['WORLD_SIZE'], os.environ['LOCAL_WORLD_SIZE']) == ('64', '8')\n"
         "torch.empty(int(os.environ['RANK']) + 1 << 20, device='cuda')\n"
     )
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "8", "--nnodes", "8")
-    done = simulate(tmp_path, *launcher, str(program), options=("--ranks", "0,63"))
+    done = simulate(tmp_path, *LAUNCHERS[package], str(program), options=("--ranks", "0,63"))
     assert done.returncode == 0, done.stderr
     assert [(rank["rank"], rank["peak_bytes"]) for rank in json.loads(done.stdout)["ranks"]] == [
         (63, 64 << 22),

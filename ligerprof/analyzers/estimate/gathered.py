@@ -7,76 +7,132 @@ after its forward unless it runs again within `stage3_max_reuse_distance` (`__pa
 Persistent weights are always live, and DeepSpeed does not count them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, takewhile
 
+from ligerprof.analyzers.estimate.meter import Meter
+from ligerprof.analyzers.estimate.partition import weight_width
+from ligerprof.analyzers.estimate.places import WHOLE
+from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models import ParameterShape
 from ligerprof.models.module_names import is_in_layer, layer_index
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Role
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlatCopy:
+    """The flat tensor that one call gathers several weights into.
+
+    Each weight is copied out of it when a module waits for the first of them (`AllGatherCoalescedHandle.wait`), and it
+    is there until a module has waited for the last.
+
+    Attributes:
+        first, last: names of these two weights; None if they are in another layer.
+    """
+
+    size_bytes: int
+    first: str | None
+    last: str | None
+
+
+class FlatCopies:
+    """The flat tensors that are on a meter while a layer runs forward.
+
+    Args:
+        copies: of the layer.
+        width: bytes of an element.
+        names: the names of weights in the copies, by the identity of the weight that is read in their place.
+    """
+
+    def __init__(self, meter: Meter, copies: Iterable[FlatCopy], names: Mapping[int, str]) -> None:
+        self._meter, self._copies, self._names = meter, list(copies), names
+        self._held = [copy for copy in self._copies if copy.first is None]
+        self._add(self._held)
+
+    def read(self, weight: Weight) -> None:
+        """A module waits for a weight."""
+        name = self._names.get(id(weight))
+        if name is not None:
+            self._drop([copy for copy in self._held if copy.last == name])
+            begun = [copy for copy in self._copies if copy.first == name]
+            self._held += begun
+            self._add(begun)
+
+    def end(self) -> None:
+        """The layer has run."""
+        self._drop(self._held)
+
+    def _drop(self, copies: Collection[FlatCopy]) -> None:
+        self._add(copies, times=-1)
+        self._held = [copy for copy in self._held if copy not in copies]
+
+    def _add(self, copies: Collection[FlatCopy], times: int = 1) -> None:
+        if copies:
+            self._meter.add({Role.COMMUNICATION: sum(copy.size_bytes for copy in copies)}, times, WHOLE)
 
 
 class NothingGathered:
     """One rank with its weights on the GPU: its partitions are whole, and used in place (`NoGatherHandle`)."""
 
-    def __init__(self, recipe: TrainingRecipe) -> None:
-        self.head_name = _head(recipe).name
-
     def at_loss(self) -> int:
-        """Zero."""
+        """Live during the loss."""
         return 0
 
-    def in_head(self) -> int:
-        """Zero."""
+    def in_layers(self, passed: int) -> int:  # noqa: ARG002 - of the classes below
+        """Live during backward of the decoder layers, or of the embedding once all layers have `passed`."""
         return 0
 
-    def in_layers(self, passed: int) -> int:  # noqa: ARG002 - what the other classes take
-        """Zero."""
-        return 0
+    def while_read(self) -> dict[str, int]:
+        """In addition, while an operation reads a weight, by its name."""
+        return {}
 
     def largest_call(self) -> int:
-        """Zero."""
+        """The most that one module's call prefetches after the head has released its weight."""
         return 0
 
-    def flat_copy(self, layer: int) -> int:  # noqa: ARG002 - what the other classes take
-        """Zero."""
-        return 0
+    def flat_copies(self, layer: int) -> tuple[FlatCopy, ...]:  # noqa: ARG002 - of the classes below
+        """The flat tensors of calls that gather weights of a layer, while that layer runs forward."""
+        return ()
+
+    def released(self) -> dict[str, int]:
+        """The bytes of each weight of a layer that its module's backward releases, if no other one takes its place."""
+        return {}
 
 
-class GatheredOnDemand:
-    """The first step: a layer's weights while it runs, and the head's if the model holds it."""
+class GatheredOnDemand(NothingGathered):
+    """The first step: each module's weights while it runs, and the head's throughout if the model holds it.
+
+    Of a traced model, a layer's weights while it runs.
+    """
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         parameters, layers = recipe.spec.parameters, recipe.spec.layers
-        head = _head(recipe)
-        self.head_name, self._head_elements = head.name, head.elements
+        head, is_traced = _head(recipe), recipe.spec.tape is not None
         self._head = head.elements if _head_stays(recipe) else 0
-        self._layer = sum(item.elements for item in parameters if is_in_layer(item.name)) // layers
+        self._read = {item.name: item.elements for item in ([head] if is_traced else parameters)}
+        self._read[head.name] -= self._head
+        in_layers = sum(item.elements for item in parameters if is_in_layer(item.name))
+        self._layer = in_layers // layers if is_traced else 0
         self._embedding = parameters[0].elements
         self._layer_count = layers
 
     def at_loss(self) -> int:
-        """Live during the loss."""
+        """The head's weight."""
         return self._head
 
-    def in_head(self) -> int:
-        """In addition, during the head's matrix product: its weight."""
-        return self._head_elements - self._head
-
     def in_layers(self, passed: int) -> int:
-        """Live during backward of the decoder layers, or of the embedding once all layers have `passed`."""
+        """The head's weight, and the embedding's, which a backward without inputs leaves."""
         return self._head + self._layer if passed < self._layer_count else max(self._head, self._embedding)
 
-    def largest_call(self) -> int:
-        """Zero: nothing is prefetched."""
-        return 0
-
-    def flat_copy(self, layer: int) -> int:  # noqa: ARG002 - what the other classes take
-        """Zero: a module's call gathers its own weights alone."""
-        return 0
+    def while_read(self) -> dict[str, int]:
+        """The weight itself."""
+        return self._read
 
 
-class Gathered:
+class Gathered(NothingGathered):
     """Steady steps: weights are prefetched in the order in which backward reads them."""
 
     def __init__(self, recipe: TrainingRecipe) -> None:
@@ -85,14 +141,13 @@ class Gathered:
         self._call = settings["stage3_prefetch_bucket_size"]
         self._smallest = settings["stage3_param_persistence_threshold"] + 1
         self._persistent = sum(item.elements for item in parameters if item.elements < self._smallest)
-        self._layer_count = recipe.spec.layers
+        self._layer_count, self._width = recipe.spec.layers, weight_width(recipe)
         self._layers = [item for item in parameters if is_in_layer(item.name)]
         self._embeddings = parameters[: parameters.index(self._layers[0])]
         self._calls = list(self._make_calls(recipe))
         self._head, self._head_stays = _head(recipe), _head_stays(recipe)
         # the head's backward follows its forward
         self._head_waits = self._head_stays or settings["stage3_max_reuse_distance"] > 0
-        self.head_name = self._head.name
         self._known: dict[int, int] = {}
 
     def at_loss(self) -> int:
@@ -102,9 +157,9 @@ class Gathered:
             0 if nothing_fits else sum(item.elements for item in self._ahead(0, with_head=self._head_waits))
         )
 
-    def in_head(self) -> int:
-        """In addition, during the head's matrix product: its weight, unless it is live already."""
-        return 0 if self._head_waits else self._head.elements
+    def while_read(self) -> dict[str, int]:
+        """The head's weight, unless it is live already."""
+        return {} if self._head_waits else {self._head.name: self._head.elements}
 
     def in_layers(self, passed: int) -> int:
         """Live during backward of the decoder layers, after `passed` of them have released their weights.
@@ -129,22 +184,35 @@ class Gathered:
                 largest = max(largest, called)
         return largest
 
-    def flat_copy(self, layer: int) -> int:
-        """The largest flat tensor of a call that gathers weights of a layer, while that layer runs forward.
+    def flat_copies(self, layer: int) -> tuple[FlatCopy, ...]:
+        """The flat tensors of the calls that gather weights of a layer, while that layer runs forward."""
 
-        Each weight is copied out of the flat tensor of its call when a module waits for the first of them
-        (`AllGatherCoalescedHandle.wait`), and the flat tensor is there until a module has waited for the last.
-        """
-        return max((size for layers, size in self._calls if layer in layers), default=0)
+        def in_layer(item: ParameterShape) -> str | None:
+            return item.name if layer_index(item.name) == layer else None
 
-    def _make_calls(self, recipe: TrainingRecipe) -> Iterator[tuple[set[int | None], int]]:
-        """The layers and the elements of each call in forward that gathers several weights."""
+        return tuple(
+            FlatCopy(
+                size_bytes=self._width * sum(item.elements for item in call),
+                first=in_layer(call[0]),
+                last=in_layer(call[-1]),
+            )
+            for call in self._calls
+            if any(map(in_layer, call))
+        )
+
+    def released(self) -> dict[str, int]:
+        """The bytes of each weight of a layer that its module's backward releases, if no other one takes its place."""
+        if sum(item.elements for item in self._order(0, with_head=False)) >= self._most_live:
+            return {}
+        return {item.name: self._width * item.elements for item in self._layers if item.elements >= self._smallest}
+
+    def _make_calls(self, recipe: TrainingRecipe) -> Iterator[list[ParameterShape]]:
+        """The calls in forward that gather several weights."""
         call: list[ParameterShape] = []
         for item in (*(item for item in recipe.spec.parameters if item.elements >= self._smallest), None):
-            elements = sum(other.elements for other in call)
-            if item is None or elements >= self._call:
+            if item is None or sum(other.elements for other in call) >= self._call:
                 if len(call) > 1 and recipe.gpus > 1:
-                    yield {layer_index(other.name) for other in call}, elements
+                    yield call
                 call = []
             if item is not None:
                 call.append(item)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.block_meter import meter_after
+from ligerprof.analyzers.estimate.bucket import HeldGradients
 from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
@@ -86,6 +87,8 @@ def hooks_of(
         return ReplicatedHooks(recipe, weights.items(), meter, step)
     if recipe.engine is Engine.DEEPSPEED and recipe.zero in (1, 2):
         return PartitionedHooks(recipe, weights.values(), meter, rank)
+    if recipe.engine is Engine.DEEPSPEED and recipe.zero == 3 and recipe.spec.tape is None:
+        return HeldGradients(recipe, [weight for weight in weights.values() if weight.trainable], meter)
     return Hooks()
 
 
@@ -119,6 +122,7 @@ def _step_peaks(
         weight.kept_share = placement.gradient_share
         weight.reduction_bytes = placement.reductions.get(name, 0)
         weight.gathered_bytes = placement.gathered.get(name, 0)
+        weight.released_bytes = placement.released.get(name, 0)
     meter = meter_after(recipe, before)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)

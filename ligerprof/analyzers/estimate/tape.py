@@ -30,6 +30,8 @@ class Tape:
 
     Attributes:
         on_weight_gradient: called with each weight whose gradient is complete.
+        on_read: called with each weight before a forward operation reads it.
+        on_backward: called with each weight that an operation has read, after its backward.
         on_gpu: whether the operations that run now keep what they save on the GPU in spite of `offloading`.
     """
 
@@ -58,6 +60,8 @@ class Tape:
         self._pending: dict[int, Pending] = {}
         self._awaited: dict[int, Callable[[], None]] = {}
         self.on_weight_gradient: Callable[[Weight], None] | None = None
+        self.on_read: Callable[[Weight], None] | None = None
+        self.on_backward: Callable[[Weight], None] | None = None
         # called once no saved tensor is left
         self._after_saved: Callable[[], None] = _do_nothing
 
@@ -255,6 +259,7 @@ class Tape:
     def _compute_output(self, node: Node) -> Allocation | None:
         """Allocate the output, unless it is a view, and early gradients; returns what else is saved for backward."""
         operation, output = node.operation, node.outputs[0]
+        _tell(self.on_read, operation)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
@@ -314,6 +319,7 @@ class Tape:
         # the views' own nodes run in the reverse order of forward
         for item, pending in reversed(delivered) if node.operation.gradient_is_view else delivered:
             self._deliver(item, pending)
+        _tell(self.on_backward, operation)
 
     def _call_function(
         self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
@@ -406,3 +412,11 @@ class Tape:
 
 def _gradient_role(item: Tensor) -> Role:
     return Role.GRADIENTS if isinstance(item, Weight) else item.gradient_role
+
+
+def _tell(listener: Callable[[Weight], None] | None, operation: Operation) -> None:
+    """Call a listener with each weight that an operation reads."""
+    if listener is not None:
+        for item in operation.differentiable:
+            if isinstance(item, Weight):
+                listener(item)

@@ -34,6 +34,7 @@ class Weight:
         recorded: whether autograd records what reads it; False under no_grad.
         reduction_bytes: allocated and freed if its gradient triggers a reduction among ranks.
         gathered_bytes: allocated while an operation reads a sharded parameter.
+        released_bytes: freed after the backward of the operation that reads it, until its layer's backward ends.
         gradient: the gradient once it exists; later micro-batches add to it.
         pending: the sum of the gradients of some uses, until all have arrived.
     """
@@ -44,6 +45,7 @@ class Weight:
     kept_share: float = 1.0
     reduction_bytes: int = 0
     gathered_bytes: int = 0
+    released_bytes: int = 0
     uses: int = 1
     shape: tuple[int, ...] = ()
     in_layer: bool = False

@@ -78,7 +78,8 @@ class TracedMicroBatch:
         self._forward(0)
         self._hooks.leave(Part.EMBEDDING)
         for repetition in self._traced:
-            copies = {Role.COMMUNICATION: sum(self._placement.in_forward[repetition.end - 1 : repetition.end])}
+            copied = next(iter(self._placement.flat_copies[repetition.end - 1 : repetition.end]), ())
+            copies = {Role.COMMUNICATION: max((copy.size_bytes for copy in copied), default=0)}
             with self._gathered(copies):
                 self._repeat(repetition, self._layer_forward, repetition.indices, backward=False)
         self._meter.place = HEAD

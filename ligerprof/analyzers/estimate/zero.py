@@ -21,7 +21,6 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
 _FP64_BYTES = 8
-AnyGathered = Gathered | GatheredOnDemand | NothingGathered
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, rank: int) -> Placement:
@@ -115,7 +114,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
     offloaded, moved = recipe.offload is not Offload.NONE, recipe.offload.moves_parameters
     trained = elements.trained_share
     if recipe.gpus == 1 and not moved:
-        gathered: AnyGathered = NothingGathered(recipe)
+        gathered: NothingGathered = NothingGathered()
     else:
         # the second micro-batch prefetches
         gathered = GatheredOnDemand(recipe) if first and recipe.grad_accum == 1 else Gathered(recipe)
@@ -132,7 +131,7 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
         running={Role.COMMUNICATION: at_loss_bytes},
-        in_forward=[weight_width(recipe) * gathered.flat_copy(layer) for layer in range(recipe.spec.layers)],
+        flat_copies=[gathered.flat_copies(layer) for layer in range(recipe.spec.layers)],
         in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
         in_embedding={Role.COMMUNICATION: min(in_embedding_bytes - at_loss_bytes, 0)},
         # this rank's share of one gather, on its way from main memory to the other ranks
@@ -141,7 +140,8 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         reductions={} if recipe.lora is not None else _reductions(recipe, gathered),
         last_reduction={} if recipe.lora is not None else _last_scattering(recipe, gathered),
         gradient_share=0.0,
-        gathered={gathered.head_name: weight_width(recipe) * gathered.in_head()},
+        gathered={name: weight_width(recipe) * elements for name, elements in gathered.while_read().items()},
+        released=gathered.released(),
         updates=()
         if offloaded
         else (_normed(part(recipe, elements.largest)), *_updates(recipe, elements.groups, first=first)),
@@ -153,7 +153,7 @@ def _bucket_bytes(recipe: TrainingRecipe) -> int:
     return bucket_bytes
 
 
-def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: AnyGathered) -> int:
+def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: NothingGathered) -> int:
     """Gathered weights during backward of the layers, where they most exceed what earlier layers have freed."""
     return max(
         weight_width(recipe) * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
@@ -166,7 +166,7 @@ def _freed_bytes(recipe: TrainingRecipe, layers: int) -> int:
     return layers * recipe.tokens * recipe.spec.hidden_size * weight_width(recipe)
 
 
-def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]:
+def _reductions(recipe: TrainingRecipe, gathered: NothingGathered) -> dict[str, int]:
     """By parameter, what stage 3 allocates when its gradient arrives, beyond what is already counted.
 
     The maximum over all layers that a traced layer represents, less what those that have run have freed.
@@ -185,7 +185,9 @@ def _reductions(recipe: TrainingRecipe, gathered: AnyGathered) -> dict[str, int]
         if freed and not recipe.checkpointing:
             # those layers have freed more than this
             continue
-        held_bytes = weight_width(recipe) * (scattered_elements(recipe, flush) + gathered.in_layers(passed))
+        held_bytes = weight_width(recipe) * (
+            scattered_elements(recipe, flush, with_held=False) + gathered.in_layers(passed)
+        )
         counted_bytes = in_layers_bytes if is_in_layer(name) else weight_width(recipe) * gathered.at_loss()
         most[name] = max(most.get(name, 0), held_bytes - counted_bytes - _freed_bytes(recipe, freed))
     return most
@@ -216,10 +218,10 @@ def _arrival(
     return inside[index][place], layers - 1 - layer, represented - layer
 
 
-def _last_scattering(recipe: TrainingRecipe, gathered: AnyGathered) -> Bytes:
+def _last_scattering(recipe: TrainingRecipe, gathered: NothingGathered) -> Bytes:
     """The last flush in stage 3, with the embedding still gathered."""
     *_, last = bucket_flushes(recipe)
-    elements = scattered_elements(recipe, last) + gathered.in_layers(recipe.spec.layers)
+    elements = scattered_elements(recipe, last, with_held=True) + gathered.in_layers(recipe.spec.layers)
     return {Role.COMMUNICATION: weight_width(recipe) * elements}
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from ligerprof.errors import LigerprofError
 from ligerprof.runs.recording.patches import Patches
 
 Arguments = tuple[Any, ...]
@@ -94,7 +95,15 @@ def observed_call(observer: Observer, module: nn.Module, arguments: Arguments, n
 
 
 def replace_calls(patches: Patches, run: RunModule | None = None, observer: Observer | None = None) -> None:
-    """Run or observe modules until the patches are undone."""
+    """Run or observe modules until the patches are undone.
+
+    Raises:
+        LigerprofError: another recording of this process does already; each would call the other.
+    """
+    if are_replaced():
+        raise LigerprofError(
+            "record: this process is recorded already. Leave out `ligerprof run`, or its own recording."
+        )
     calls.original = nn.Module.__call__
     calls.run, calls.observer = run, observer
     patches.replace(nn.Module, "__call__", _call_module)

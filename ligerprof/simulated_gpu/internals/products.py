@@ -1,4 +1,4 @@
-"""cuBLAS workspaces: allocated once per thread and stream that multiply matrices, and never freed."""
+"""cuBLAS workspaces: allocated once per thread and stream that multiply matrices, and kept."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def hold_workspaces(device: Device, vector_bias: torch.Tensor | None = None) -> 
 def _hold(device: Device, library: str, size_bytes: int) -> None:
     thread = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
     stream = f"stream {device.stream} " if device.stream else ""
-    device.hold_for_good(f"{library} {stream}{thread}", size_bytes)
+    device.hold_workspace(f"{library} {stream}{thread}", size_bytes)
 
 
 def _overloads(packet: Any) -> list[Any]:

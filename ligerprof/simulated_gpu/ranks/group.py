@@ -322,6 +322,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         sender = self._members[source]
         if tensor.is_cuda and tensor.is_floating_point() and not self._messages.run_together([sender]):
             # nobody is started for what a model computes
+            self._messages.skip(self._key, sender, to)
             return
         values = self._messages.receive(self._key, sender, to)
         if values is None:
@@ -412,6 +413,11 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
         _asked_for(group, backend or getattr(dist.group.WORLD, "asked", None))
         return group
 
+    def split(parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, *_others: Any, **_named: Any) -> Any:
+        parent: Any = parent_pg or dist.group.WORLD
+        groups = {tuple(ranks): new([parent._members[rank] for rank in ranks], timeout) for ranks in split_ranks}
+        return next((group for ranks, group in groups.items() if parent.rank() in ranks), None)
+
     def backend_of(group: Any = None) -> str:
         asked: str = getattr(group or dist.group.WORLD, "asked", "nccl")
         return "nccl" if "nccl" in asked else asked
@@ -419,6 +425,7 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
     _replace(c10d.get_backend, backend_of)
     _replace(c10d.init_process_group, init_process_group)
     _replace(c10d.new_group, new)
+    _replace(c10d.split_group, split)
     _objects_grow(machine)
     for name in ("is_nccl_available", "is_gloo_available", "is_torchelastic_launched"):
         _replace(getattr(c10d, name), lambda: True)

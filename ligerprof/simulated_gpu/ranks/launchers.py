@@ -18,6 +18,7 @@ def replace_launchers() -> None:
     """Let torchrun, and what is built on it, and DeepSpeed's launcher start simulated ranks."""
     after_import_or_now("torch.distributed.launcher.api", _replace_elastic)
     after_import_or_now("deepspeed.launcher", _replace_deepspeed)
+    after_import_or_now("deepspeed.launcher.runner", _replace_runner)
     after_import_or_now("torch.multiprocessing.spawn", _replace_spawn)
 
 
@@ -60,8 +61,21 @@ def _replace_spawn(module: Any) -> None:
     module.start_processes = start_processes
 
 
+def _replace_runner(module: Any) -> None:
+    """DeepSpeed's runner starts the launcher of the first node, and connects to no other one of its host file."""
+    parse = module.parse_args
+
+    def parse_args(*arguments: Any, **named: Any) -> Any:
+        options = parse(*arguments, **named)
+        options.no_ssh, options.node_rank = True, 0
+        options.master_addr = options.master_addr or "127.0.0.1"
+        return options
+
+    module.parse_args = parse_args
+
+
 def _replace_deepspeed(_package: Any) -> None:
-    """DeepSpeed's runner starts a launcher on each node; there is one here."""
+    """The launcher of a node starts the ranks of all nodes."""
     words = sys.orig_argv
     if "-m" in words and words[words.index("-m") + 1] == _LAUNCH:
         _deepspeed_launch()
@@ -83,7 +97,7 @@ def _deepspeed_launch() -> None:
         rest = [arguments.training_script, *local, *arguments.training_script_args]
         return subprocess.Popen([*interpreter, *module_option, *rest], env=environment)
 
-    _end(lambda: run_ranks(start, per_node * len(world), per_node))
+    _end(lambda: run_ranks(start, sum(map(len, world.values())), per_node))
 
 
 def _end(run: Callable[[], int]) -> None:

@@ -70,8 +70,7 @@ class Messages:
         Returns:
             For each member what it gives.
         """
-        self._numbers[group] += 1
-        to = f"everyone/{self._numbers[group]}"
+        to = f"everyone/{self._count(group)}"
         if self._rank in self._together:
             self._leave(group, to, parts)
         if not waits:
@@ -135,6 +134,10 @@ class Messages:
         found = self._wait(group, sender, to)
         return None if found is None else found[0]
 
+    def skip(self, group: str, sender: int, to: str) -> None:
+        """Go on without the next values that another rank sends."""
+        self._count(f"{group}/{sender}/{to}")
+
     def _wait(self, group: str, sender: int, to: str, *, is_needed: bool = True) -> Parts | None:
         if self._folder is None:
             raise UnsupportedError(
@@ -157,9 +160,12 @@ class Messages:
         """The file of the next message of a sender in a group: both sides count."""
         assert self._folder is not None
         kind = f"{group}/{sender}/{to}"
-        self._numbers[kind] += 1
-        name = hashlib.sha256(f"{kind}/{self._numbers[kind]}".encode()).hexdigest()[:32]
+        name = hashlib.sha256(f"{kind}/{self._count(kind)}".encode()).hexdigest()[:32]
         return self._folder / f"message-{name}"
+
+    def _count(self, kind: str) -> int:
+        self._numbers[kind] += 1
+        return self._numbers[kind]
 
 
 # the machine replaces both

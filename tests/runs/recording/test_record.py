@@ -21,6 +21,7 @@ from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.runs.recording.record import CudaHistory, Recorder, running
+from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.stamp import Stamp
 from tests.kernels.models import tiny_model
@@ -271,6 +272,11 @@ def test_a_loop_that_fails_keeps_its_own_exception_where_the_disk_refuses(
 def test_settings_reach_the_allocator(tmp_path: Path, history: OperationHistory) -> None:
     with running(Recorder(tmp_path, history=history, stacks="all", max_entries=7)):
         assert history.started == {"max_entries": 7, "stacks": "all"}
+
+
+def test_a_recording_inside_another_one_is_an_error(tmp_path: Path, history: OperationHistory) -> None:
+    with running(Recorder(tmp_path, history=history)), pytest.raises(LigerprofError, match="is recorded already"):
+        Stamper(lambda _text: None).open()
 
 
 def test_unknown_phase_and_a_recorder_that_is_closed_are_errors(tmp_path: Path, history: OperationHistory) -> None:
