@@ -1,4 +1,4 @@
-"""A device's events as checked columns of actions, addresses and sizes, the input of replay and rewind."""
+"""A device's events as checked columns of actions, addresses and sizes, the input of a replay."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.events import ADDRESS_LIMIT, SIZE_LIMIT, TOTAL_LIMIT
-from ligerprof.snapshots.state import DeviceState, FreeSpace, HeldBlock
+from ligerprof.snapshots.state import FreeSpace, HeldBlock
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.text import short_repr
 
@@ -121,20 +121,6 @@ class FinalSegments:
             block_bytes=int(self.block_sizes[index]),
             allocated=bool(self.allocated[index]),
             frames=self.frames[index],
-        )
-
-    def state(self) -> DeviceState:
-        """A new copy of the state of the device, as replays change it; for many blocks, it takes much memory."""
-        held = np.flatnonzero(self.held)
-        numbers = (
-            column[held].tolist() for column in (self.addresses, self.requested, self.block_sizes, self.allocated)
-        )
-        frames = (self.frames[index] for index in held.tolist())
-        blocks = map(HeldBlock._make, zip(*numbers, frames, strict=True))
-        return DeviceState(
-            space=self.free_space(),
-            blocks={block.address: block for block in blocks},
-            reserved_bytes=self.reserved_bytes,
         )
 
     def holds(self, blocks: Mapping[int, int], free: Mapping[int, int]) -> bool:

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ligerprof.snapshots.trace import Int64s
-
 # newer addresses are inserted one by one if they are fewer than this share
 _FEW_SHARE = 64
 
@@ -156,26 +154,5 @@ class DeviceState:
     """A device's free blocks, its other blocks by address, and the bytes of all segments."""
 
     space: FreeSpace = field(default_factory=FreeSpace)
-    blocks: dict[int, HeldBlock] = field(default_factory=dict)
+    blocks: Sequence[HeldBlock] = ()
     reserved_bytes: int = 0
-
-    @property
-    def ordered(self) -> list[HeldBlock]:
-        """The blocks that are not free, by address."""
-        return [self.blocks[address] for address in sorted(self.blocks)]
-
-
-class Outcome(NamedTuple):
-    """What a replay found.
-
-    Attributes:
-        before: the device before the first event.
-        held: size of each block, older ones first, by address.
-        freed: block of each free_requested event, -1 if there was none.
-        mismatches: number of events that do not fit the events before them.
-    """
-
-    before: DeviceState
-    held: Int64s
-    freed: Int64s
-    mismatches: int = 0
