@@ -11,9 +11,8 @@ from ligerprof.runs.whole_run.outcome import RunFailure, RunMoment, WholeRun
 from ligerprof.runs.whole_run.programs import Programs
 from ligerprof.runs.whole_run.traces import Program
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
-from ligerprof.torch_memory.allocator.compiled import can_compile, make_allocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.allocator.states import UNIT_BYTES, Sizes
+from ligerprof.torch_memory.allocator.states import UNIT_BYTES, Sizes, can_compile, make_allocator
 
 _REPORTED_STEPS = 2000
 # the micro-batches of a step
