@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.roles import Phase
@@ -11,14 +12,14 @@ from ligerprof.snapshots.distinct import distinct, is_among, number_pairs
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-CHECKPOINT_CALL = re.compile(r"torch/utils/checkpoint\.py:")
+CHECKPOINT_CALL = re.compile(f"{frames.CHECKPOINT}:")
 # the function that a program calls, once for each region around a block
-NESTED_CHECKPOINTS = re.compile(r"(?:torch/utils/checkpoint\.py:checkpoint$[\s\S]*?){2}", re.MULTILINE)
+NESTED_CHECKPOINTS = re.compile(rf"(?:{frames.CHECKPOINT}:checkpoint$[\s\S]*?){{2}}", re.MULTILINE)
 # the products of bitsandbytes' 8-bit weights keep their inputs as attributes, which checkpointing's hooks do not see
 _KEEPS_INPUTS = re.compile(
     r"bitsandbytes/autograd/_functions\.py:matmul$|ligerprof/runs/simulated/low_bit\.py:multiply_int8$", re.MULTILINE
 )
-_SELECTED = re.compile(r"torch/utils/checkpoint\.py:__torch_dispatch__$", re.MULTILINE)
+_SELECTED = re.compile(f"{frames.CHECKPOINT}:__torch_dispatch__$", re.MULTILINE)
 
 
 class Regions:

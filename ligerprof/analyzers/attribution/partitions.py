@@ -5,14 +5,15 @@ from functools import cached_property
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
 _ZERO3_BUFFERS = re.compile(r"\A\S*zero/stage3\.py:_setup_for_real_optimizer$", re.MULTILINE)
-_ZERO3_COPIES = re.compile(r"zero/stage3\.py:_create_fp32_partitions$", re.MULTILINE)
+_ZERO3_COPIES = re.compile(rf"zero/stage3\.py{frames.ZERO_MASTER_COPIES}", re.MULTILINE)
 _CONSTRUCTOR = re.compile(r"\A\S*zero/stage_1_and_2\.py:__init__$", re.MULTILINE)
-_FLATTEN = re.compile(r"zero/stage_1_and_2\.py:flatten_dense_tensors_aligned$", re.MULTILINE)
+_FLATTEN = re.compile(rf"zero/stage_1_and_2\.py{frames.ZERO_FLATTEN}", re.MULTILINE)
 # placeholders that take the place of weights while they are on the host
 _PLACEHOLDER_BYTES = 16
 

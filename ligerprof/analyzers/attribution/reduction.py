@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
 from ligerprof.roles import Phase
@@ -14,28 +15,23 @@ from ligerprof.snapshots.trace import Int64s
 
 _NONE = np.empty(0, dtype=np.int64)
 
-FSDP = re.compile(r"distributed/(?:fsdp|_composable)/")
-# functions that copy gradients into the buffer that is reduced, and then drop them
+FSDP = re.compile(frames.FSDP)
 _REDUCTION = re.compile(
-    r"_fsdp_collectives\.py:foreach_reduce$|_fsdp_param\.py:to_accumulated_grad_if_needed$"
-    r"|fsdp/_runtime_utils\.py:_reduce_grad$",
+    f"{frames.FSDP2_REDUCTION}|{frames.FSDP2_ACCUMULATION}|{frames.FSDP1_REDUCTION}",
     re.MULTILINE,
 )
 # FSDP2 allocates the input and the output of each reduction with the same function, or in old versions by itself
 _REDUCTION_BUFFERS = (
-    re.compile(r"\A\S*:allocate\n\S*_fsdp_collectives\.py:foreach_reduce$", re.MULTILINE),
-    re.compile(r"\A\S*_fsdp_collectives\.py:foreach_reduce$", re.MULTILINE),
+    re.compile(rf"\A\S*:allocate\n\S*{frames.FSDP2_REDUCTION}", re.MULTILINE),
+    re.compile(rf"\A\S*{frames.FSDP2_REDUCTION}", re.MULTILINE),
 )
-# without synchronization, each gradient is cast by itself
-_ACCUMULATION = re.compile(r"_fsdp_param\.py:to_accumulated_grad_if_needed$", re.MULTILINE)
+_ACCUMULATION = re.compile(frames.FSDP2_ACCUMULATION, re.MULTILINE)
 # the same functions and those that add gradients of several micro-batches, as frames of an event that frees
 _DROPS = re.compile(r"_fsdp_param_group\.py:post_backward$|fsdp/_runtime_utils\.py:_post_backward_hook$", re.MULTILINE)
-# DDP's reducer allocates its buckets when it is built, and again before the second forward pass
-BUCKET = r"\A\S*nn/parallel/distributed\.py:(?:_ddp_init_helper|_pre_forward|_rebuild_buckets)$"
-DDP_BUCKET = re.compile(BUCKET, re.MULTILINE)
+DDP_BUCKET = re.compile(frames.DDP_BUCKET, re.MULTILINE)
 # FSDP1's gathered flat parameters; their gradients have the same sizes
 _FLAT = re.compile(r"fsdp/_flat_param\.py:_alloc_padded_unsharded_flat_param$", re.MULTILINE)
-_FSDP2_GATHERED = re.compile(r"_fsdp_param\.py:alloc_storage$", re.MULTILINE)
+_FSDP2_GATHERED = re.compile(frames.FSDP2_GATHERED, re.MULTILINE)
 _GATHERED = re.compile(
     r"_fsdp_param\.py:(?:alloc_storage|init_all_gather_outputs)$|runtime/zero/partition_parameters\.py:", re.MULTILINE
 )

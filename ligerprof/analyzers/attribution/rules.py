@@ -2,6 +2,7 @@
 
 from functools import cache, lru_cache
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.rule import Rule
 from ligerprof.analyzers.attribution.sharding_rules import (
@@ -9,25 +10,18 @@ from ligerprof.analyzers.attribution.sharding_rules import (
     OPTIMIZER_COMMUNICATION,
     STATE_RULES,
 )
-from ligerprof.analyzers.attribution.vocabulary import TILED_LOSS
 from ligerprof.roles import Phase, Role
 
 _BUILD, _FORWARD, _BACKWARD = (Phase.BUILD,), (Phase.FORWARD,), (Phase.BACKWARD,)
 _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FORWARD, Phase.BACKWARD)
 # the plain torch of our own fused loss computes what the model's loss does
-_FUSED_LOSS = (
-    r"\A(?![\s\S]*/linear_cross_entropy/reference\.py:)[\s\S]*?(?:fused_linear_cross_entropy"
-    r"|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/|/functional\.py:linear_cross_entropy$|"
-    + TILED_LOSS
-    + ")"
-)
+_FUSED_LOSS = rf"\A(?![\s\S]*/linear_cross_entropy/reference\.py:)[\s\S]*?(?:{frames.FUSED_LOSS})"
 # a chunk of TRL's chunked_nll, and of ours: the head's product, and what the loss makes of it
-_NLL_CHUNK = r"\A\S*(?:sft_trainer|chunked_nll)\.py:_chunk$"
+_NLL_CHUNK = rf"\A\S*{frames.NLL_CHUNK}"
 # autograd's threads have no Python calls: in a forward pass, they run the backward of a part of the loss
 _NO_CALLS = r"\A\Z"
-_LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
+_LOSS = f"{frames.CROSS_ENTROPY}|{frames.LOG_SOFTMAX}|{frames.COMPUTED_LOSS}"
 _LOG_SOFTMAX = r"at::_ops::(?:_?log_softmax|logsumexp)"
-_LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
 # nodes that compute gradients of activations; of weights they compute sums, which are small
 _NOT_ELEMENTWISE = (
     r"^(?!(?:Mul|Div|Pow|Neg|Exp|Log|Sqrt|Rsqrt|Abs|Clamp|Mean|Silu|Gelu|Relu|LeakyRelu|Elu|Softplus|Mish|Hardtanh"
@@ -39,7 +33,6 @@ _MEASURES = (
     r"torch/_inductor/(?:runtime/benchmarking|fx_passes/pad_mm|select_algorithm|autotune_process)\.py:"
     r"|triton/(?:testing|runtime/autotuner)\.py:"
 )
-_CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
 # where there are C++ frames, they show the cast
 _AUTOCAST = r"\A\Z|at::autocast::\w*cast\("
 _COPIES = r"at::_ops::(?:clone|_to_copy)::"
@@ -73,7 +66,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,
     # the optimizer's states and temporaries
-    Rule(Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$|torch/optim/optimizer\.py:load_state_dict$"),
+    Rule(Role.OPTIMIZER_STATES, stack=frames.OPTIMIZER_STATE + r"|torch/optim/optimizer\.py:load_state_dict$"),
     # Adagrad and others allocate their states when they are made
     Rule(Role.OPTIMIZER_STATES, stack=r"torch/optim/(?!swa_utils)\w+\.py:__init__$"),
     OPTIMIZER_COMMUNICATION,
@@ -142,7 +135,7 @@ RULES: tuple[Rule, ...] = (
         has_one=(Feature.LAST_OF_CALL, Feature.ONLY_OF_CALL),
         lacks=(Feature.SMALL,),
     ),
-    Rule(Role.CE_TEMPORARIES, _PASSES, stack=r"(?:sft_trainer|chunked_nll)\.py:_chunk$"),
+    Rule(Role.CE_TEMPORARIES, _PASSES, stack=frames.NLL_CHUNK),
     # losses that run backward for each chunk of tokens
     *(
         Rule(Role.GRADIENTS, _FORWARD, stack=_NO_CALLS, node=node, has=(place, *size))
@@ -155,11 +148,11 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.KERNEL_WORKSPACE, _FORWARD, stack=_FUSED_LOSS, lacks=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_FUSED_LOSS, has=(Feature.SMALL,)),
     Rule(Role.ACTIVATIONS, _FORWARD, stack=_FUSED_LOSS),
-    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=r"liger_kernel/ops/cross_entropy\.py|ligerprof/kernels/cross_entropy/"),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=frames.LOSS_KERNEL),
     # autocast's copies of weights and biases
     *(
         Rule(Role.WEIGHT_CASTS, stack=stack, native=_AUTOCAST, has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT))
-        for stack in (_LINEAR, _CONVOLUTION)
+        for stack in (frames.LINEAR, frames.CONVOLUTION)
     ),
     # the same, by a kernel that includes a linear layer
     Rule(
@@ -199,7 +192,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.APPLIED,), lacks=(Feature.RECOMPUTED, Feature.UNLIKE_WEIGHTS)),
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.CAST_OF_GRADIENT, Feature.WEIGHT_SIZED), lacks=(Feature.RECOMPUTED,)),
     # the loss in backward
-    Rule(Role.KERNEL_WORKSPACE, _BACKWARD, stack=TILED_LOSS, has=(Feature.DIES_IN_PHASE,)),
+    Rule(Role.KERNEL_WORKSPACE, _BACKWARD, stack=frames.TILED_LOSS, has=(Feature.DIES_IN_PHASE,)),
     Rule(
         Role.CE_TEMPORARIES,
         _BACKWARD,
@@ -268,7 +261,9 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),
     Rule(
         Role.ATTENTION_TEMPORARIES,
-        stack=r"\A\S*(?:sdpa|flash|eager|flex)\w*attention\w*\.py:|:scaled_dot_product_attention$|:eager_attention_forward$",
+        stack=r"\A\S*(?:sdpa|flash|eager|flex)\w*attention\w*\.py:|:scaled_dot_product_attention$|:"
+        + frames.EAGER_ATTENTION
+        + "$",
         has=(Feature.DIES_IN_CALL,),
     ),
     Rule(Role.ATTENTION_TEMPORARIES, _BACKWARD, node=r"ScaledDotProduct|Attention", has=(Feature.DIES_IN_CALL,)),

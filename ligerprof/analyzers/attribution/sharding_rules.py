@@ -1,16 +1,15 @@
 """The rules for memory of distributed training: FSDP, DDP and DeepSpeed's ZeRO."""
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.features import Feature
-from ligerprof.analyzers.attribution.reduction import BUCKET, FSDP
 from ligerprof.analyzers.attribution.rule import Rule
 from ligerprof.roles import Phase, Role
 
 _BUILD, _BACKWARD = (Phase.BUILD,), (Phase.BACKWARD,)
 _NOT_BUILD = tuple(phase for phase in Phase if phase is not Phase.BUILD)
-_FSDP = FSDP.pattern
 # the part of FSDP that returns reduced gradients, or keeps those that are not reduced yet
 _FSDP_GRADIENTS = (
-    r"_fsdp_collectives\.py:foreach_reduce$|_fsdp_param\.py:to_accumulated_grad_if_needed$"
+    rf"{frames.FSDP2_REDUCTION}|{frames.FSDP2_ACCUMULATION}"
     r"|fsdp/_runtime_utils\.py:(?:_reduce_grad|_reduce_grad_no_shard)$"
     r"|fsdp/_flat_param\.py:prepare_gradient_for_(?:backward|optim)$"
 )
@@ -35,7 +34,7 @@ STATE_RULES: tuple[Rule, ...] = (
     Rule(Role.GRADIENTS, _BACKWARD, inner=_FSDP_GRADIENTS, has_one=(Feature.OUTLIVES_PHASE, Feature.NEVER_FREED)),
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.REDUCED,)),
     # DDP's buckets: with gradient_as_bucket_view, gradients are views of them
-    Rule(Role.GRADIENTS, inner=BUCKET, has=(Feature.BUCKETS_HOLD_GRADIENTS,)),
+    Rule(Role.GRADIENTS, inner=frames.DDP_BUCKET, has=(Feature.BUCKETS_HOLD_GRADIENTS,)),
     # ZeroRedundancyOptimizer's parameters_as_bucket_view moves weights into buckets
     Rule(Role.PARAMETERS, inner=r"optim/zero_redundancy_optimizer\.py:_build_param_buckets$"),
     # DeepSpeed ZeRO's weights, master copies and gradients
@@ -72,7 +71,7 @@ STATE_RULES: tuple[Rule, ...] = (
 OPTIMIZER_COMMUNICATION = Rule(
     Role.COMMUNICATION,
     (Phase.OPTIMIZER,),
-    inner=rf"deepspeed/runtime/zero/partition|deepspeed/(?:runtime/)?comm/|{_FSDP}|{_COLLECTIVES}",
+    inner=rf"deepspeed/runtime/zero/partition|deepspeed/(?:runtime/)?comm/|{frames.FSDP}|{_COLLECTIVES}",
 )
 
 # these come after the rules for optimizers
@@ -88,7 +87,7 @@ COMMUNICATION_RULES: tuple[Rule, ...] = (
     ),
     # gathered parameters, and buffers that move parameters and gradients between ranks or to the host
     Rule(Role.COMMUNICATION, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?(?:{_ZERO}|{_COLLECTIVES})"),
-    Rule(Role.COMMUNICATION, _NOT_BUILD, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?{_FSDP}"),
+    Rule(Role.COMMUNICATION, _NOT_BUILD, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?{frames.FSDP}"),
     # a recording that ends within backward, as where memory ran out
     Rule(
         Role.ACTIVATIONS,

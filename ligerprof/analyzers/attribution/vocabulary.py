@@ -8,6 +8,7 @@ from itertools import islice, product
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.compiled import CompiledPasses
 from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
@@ -20,25 +21,20 @@ from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-# TRL's loss in tiles, and ours: products write into a buffer
-TILED_LOSS = r"trl/kernels/chunked_logprob\.py|losses/tiled_log_probabilities\.py"
 # losses of language models, by what their libraries document
 _LIBRARY_LOSS = re.compile(
-    r"loss_utils\.py:For(?:CausalLM|MaskedLM)Loss$|fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/"
-    r"|/functional\.py:linear_cross_entropy$|(?:sft_trainer|chunked_nll)\.py:_chunk$"
-    r"|" + TILED_LOSS,
+    f"{frames.LANGUAGE_MODEL_LOSS}|{frames.FUSED_LOSS}|{frames.NLL_CHUNK}",
     re.MULTILINE,
 )
 _LOSS_CALL = re.compile(
-    r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:\w+Loss$"
-    r"|liger_kernel/ops/cross_entropy\.py|kernels/cross_entropy/",
+    f"{frames.CROSS_ENTROPY}|{frames.LOG_SOFTMAX}|{frames.ANY_MODEL_LOSS}|{frames.LOSS_KERNEL}",
     re.MULTILINE,
 )
 _LOSS_OPERATORS = frozenset({"cross_entropy_loss", "nll_loss_nd", "nll_loss", "log_softmax_int", "logsumexp"})
 _LOSS_NODE = re.compile(r"NllLoss|LogSoftmax|CrossEntropy|Logsumexp")
-_LOOK_UP = re.compile(r"nn/modules/sparse\.py:forward$|nn/functional\.py:embedding$", re.MULTILINE)
-_TABLE = re.compile(r"nn/modules/sparse\.py:__init__$", re.MULTILINE)
-_LINEAR = re.compile(r"nn/functional\.py:linear$|zero/linear\.py:", re.MULTILINE)
+_LOOK_UP = re.compile(frames.EMBEDDING, re.MULTILINE)
+_TABLE = re.compile(frames.EMBEDDING_TABLE, re.MULTILINE)
+_LINEAR = re.compile(frames.LINEAR_CALL, re.MULTILINE)
 _EINSUM = re.compile(r"torch/functional\.py:einsum$", re.MULTILINE)
 _PRODUCTS = frozenset({"matmul", "mm", "addmm", "einsum"})
 _LOSS_MODULE = "loss"

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.roles import Phase
@@ -16,8 +17,8 @@ from ligerprof.snapshots.trace import Int64s
 # a wrapper that shards weights moves them first
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$|fsdp/\S*:_move_states_to_device$", re.MULTILINE)
 # what optimizers allocate for each weight
-STATE = re.compile(r":_?init_(?:group|state)$", re.MULTILINE)
-_TABLE = re.compile(r"nn/modules/sparse\.py:__init__$", re.MULTILINE)
+STATE = re.compile(frames.OPTIMIZER_STATE, re.MULTILINE)
+_TABLE = re.compile(frames.EMBEDDING_TABLE, re.MULTILINE)
 # buffers and partitions that an engine or a wrapper makes of the weights
 _ENGINE = re.compile(r"deepspeed/runtime/|nn/parallel/distributed\.py:|distributed/utils\.py:_sync_")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.checkpointing import input_of, interrupted_passes
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.estimate.kept import KeptBytes
     from ligerprof.recipe.training import TrainingRecipe
 
-_CHECKPOINTING = r"torch/utils/checkpoint\.py:\w+$"
+_CHECKPOINTING = frames.CHECKPOINT + r":\w+$"
 
 
 def known_recipe(case: Case) -> "TrainingRecipe | None":
