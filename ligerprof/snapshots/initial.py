@@ -19,7 +19,7 @@ from ligerprof.snapshots.events import (
 from ligerprof.snapshots.final import FinalSegments
 from ligerprof.snapshots.state import DeviceState, FreeSpace, HeldBlock
 from ligerprof.snapshots.trace import DeviceTrace
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 
 _EVENTS_AT_ONCE = 2**16
 # the remainder of a block is smaller than the smallest block that can be behind it

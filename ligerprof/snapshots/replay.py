@@ -24,7 +24,7 @@ from ligerprof.snapshots.initial import state_before
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.state import DeviceState, HeldBlocks
 from ligerprof.snapshots.trace import DeviceTrace, Int64s
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 
 _MISSING = -1
 # a free_requested and the free_completed right after it

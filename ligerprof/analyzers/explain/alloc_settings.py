@@ -35,8 +35,7 @@ from ligerprof.torch_memory.allocator.caching import (
     CachingAllocator,
     segment_bytes,
 )
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules, parse_allocator_settings
 from ligerprof.units import MIB
 
 # keys, and values worth trying; None leaves a key out, which is torch's default

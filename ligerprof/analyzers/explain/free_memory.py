@@ -9,7 +9,7 @@ from ligerprof.roles import Role
 from ligerprof.serialization import select
 from ligerprof.snapshots.segments import Piece, PoolId, Segment, pool_id
 from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES
-from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
+from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, SizeRules
 from ligerprof.words import ExplainedWord
 
 

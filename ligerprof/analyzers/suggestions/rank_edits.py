@@ -8,7 +8,7 @@ from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Int64s
-from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
+from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 
 # a recording does not contain how many ranks there are, and more save more
 RANKS = 2

@@ -8,7 +8,7 @@ from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.roles import Role
 from ligerprof.snapshots.distinct import is_among
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

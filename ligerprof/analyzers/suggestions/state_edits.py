@@ -17,7 +17,7 @@ from ligerprof.recipe.categories import Precision
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.distinct import is_among, numbered
 from ligerprof.snapshots.trace import Int64s
-from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
+from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
 

@@ -39,7 +39,7 @@ from ligerprof.recipe.configs.shared import (
     whole_number_at,
     without_adapter,
 )
-from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
+from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, FUSED_ATTENTION, MM
 
 # grouped_mm is what transformers takes where nothing is set
 (_OTHER_EXPERTS,) = lacking("another implementation of experts", "key", harmless=("grouped_mm",)).values()

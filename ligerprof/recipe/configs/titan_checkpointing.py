@@ -7,7 +7,7 @@ from ligerprof.models import ModelSpec
 from ligerprof.recipe.configs.rows import Row, ignored, is_off, part_of, words
 from ligerprof.recipe.configs.settings import ROUTER, KeptOutputs, Lacking, Reading, Reason, Setting
 from ligerprof.text import short_repr
-from ligerprof.torch_memory.selective import shapes_text
+from ligerprof.torch_memory.saved_tensors import shapes_text
 
 # the key under which a converted object carries the name of its class
 CLASS = "class"

@@ -10,8 +10,8 @@ from ligerprof.models import ModelSpec
 from ligerprof.recipe.lengths import BatchShape, recipe_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
-from ligerprof.torch_memory.embedding import ROWS_PER_PART, EmbeddingGradient, embedding_gradient
 from ligerprof.torch_memory.reductions import column_sum_scratch
+from ligerprof.torch_memory.sorting import ROWS_PER_PART, EmbeddingGradient, embedding_gradient
 
 Count = Callable[[BatchShape], int]
 

@@ -17,8 +17,8 @@ from ligerprof.recipe.lengths import BatchShape
 from ligerprof.runs.whole_run.counts import Count, total_tokens
 from ligerprof.runs.whole_run.functions import Values, possible_sizes
 from ligerprof.runs.whole_run.traces import Program, Trace
-from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
-from ligerprof.torch_memory.attention.fused import mask_padding
+from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.attention import mask_padding
 
 _MOST_TRACED = 96
 # of a range, where it is traced first; not evenly spread, so that no multiple meets all of them

@@ -20,17 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.torch_memory.allocator.blocks import Block
 from ligerprof.torch_memory.allocator.caching import (
     LARGE_SEGMENT_BYTES,
     MIN_OWN_SEGMENT_BYTES,
     SEGMENT_ROUND_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorFullError,
+    Block,
     CachingAllocator,
 )
-from ligerprof.torch_memory.allocator.settings import AllocatorSettings
-from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, AllocatorSettings
 
 UNIT_BYTES = MIN_BLOCK_BYTES
 # segments are made downwards from here

@@ -1,11 +1,91 @@
-"""What FSDP2 keeps and allocates on one rank: shards, gathered weights, reductions.
+"""What DDP, FSDP2 and NCCL keep and allocate on one rank: buckets, shards, gathered weights, reductions."""
 
-Read in torch 2.13, torch/distributed/fsdp/_fully_shard; these parts are the same in 2.11.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+
+from ligerprof.torch_memory.dtypes import Scratch
+from ligerprof.units import MIB
+
+# Two H200 connected by NVLink, NCCL of torch 2.11 (benchmarks/results/ranks-h200x2.jsonl). Connecting the ranks of the
+# process group; the channels of its first collective; and a further communicator over some of the ranks, as HSDP has.
+_CONNECTION_BYTES = 480_313_344
+_CHANNELS_BYTES = 497_025_024
+_FURTHER_COMMUNICATOR_BYTES = 408_944_640
+
+
+def nccl_bytes(ranks: int, *, further_communicators: int = 0) -> int:
+    """Bytes on each GPU of a process group whose collectives have run; the number of ranks was not varied."""
+    if ranks == 1:
+        return 0
+    return _CONNECTION_BYTES + _CHANNELS_BYTES + further_communicators * _FURTHER_COMMUNICATOR_BYTES
+
+
+# reducer.hpp, kDefaultFirstBucketBytes and kDefaultBucketBytesCap
+FIRST_BUCKET_BYTES = MIB
+BUCKET_BYTES = 25 * MIB
+# distributed.py, broadcast_bucket_size
+BROADCAST_BYTES = 250 * MIB
+
+
+def built_buckets(gradients: Iterable[int]) -> tuple[int, ...]:
+    """Bytes of the buckets that the constructor allocates.
+
+    Args:
+        gradients: bytes of each gradient; all of one dtype.
+    """
+    return (sum(gradients),)
+
+
+def rebuilt_buckets(gradients: Sequence[int]) -> tuple[int, ...]:
+    """Bytes of the buckets from the second step on.
+
+    Args:
+        gradients: bytes of each gradient in the order of their arrival.
+    """
+    return tuple(sum(gradients[index] for index in bucket) for bucket in bucket_assignment(gradients))
+
+
+def broadcast_scratch(parameters: Iterable[tuple[Hashable, int]]) -> Scratch:
+    """The flat copies in which the constructor broadcasts the model, two at a time; a tensor alone is not copied.
+
+    torch/csrc/distributed/c10d/comm.cpp, broadcast_coalesced.
+
+    Args:
+        parameters: dtype and bytes of each.
+    """
+    of_dtype: dict[Hashable, list[tuple[int, int]]] = {}
+    for number, (dtype, size_bytes) in enumerate(parameters):
+        of_dtype.setdefault(dtype, []).append((number, size_bytes))
+    buckets = sorted(
+        [numbered[index] for index in bucket]
+        for numbered in of_dtype.values()
+        for bucket in bucket_assignment([size for _, size in numbered], BROADCAST_BYTES, BROADCAST_BYTES)
+    )
+    made = [sum(size for _, size in bucket) if len(bucket) > 1 else 0 for bucket in buckets]
+    # each is freed before the second one after it comes
+    events = (size for last, new in zip([0, 0, *made], [*made, 0, 0], strict=True) for size in (-last, new))
+    return tuple(size for size in events if size)
+
+
+def bucket_assignment(
+    gradients: Sequence[int], limit_bytes: int = FIRST_BUCKET_BYTES, next_limit_bytes: int = BUCKET_BYTES
+) -> Iterator[tuple[int, ...]]:
+    """Indices of the gradients in each bucket: a bucket is closed by the gradient that reaches its limit.
+
+    reducer.cpp, compute_bucket_assignment_by_size.
+    """
+    held: list[int] = []
+    held_bytes = 0
+    for index, size_bytes in enumerate(gradients):
+        held.append(index)
+        held_bytes += size_bytes
+        if held_bytes >= limit_bytes:
+            yield tuple(held)
+            held, held_bytes, limit_bytes = [], 0, next_limit_bytes
+    if held:
+        yield tuple(held)
+
 
 # chunks are filled from the first rank on (`torch.chunk` in FSDPParam._init_sharded_param), so no rank holds more
 WORST_RANK = 0

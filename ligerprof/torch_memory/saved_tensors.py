@@ -1,14 +1,21 @@
-"""Selective activation checkpointing: the operators whose outputs a policy keeps instead of computing them again.
-
-torch/utils/checkpoint.py, create_selective_checkpoint_contexts: the first pass of a checkpointed region puts these
-outputs into a cache. The recomputation takes each out of it in order; what it does not reach stays until the region's
-backward has released everything it saved.
-"""
+"""Which saved tensors stay on the GPU: selective checkpointing, and offloading to page-locked main memory."""
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+
+def pinned_bytes(size_bytes: int) -> int:
+    """What torch takes for a request: a power of two (ATen/core/CachingHostAllocator.h, allocate)."""
+    return 1 << (size_bytes - 1).bit_length() if size_bytes else 0
+
+
+# smaller tensors stay on the GPU
+SMALLEST_BYTES = 1024
+# the original of tensor n is released when tensor n + 5 is copied
+STASH_LENGTH = 5
+
 
 # products of matrices, and scaled_dot_product_attention's fused kernels
 MM, ADDMM, BMM = "aten.mm.default", "aten.addmm.default", "aten.bmm.default"
