@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from ligerprof.snapshots.distinct import distinct
-from ligerprof.snapshots.events import (
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.state import DeviceState, FinalSegments, HeldBlocks, state_before
+from ligerprof.snapshots.trace import (
     ACTIONS,
     ALLOC,
     FREE_COMPLETED,
@@ -17,13 +19,10 @@ from ligerprof.snapshots.events import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    DeviceTrace,
     EventColumns,
+    Int64s,
 )
-from ligerprof.snapshots.final import FinalSegments
-from ligerprof.snapshots.initial import state_before
-from ligerprof.snapshots.reader import Snapshot
-from ligerprof.snapshots.state import DeviceState, HeldBlocks
-from ligerprof.snapshots.trace import DeviceTrace, Int64s
 from ligerprof.torch_memory.allocator.settings import SizeRules
 
 _MISSING = -1

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ligerprof.cli.ahead import imported_meanwhile
+from ligerprof.cli.progress import imported_meanwhile
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 
 from ligerprof.cli.main import main
 from ligerprof.snapshots import watch
-from ligerprof.snapshots.pickles import allowance
-from ligerprof.snapshots.pickles.allowance import LimitError
-from ligerprof.snapshots.watch import claim, watched
+from ligerprof.snapshots import watch as allowance
+from ligerprof.snapshots.watch import LimitError, claim, watched
 from tests.paths import RECORDINGS
 
 SNAPSHOT = RECORDINGS / "small-own-all-python.pickle.xz"

@@ -8,23 +8,24 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
-from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL, NESTED_CHECKPOINTS
-from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.gradients import (
     APPLIED,
     CAST,
     CAST_OF_OTHER,
+    DDP_BUCKET,
+    FSDP,
     KEPT_SO_FAR,
     Gradients,
+    Partitions,
+    Precedents,
+    Reductions,
     is_by_product,
 )
-from ligerprof.analyzers.attribution.partitions import Partitions
+from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECKPOINTS
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.precedents import Precedents
 from ligerprof.analyzers.attribution.program import Program
-from ligerprof.analyzers.attribution.reduction import DDP_BUCKET, FSDP, Reductions
-from ligerprof.analyzers.attribution.weight_copies import WeightCopies
-from ligerprof.analyzers.attribution.weights import Weights
+from ligerprof.analyzers.attribution.rules import BlockFeatures, Feature
+from ligerprof.analyzers.attribution.weights import WeightCopies, Weights
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.distinct import distinct, distinct_rows, is_among

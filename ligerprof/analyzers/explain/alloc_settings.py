@@ -17,7 +17,8 @@ from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
 from ligerprof.errors import LigerprofError
 from ligerprof.serialization import select
-from ligerprof.snapshots.events import (
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import (
     ALLOC,
     FREE_COMPLETED,
     OUT_OF_MEMORY,
@@ -26,9 +27,8 @@ from ligerprof.snapshots.events import (
     SEGMENT_MAP,
     SEGMENT_UNMAP,
     EventColumns,
+    Int64s,
 )
-from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.caching import (
     LARGE_SEGMENT_BYTES,
     AllocatorFullError,

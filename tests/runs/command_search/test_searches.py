@@ -8,8 +8,7 @@ import pytest
 
 from ligerprof.recipe.commands.changes import Change, ChangedCommand
 from ligerprof.recipe.commands.levers import Batches, Lever
-from ligerprof.runs.command_search.cheapest import CheapestSearch, Plan
-from ligerprof.runs.command_search.largest import LargestSearch, Listed
+from ligerprof.runs.command_search.largest import CheapestSearch, LargestSearch, Listed, Plan
 from ligerprof.runs.command_search.trials import Outcome, Trial
 
 NOTHING = ChangedCommand(words=("train",), environment={}, files={})

@@ -1,20 +1,83 @@
-"""Start one process per rank on this machine, collect the outcomes, and end all ranks when one fails."""
+"""Training on several GPUs: launch one process per rank, measure in each, merge the outcomes."""
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from ligerprof.errors import LigerprofError
+from ligerprof.errors import LigerprofError, MissingDependencyError, RecipeError
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.measured.step import Build, Join, measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rank:
+    """One process of a group that a launcher such as torchrun started; `local` is the index of its GPU."""
+
+    rank: int
+    world_size: int
+    local: int
+
+
+def rank_from_environment(environment: Mapping[str, str] | None = None) -> Rank | None:
+    """Read the variables that torchrun, DeepSpeed's launcher and others set; None without a launcher.
+
+    Raises:
+        RecipeError: a variable is missing or not a number.
+    """
+    variables = os.environ if environment is None else environment
+    if "RANK" not in variables and "WORLD_SIZE" not in variables:
+        return None
+    required = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in required if name not in variables]:
+        raise RecipeError(f"RANK and WORLD_SIZE go with {', '.join(missing)}, which the environment lacks.")
+    try:
+        rank, world_size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+        return Rank(rank=rank, world_size=world_size, local=int(variables.get("LOCAL_RANK", "0")))
+    except ValueError as error:
+        raise RecipeError(
+            f"RANK, WORLD_SIZE and LOCAL_RANK are numbers ({error}). Unset them, or use torchrun."
+        ) from None
+
+
+def merge_ranks(outcomes: Mapping[int, StepOutcome]) -> StepOutcome:
+    """The outcome of the worst rank, with those of all ranks in `ranks`, the worst first.
+
+    The worst rank is one that ran out of memory, else the one with the highest peak. The slowest rank gives the
+    time of each step.
+    """
+    worst_first = sorted(outcomes, key=lambda rank: (outcomes[rank].oom is None, -outcomes[rank].peak_bytes, rank))
+    worst = worst_first[0]
+    timings = [outcome.step_seconds for outcome in outcomes.values() if outcome.step_seconds]
+    notes = dict.fromkeys(note for outcome in outcomes.values() for note in outcome.notes)
+    return dataclasses.replace(
+        outcomes[worst],
+        step_seconds=tuple(max(seconds) for seconds in zip(*timings, strict=False)),
+        notes=(_worst_note(worst, outcomes), *notes),
+        ranks={rank: outcomes[rank] for rank in worst_first},
+    )
+
+
+def _worst_note(worst: int, outcomes: Mapping[int, StepOutcome]) -> str:
+    if outcomes[worst].oom is not None:
+        return f"rank {worst} ran out of memory; the peak, the roles and the phases are its own"
+    return f"the peak, the roles and the phases are rank {worst}'s, the highest of {len(outcomes)}"
+
 
 # the function that each rank runs; pickled and sent to the rank's process
 Work = Callable[[Progress], StepOutcome]
@@ -180,3 +243,107 @@ def _redirect_output(log: Path) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+
+
+def measure_on_ranks(
+    recipe: TrainingRecipe,
+    *,
+    build: Build,
+    join: Join | None = None,
+    trace_directory: Path | None,
+    logs: Path,
+    progress: Progress,
+) -> StepOutcome:
+    """Train on all GPUs of the recipe as `measure_step` does on one.
+
+    Args:
+        build: builds the training under the recipe's engine; a function that a new process can import.
+        join: joins the ranks before; None: `build` does.
+        logs: a folder for the output of the ranks that this process starts.
+
+    Raises:
+        MissingDependencyError: there are too few CUDA devices.
+        RecipeError: the launcher's group does not have the recipe's number of GPUs.
+        LigerprofError: a rank failed.
+    """
+    measure = partial(_measure_here, recipe, build, join, trace_directory)
+    if (rank := rank_from_environment()) is not None:
+        return _measure_as(rank, recipe, measure, progress)
+    _require_devices(recipe.gpus)
+    if recipe.gpus > 1:
+        return merge_ranks(run_ranks(measure, recipe.gpus, logs, progress))
+    with mock.patch.dict(os.environ, local_environment(0, 1, free_port())), _own_group():
+        return measure(progress)
+
+
+def _measure_here(
+    recipe: TrainingRecipe, build: Build, join: Join | None, trace_directory: Path | None, progress: Progress
+) -> StepOutcome:
+    """Measure in this process, on the GPU of its LOCAL_RANK."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    _require_devices(local + 1)
+    with _stdout_to_stderr():
+        return measure_step(
+            recipe,
+            trace_directory=trace_directory,
+            progress=progress,
+            build=build,
+            join=join,
+            index=local,
+        )
+
+
+def _require_devices(count: int) -> None:
+    import torch
+
+    if (found := torch.cuda.device_count()) < count:
+        raise MissingDependencyError(f"{count} CUDA devices are needed, {found} found. Lower --gpus.")
+
+
+def _measure_as(rank: Rank, recipe: TrainingRecipe, measure: Work, progress: Progress) -> StepOutcome:
+    """Measure as one rank of a launcher's group; rank 0 returns all outcomes, the others their own."""
+    if rank.world_size != recipe.gpus:
+        raise RecipeError(
+            f"WORLD_SIZE is {rank.world_size}, --gpus {recipe.gpus}: give --gpus the number of GPUs of all machines."
+        )
+    outcome = measure(progress)
+    if outcome.oom is not None:
+        # the other ranks wait for this one until the launcher ends them
+        return merge_ranks({rank.rank: outcome})
+    with _own_group():
+        return merge_ranks(gather(rank, outcome))
+
+
+def gather(rank: Rank, outcome: StepOutcome) -> dict[int, StepOutcome]:
+    """All outcomes by rank on rank 0, only the rank's own on the others."""
+    from torch import distributed
+
+    found: list[Any] = [None] * rank.world_size
+    distributed.gather_object(outcome, found if rank.rank == 0 else None)
+    return dict(enumerate(found)) if rank.rank == 0 else {rank.rank: outcome}
+
+
+@contextmanager
+def _own_group() -> Iterator[None]:
+    """Destroy the process group, if there is one, at exit."""
+    from torch import distributed
+
+    try:
+        yield
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Keep stdout for results: DeepSpeed's logger and compilers print to it."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,4 +1,4 @@
-"""Train a recipe's model under FSDP2: fully_shard on a model without memory, then each rank's weights."""
+"""Train a recipe's model under DDP or FSDP2, torch's own engines; the same code runs on GPUs and simulated."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,11 +11,115 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ligerprof.kernels.device import is_simulated
-from ligerprof.recipe.categories import GradSync, Offload
+from ligerprof.recipe.categories import GradSync, Offload, Wrap
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.parallel.groups import module_groups
-from ligerprof.runs.parallel.process_group import join_process_group
-from ligerprof.runs.training import Trainer, built_model, load_model, make_optimizer
+from ligerprof.runs.checkpointing import checkpointed_layers
+from ligerprof.runs.training import Trainer, built_model, load_model, make_optimizer, make_scaler
+
+
+def join_process_group(recipe: TrainingRecipe, device: torch.device) -> None:
+    """Initialize torch.distributed unless the process did: NCCL for a GPU, gloo for the CPU.
+
+    NCCL connects the ranks at once, so that its memory is taken before the model's.
+    """
+    from torch import distributed
+
+    if distributed.is_initialized():
+        return
+    if device.type == "cpu":
+        distributed.init_process_group("gloo")
+        return
+    # the norm of offloaded gradients is summed in main memory
+    backend = "nccl" if recipe.offload is Offload.NONE else "cpu:gloo,cuda:nccl"
+    distributed.init_process_group(backend, device_id=device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Modules that one call of fully_shard takes.
+
+    Attributes:
+        reshard: reshard_after_forward; None is torch's default, which keeps the root gathered.
+    """
+
+    modules: tuple[nn.Module, ...]
+    reshard: bool | None
+
+
+def module_groups(model: nn.Module, recipe: TrainingRecipe) -> tuple[Group, ...]:
+    """The groups of a recipe's model in the order in which they are sharded, the model itself last."""
+    layers = [Group(modules=(layer,), reshard=recipe.reshard) for layer in checkpointed_layers(model)]
+    if recipe.wrap is Wrap.LAYERS:
+        return (*layers, Group(modules=(model,), reshard=recipe.reshard))
+    return (*layers, *_accelerate_groups(model, recipe), Group(modules=(model,), reshard=None))
+
+
+def _accelerate_groups(model: Any, recipe: TrainingRecipe) -> Iterator[Group]:
+    """The embedding, and the final norm with the head; a tied embedding is in the second group.
+
+    As in fsdp2_prepare_model of accelerate 1.15 (accelerate/utils/fsdp_utils.py).
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = embedding.weight is head.weight
+    if not tied:
+        yield Group(modules=(embedding,), reshard=recipe.reshard)
+    tail = (_final_norm(model), embedding if tied else None, head)
+    yield Group(modules=tuple(module for module in tail if module is not None), reshard=False)
+
+
+def _final_norm(model: Any) -> nn.Module | None:
+    """The last direct child of the base model with `Norm` in its class name."""
+    base = getattr(model, model.base_model_prefix, None) if model.base_model_prefix else model
+    if not isinstance(base, nn.Module):
+        return None
+    norms = [module for module in base.children() if "Norm" in type(module).__name__]
+    return norms[-1] if norms else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicatedTrainer(Trainer):
+    """Training under DDP."""
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Reduce gradients in this micro-batch, or only accumulate them, as `no_sync` does."""
+        model: Any = self.model
+        model.require_backward_grad_sync = is_last or self.recipe.grad_sync is GradSync.EVERY
+
+
+@contextmanager
+def ddp_trainer(
+    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
+) -> Iterator[ReplicatedTrainer]:
+    """Build model and optimizer under DDP, as the rank that the environment variables give.
+
+    Args:
+        device: this rank's GPU; the CPU trains over gloo.
+        see_model: called with the model before DDP wraps it.
+
+    Raises:
+        LigerprofError: as `built_model`.
+    """
+    join_process_group(recipe, device)
+    with built_model(recipe, device) as model:
+        see_model(model)
+        yield make_replicated_trainer(recipe, model, device)
+
+
+def make_replicated_trainer(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> ReplicatedTrainer:
+    """A trainer of a built model, with its DDP wrapper, optimizer and loss scaler."""
+    replica = nn.parallel.DistributedDataParallel(
+        model,
+        device_ids=None if device.type == "cpu" else [device.index],
+        gradient_as_bucket_view=recipe.bucket_view,
+    )
+    return ReplicatedTrainer(
+        recipe=recipe,
+        model=replica,
+        optimizer=make_optimizer(recipe, model),
+        scaler=make_scaler(recipe, device.type),
+        device_type=device.type,
+    )
+
 
 _REPLICATE, _SHARD = "replicate", "shard"
 
