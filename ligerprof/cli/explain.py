@@ -20,7 +20,6 @@ from ligerprof.cli.common_options import (
 )
 from ligerprof.cli.output import limit_json, print_markdown, say_written, show
 from ligerprof.cli.own_file import OwnConfig, own_file_option
-from ligerprof.cli.progress import imported_meanwhile
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.roles import View
@@ -182,14 +181,11 @@ def _rules(path: str | None) -> Sequence["UserRule"]:
 def _analysis(
     source: Path, *, device_index: int | None, rules: Sequence["UserRule"], stacks: bool, all_settings: bool = False
 ) -> "SnapshotAnalysis":
+    from ligerprof.analyzers.explain.analysis import analyze
     from ligerprof.snapshots.reader import read_snapshot
 
-    with imported_meanwhile("ligerprof.analyzers.explain.analysis"):
-        snapshot = read_snapshot(source)
-    from ligerprof.analyzers.explain.analysis import analyze
-
     return analyze(
-        snapshot,
+        read_snapshot(source),
         device_index=device_index,
         rules=rules,
         stacks=stacks,

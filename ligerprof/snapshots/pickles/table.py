@@ -2,18 +2,15 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ligerprof.snapshots.distinct import distinct
-from ligerprof.snapshots.parallel import at_once
 from ligerprof.snapshots.trace import Bytes, Column, Int64s
 
 _PUT = rb"(?:\x94|q.|r.{4})?"
@@ -261,15 +258,12 @@ class Rows:
         starts: offset of each dict.
         ends: offset of the next one.
         keys: memo indices of the keys; dicts with others are not read.
-        columns: overwritten, or replaced by wider ones.
     """
 
-    def __init__(
-        self, data: Bytes, starts: Int64s, ends: Int64s, keys: tuple[int, ...], columns: Sequence[Column]
-    ) -> None:
+    def __init__(self, data: Bytes, starts: Int64s, ends: Int64s, keys: tuple[int, ...]) -> None:
         self.data, self.starts, self.ends, self.keys = data, starts, ends, keys
         # narrow until a value needs more: new memory takes longer to get than to fill
-        self.columns = list(columns)
+        self.columns: list[Column] = [np.empty(len(starts), dtype=np.int32) for _ in keys]
         self.was_read = np.zeros(len(starts), dtype=bool)
         self.is_gone = np.zeros(len(starts), dtype=bool)
         self.gap_starts: list[Int64s] = []
@@ -415,8 +409,6 @@ _NO_REFERENCE = 0
 _SAMPLES, _SAMPLE_BYTES = 64, 2**13
 # pieces that fit in the processor's caches
 _BYTES_AT_ONCE = 2**21
-# fewer dicts are read in one thread
-_LEAST_IN_THREADS = 2**16
 # limits on memory that recordings do not reach
 _SHORTEST_EVENT_BYTES = 24
 _MOST_KEYS = 32
@@ -466,19 +458,11 @@ def cut_alike(data: Bytes) -> Cut | None:
 
 def _starts(data: Bytes, first_key: int) -> Int64s | None:
     """Offsets of the dicts with a first key; None if they are shorter than events of recordings."""
-    middle = len(data) // 2 // _BYTES_AT_ONCE * _BYTES_AT_ONCE
-    bounds = [0, middle, len(data)] if middle else [0, len(data)]
-    found = at_once([partial(_starts_within, data, first_key, *pair) for pair in pairwise(bounds)])
-    starts = [each for each in found if each is not None]
-    return np.concatenate(starts) if len(starts) == len(found) else None
-
-
-def _starts_within(data: Bytes, first_key: int, begin: int, end: int) -> Int64s | None:
     # arrays take about as many bytes per dict
-    starts = np.empty((end - begin) // _SHORTEST_EVENT_BYTES + LEAST_ALIKE, dtype=np.int64)
+    starts = np.empty(len(data) // _SHORTEST_EVENT_BYTES + LEAST_ALIKE, dtype=np.int64)
     count = 0
-    is_brace = np.empty(min(_BYTES_AT_ONCE, end - begin), dtype=bool)
-    for start in range(begin, end, _BYTES_AT_ONCE):
+    is_brace = np.empty(min(_BYTES_AT_ONCE, len(data)), dtype=bool)
+    for start in range(0, len(data), _BYTES_AT_ONCE):
         heads, keys = _heads(data, start, is_brace)
         found = heads[keys == first_key]
         if count + len(found) > len(starts):
@@ -532,7 +516,7 @@ def _heads(data: Bytes, start: int, is_brace: npt.NDArray[np.bool_]) -> tuple[In
 
 
 class _Cutter:
-    """Reads dicts in two threads, then cuts them out of the pickle.
+    """Reads dicts, then cuts them out of the pickle.
 
     Args:
         keys: memo indices of the keys; dicts with others are not read.
@@ -542,28 +526,12 @@ class _Cutter:
         self.data, self.starts, self.keys = data, starts, keys
         # the end of the last dict is unknown, so it stays in the rest
         self.ends = np.append(starts[1:], starts[-1:])
-        # each part fills its share of these, unless its values need more bits
-        columns: list[Column] = [np.empty(len(starts), dtype=np.int32) for _ in keys]
-        bounds = [0, len(starts) // 2, len(starts)] if len(starts) >= _LEAST_IN_THREADS else [0, len(starts)]
-        shares = [slice(*pair) for pair in pairwise(bounds)]
-        parts = [
-            Rows(data, starts[share], self.ends[share], keys, [column[share] for column in columns]) for share in shares
-        ]
-        at_once([part.read for part in parts])
-        self.columns = [
-            _joined(column, [part.columns[place] for part in parts]) for place, column in enumerate(columns)
-        ]
-        self.was_read = np.concatenate([part.was_read for part in parts])
-        self.is_gone = np.concatenate([part.is_gone for part in parts])
-        self.gap_starts = [gaps for part in parts for gaps in part.gap_starts]
-        self.gap_ends = [gaps for part in parts for gaps in part.gap_ends]
-        self.layouts = [layout for part in parts for layout in part.layouts]
-        before = [0, *accumulate(len(part.layouts) for part in parts)]
-        self.layout_of = np.concatenate([part.layout_of + count for part, count in zip(parts, before, strict=False)])
-        self.copies = np.concatenate([share.start + part.copies for part, share in zip(parts, shares, strict=True)])
-        self.originals = np.concatenate(
-            [share.start + part.originals for part, share in zip(parts, shares, strict=True)]
-        )
+        rows = Rows(data, starts, self.ends, keys)
+        rows.read()
+        self.columns, self.was_read, self.is_gone = rows.columns, rows.was_read, rows.is_gone
+        self.gap_starts, self.gap_ends = rows.gap_starts, rows.gap_ends
+        self.layouts, self.layout_of = rows.layouts, rows.layout_of
+        self.copies, self.originals = rows.copies, rows.originals
 
     def cut(self) -> Cut | None:
         """Cut out the dicts that were read; None if there are none, or a memo index is impossible."""
@@ -689,10 +657,3 @@ class _Cutter:
             places = np.repeat(begins - before, sizes) + np.arange(int(sizes.sum()))
             yield self.data[places].tobytes()
         yield self.data[int(ends[-1]) :].tobytes()
-
-
-def _joined(whole: Column, parts: Sequence[Column]) -> Column:
-    """A column whose parts were read one by one; `whole` has all of those that were not replaced by wider ones."""
-    if all(part.dtype == whole.dtype for part in parts):
-        return whole
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, dtype=np.int64)
