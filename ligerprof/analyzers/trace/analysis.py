@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Mask, Numbers, Trace, first_match
+from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Mask, Numbers, Times, Trace, first_match
 from ligerprof.analyzers.trace.kernel_classes import KernelClass, kernel_class
 from ligerprof.analyzers.trace.report import (
     DeviceUse,
@@ -22,7 +22,6 @@ from ligerprof.analyzers.trace.times import (
     SIZE_BOUNDS_US,
     Gaps,
     HostLayer,
-    Times,
     WorkPhase,
     calls_by_layer,
     clip,
