@@ -18,8 +18,8 @@ from ligerprof.units import MIB, format_bytes
 
 # several times what recordings take; small pickles have limits that keep crafted files short, larger ones may take long
 SMALL_BYTES = 64 * MIB
-_SECONDS = 5.0
-_MEMORY_BYTES = 160 * MIB
+_LOADING_SECONDS = 5.0
+_LOADING_BYTES = 160 * MIB
 _MEMORY_PER_SMALL_BYTE = 2
 # recordings take up to four bytes for each
 MEMORY_PER_BYTE = 16
@@ -41,9 +41,9 @@ class Allowance:
 
     def __init__(self, unpacked_bytes: int) -> None:
         beyond_bytes = max(0, unpacked_bytes - SMALL_BYTES)
-        self._seconds = most_seconds(_SECONDS, unpacked_bytes)
+        self._seconds = most_seconds(_LOADING_SECONDS, unpacked_bytes)
         self._memory_bytes = (
-            _MEMORY_BYTES + _MEMORY_PER_SMALL_BYTE * (unpacked_bytes - beyond_bytes) + MEMORY_PER_BYTE * beyond_bytes
+            _LOADING_BYTES + _MEMORY_PER_SMALL_BYTE * (unpacked_bytes - beyond_bytes) + MEMORY_PER_BYTE * beyond_bytes
         )
         self._unpacked_bytes = unpacked_bytes
         self._started = time.process_time()
@@ -92,8 +92,8 @@ def available_bytes() -> float:
 
 
 # recordings take a quarter of this memory and a tenth of this time on a machine of 2024
-_COMMAND_MEMORY_BYTES = 256 * MIB
-_COMMAND_SECONDS = 10.0
+_MEMORY_BYTES = 256 * MIB
+_SECONDS = 10.0
 # a command stops before the limit, because memory grows between two checks
 _STOPPING_SHARE = 0.95
 _SECONDS_BETWEEN_CHECKS = 0.02
@@ -115,12 +115,12 @@ class Claim:
     @property
     def memory_bytes(self) -> int:
         """The memory that the command may take for it."""
-        return _COMMAND_MEMORY_BYTES + MEMORY_PER_BYTE * (self.unpacked_bytes or 0)
+        return _MEMORY_BYTES + MEMORY_PER_BYTE * (self.unpacked_bytes or 0)
 
     @property
     def seconds(self) -> float:
         """The processor time that the command may take for it, as long for a compressed file as for its content."""
-        return most_seconds(_COMMAND_SECONDS, self.unpacked_bytes or 0)
+        return most_seconds(_SECONDS, self.unpacked_bytes or 0)
 
 
 class _Watch:
@@ -156,7 +156,7 @@ class _Watch:
                     f"takes more than {limit}, which no recording of this size needs. Was the file crafted? If you"
                     " trust it, use ligerprof.explain() in Python, which has no such limit."
                 )
-        if seconds > _COMMAND_SECONDS and not self.said:
+        if seconds > _SECONDS and not self.said:
             self.said = True
             if sys.stderr.isatty():
                 last = self.claims[-1]
