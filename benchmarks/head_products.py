@@ -21,8 +21,8 @@ from torch import Tensor
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
 from ligerprof.kernels.options import PLAIN_LOSS
-from ligerprof.runs.bench.calls import describe_failure
-from ligerprof.runs.bench.machine import CudaMachine
+from ligerprof.runs.bench.accuracy import describe_failure
+from ligerprof.runs.bench.session import CudaMachine
 
 SECONDS = 0.06
 # hidden, vocabulary, tokens of a chunk

@@ -81,7 +81,7 @@ def allow_cpu(package: str) -> None:
 
 def calls(kernel: str, packages: dict[str, str]) -> dict[str, Any]:
     """Each candidate's call on the same tensors."""
-    from ligerprof.runs.bench.calls import BoundCall, make_tensors
+    from ligerprof.runs.bench.accuracy import BoundCall, make_tensors
     from ligerprof.runs.bench.operations import OPERATIONS, Maker
     from ligerprof.runs.bench.providers import find_provided
     from ligerprof.runs.bench.shapes import TINY

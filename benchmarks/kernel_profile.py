@@ -115,7 +115,7 @@ def profile_loss(tokens: int, hidden: int, vocab: int, budget: str) -> dict[str,
     import torch
     from head_grid import bench_shape
 
-    from ligerprof.runs.bench.calls import BoundCall, make_tensors
+    from ligerprof.runs.bench.accuracy import BoundCall, make_tensors
     from ligerprof.runs.bench.operations import OPERATIONS, Maker
     from ligerprof.runs.bench.providers import find_provided
 

@@ -96,10 +96,10 @@ def find_operation(kernel: str) -> Any:
 def measure_case(kernel: str, sizes: dict[str, int], budget: str, series: int) -> Iterator[dict[str, Any]]:
     import torch
 
-    from ligerprof.runs.bench.calls import BoundCall, make_tensors
-    from ligerprof.runs.bench.machine import CudaClock
+    from ligerprof.runs.bench.accuracy import BoundCall, make_tensors
     from ligerprof.runs.bench.operations import Maker
     from ligerprof.runs.bench.records import Direction
+    from ligerprof.runs.bench.session import CudaClock
     from ligerprof.runs.bench.shapes import TINY
     from ligerprof.runs.bench.timing import Repetitions, time_in_turns
 
@@ -139,7 +139,7 @@ def measure_case(kernel: str, sizes: dict[str, int], budget: str, series: int) -
 def measure(tree: Path, results: Path, *, series: int, only: str | None) -> None:
     import torch
 
-    from ligerprof.runs.bench.machine import CudaMachine
+    from ligerprof.runs.bench.session import CudaMachine
 
     import_renamed(tree)
     machine = CudaMachine()

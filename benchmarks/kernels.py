@@ -67,8 +67,7 @@ SECTIONS: dict[str, tuple[Cell, ...]] = {
 
 
 def measure(results: Path, cells: Sequence[Cell], minutes: float) -> None:
-    from ligerprof.runs.bench.machine import CudaMachine
-    from ligerprof.runs.bench.session import BenchPlan, run_bench
+    from ligerprof.runs.bench.session import BenchPlan, CudaMachine, run_bench
     from ligerprof.runs.bench.timing import Repetitions
 
     machine = CudaMachine()

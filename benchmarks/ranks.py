@@ -172,8 +172,8 @@ class Rank:
         import torch
         from torch import distributed
 
-        from ligerprof.runs.measured.outside import OutsideLedger
-        from ligerprof.runs.measured.ranks.group import rank_from_environment
+        from ligerprof.runs.measured.ranks import rank_from_environment
+        from ligerprof.runs.measured.step import OutsideLedger
 
         own = rank_from_environment()
         assert own is not None, "start it with `measure`"
@@ -286,7 +286,7 @@ class Rank:
         """Peaks of the first steps of one configuration on all ranks."""
         import torch
 
-        from ligerprof.runs.measured.outside import OutsideLedger
+        from ligerprof.runs.measured.step import OutsideLedger
         from ligerprof.runs.training import make_batch, train_step
 
         cuda = torch.cuda if self.on_gpu else None

@@ -4,7 +4,7 @@
     python benchmarks/rl_head.py table benchmarks/results/rl-head-h200.jsonl
 
 The loss is a policy gradient: each token's log-probability times its advantage, plus its entropy times a coefficient.
-Each run is compared with the three products right before and after it (`ligerprof.runs.bench.paired`); intervals are of
+Each run is compared with the three products right before and after it (`ligerprof.runs.bench.timing`); intervals are of
 the median over turns. liger-kernel's chunked losses compute no entropy, so each
 candidate runs without entropies, too. Errors are against fp64 on the logits of a smaller head, which are far from
 uniform. `measure` requires a GPU and appends one JSON line; `measure --device cpu` prints the errors alone, from the
@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs, log_probs
 from ligerprof.kernels.options import LossOptions
-from ligerprof.runs.bench.paired import Contest, Turns, compare_in_turns, median_interval
+from ligerprof.runs.bench.timing import Contest, Turns, compare_in_turns, median_interval
 from ligerprof.runs.versions import package_versions
 
 MIB = 2**20
@@ -248,8 +248,7 @@ def measure_errors(device: str) -> tuple[dict[str, dict[str, float]], dict[str, 
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    from ligerprof.runs.bench.machine import CudaClock, CudaMachine
-    from ligerprof.runs.bench.session import three_products
+    from ligerprof.runs.bench.session import CudaClock, CudaMachine, three_products
 
     machine = CudaMachine()
     errors, missing = measure_errors("cuda")

@@ -69,7 +69,7 @@ def times(runs: dict[str, Callable[..., None]], words: int, tokens: int) -> dict
     """Median microseconds of a launch by candidate, and the clock of each round."""
     import torch
 
-    from ligerprof.runs.bench.machine import CudaClock, CudaMachine
+    from ligerprof.runs.bench.session import CudaClock, CudaMachine
 
     new = {"device": "cuda", "dtype": torch.bfloat16}
     hidden, weight = torch.randn(tokens, HIDDEN, **new), 0.02 * torch.randn(words, HIDDEN, **new)

@@ -27,8 +27,7 @@ from typing import Any
 from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.bench.paired import median_interval
-from ligerprof.runs.bench.timing import turn_order
+from ligerprof.runs.bench.timing import median_interval, turn_order
 
 
 @dataclass(frozen=True)

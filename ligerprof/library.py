@@ -29,7 +29,7 @@ from ligerprof.runs.tapes.traced import with_tape
 from ligerprof.text import short_repr
 
 if TYPE_CHECKING:
-    from ligerprof.analyzers.attribution.user_rules import UserRule
+    from ligerprof.analyzers.attribution.rules import UserRule
     from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
     from ligerprof.analyzers.explain.diff import PeakDiff
     from ligerprof.analyzers.explain.peak import PeakReport
@@ -270,7 +270,7 @@ def read_figures(source: PathLike, *, of_ranks: bool = False) -> tuple[Figures, 
 def read_peak(source: PathLike, *, device_index: int | None = None) -> "SnapshotAnalysis | PeakReport":
     """The analysis of a snapshot or run, or the report in the JSON of `ligerprof explain`."""
     from ligerprof.analyzers.explain.analysis import analyze
-    from ligerprof.analyzers.explain.saved import report_from_json
+    from ligerprof.analyzers.explain.peak import report_from_json
 
     path = _path(source)
     # a directory is a run, and standard input a snapshot

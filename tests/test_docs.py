@@ -18,6 +18,9 @@ LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
 # code may hold what looks like a link: kernel[grid](...)
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 SOURCE_PATH = re.compile(r"\b(?:ligerprof|benchmarks|tests)/[a-z_0-9/]+\.py\b")
+# such as `torch_memory/softmax.py`, and files in tables about one folder of the package
+PACKAGE_PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)")
+TABLE_OF_FOLDER = re.compile(r"^\|.*\bin `(ligerprof/[a-z_/]+)/`.*\n((?:\|.*\n)+)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
@@ -30,6 +33,13 @@ def test_source_files_that_texts_mention_exist() -> None:
     scripts = (REPOSITORY / "benchmarks").glob("*.*")
     mentioned = {path for page in (*PAGES, *scripts) for path in SOURCE_PATH.findall(page.read_text(encoding="utf-8"))}
     assert "ligerprof/gpus.py" in mentioned
+    folders = {path.name for path in (REPOSITORY / "ligerprof").iterdir() if path.is_dir()}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        mentioned |= {f"ligerprof/{path}" for path in PACKAGE_PATH.findall(text) if path.partition("/")[0] in folders}
+        for folder, rows in TABLE_OF_FOLDER.findall(text):
+            mentioned |= {f"{folder}/{name}" for name in re.findall(r"`(\w+\.py)`", rows)}
+    assert {"ligerprof/analyzers/estimate/tape.py", "ligerprof/torch_memory/attention.py"} <= mentioned
     assert [path for path in sorted(mentioned) if not (REPOSITORY / path).exists()] == []
 
 

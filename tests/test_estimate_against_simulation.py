@@ -275,8 +275,18 @@ def test_an_evaluation_with_the_reference_loss(name: str, precision: str) -> Non
     check(TrainingRecipe(model=model, precision=precision, alloc_conf="expandable_segments:True", **options))
 
 
-@pytest.mark.parametrize(("precision", "checkpointing"), [("amp", True), ("bf16", False), ("fp32", False)])
-@pytest.mark.parametrize("function", sorted(ACTIVATIONS))
+HOW = (("amp", True), ("bf16", False), ("fp32", False))
+
+
+@pytest.mark.parametrize(
+    ("function", "precision", "checkpointing"),
+    [
+        # each function once in the quick run
+        pytest.param(function, *how, marks=[] if (place + number) % len(HOW) == 0 else [pytest.mark.slow])
+        for place, function in enumerate(sorted(ACTIVATIONS))
+        for number, how in enumerate(HOW)
+    ],
+)
 def test_functions_between_the_layers_of_an_mlp(function: str, precision: str, checkpointing: bool) -> None:
     """GPT-2 has no gate: the MLP's peak is what its activation function keeps and computes on the way."""
     sizes = {"n_embd": 512, "n_head": 8, "n_layer": 2, "n_inner": 4096, "vocab_size": 1000}

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.changed_copies import changed_copy_option, check_copies, write_copies
-from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.command_search import advise_command, command_options, refuse_with_command, require_command
-from ligerprof.cli.common_options import force_option, json_option, word_option
+from ligerprof.cli.common_options import force_option, json_option, simulate_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, show
 from ligerprof.cli.progress import stages

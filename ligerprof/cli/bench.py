@@ -85,8 +85,8 @@ with the reason.
 @json_option
 def command(as_json: bool, **options: Any) -> None:
     """Time kernels side by side and check them against fp64."""
-    from ligerprof.reports.bench import bench_json, render_bench
     from ligerprof.reports.figures.style import check_format
+    from ligerprof.reports.kernels import bench_json, render_bench
     from ligerprof.runs.bench.records import join_findings, read_lines
 
     targets = _targets(options)
@@ -108,8 +108,7 @@ def _measure(options: Mapping[str, Any]) -> "list[Finding]":
     kernels = find_kernels(options["kernels"])
     for kernel in kernels:
         find_shapes(kernel, options["shapes"])
-    from ligerprof.runs.bench.machine import CudaMachine
-    from ligerprof.runs.bench.session import BenchPlan, run_bench
+    from ligerprof.runs.bench.session import BenchPlan, CudaMachine, run_bench
     from ligerprof.runs.bench.timing import Repetitions
 
     providers = options["providers"]

@@ -11,6 +11,14 @@ from ligerprof.text import short_repr
 from ligerprof.units import parse_bytes
 from ligerprof.words import Word, did_you_mean
 
+simulate_option = click.option(
+    "--simulate/--no-simulate",
+    default=True,
+    show_default=True,
+    help="Check answers by simulated steps (seconds each), or use only the analytic estimate.",
+)
+
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
 WordT = TypeVar("WordT", bound=Word)

@@ -97,7 +97,7 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.library import peak_of, read_peak
     from ligerprof.reports.diff import difference_sentence, render_diff
     from ligerprof.reports.markdown import diff_markdown
-    from ligerprof.reports.page.diff import render_diff_page
+    from ligerprof.reports.page.peak import render_diff_page
 
     if html_path is not None:
         require_absent([html_path], force=force)

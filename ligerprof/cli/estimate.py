@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ligerprof.analyzers.estimate import FitVerdict, MemoryEstimate
     from ligerprof.reports.terminal import FiguresColumn
-    from ligerprof.runs.whole_run.outcome import WholeRun
+    from ligerprof.runs.whole_run.replay import WholeRun
 
 
 @click.command(

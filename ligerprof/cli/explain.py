@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ligerprof.cli.ahead import imported_meanwhile
 from ligerprof.cli.changed_copies import changed_copy_option
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import (
@@ -32,7 +31,7 @@ from ligerprof.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ligerprof.analyzers.attribution.user_rules import UserRule
+    from ligerprof.analyzers.attribution.rules import UserRule
     from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
     from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.recipe.training import TrainingRecipe
@@ -114,7 +113,7 @@ def command(  # noqa: PLR0913 - one argument per option
         ranks = explain_ranks(sources, device_index=device_index, rules=rules, weights_of=recorded_weights)
         ranks = replace(ranks, ranks=tuple(replace(each, report=own.in_files(each.report)) for each in ranks.ranks))
         if html_path is not None:
-            from ligerprof.reports.page.ranks import render_ranks_page
+            from ligerprof.reports.page.peak import render_ranks_page
 
             worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
             title = _title(snapshot.name, ranks.worst.source)
@@ -174,7 +173,7 @@ def _simulated_gpu(recording: Path) -> str | None:
 def _rules(path: str | None) -> Sequence["UserRule"]:
     if path is None:
         return ()
-    from ligerprof.analyzers.attribution.user_rules import read_rules
+    from ligerprof.analyzers.attribution.rules import read_rules
 
     return read_rules(path)
 
@@ -182,14 +181,11 @@ def _rules(path: str | None) -> Sequence["UserRule"]:
 def _analysis(
     source: Path, *, device_index: int | None, rules: Sequence["UserRule"], stacks: bool, all_settings: bool = False
 ) -> "SnapshotAnalysis":
+    from ligerprof.analyzers.explain.analysis import analyze
     from ligerprof.snapshots.reader import read_snapshot
 
-    with imported_meanwhile("ligerprof.analyzers.explain.analysis"):
-        snapshot = read_snapshot(source)
-    from ligerprof.analyzers.explain.analysis import analyze
-
     return analyze(
-        snapshot,
+        read_snapshot(source),
         device_index=device_index,
         rules=rules,
         stacks=stacks,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.command_search import (
     command_options,
     fit_command,
@@ -16,7 +15,7 @@ from ligerprof.cli.command_search import (
     refuse_with_command,
     require_command,
 )
-from ligerprof.cli.common_options import force_option, json_option
+from ligerprof.cli.common_options import force_option, json_option, simulate_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import knows_method, print_text, say_written, show
 from ligerprof.cli.progress import Stages, stages
@@ -79,7 +78,7 @@ def command(  # noqa: PLR0913 - one argument per option
     require_command({**search, "copies": copies})
     from ligerprof.analyzers.estimate import require_host_memory
     from ligerprof.library import fit
-    from ligerprof.reports.figures.frontier import draw_frontier
+    from ligerprof.reports.figures.curves import draw_frontier
     from ligerprof.reports.figures.style import check_format, write_figure
     from ligerprof.reports.fit import render_fit
 

@@ -18,8 +18,7 @@ from ligerprof.reports.figures.names import FORMATS, KIND_NAMES, OF_A_RECIPE
 from ligerprof.serialization import document
 
 if TYPE_CHECKING:
-    from ligerprof.reports.figures.kinds import Drawn, PlotInput
-    from ligerprof.reports.figures.sources import Sources
+    from ligerprof.reports.figures.kinds import Drawn, PlotInput, Sources
 
 
 @click.command(
@@ -52,8 +51,7 @@ def command(recipe: TrainingRecipe, sources: tuple[Path, ...], **options: Any) -
     memory snapshot, or records of `bench`. The rows of several sources form one sweep; the later of two rows
     of the same cell counts. Only `--kind planes`, which needs no source, uses the options of a recipe.
     """
-    from ligerprof.reports.figures.kinds import PlotInput
-    from ligerprof.reports.figures.sources import read_sources
+    from ligerprof.reports.figures.kinds import PlotInput, read_sources
     from ligerprof.reports.figures.style import check_format, write_figure
 
     formats = tuple(dict.fromkeys(name.strip() for name in options["formats"].split(",")))

@@ -17,7 +17,7 @@ from ligerprof.snapshots.collector import collector_paused
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
-    from ligerprof.runs.measured.ranks.group import Rank
+    from ligerprof.runs.measured.ranks import Rank
 
 
 @click.command(cls=RecipeCommand, name="step", short_help="Run one profiled training step, on the GPU or simulated.")
@@ -39,7 +39,7 @@ def command(
     from ligerprof.reports.step import render_step
     from ligerprof.reports.tensorboard import write_summaries
     from ligerprof.runs.directory import REPORT, create_run_directory
-    from ligerprof.runs.measured.ranks.group import rank_from_environment
+    from ligerprof.runs.measured.ranks import rank_from_environment
     from ligerprof.runs.step import choose_backend, require_runnable, run_step
 
     # torch is imported here

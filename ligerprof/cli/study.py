@@ -29,7 +29,7 @@ from ligerprof.words import did_you_mean
 
 if TYPE_CHECKING:
     from ligerprof.runs.study.outline import Part, Study
-    from ligerprof.runs.sweep.folder import SweepFolder
+    from ligerprof.runs.sweep.cells import SweepFolder
     from ligerprof.runs.sweep.session import SweepPlan
 
 
@@ -67,8 +67,8 @@ def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -
     Llama-3-8B. A study that was stopped continues when it is started again.
     """
     from ligerprof.runs.study.file import load_study
-    from ligerprof.runs.sweep.folder import SweepFolder
-    from ligerprof.runs.sweep.process import SweepSettings
+    from ligerprof.runs.sweep.cells import SweepFolder
+    from ligerprof.runs.sweep.runner import SweepSettings
     from ligerprof.runs.sweep.session import run_sweep
 
     study = load_study(file)

@@ -22,7 +22,7 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Axis
 
 if TYPE_CHECKING:
-    from ligerprof.runs.sweep.folder import SweepFolder
+    from ligerprof.runs.sweep.cells import SweepFolder
     from ligerprof.runs.sweep.grid import Grid
     from ligerprof.runs.sweep.runner import Watcher
     from ligerprof.runs.sweep.session import SweepPlan, SweepResult
@@ -54,8 +54,8 @@ def command(grid: "Grid", output: Path, dry_run: bool, as_json: bool, **how: Any
     combination runs in its own process and adds one line to results.jsonl. A sweep that was stopped or killed
     continues when it is started again.
     """
-    from ligerprof.runs.sweep.folder import SweepFolder
-    from ligerprof.runs.sweep.process import SweepSettings
+    from ligerprof.runs.sweep.cells import SweepFolder
+    from ligerprof.runs.sweep.runner import SweepSettings
     from ligerprof.runs.sweep.session import make_plan, on_this_machine, run_sweep
 
     here = on_this_machine(grid)

@@ -13,10 +13,12 @@ from typing import Any
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.roles import Role
-from ligerprof.torch_memory import embedding, layer_norm, reductions, scans, softmax
-from ligerprof.torch_memory.attention import fused
-from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem
-from ligerprof.torch_memory.scratch import Scratch, together
+from ligerprof.torch_memory import attention as fused
+from ligerprof.torch_memory import layer_norm, reductions, softmax
+from ligerprof.torch_memory import sorting as embedding
+from ligerprof.torch_memory import sorting as scans
+from ligerprof.torch_memory.attention import AttentionKernel, AttentionProblem
+from ligerprof.torch_memory.dtypes import Scratch, together
 
 FORMAT = 2
 

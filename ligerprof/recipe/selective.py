@@ -6,7 +6,7 @@ from typing import Any
 from ligerprof.errors import RecipeError
 from ligerprof.files import FileKind, is_file, read_listed
 from ligerprof.text import short_repr
-from ligerprof.torch_memory.selective import NAMES, SavePolicy, find_policy, policy_text
+from ligerprof.torch_memory.saved_tensors import NAMES, SavePolicy, find_policy, policy_text
 
 _HINT = "--selective names a policy or a file with one operator per line."
 _FILE = FileKind(error=RecipeError, hint=_HINT, max_bytes=2**16)

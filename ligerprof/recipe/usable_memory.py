@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training_options import TrainingOptions
-from ligerprof.torch_memory.nccl import nccl_bytes
+from ligerprof.torch_memory.distributed import nccl_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

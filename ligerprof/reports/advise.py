@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from ligerprof.analyzers.search.advise import Advice, State, Step
 from ligerprof.recipe.configs.edits import FileEdit
 from ligerprof.reports.fit import describe_verdict
-from ligerprof.reports.listing import listing_table
-from ligerprof.reports.shell_command import ShellCommand
+from ligerprof.reports.terminal import ShellCommand, listing_table
 from ligerprof.units import format_bytes, format_mib, in_one_unit
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from ligerprof.recipe.commands.changes import ChangedCommand, TrainingCommand
 from ligerprof.recipe.usable_memory import Limit
-from ligerprof.reports.listing import listing_table
-from ligerprof.reports.shell_command import ShellCommand
+from ligerprof.reports.terminal import ShellCommand, listing_table
 from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit
 from ligerprof.runs.command_search.trials import Outcome, Trial
 from ligerprof.units import format_bytes

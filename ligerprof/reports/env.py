@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ligerprof import __version__
 from ligerprof.gpus import GPUS, Vendor
-from ligerprof.reports.listing import listing_table
+from ligerprof.reports.terminal import listing_table
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes
 

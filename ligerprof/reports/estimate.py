@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 from ligerprof.analyzers.estimate import Answer, FitVerdict, HostVerdict, MemoryEstimate, Moment
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.listing import listing_table
-from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
+from ligerprof.reports.terminal import FiguresColumn, listing_table, phases_table, roles_table
 from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_mib, in_one_unit
 

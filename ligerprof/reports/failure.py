@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from ligerprof.analyzers.explain.failure import Cause, FailedAllocation, Failure
-from ligerprof.analyzers.explain.free_memory import FreeReason
+from ligerprof.analyzers.explain.failure import Cause, FailedAllocation, Failure, FreeReason
 from ligerprof.analyzers.explain.growth import Growth
 from ligerprof.reports.terminal import percent_share
 from ligerprof.roles import MemoryBreakdown, Role

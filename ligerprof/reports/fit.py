@@ -11,8 +11,7 @@ from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, find_limit
 from ligerprof.reports.estimate import answer_text
-from ligerprof.reports.listing import listing_table
-from ligerprof.reports.shell_command import ShellCommand
+from ligerprof.reports.terminal import ShellCommand, listing_table
 from ligerprof.units import format_bytes, in_one_unit
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.models import CatalogModel, ModelSpec, spec_from_config
-from ligerprof.reports.listing import listing_table
+from ligerprof.reports.terminal import listing_table
 from ligerprof.serialization import document, select
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.attribution.keepers import PYTHON
+from ligerprof.analyzers.attribution.owners import PYTHON
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport

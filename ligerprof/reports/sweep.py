@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.listing import add_listing_row, listing_table
+from ligerprof.reports.terminal import add_listing_row, listing_table
 from ligerprof.roles import Backend
-from ligerprof.runs.sweep.borders import Border
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key, describe, distinguishing_options
-from ligerprof.runs.sweep.runner import Watcher
+from ligerprof.runs.sweep.runner import Border, Watcher
 from ligerprof.runs.sweep.session import SweepPlan, SweepResult
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes

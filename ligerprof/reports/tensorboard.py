@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ligerprof.errors import MissingDependencyError, OutputError
-from ligerprof.reports.figures.roles import RolesBar, draw_roles
+from ligerprof.reports.figures.memory import RolesBar, draw_roles
 from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict_lines
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.step import StepReport

@@ -8,13 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ligerprof.analyzers.trace.difference import TraceDifference
-from ligerprof.analyzers.trace.gaps import GapCause
-from ligerprof.analyzers.trace.host import HostLayer
 from ligerprof.analyzers.trace.kernel_classes import KernelClass, short_name
-from ligerprof.analyzers.trace.phases import WorkPhase
-from ligerprof.analyzers.trace.report import DeviceUse, TraceReport, WorkTime
-from ligerprof.reports.listing import listing_table
+from ligerprof.analyzers.trace.report import DeviceUse, TraceDifference, TraceReport, WorkTime
+from ligerprof.analyzers.trace.times import GapCause, HostLayer, WorkPhase
+from ligerprof.reports.terminal import listing_table
 from ligerprof.words import WordT
 
 _NAME_WIDTH, _OPERATOR_WIDTH = 46, 20

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ligerprof.recipe.lengths import BatchShape
-from ligerprof.runs.whole_run.outcome import RunMoment, WholeRun
+from ligerprof.runs.whole_run.replay import RunMoment, WholeRun
 from ligerprof.units import format_bytes
 
 

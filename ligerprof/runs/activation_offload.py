@@ -1,7 +1,7 @@
 """Keep what autograd saves in main memory between the passes, as TRL's and torchtune's OffloadActivations do.
 
 The references that keep GPU memory alive are those of trl/models/activation_offloading.py; see
-ligerprof/torch_memory/activation_offload.py.
+ligerprof/torch_memory/saved_tensors.py.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ligerprof.torch_memory.activation_offload import SMALLEST_BYTES, STASH_LENGTH
-from ligerprof.torch_memory.pinned import pinned_bytes
+from ligerprof.torch_memory.saved_tensors import SMALLEST_BYTES, STASH_LENGTH, pinned_bytes
 
 
 class _HostMemory:

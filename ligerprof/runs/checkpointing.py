@@ -8,7 +8,7 @@ from torch import nn
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.selective import SavePolicy, Selection, find_policy
+from ligerprof.torch_memory.saved_tensors import SavePolicy, Selection, find_policy
 
 
 def enable_checkpointing(model: Any, recipe: TrainingRecipe) -> None:

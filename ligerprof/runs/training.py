@@ -15,6 +15,7 @@ from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.device import is_simulated
 from ligerprof.kernels.selection import kernel_set_text
 from ligerprof.models import ModelSpec
+from ligerprof.models.module_names import is_in_layer
 from ligerprof.models.spec import Task
 from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
@@ -24,8 +25,56 @@ from ligerprof.runs.adapters import with_adapters
 from ligerprof.runs.checkpointing import enable_checkpointing
 from ligerprof.runs.losses import install_loss
 from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_linears
-from ligerprof.runs.micro_batches import different_micro_batches
-from ligerprof.runs.muon import MuonWithAdamW
+from ligerprof.torch_memory.low_bit import is_hidden_matrix
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """torch.optim.Muon and fused AdamW as one optimizer.
+
+    Args:
+        model: its trainable parameters are optimized.
+    """
+
+    def __init__(self, model: nn.Module, learning_rate: float) -> None:
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                hidden = is_hidden_matrix(in_layer=is_in_layer(name), dimensions=parameter.dim())
+                (matrices if hidden else others).append(parameter)
+        super().__init__([*others, *matrices], {})
+        self._parts: list[torch.optim.Optimizer] = []
+        # either may be without parameters: with LoRA, all are matrices
+        if others:
+            self._parts.append(torch.optim.AdamW(others, lr=learning_rate, fused=True))
+        if matrices:
+            self._parts.append(torch.optim.Muon(matrices, lr=learning_rate))
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step both."""
+        del closure
+        for part in self._parts:
+            part.step()
+
+
+def different_micro_batches(count: int, state: Callable[[], Hashable] | None) -> Iterator[int]:
+    """The numbers of the micro-batches to run, from 1.
+
+    Args:
+        count: micro-batches of the step, all of one shape.
+        state: what decides about coming allocations, called after each micro-batch. Once a state comes back, whole
+            rounds from that state to itself are left out. All micro-batches run if it is None.
+    """
+    number = 1
+    seen: dict[Hashable, int] = {}
+    while number <= count:
+        yield number
+        if state is not None and seen.setdefault(found := state(), number) != number:
+            each = number - seen[found]
+            number += (count - number) // each * each
+            state = None
+        number += 1
+
 
 LEARNING_RATE = 1e-5
 # transformers' classes by config

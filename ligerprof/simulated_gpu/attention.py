@@ -10,8 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.torch_memory.attention.program import attend
-from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem, choose_kernel
+from ligerprof.torch_memory.attention import AttentionKernel, AttentionProblem, attend, choose_kernel
 from ligerprof.torch_memory.dtypes import dtype_name
 
 aten = torch.ops.aten

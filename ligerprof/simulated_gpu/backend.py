@@ -14,7 +14,7 @@ import torch
 
 from ligerprof.errors import MissingDependencyError
 from ligerprof.simulated_gpu.files import unwatched
-from ligerprof.torch_memory.allocator.compiled import compilers
+from ligerprof.torch_memory.allocator.states import compilers
 
 _SOURCE = Path(__file__).with_name("backend.cpp")
 _COMPILERS = ("c++", "g++", "clang++")

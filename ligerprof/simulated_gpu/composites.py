@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from ligerprof.simulated_gpu.attention import allowed_kernels, problem_of
-from ligerprof.torch_memory.attention.selection import AttentionKernel, choose_kernel
+from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
 
 aten = torch.ops.aten
 

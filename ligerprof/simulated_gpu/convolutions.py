@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ligerprof.simulated_gpu.plans import make
-from ligerprof.torch_memory.convolutions import Convolution
+from ligerprof.torch_memory.libraries import Convolution
 
 aten = torch.ops.aten
 

@@ -13,10 +13,9 @@ from ligerprof.gpus import GpuSpec
 from ligerprof.simulated_gpu.addresses import Addresses
 from ligerprof.simulated_gpu.history import ContextLike, History
 from ligerprof.snapshots.writer import EventContext, Frame, build_snapshot, event_time_us
-from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator, Observer
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator, Observer
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
-from ligerprof.torch_memory.scratch import Scratch
+from ligerprof.torch_memory.dtypes import Scratch
 
 # aten/src/ATen/cuda/CublasHandlePool.cpp
 _WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cuda::getCUDABlasLtWorkspace()"}

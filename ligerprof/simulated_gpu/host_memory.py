@@ -14,7 +14,7 @@ from ligerprof.simulated_gpu import loading
 from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.plans import Planner, realized
 from ligerprof.simulated_gpu.values import tensors_in
-from ligerprof.torch_memory.pinned import pinned_bytes
+from ligerprof.torch_memory.saved_tensors import pinned_bytes
 
 _LARGE_BYTES = loading.WEIGHT_BYTES
 _LARGE_ELEMENTS = _LARGE_BYTES // torch.float32.itemsize

@@ -29,7 +29,7 @@ from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.nccl import nccl_bytes
+from ligerprof.torch_memory.distributed import nccl_bytes
 from ligerprof.units import GIB, MIB
 
 _LATER_SECONDS = 0.01

@@ -11,8 +11,8 @@ from torch.backends.cudnn import rnn
 
 from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.plans import GPU
-from ligerprof.torch_memory import recurrent
-from ligerprof.torch_memory.recurrent import RecurrentLayers
+from ligerprof.torch_memory import libraries as recurrent
+from ligerprof.torch_memory.libraries import RecurrentLayers
 
 aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
 from ligerprof.simulated_gpu.plans import GPU
 from ligerprof.simulated_gpu.recurrent import RECURRENT_RULES
 from ligerprof.simulated_gpu.values import MOST_FLOATS, address_of, place, tensors_in
-from ligerprof.torch_memory.cub import count_bytes, select_bytes
+from ligerprof.torch_memory.sorting import count_bytes, select_bytes
 
 aten = torch.ops.aten
 

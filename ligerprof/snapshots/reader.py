@@ -8,12 +8,11 @@ from typing import Any
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.files import STANDARD_INPUT, opened
 from ligerprof.snapshots import SNAPSHOT_NAME
-from ligerprof.snapshots.events import unknown_actions
 from ligerprof.snapshots.packed import read_bytes
 from ligerprof.snapshots.pickles.load import load_snapshot_data
 from ligerprof.snapshots.pickles.plain import HOW_TO_RECORD
-from ligerprof.snapshots.saved import SavedTensor, saved_tensors_of
-from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event
+from ligerprof.snapshots.stamp import SavedTensor, saved_tensors_of
+from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event, unknown_actions
 from ligerprof.snapshots.watch import AnalysisLimitError, claim
 from ligerprof.text import short_repr
 

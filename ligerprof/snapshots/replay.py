@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ligerprof.snapshots.distinct import distinct
-from ligerprof.snapshots.events import (
+from ligerprof.snapshots.reader import Snapshot
+from ligerprof.snapshots.state import DeviceState, FinalSegments, HeldBlocks, state_before
+from ligerprof.snapshots.trace import (
     ACTIONS,
     ALLOC,
     FREE_COMPLETED,
@@ -17,23 +19,16 @@ from ligerprof.snapshots.events import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    DeviceTrace,
     EventColumns,
+    Int64s,
 )
-from ligerprof.snapshots.final import FinalSegments
-from ligerprof.snapshots.fitting import replay_fitting
-from ligerprof.snapshots.reader import Snapshot
-from ligerprof.snapshots.repetition import MOST_TURNS_COMPARED, Repetition, find_repetition
-from ligerprof.snapshots.rewind import rewind
-from ligerprof.snapshots.state import DeviceState, HeldBlocks, Outcome
-from ligerprof.snapshots.trace import DeviceTrace, Int64s
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 
 _MISSING = -1
 # a free_requested and the free_completed right after it
 _FREE = -1
 _EVENTS_AT_ONCE = 2**16
-# shorter traces are replayed event by event in less time
-_LEAST_EVENTS_IN_COLUMNS = 20_000
 _GROWS = (SEGMENT_ALLOC, SEGMENT_MAP)
 # by action: 1 if its size is added to the reserved bytes, -1 if it is subtracted
 _RESERVES = np.zeros(len(ACTIONS) + 1, dtype=np.int64)
@@ -131,28 +126,15 @@ def replay(snapshot: Snapshot, device: int, *, consume: bool = False) -> Replay:
     if consume:
         snapshot.drop_blocks(device)
     rules = SizeRules.from_settings(snapshot.settings)
-    found = replay_fitting(trace, columns, final, rules) if len(trace) >= _LEAST_EVENTS_IN_COLUMNS else None
-    if found is not None:
-        complete, verified = not found.before.blocks and not found.before.reserved_bytes, True
-    else:
-        found, complete, verified = _replay_event_by_event(snapshot, trace, columns, final, rules)
-    return _result(snapshot, device, columns, found, complete=complete, verified=verified)
-
-
-def _replay_event_by_event(
-    snapshot: Snapshot, trace: DeviceTrace, columns: EventColumns, final: FinalSegments, rules: SizeRules
-) -> tuple[Outcome, bool, bool]:
-    """The outcome of the replay of any trace, whether it is complete, and whether it is verified."""
-    repetition = find_repetition(columns)
     run = _Run(columns, DeviceState(), rules)
-    run.play(repetition, stop_at_mismatch=True)
+    run.play(stop_at_mismatch=True)
     verified = run.ends_in(final)
     complete = verified or (run.mismatches == 0 and not snapshot.segments)
     if not complete:
-        run = _Run(columns, rewind(trace, columns, final.state(), rules, repetition), rules)
-        run.play(repetition)
+        run = _Run(columns, state_before(trace, columns, final, rules), rules)
+        run.play()
         verified = run.ends_in(final)
-    return run.outcome(), complete, verified
+    return _result(snapshot, device, run, complete=complete, verified=verified)
 
 
 class _Run:
@@ -164,7 +146,7 @@ class _Run:
         self.space = before.space
         self.starts, self.ends = self.space.starts, self.space.ends
         self.before = before
-        older = before.ordered
+        older = before.blocks
         # block index by address: in use, and freed but waiting for another stream
         self.used = {block.address: index for index, block in enumerate(older) if block.allocated}
         self.waiting = {block.address: index for index, block in enumerate(older) if not block.allocated}
@@ -172,61 +154,13 @@ class _Run:
         # the block of each free_requested event
         self.freed: list[int] = []
         self.mismatches = 0
-        self.rounded: dict[int, tuple[int, int]] = {}
 
-    def play(self, repetition: Repetition | None = None, *, stop_at_mismatch: bool = False) -> None:
-        """Replay every event, or up to the first that does not fit those before it.
-
-        Args:
-            repetition: once a turn of it leaves the state that it began in, further turns are not replayed.
-        """
-        self.rounded = self._round_requests()
-        first, last = (0, 0) if repetition is None else (repetition.start, repetition.end)
-        if (
-            self._play(range(first), stop_at_mismatch=stop_at_mismatch)
-            and (repetition is None or self._play_turns(repetition, stop_at_mismatch=stop_at_mismatch))
-        ):  # fmt: skip
-            self._play(range(last, len(self.columns.actions)), stop_at_mismatch=stop_at_mismatch)
-
-    def _play_turns(self, repetition: Repetition, *, stop_at_mismatch: bool) -> bool:
-        """Replay a repetition; False if it stopped at a mismatch."""
-        before, returned = self._state(), False
-        for turn, events in enumerate(repetition.turns):
-            done = _Done(blocks=len(self.held), freed=len(self.freed), mismatches=self.mismatches)
-            if not self._play(events, stop_at_mismatch=stop_at_mismatch):
-                return False
-            if returned:
-                # the turn before began in the same state, so what this one frees was allocated in these two
-                self._repeat(done, repetition.count - turn - 1)
-                break
-            if turn < MOST_TURNS_COMPARED:
-                after = self._state()
-                returned, before = after == before, after
-        return True
-
-    def _state(self) -> object:
-        """All that the outcome of further events depends on."""
-        sizes = ({address: self.held[block] for address, block in held.items()} for held in (self.used, self.waiting))
-        return dict(self.starts), dict(self.ends), set(self.space.borders), *sizes
-
-    def _repeat(self, done: "_Done", times: int) -> None:
-        """Repeat the outcome of the last turn; `done` is from before it."""
-        sizes, freed = self.held[done.blocks :], np.array(self.freed[done.freed :], dtype=np.int64)
-        shifts = np.arange(1, times + 1)[:, np.newaxis] * len(sizes)
-        self.held += sizes * times
-        self.freed += np.where(freed >= 0, freed + shifts, _MISSING).ravel().tolist()
-        self.mismatches += (self.mismatches - done.mismatches) * times
-        for blocks in (self.used, self.waiting):
-            for address, block in blocks.items():
-                if block >= done.blocks:
-                    blocks[address] = block + len(sizes) * times
-
-    def _play(self, events: range, *, stop_at_mismatch: bool) -> bool:  # noqa: C901 - see below
-        """Replay some events; False if it stopped at a mismatch."""
+    def play(self, *, stop_at_mismatch: bool = False) -> None:  # noqa: C901 - see below
+        """Replay every event, or up to the first that does not fit those before it."""
         used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
-        rounded, waiting = self.rounded, self.waiting
+        rounded, waiting = self._round_requests(), self.waiting
         # the most frequent events, and FreeSpace.give, are inlined: a trace has a million of them
-        for action, address, size in _steps(self.columns, events):
+        for action, address, size in _steps(self.columns):
             if action == _FREE and address in used and address not in waiting:
                 block = used.pop(address)
                 self.freed.append(block)
@@ -258,8 +192,7 @@ class _Run:
                 continue
             self.mismatches += 1
             if stop_at_mismatch:
-                return False
-        return True
+                return
 
     def _step(self, action: int, address: int, size: int) -> bool:
         """Replay a less frequent event; False if it does not fit the events before it."""
@@ -302,14 +235,6 @@ class _Run:
         """Bytes of the blocks that are not free now, by address."""
         return {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
 
-    def outcome(self) -> Outcome:
-        return Outcome(
-            before=self.before,
-            held=np.array(self.held, dtype=np.int64),
-            freed=np.array(self.freed, dtype=np.int64),
-            mismatches=self.mismatches,
-        )
-
 
 def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:
     """Reserved bytes at each moment."""
@@ -319,12 +244,11 @@ def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:
     return np.cumsum(changes, out=changes)
 
 
-def _result(
-    snapshot: Snapshot, device: int, columns: EventColumns, outcome: Outcome, *, complete: bool, verified: bool
-) -> Replay:
-    """The blocks and totals that follow from the outcome of a replay."""
-    actions, block_bytes, freed = columns.actions, outcome.held, outcome.freed
-    before = outcome.before.ordered
+def _result(snapshot: Snapshot, device: int, run: _Run, *, complete: bool, verified: bool) -> Replay:
+    """The blocks and totals that follow from a replay."""
+    columns, before = run.columns, run.before.blocks
+    actions = columns.actions
+    block_bytes, freed = np.array(run.held, dtype=np.int64), np.array(run.freed, dtype=np.int64)
     older = np.array([block.requested_bytes for block in before], dtype=np.int64)
     made = np.flatnonzero(actions == ALLOC)
     requested = np.append(older, columns.sizes[made])
@@ -353,30 +277,22 @@ def _result(
         allocated_by=allocated_by,
         freed_by=freed_by,
         allocated_bytes=np.cumsum(changes, out=changes),
-        reserved_bytes=_reserved_bytes(outcome.before, columns),
+        reserved_bytes=_reserved_bytes(run.before, columns),
         older_blocks=older_blocks,
         older_waiting=HeldBlocks([block for block in before if not block.allocated]),
         complete=complete,
         verified=verified,
-        mismatches=outcome.mismatches,
+        mismatches=run.mismatches,
         segments=snapshot.segments_of(device),
-        rules=SizeRules.from_settings(snapshot.settings),
+        rules=run.rules,
         failures=tuple(np.flatnonzero(actions == OUT_OF_MEMORY).tolist()),
     )
 
 
-class _Done(NamedTuple):
-    """How much was found up to some moment."""
-
-    blocks: int
-    freed: int
-    mismatches: int
-
-
-def _steps(columns: EventColumns, events: range) -> Iterator[tuple[int, int, int]]:
+def _steps(columns: EventColumns) -> Iterator[tuple[int, int, int]]:
     """Action, address and size of the events that move memory; a free_requested with its free_completed is one."""
-    for start in range(events.start, events.stop, _EVENTS_AT_ONCE):
-        piece = slice(start, min(start + _EVENTS_AT_ONCE, events.stop))
+    for start in range(0, len(columns.actions), _EVENTS_AT_ONCE):
+        piece = slice(start, start + _EVENTS_AT_ONCE)
         actions, addresses = columns.actions[piece].copy(), columns.addresses[piece]
         at_once = (actions[:-1] == FREE_REQUESTED) & (actions[1:] == FREE_COMPLETED) & (addresses[:-1] == addresses[1:])
         requests = np.flatnonzero(at_once)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from ligerprof.snapshots.distinct import is_among
-from ligerprof.snapshots.events import (
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.state import HeldBlock
+from ligerprof.snapshots.trace import (
     FREE_COMPLETED,
     FREE_REQUESTED,
     SEGMENT_ALLOC,
@@ -16,10 +18,8 @@ from ligerprof.snapshots.events import (
     SEGMENT_MAP,
     SEGMENT_UNMAP,
     EventColumns,
+    Int64s,
 )
-from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.state import HeldBlock
-from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.caching import SMALL_SEGMENT_BYTES
 
 _WAITS = -1

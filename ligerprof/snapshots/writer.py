@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import CachingAllocator
+from ligerprof.torch_memory.allocator.caching import Block, CachingAllocator
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 
 Frame = dict[str, Any]

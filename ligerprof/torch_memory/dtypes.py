@@ -1,6 +1,6 @@
-"""Bytes per element of the dtypes that training uses (torch/headeronly/core/ScalarType.h)."""
+"""Bytes per element of dtypes, and the blocks that an operator allocates and frees while it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 FP32_BYTES = 4
 HALF_BYTES = 2
@@ -13,3 +13,22 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": FP32_BYTES, "bfloat16": HALF_BYTES,
 def dtype_name(dtype: object) -> str:
     """The name here of a torch.dtype, such as `float32`."""
     return str(dtype).removeprefix("torch.")
+
+
+# bytes: above zero a block is allocated, below zero the oldest block of that size is freed
+Scratch = tuple[int, ...]
+
+
+def together(*sizes_bytes: int) -> Scratch:
+    """Blocks held together and freed in reverse order, as C++ destroys locals; sizes of 0 are skipped."""
+    sizes = [size for size in sizes_bytes if size]
+    return (*sizes, *(-size for size in reversed(sizes)))
+
+
+def highest_bytes(scratch: Sequence[int]) -> int:
+    """The most bytes that are allocated at once."""
+    held_bytes = most_bytes = 0
+    for size in scratch:
+        held_bytes += size
+        most_bytes = max(most_bytes, held_bytes)
+    return most_bytes

@@ -4,9 +4,8 @@ aten/src/ATen/native/cuda/layer_norm_kernel.cu.
 """
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
 from ligerprof.torch_memory.reductions import column_sum_scratch
-from ligerprof.torch_memory.scratch import Scratch
 
 # LaunchGammaBetaBackwardCUDAKernel: block_dim_x, rows_per_block_y, and the grid that it divides among columns
 _BLOCK_COLUMNS = 32

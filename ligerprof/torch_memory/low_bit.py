@@ -6,9 +6,8 @@ Read in bitsandbytes 0.50.2 and galore_torch 1.0.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ligerprof.torch_memory.decompositions import svd_scratch
-from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.scratch import highest_bytes
+from ligerprof.torch_memory.dtypes import FP32_BYTES, highest_bytes
+from ligerprof.torch_memory.libraries import svd_scratch
 
 # bitsandbytes/functional.py, quantize_4bit with compress_statistics: weights per scale, scales per scale of scales
 _NF4_BLOCK, _SCALE_BLOCK = 64, 256

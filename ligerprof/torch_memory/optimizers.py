@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, highest_bytes
 from ligerprof.torch_memory.low_bit import (
     EIGHT_BIT_TABLE_SIZES,
     GaloreTensor,
@@ -17,7 +17,6 @@ from ligerprof.torch_memory.low_bit import (
     is_hidden_matrix,
 )
 from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
-from ligerprof.torch_memory.scratch import highest_bytes
 
 # bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
 SMALLEST_PAGED = 100_000

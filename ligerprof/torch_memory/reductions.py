@@ -1,16 +1,27 @@
-"""Global-memory workspaces of CUDA reductions: partial results that thread blocks leave for the last one.
-
-A port of the arithmetic of aten/src/ATen/native/cuda/Reduce.cuh (setReduceConfig, ReduceConfig) and of the part of
-aten/src/ATen/TensorIterator.cpp that decides on the order and the joining of dimensions.
-"""
+"""Global-memory workspaces of CUDA reductions: partial results that thread blocks leave for the last one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
-from ligerprof.torch_memory.scratch import Scratch, together
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, Scratch, together
+
+# MultiTensorApply.cuh, kChunkSize
+_CHUNK = 65_536
+
+
+def norm_partials_bytes(tensors: Iterable[int]) -> int:
+    """A partial norm in fp32 for every tensor and every chunk of the largest one.
+
+    aten/src/ATen/native/cuda/ForeachReduceOp.cu, foreach_tensor_norm_cuda: `output_per_tensor`.
+
+    Args:
+        tensors: elements of each tensor.
+    """
+    elements = list(tensors)
+    return FP32_BYTES * len(elements) * max(-(-count // _CHUNK) for count in elements)
+
 
 # mnt_wrapper::MAX_NUM_THREADS, warp size, min_values_per_thread, max_values_per_thread
 _MAX_THREADS = 512

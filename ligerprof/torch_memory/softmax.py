@@ -1,7 +1,6 @@
 """What torch's softmax and log_softmax cast, save and allocate on CUDA."""
 
-from ligerprof.torch_memory.dtypes import DTYPE_BYTES
-from ligerprof.torch_memory.scratch import Scratch, together
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES, Scratch, together
 
 
 def casts_first(dtype: str, result_dtype: str) -> bool:

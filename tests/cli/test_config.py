@@ -246,14 +246,15 @@ def test_a_search_for_a_file_that_names_no_method_says_so(tmp_path: Path) -> Non
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps({**DPO, "dataset_name": "somebody/pairs"}), encoding="utf-8")
     arguments = ("--config", str(path), "--memory-limit", "100MiB", "--no-simulate")
-    for command in ("advise", "fit"):
-        assert run(command, *arguments).stdout.startswith("counted as SFT; the file names no method")
+    printed = {command: run(command, *arguments).stdout for command in ("advise", "fit")}
+    for text in printed.values():
+        assert text.startswith("counted as SFT; the file names no method")
     result = json.loads(run("advise", *arguments, "--json").stdout)
     assert (result["fits"], result["verdict"]) == (None, None)
     searched = run("fit", *arguments, "--json")
     wanted = json.loads(searched.stdout)["wanted"]
     assert (searched.exit_code, wanted["fits"], wanted["verdict"]) == (0, None, None)
-    assert "tokens has no verdict; counted as SFT" in run("fit", *arguments).stdout
+    assert "tokens has no verdict; counted as SFT" in printed["fit"]
 
 
 AXOLOTL = {

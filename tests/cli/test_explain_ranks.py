@@ -10,7 +10,7 @@ from ligerprof.analyzers.explain.diff import diff_peaks
 from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.cli.main import main
 from ligerprof.reports.diff import group_rows, signed_mib
-from ligerprof.reports.page.ranks import render_ranks_page
+from ligerprof.reports.page.peak import render_ranks_page
 from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS
 from ligerprof.roles import Role
 from ligerprof.units import format_mib

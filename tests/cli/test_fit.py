@@ -12,7 +12,7 @@ from ligerprof.analyzers.search.fit import fit
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
-from ligerprof.units import GIB, MIB
+from ligerprof.units import MIB
 from tests.golden import assert_matches_golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,9 +42,11 @@ def test_printed_answers(name: str, arguments: str) -> None:
 
 
 def test_json_is_what_the_library_returns() -> None:
-    code, stdout, _ = run("--memory-limit", "20GiB", "--precision", "bf16", "--batch", "40", "--no-simulate", "--json")
+    code, stdout, _ = run(
+        "--model", "tiny", "--seq", "128", "--memory-limit", "100MiB", "--batch", "40", "--no-simulate", "--json"
+    )
 
-    recipe = TrainingRecipe(memory_limit_bytes=20 * GIB, precision="bf16", batch=40)
+    recipe = TrainingRecipe(model="tiny", seq=128, memory_limit_bytes=100 * MIB, batch=40)
     assert code == 0
     assert json.loads(stdout) == fit(recipe, Judge(find_limit(recipe), None), lambda _text: None).to_json()
 
@@ -68,11 +70,11 @@ def test_the_border_is_simulated_both_steps_within_the_limit() -> None:
 
 
 def test_nothing_that_fits_is_exit_3_with_the_answer_printed() -> None:
-    code, stdout, stderr = run("--model", "llama3.1-70b", "--gpu", "rtx4090", "--no-simulate")
+    code, stdout, stderr = run("--model", "tiny", "--memory-limit", "8MiB", "--no-simulate")
 
     assert code == 3
     assert "Largest batch at 1024 tokens: none" in stdout
-    assert stderr.splitlines()[-1].startswith("Error: no batch and no sequence of this recipe fits 22.86 GiB.")
+    assert stderr.splitlines()[-1].startswith("Error: no batch and no sequence of this recipe fits 8.0 MiB.")
 
 
 @pytest.mark.parametrize(

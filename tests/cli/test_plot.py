@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures.kinds import KINDS
-from ligerprof.reports.figures.sources import SnapshotSource, Sources
+from ligerprof.reports.figures.kinds import KINDS, SnapshotSource, Sources
 from tests.paths import REPOSITORY
 from tests.reports.figures.figures_data import KERNELS, SNAPSHOTS, STEPS, row
 

@@ -11,7 +11,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import outside_bytes
 from ligerprof.roles import Backend, Phase
 from ligerprof.runs import step as steps
-from ligerprof.runs.measured.ranks.group import merge_ranks
+from ligerprof.runs.measured.ranks import merge_ranks
 from ligerprof.runs.outcome import OutOfMemory, OutsideMemory, OutsideMoment, StepOutcome
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.units import MIB

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from ligerprof.cli.main import main
 from ligerprof.cli.sweep import command
 from ligerprof.recipe.training import RECIPE_OPTIONS
-from ligerprof.runs.sweep.folder import LOCK
+from ligerprof.runs.sweep.cells import LOCK
 
 TINY = ("--model", "tiny", "--seq", "64", "--device", "simulated")
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 
-from ligerprof.analyzers.attribution.user_rules import read_rules
+from ligerprof.analyzers.attribution.rules import read_rules
 from ligerprof.cli.main import main
 from ligerprof.models.catalog import CONFIGS
 from ligerprof.recipe.training import TrainingRecipe

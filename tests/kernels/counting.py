@@ -15,7 +15,7 @@ from ligerprof.kernels import KernelShape, find_kernel
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 
 # a meter that counts requested bytes
 UNROUNDED = cast(SizeRules, SimpleNamespace(round_request=lambda size_bytes: size_bytes))

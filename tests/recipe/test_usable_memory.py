@@ -5,7 +5,7 @@ import pytest
 from ligerprof.gpus import GPUS
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import outside_bytes, usable_memory
-from ligerprof.torch_memory.nccl import nccl_bytes
+from ligerprof.torch_memory.distributed import nccl_bytes
 from ligerprof.units import MIB
 from tests.paths import RESULTS
 

@@ -6,8 +6,7 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.reports.console import PlainConsole
-from ligerprof.reports.shell_command import ShellCommand
+from ligerprof.reports.terminal import PlainConsole, ShellCommand
 
 
 def words(printed: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ligerprof.runs.micro_batches import different_micro_batches
+from ligerprof.runs.training import different_micro_batches
 
 
 @pytest.mark.parametrize(

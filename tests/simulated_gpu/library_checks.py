@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 from ligerprof.torch_memory.low_bit import int8_sizes, nf4_sizes
 
 ROUNDED = SizeRules().round_request

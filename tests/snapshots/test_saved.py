@@ -6,7 +6,7 @@ import pytest
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
-from ligerprof.snapshots.saved import SavedTensor, with_saved_tensors
+from ligerprof.snapshots.stamp import SavedTensor, with_saved_tensors
 
 ROWS = [
     SavedTensor(5, 0, 2**40, 1024, "MulBackward0", "layers.0", "silu"),

@@ -8,8 +8,7 @@ import pytest
 
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
-from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator
 from tests.paths import RECORDINGS
 
 RUNS: dict[str, dict[str, Any]] = json.loads((RECORDINGS / "users.json").read_text(encoding="utf-8"))

@@ -10,9 +10,7 @@ from click.testing import CliRunner
 
 from ligerprof.cli.main import main
 from ligerprof.snapshots import watch
-from ligerprof.snapshots.pickles import allowance
-from ligerprof.snapshots.pickles.allowance import LimitError
-from ligerprof.snapshots.watch import claim, watched
+from ligerprof.snapshots.watch import LimitError, claim, watched
 from tests.paths import RECORDINGS
 
 SNAPSHOT = RECORDINGS / "small-own-all-python.pickle.xz"
@@ -21,7 +19,7 @@ SNAPSHOT = RECORDINGS / "small-own-all-python.pickle.xz"
 @pytest.fixture(autouse=True)
 def _check_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_SECONDS_BETWEEN_CHECKS", 0.001)
-    monkeypatch.setattr(allowance, "_SECONDS_PER_BYTE", 1e-10)
+    monkeypatch.setattr(watch, "_SECONDS_PER_BYTE", 1e-10)
 
 
 def busy(loops: int = 10**8) -> Iterator[int]:

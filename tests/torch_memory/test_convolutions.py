@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from ligerprof.torch_memory.convolutions import Convolution
+from ligerprof.torch_memory.libraries import Convolution
 from tests.paths import REPOSITORY
 
 NAME = re.compile(r"conv(\d)d ([\d,]+)->(\d+) k(\S+?)s(\S+?)p(\S+?)d(\d+)g(\d+) (\w+)( cl)?")

@@ -3,8 +3,7 @@
 import pytest
 
 from ligerprof.gpus import GPUS
-from ligerprof.torch_memory.cub import count_bytes, select_bytes
-from ligerprof.torch_memory.scans import masked_scatter_scratch
+from ligerprof.torch_memory.sorting import count_bytes, masked_scatter_scratch, select_bytes
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed
 
-from ligerprof.torch_memory.ddp import (
+from ligerprof.torch_memory.distributed import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     bucket_assignment,

@@ -9,7 +9,7 @@ import pytest
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
-from ligerprof.torch_memory.decompositions import svd_scratch, svd_workspace_bytes
+from ligerprof.torch_memory.libraries import svd_scratch, svd_workspace_bytes
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROWS = [json.loads(line) for line in (RESULTS / "galore-svd-h200.jsonl").read_text(encoding="utf-8").splitlines()[1:]]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty, _get_dim0_padded_size
 
-from ligerprof.torch_memory.fsdp2 import WORST_RANK, GroupSizes, ShardedParameter
+from ligerprof.torch_memory.distributed import WORST_RANK, GroupSizes, ShardedParameter
 
 SHAPES = st.tuples(st.integers(1, 40)) | st.tuples(st.integers(1, 40), st.integers(1, 5))
 

@@ -6,7 +6,7 @@ from transformers.optimization import Adafactor
 
 from ligerprof.gpus import find_gpu
 from ligerprof.recipe.categories import Optimizer
-from ligerprof.runs.muon import MuonWithAdamW
+from ligerprof.runs.training import MuonWithAdamW
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 

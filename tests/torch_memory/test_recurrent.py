@@ -2,7 +2,7 @@
 
 import json
 
-from ligerprof.torch_memory.recurrent import RecurrentLayers, spaces
+from ligerprof.torch_memory.libraries import RecurrentLayers, spaces
 from tests.paths import REPOSITORY
 
 

@@ -3,7 +3,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ligerprof.runs.checkpointing import selective_contexts
-from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, Selection, find_policy, policy_text
+from ligerprof.torch_memory.saved_tensors import FUSED_ATTENTION, MATMULS, Selection, find_policy, policy_text
 
 
 def test_a_policy_keeps_the_first_of_each_group_of_calls() -> None:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from ligerprof.torch_memory.indexing import accumulation_scratch
-from ligerprof.torch_memory.scratch import Scratch
-from ligerprof.torch_memory.sorting import sort_scratch
+from ligerprof.torch_memory.dtypes import Scratch
+from ligerprof.torch_memory.sorting import accumulation_scratch, sort_scratch
 
 
 @pytest.mark.parametrize(

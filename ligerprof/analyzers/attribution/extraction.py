@@ -6,25 +6,26 @@ from functools import cached_property
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
-from ligerprof.analyzers.attribution.checkpointing import CHECKPOINT_CALL, NESTED_CHECKPOINTS
-from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.gradients import (
     APPLIED,
     CAST,
     CAST_OF_OTHER,
+    DDP_BUCKET,
+    FSDP,
     KEPT_SO_FAR,
     Gradients,
+    Partitions,
+    Precedents,
+    Reductions,
     is_by_product,
 )
-from ligerprof.analyzers.attribution.partitions import Partitions
+from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECKPOINTS
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.precedents import Precedents
 from ligerprof.analyzers.attribution.program import Program
-from ligerprof.analyzers.attribution.reduction import DDP_BUCKET, FSDP, Reductions
-from ligerprof.analyzers.attribution.vocabulary import TILED_LOSS
-from ligerprof.analyzers.attribution.weight_copies import WeightCopies
-from ligerprof.analyzers.attribution.weights import Weights
+from ligerprof.analyzers.attribution.rules import BlockFeatures, Feature
+from ligerprof.analyzers.attribution.weights import WeightCopies, Weights
 from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.distinct import distinct, distinct_rows, is_among
@@ -32,7 +33,7 @@ from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import MIB
 
-_WITHOUT_OUTPUT = re.compile(TILED_LOSS, re.MULTILINE)
+_WITHOUT_OUTPUT = re.compile(frames.TILED_LOSS, re.MULTILINE)
 # cuBLAS's default workspace: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
 _WORKSPACE_SIZES = frozenset({32 * MIB, 8519680})
 _SMALL_SHARE = 10_000
@@ -41,8 +42,7 @@ _LEAST_INPUTS = 64
 _LARGEST_BIAS = 2**17
 # blocks at either end of a call that `_call` distinguishes
 _ENDS_OF_CALL = 2
-_EAGER_CALL = "eager_attention_forward"
-_SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{_EAGER_CALL}$", re.MULTILINE)
+_SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{frames.EAGER_ATTENTION}$", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
 
 
@@ -208,7 +208,7 @@ class FeatureExtractor:
         if int(self._sizes[block]) in self._score_sizes:
             in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None
             in_attention = not site.module or is_attention(site.module)
-            yield Feature.ATTENTION_SCORES, _EAGER_CALL in site.stack.text or (in_backward and in_attention)
+            yield Feature.ATTENTION_SCORES, frames.EAGER_ATTENTION in site.stack.text or (in_backward and in_attention)
         if phase is not Phase.FORWARD and not self._has_modules(site):
             return
         if self._has_modules(site):

@@ -1,18 +1,267 @@
 """The owners of blocks as columns: what each block is, who allocated it, and what keeps it alive."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import takewhile
 from typing import NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from ligerprof.analyzers.attribution.call_sites import CallSite
-from ligerprof.analyzers.attribution.keepers import Keeper
+from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.layers import NO_LAYER
-from ligerprof.analyzers.attribution.phases import phase_of_code
+from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
+from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.roles import ROLES, Phase, Role
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.stamp import SavedTensor, Stamp
 from ligerprof.snapshots.trace import Int64s
+
+# what releases a block when its last reference is a variable of the program
+PYTHON = "Python"
+CHECKPOINT = "checkpoint"
+# blocks of earlier steps that are compared with one that the recording does not release
+_MOST_ALIKE = 64
+
+
+class Keeper(NamedTuple):
+    """What keeps a block alive.
+
+    Attributes:
+        name: the autograd node that saved it, several if they have different names, `checkpoint` for the input of a
+            checkpointed layer, `Python` for a variable of the program, "" if not known.
+        place: the module of the nodes, or `file:line function` of the Python code that released the block, or "".
+        operation: what computed the block, if a recorder noted it.
+    """
+
+    name: str
+    place: str
+    operation: str = ""
+
+    def of_checkpoint(self) -> "Keeper":
+        """The keeper of a checkpoint; the node that releases it only ran last."""
+        return self._replace(name=CHECKPOINT, place="")
+
+
+NOT_KNOWN = Keeper("", "")
+
+
+class Keepers:
+    """The keepers of a device's blocks.
+
+    Our recorders note the nodes that saved a block. Otherwise, the evidence is the event that frees the block: its
+    stamp, or its stack, which torch records with `context="all"`, the default. A node releases its saved tensors
+    when it has run, and the last node to do so frees the block. For a block that outlives the recording, blocks of
+    the same place in earlier steps are the evidence, if they agree: those of the same size, if there are any.
+    """
+
+    def __init__(
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, saved: Sequence[SavedTensor] = ()
+    ) -> None:
+        self._replayed = replayed
+        self._call_sites = call_sites
+        self._phases = phases
+        self._saved = saved
+        self._reader = StackReader()
+        # by surroundings and size, and by surroundings
+        self._borrowed: dict[int, Keeper] = {}
+        self._borrowed_at: dict[int, frozenset[Keeper]] = {}
+        self._borrowed_in_detail: dict[int, Keeper] = {}
+
+    def of(self, blocks: Int64s, moment: int) -> tuple[Int64s, list[Keeper]]:
+        """What keeps each block at a moment, if forward or its recomputation allocated it; not known for others.
+
+        Returns:
+            The index of each block's keeper, and the distinct keepers.
+        """
+        replayed, sites = self._replayed, self._call_sites
+        asked = self._phases.codes_of(replayed.allocated_by[blocks]) == phase_code(Phase.FORWARD)
+        asked |= sites.at(lambda site: site.recomputes)[blocks]
+        in_backward = self._phases.phase_at(moment - 1) is Phase.BACKWARD
+        numbers = {NOT_KNOWN: 0}
+        keeper_of = np.zeros(len(blocks), dtype=np.int64)
+        chosen = blocks[asked]
+        keeper_of[asked] = [
+            numbers.setdefault(self._keeper(block, event, in_backward=in_backward), len(numbers))
+            for block, event in zip(chosen.tolist(), replayed.freed_by[chosen].tolist(), strict=True)
+        ]
+        return keeper_of, list(numbers)
+
+    def _keeper(self, block: int, freed_by: int, *, in_backward: bool) -> Keeper:
+        noted = self._noted(block)
+        if noted.name and not in_backward:
+            return noted
+        found = self._releaser(block, freed_by) if freed_by >= 0 else NOT_KNOWN
+        # in backward, some of the nodes may have run already, and the last one certainly has not
+        if noted.name and found.name in ("", PYTHON):
+            return noted
+        if not found.name and freed_by >= 0 and self._is_nameless[freed_by]:
+            return self._of_detailed_steps(block)
+        kept = found if found.name else self._of_earlier_steps(block)
+        return kept._replace(operation=noted.operation)
+
+    def _noted(self, block: int) -> Keeper:
+        """The nodes that a recorder saw saving the block."""
+        event = int(self._replayed.allocated_by[block])
+        if event < 0 or not self._saved_at:
+            return NOT_KNOWN
+        freed, size = int(self._replayed.freed_by[block]), int(self._replayed.requested_bytes[block])
+        start, end = self._times[event], self._times[freed] if freed >= 0 else math.inf
+        rows = [
+            row
+            for row in self._saved_at.get(self._replayed.trace[event]["addr"], ())
+            if row.size_bytes <= size and start <= row.time_us <= end
+        ]
+        if not self._call_sites.of(block).recomputes:
+            # what recomputation saves again was held by the checkpoint until then
+            rows = [row for row in rows if not self._is_in_backward(row.time_us)]
+        operation = next((row.operation for row in rows if row.operation), "")
+        return Keeper(", ".join(dict.fromkeys(row.node for row in rows)), _common(rows), operation)
+
+    @cached_property
+    def _saved_at(self) -> Mapping[int, Sequence[SavedTensor]]:
+        """The saved tensors of this device by address."""
+        found: dict[int, list[SavedTensor]] = defaultdict(list)
+        for row in self._saved:
+            if row.device == self._replayed.device:
+                found[row.address].append(row)
+        return found
+
+    def _is_in_backward(self, time_us: int) -> bool:
+        return self._phases.phase_at(int(np.searchsorted(self._times, time_us)) - 1) is Phase.BACKWARD
+
+    @cached_property
+    def _recomputed_modules(self) -> frozenset[str]:
+        """The modules that backward ran again."""
+        return frozenset(site.module for site in self._call_sites.sites if site.stamp and site.recomputes)
+
+    @cached_property
+    def _checkpointing(self) -> bool:
+        return any(site.recomputes for site in self._call_sites.sites)
+
+    @cached_property
+    def _times(self) -> Int64s:
+        return self._replayed.trace.numbers("time_us")
+
+    def _releaser(self, block: int, freed_by: int) -> Keeper:
+        event = self._replayed.trace[freed_by]
+        text = event.get("user_metadata")
+        stamp = Stamp.parse(text) if isinstance(text, str) else None
+        if stamp is not None and stamp.node:
+            # nodes of a checkpointed module save nothing; the last one drops the checkpoint
+            from_forward = not self._call_sites.of(block).recomputes
+            is_checkpoint = from_forward and stamp.module in self._recomputed_modules
+            return Keeper(CHECKPOINT, "") if is_checkpoint else Keeper(stamp.node, stamp.module)
+        released = self._reader.read(event.get("frames"))
+        allocated = self._call_sites.of(block).stack
+        # with context="alloc", torch repeats the stack of the allocation; in the same call it is a temporary
+        if released.lines == allocated.lines:
+            return NOT_KNOWN
+        if released.releases_packed and not self._call_sites.of(block).recomputes:
+            return Keeper(CHECKPOINT, "") if self._checkpointing else NOT_KNOWN
+        node = released.releasing_node or released.node
+        if node:
+            return Keeper(node, "")
+        return Keeper(PYTHON, released.innermost) if _drops_a_variable(released, allocated) else NOT_KNOWN
+
+    def _of_earlier_steps(self, block: int) -> Keeper:
+        if not len(self._released) or self._replayed.allocated_by[block] <= self._last_backward_end:
+            # nothing shows its keeper, or its own backward ended without releasing it
+            return NOT_KNOWN
+        place, kind = int(self._call_sites.surroundings[block]), int(self._places_and_sizes[block])
+        if kind not in self._borrowed:
+            # sequences of another length have other sizes
+            found = self._releasers(self._released_by_size.newest(kind)) or self._releasers_at(place)
+            self._borrowed[kind] = next(iter(found)) if len(found) == 1 else NOT_KNOWN
+        return self._borrowed[kind]
+
+    def _of_detailed_steps(self, block: int) -> Keeper:
+        """The keeper of blocks like this one in the steps in which stamps name nodes, if they agree."""
+        kind = int(self._places_and_sizes[block])
+        if kind not in self._borrowed_in_detail:
+            alike = self._released_by_size.newest(kind)
+            known = [self._noted(each) for each in alike]
+            found = frozenset(each for each in known if each.name) or self._releasers(alike)
+            self._borrowed_in_detail[kind] = next(iter(found)) if len(found) == 1 else NOT_KNOWN
+        return self._borrowed_in_detail[kind]
+
+    def _releasers_at(self, place: int) -> frozenset[Keeper]:
+        if place not in self._borrowed_at:
+            self._borrowed_at[place] = self._releasers(self._released_by_place.newest(place))
+        return self._borrowed_at[place]
+
+    def _releasers(self, blocks: Sequence[int]) -> frozenset[Keeper]:
+        return frozenset(self._releaser(block, int(self._replayed.freed_by[block])) for block in blocks)
+
+    @cached_property
+    def _places_and_sizes(self) -> Int64s:
+        """A number for each block; equal for blocks of the same surroundings and size."""
+        sizes, size_of = self._call_sites.sizes
+        return self._call_sites.surroundings * len(sizes) + size_of
+
+    @cached_property
+    def _released_by_size(self) -> "_Newest":
+        return _Newest(self._released, self._places_and_sizes)
+
+    @cached_property
+    def _released_by_place(self) -> "_Newest":
+        return _Newest(self._released, self._call_sites.surroundings)
+
+    @cached_property
+    def _released(self) -> Int64s:
+        """The blocks of steps whose backward has ended, and that are freed."""
+        replayed = self._replayed
+        known = (replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end)
+        found: Int64s = np.flatnonzero(known & ~np.append(self._is_nameless, False)[replayed.freed_by])
+        return found
+
+    @cached_property
+    def _is_nameless(self) -> npt.NDArray[np.bool_]:
+        """Whether the stamp of each event is of backward without a node: most steps have only those of modules."""
+        nameless = [_is_nameless(stamp) for stamp in self._phases.stamps]
+        return np.array(nameless, dtype=bool)[self._phases.stamp_of]
+
+    @cached_property
+    def _last_backward_end(self) -> int:
+        """The last event of the last backward pass that another phase follows, -1 if none."""
+        in_backward = self._phases.codes == phase_code(Phase.BACKWARD)
+        ends = np.flatnonzero(in_backward[:-1] & ~in_backward[1:])
+        return int(ends[-1]) if len(ends) else -1
+
+
+class _Newest:
+    """Some blocks in groups of equal number, sorted once: a recording can have as many groups as blocks."""
+
+    def __init__(self, blocks: Int64s, numbers: Int64s) -> None:
+        order = np.argsort(numbers[blocks], kind="stable")
+        self._blocks = blocks[order]
+        self._numbers = numbers[self._blocks]
+
+    def newest(self, number: int) -> list[int]:
+        """The newest blocks of one group, oldest first; empty for an unknown group."""
+        start, end = np.searchsorted(self._numbers, (number, number + 1)).tolist()
+        blocks: list[int] = self._blocks[max(start, end - _MOST_ALIKE) : end].tolist()
+        return blocks
+
+
+def _common(rows: Sequence[SavedTensor]) -> str:
+    """The innermost module that contains the modules of all rows."""
+    paths = [row.module.split(".") for row in rows]
+    levels = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+    return ".".join(names[0] for names in levels)
+
+
+def _is_nameless(stamp: Stamp | None) -> bool:
+    return stamp is not None and stamp.phase is Phase.BACKWARD and not stamp.node
+
+
+def _drops_a_variable(released: Stack, allocated: Stack) -> bool:
+    """Whether Python code dropped the last reference, rather than an operator its own temporary."""
+    return released.on_main_thread and released.calls != allocated.calls and released.deallocates
+
 
 _COLUMNS = ("blocks", "requested_bytes", "role_codes", "phase_codes", "layers", "site_of", "keeper_of")
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSites
 from ligerprof.roles import INFERENCE_PHASES, Phase
 from ligerprof.snapshots.distinct import is_among
@@ -22,7 +23,7 @@ _CODES = {phase: code for code, phase in enumerate(_PHASES)}
 _UNKNOWN = -1
 _STEP_LIMIT = 2**31
 _TIME_LIMIT_US = 2**62
-GENERATE = re.compile(r"^transformers/generation/", re.MULTILINE)
+GENERATE = re.compile(frames.GENERATION, re.MULTILINE)
 _STEP_ANNOTATION, _ZERO_ANNOTATION = "Optimizer.step#", "Optimizer.zero_grad#"
 
 

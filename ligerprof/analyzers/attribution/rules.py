@@ -1,33 +1,281 @@
-"""The rules that give a block its role: one table, in which the first matching row wins."""
+"""The rules that give a block its role: features, built-in rules in which the first match wins, and a user's own."""
 
+import re
+from dataclasses import KW_ONLY, dataclass, fields
+from enum import Enum, auto
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
 
-from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
-from ligerprof.analyzers.attribution.rule import Rule
-from ligerprof.analyzers.attribution.sharding_rules import (
-    COMMUNICATION_RULES,
-    OPTIMIZER_COMMUNICATION,
-    STATE_RULES,
-)
-from ligerprof.analyzers.attribution.vocabulary import TILED_LOSS
+from ligerprof.analyzers.attribution import frames
+from ligerprof.errors import RulesError
+from ligerprof.files import FileKind, parse_json, parse_toml, read_text
 from ligerprof.roles import Phase, Role
 
-_BUILD, _FORWARD, _BACKWARD = (Phase.BUILD,), (Phase.FORWARD,), (Phase.BACKWARD,)
+
+class Feature(Enum):
+    """A property of a block that its stack alone does not show."""
+
+    # lifetime
+    DIES_IN_PHASE = auto()
+    OUTLIVES_PHASE = auto()
+    OUTLIVES_LAYER = auto()
+    NEVER_FREED = auto()
+    KEPT_BEFORE = auto()
+    KEPT_SO_FAR = auto()
+    UNFINISHED = auto()
+    DROPPED_BEFORE = auto()
+    # size
+    WEIGHT_SIZED = auto()
+    UNLIKE_FORWARD = auto()
+    UNLIKE_WEIGHTS = auto()
+    GATHERED_SIZED = auto()
+    HALF_WEIGHT_SIZED = auto()
+    HEAD_WEIGHT_SIZED = auto()
+    LOGITS_SIZED = auto()
+    SCORES_SIZED = auto()
+    SHIFTED_LOGITS_SIZED = auto()
+    VOCABULARY_SIZED = auto()
+    FIRST_WORKSPACE = auto()
+    SMALL = auto()
+    # place in the program
+    RECOMPUTED = auto()
+    CHECKPOINTING = auto()
+    SELECTED = auto()
+    REGION_INPUT = auto()
+    OUTSIDE_REGIONS = auto()
+    IN_LAYER = auto()
+    AFTER_LAYERS = auto()
+    IN_EMBEDDING = auto()
+    IN_HEAD = auto()
+    IN_LOSS_AREA = auto()
+    VOCABULARY_LOSS = auto()
+    FIRST_COPY = auto()
+    IN_MODEL_BODY = auto()
+    FIRST_OF_CALL = auto()
+    LAST_OF_CALL = auto()
+    CASTS_GRADIENTS = auto()
+    CAST_OF_GRADIENT = auto()
+    CAST_OF_OTHER_GRADIENT = auto()
+    BY_PRODUCT = auto()
+    APPLIED = auto()
+    ONLY_OF_CALL = auto()
+    CAST_ARGUMENT = auto()
+    DIES_IN_CALL = auto()
+    ATTENTION_SCORES = auto()
+    IN_CACHE = auto()
+    FEEDS_PASS = auto()
+    FOLLOWS_PASS = auto()
+    OLDER_WEIGHT = auto()
+    OLDER_MODEL = auto()
+    COPIES_WEIGHTS = auto()
+    MASTER_OF_WEIGHTS = auto()
+    LIKE_WEIGHTS = auto()
+    # buffers and gradients of a data-parallel wrapper
+    REDUCED = auto()
+    REDUCTION_INPUT = auto()
+    GRADIENT_PARTITION = auto()
+    FLAT_WEIGHTS = auto()
+    MASTER_COPY = auto()
+    BUCKETS_HOLD_GRADIENTS = auto()
+    STAMPED_WITHOUT_CALLS = auto()
+
+    # the hash of Enum is a Python function, and sets of features are built and compared for every block
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockFeatures:
+    """The input of the rules.
+
+    Attributes:
+        phase: None if unknown.
+        stack: Python calls as lines of `file:function`, innermost first.
+        inner_stack: the part of `stack` below the innermost call of a module.
+        native: C++ functions, one per line.
+        node: the autograd node that ran, or "".
+        module: dotted name, "" if unknown.
+    """
+
+    phase: Phase | None
+    stack: str
+    inner_stack: str
+    native: str
+    node: str
+    features: frozenset[Feature]
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A role for the blocks that meet every condition.
+
+    Attributes:
+        phases: any of these phases; empty allows any, also an unknown one.
+        stack: pattern searched in the Python calls; `^` and `$` match at each line.
+        inner: pattern searched in the Python calls below the innermost call of a module, which leaves out the wrappers
+            whose forward method called the model.
+        native: pattern searched in the C++ functions.
+        node: pattern searched in the name of the autograd node.
+        has: all of these features.
+        has_one: at least one of these features; empty allows any.
+        lacks: none of these features.
+    """
+
+    role: Role
+    phases: tuple[Phase, ...] = ()
+    _: KW_ONLY
+    stack: str = ""
+    inner: str = ""
+    native: str = ""
+    node: str = ""
+    has: tuple[Feature, ...] = ()
+    has_one: tuple[Feature, ...] = ()
+    lacks: tuple[Feature, ...] = ()
+
+    def matches(self, block: BlockFeatures) -> bool:
+        """Whether all conditions hold."""
+        return (
+            (not self.phases or block.phase in self.phases)
+            and block.features.issuperset(self.has)
+            and (not self.has_one or not block.features.isdisjoint(self.has_one))
+            and block.features.isdisjoint(self.lacks)
+            and all(
+                not pattern or _occurs(pattern, text)
+                for pattern, text in (
+                    (self.stack, block.stack),
+                    (self.inner, block.inner_stack),
+                    (self.native, block.native),
+                    (self.node, block.node),
+                )
+            )
+        )
+
+
+# a recording has few stacks, and each is matched with the same patterns for thousands of blocks
+@lru_cache(maxsize=20_000)
+def _occurs(pattern: str, text: str) -> bool:
+    return _compiled(pattern).search(text) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    # re's own cache is checked in Python
+    return re.compile(pattern, re.MULTILINE)
+
+
+_BUILD, _BACKWARD = (Phase.BUILD,), (Phase.BACKWARD,)
+_NOT_BUILD = tuple(phase for phase in Phase if phase is not Phase.BUILD)
+# the part of FSDP that returns reduced gradients, or keeps those that are not reduced yet
+_FSDP_GRADIENTS = (
+    rf"{frames.FSDP2_REDUCTION}|{frames.FSDP2_ACCUMULATION}"
+    r"|fsdp/_runtime_utils\.py:(?:_reduce_grad|_reduce_grad_no_shard)$"
+    r"|fsdp/_flat_param\.py:prepare_gradient_for_(?:backward|optim)$"
+)
+# copies of a wrapped module's inputs and outputs, which are what the copied tensors are
+_COPIES = (
+    r"_fsdp_common\.py:_cast_fp_tensor$|distributed/utils\.py:cast_fn$|:_cast_forward_inputs$"
+    r"|nn/parallel/distributed\.py:forward\ntorch/autograd/function\.py:apply$"
+)
+_BF16_OPTIMIZER = r"\A\S*runtime/bf16_optimizer\.py:_setup_for_real_optimizer$"
+_ZERO = r"deepspeed/runtime/zero/(?!linear|tiling)|deepspeed/(?:runtime/)?comm/"
+_COLLECTIVES = (
+    r"distributed_c10d\.py:|distributed/_functional_collectives|distributed/_symmetric_memory"
+    r"|nn/parallel/distributed\.py:|distributed/algorithms/ddp_comm_hooks/|distributed/utils\.py:_sync_"
+    r"|distributed/pipelining/\w+\.py:_make_tensor_from_meta$"
+)
+
+# these come before the rules for optimizers
+STATE_RULES: tuple[Rule, ...] = (
+    # FSDP2 and FSDP1: the shards, also where the first forward pass pads them anew
+    Rule(Role.PARAMETERS, inner=r"_fsdp_param\.py:(?:_init_sharded_param|reset_sharded_param)$"),
+    Rule(Role.COMMUNICATION, has=(Feature.REDUCTION_INPUT,)),
+    Rule(Role.GRADIENTS, _BACKWARD, inner=_FSDP_GRADIENTS, has_one=(Feature.OUTLIVES_PHASE, Feature.NEVER_FREED)),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.REDUCED,)),
+    # DDP's buckets: with gradient_as_bucket_view, gradients are views of them
+    Rule(Role.GRADIENTS, inner=frames.DDP_BUCKET, has=(Feature.BUCKETS_HOLD_GRADIENTS,)),
+    # ZeroRedundancyOptimizer's parameters_as_bucket_view moves weights into buckets
+    Rule(Role.PARAMETERS, inner=r"optim/zero_redundancy_optimizer\.py:_build_param_buckets$"),
+    # DeepSpeed ZeRO's weights, master copies and gradients
+    Rule(
+        Role.PARAMETERS,
+        _BUILD,
+        inner=r"deepspeed/runtime/zero/.*:(?:flatten_dense_tensors_aligned|defragment|_partition_param)$",
+    ),
+    Rule(
+        Role.OPTIMIZER_STATES,
+        inner=r"deepspeed/runtime/.*:(?:_create_fp32_partitions|initialize_optimizer_states)$"
+        r"|\A\S*fp16/(?:un)?fused_optimizer\.py:__init__$",
+    ),
+    Rule(Role.PARAMETERS, has=(Feature.FLAT_WEIGHTS,)),
+    Rule(Role.OPTIMIZER_STATES, has=(Feature.MASTER_COPY,)),
+    Rule(
+        Role.GRADIENTS,
+        inner=r"zero/stage_1_and_2\.py:(?:copy_grads_in_partition|_build_compact_grad_partition_buffer"
+        r"|_fill_param_grad_accum_attribute)$",
+    ),
+    # DeepSpeed's bf16 without ZeRO: the 16-bit copy of the partition, its fp32 copy, and fp32 gradients of all weights
+    Rule(Role.GRADIENTS, inner=_BF16_OPTIMIZER, has=(Feature.ONLY_OF_CALL,)),
+    Rule(Role.OPTIMIZER_STATES, inner=_BF16_OPTIMIZER),
+    Rule(
+        Role.GRADIENTS,
+        _BACKWARD,
+        inner=r"\A\S*zero/linear\.py:backward$",
+        has_one=(Feature.WEIGHT_SIZED, Feature.GATHERED_SIZED),
+    ),
+    Rule(Role.GRADIENTS, has=(Feature.GRADIENT_PARTITION,)),
+)
+
+# these come after the rules for optimizers' states; an optimizer step also gathers weights
+OPTIMIZER_COMMUNICATION = Rule(
+    Role.COMMUNICATION,
+    (Phase.OPTIMIZER,),
+    inner=rf"deepspeed/runtime/zero/partition|deepspeed/(?:runtime/)?comm/|{frames.FSDP}|{_COLLECTIVES}",
+)
+
+# these come after the rules for optimizers
+COMMUNICATION_RULES: tuple[Rule, ...] = (
+    # batches that a wrapper moves to the GPU
+    Rule(Role.INPUTS, inner=r"distributed/utils\.py:(?:_to_kwargs|_recursive_to)$"),
+    # a collective's result that backward needs, as of sequence parallelism
+    Rule(
+        Role.ACTIVATIONS,
+        (Phase.FORWARD,),
+        inner=r"distributed/_functional_collectives",
+        has=(Feature.OUTLIVES_PHASE,),
+    ),
+    # gathered parameters, and buffers that move parameters and gradients between ranks or to the host
+    Rule(Role.COMMUNICATION, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?(?:{_ZERO}|{_COLLECTIVES})"),
+    Rule(Role.COMMUNICATION, _NOT_BUILD, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?{frames.FSDP}"),
+    # a recording that ends within backward, as where memory ran out
+    Rule(
+        Role.ACTIVATIONS,
+        _BACKWARD,
+        # weights are gathered in the dtype of the computation
+        node=r"^ToCopyBackward",
+        has=(Feature.GATHERED_SIZED, Feature.UNFINISHED),
+        lacks=(Feature.CAST_OF_GRADIENT, Feature.KEPT_BEFORE),
+    ),
+    Rule(
+        Role.GRADIENTS,
+        _BACKWARD,
+        has=(Feature.GATHERED_SIZED, Feature.KEPT_SO_FAR),
+        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE, Feature.BY_PRODUCT),
+    ),
+)
+
+
+_FORWARD = (Phase.FORWARD,)
 _OPTIMIZER, _OUTSIDE, _PASSES = (Phase.OPTIMIZER,), (Phase.OUTSIDE,), (Phase.FORWARD, Phase.BACKWARD)
 # the plain torch of our own fused loss computes what the model's loss does
-_FUSED_LOSS = (
-    r"\A(?![\s\S]*/linear_cross_entropy/reference\.py:)[\s\S]*?(?:fused_linear_cross_entropy"
-    r"|ligerprof/kernels/linear_cross_entropy/|cut_cross_entropy/|/functional\.py:linear_cross_entropy$|"
-    + TILED_LOSS
-    + ")"
-)
+_FUSED_LOSS = rf"\A(?![\s\S]*/linear_cross_entropy/reference\.py:)[\s\S]*?(?:{frames.FUSED_LOSS})"
 # a chunk of TRL's chunked_nll, and of ours: the head's product, and what the loss makes of it
-_NLL_CHUNK = r"\A\S*(?:sft_trainer|chunked_nll)\.py:_chunk$"
+_NLL_CHUNK = rf"\A\S*{frames.NLL_CHUNK}"
 # autograd's threads have no Python calls: in a forward pass, they run the backward of a part of the loss
 _NO_CALLS = r"\A\Z"
-_LOSS = r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:fixed_cross_entropy$"
+_LOSS = f"{frames.CROSS_ENTROPY}|{frames.LOG_SOFTMAX}|{frames.COMPUTED_LOSS}"
 _LOG_SOFTMAX = r"at::_ops::(?:_?log_softmax|logsumexp)"
-_LINEAR = r"nn/modules/linear\.py:forward$|zero/linear\.py:|functional\.py:linear$|pytorch_utils\.py:forward$"
 # nodes that compute gradients of activations; of weights they compute sums, which are small
 _NOT_ELEMENTWISE = (
     r"^(?!(?:Mul|Div|Pow|Neg|Exp|Log|Sqrt|Rsqrt|Abs|Clamp|Mean|Silu|Gelu|Relu|LeakyRelu|Elu|Softplus|Mish|Hardtanh"
@@ -39,10 +287,9 @@ _MEASURES = (
     r"torch/_inductor/(?:runtime/benchmarking|fx_passes/pad_mm|select_algorithm|autotune_process)\.py:"
     r"|triton/(?:testing|runtime/autotuner)\.py:"
 )
-_CONVOLUTION = r"nn/modules/conv\.py:_conv_forward$"
 # where there are C++ frames, they show the cast
 _AUTOCAST = r"\A\Z|at::autocast::\w*cast\("
-_COPIES = r"at::_ops::(?:clone|_to_copy)::"
+_COPY_OPERATORS = r"at::_ops::(?:clone|_to_copy)::"
 _SCALES = r"at::_ops::(?:clone|_to_copy|div_\w+|mul_\w+)::"
 # a reference model or a moving average made with `copy.deepcopy`: weights, and buffers in modules of modules. A default
 # device, as of `with torch.device("cuda")`, and dispatch modes add frames
@@ -65,7 +312,10 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
     # its C++ frames name it where there are any
     Rule(
-        Role.LIBRARY_WORKSPACE, (*_BUILD, *_PASSES), native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)
+        Role.LIBRARY_WORKSPACE,
+        (*_BUILD, *_PASSES),
+        native=r"\A\Z",
+        has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED),
     ),
     Rule(Role.OTHER, stack=_MEASURES),
     Rule(Role.OTHER, has=(Feature.OLDER_MODEL,)),
@@ -73,7 +323,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.KV_CACHE, has=(Feature.IN_CACHE,)),
     *STATE_RULES,
     # the optimizer's states and temporaries
-    Rule(Role.OPTIMIZER_STATES, stack=r":_?init_(?:group|state)$|torch/optim/optimizer\.py:load_state_dict$"),
+    Rule(Role.OPTIMIZER_STATES, stack=frames.OPTIMIZER_STATE + r"|torch/optim/optimizer\.py:load_state_dict$"),
     # Adagrad and others allocate their states when they are made
     Rule(Role.OPTIMIZER_STATES, stack=r"torch/optim/(?!swa_utils)\w+\.py:__init__$"),
     OPTIMIZER_COMMUNICATION,
@@ -126,8 +376,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.SCORES_SIZED)),
     Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
     # a script's own lists of copies; of tensors that are merely as large, nothing shows what they are
-    Rule(Role.PARAMETERS, _OUTSIDE, native=_COPIES, has=(Feature.COPIES_WEIGHTS, Feature.FEEDS_PASS)),
-    Rule(Role.OPTIMIZER_STATES, _OUTSIDE, native=_COPIES, has=(Feature.MASTER_OF_WEIGHTS, Feature.FEEDS_PASS)),
+    Rule(Role.PARAMETERS, _OUTSIDE, native=_COPY_OPERATORS, has=(Feature.COPIES_WEIGHTS, Feature.FEEDS_PASS)),
+    Rule(Role.OPTIMIZER_STATES, _OUTSIDE, native=_COPY_OPERATORS, has=(Feature.MASTER_OF_WEIGHTS, Feature.FEEDS_PASS)),
     Rule(Role.UNATTRIBUTED, _OUTSIDE, has=(Feature.LIKE_WEIGHTS,)),
     # a list of copies that the recording does not see completed
     Rule(Role.UNATTRIBUTED, _OUTSIDE, has=(Feature.WEIGHT_SIZED, Feature.UNFINISHED), lacks=(Feature.SMALL,)),
@@ -142,7 +392,7 @@ RULES: tuple[Rule, ...] = (
         has_one=(Feature.LAST_OF_CALL, Feature.ONLY_OF_CALL),
         lacks=(Feature.SMALL,),
     ),
-    Rule(Role.CE_TEMPORARIES, _PASSES, stack=r"(?:sft_trainer|chunked_nll)\.py:_chunk$"),
+    Rule(Role.CE_TEMPORARIES, _PASSES, stack=frames.NLL_CHUNK),
     # losses that run backward for each chunk of tokens
     *(
         Rule(Role.GRADIENTS, _FORWARD, stack=_NO_CALLS, node=node, has=(place, *size))
@@ -155,11 +405,11 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.KERNEL_WORKSPACE, _FORWARD, stack=_FUSED_LOSS, lacks=(Feature.OUTLIVES_PHASE,)),
     Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_FUSED_LOSS, has=(Feature.SMALL,)),
     Rule(Role.ACTIVATIONS, _FORWARD, stack=_FUSED_LOSS),
-    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=r"liger_kernel/ops/cross_entropy\.py|ligerprof/kernels/cross_entropy/"),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, stack=frames.LOSS_KERNEL),
     # autocast's copies of weights and biases
     *(
         Rule(Role.WEIGHT_CASTS, stack=stack, native=_AUTOCAST, has=(Feature.HALF_WEIGHT_SIZED, Feature.CAST_ARGUMENT))
-        for stack in (_LINEAR, _CONVOLUTION)
+        for stack in (frames.LINEAR, frames.CONVOLUTION)
     ),
     # the same, by a kernel that includes a linear layer
     Rule(
@@ -197,9 +447,14 @@ RULES: tuple[Rule, ...] = (
     ),
     # gradients that an optimizer applies within backward, or that are cast to their weights' dtype
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.APPLIED,), lacks=(Feature.RECOMPUTED, Feature.UNLIKE_WEIGHTS)),
-    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.CAST_OF_GRADIENT, Feature.WEIGHT_SIZED), lacks=(Feature.RECOMPUTED,)),
+    Rule(
+        Role.GRADIENTS,
+        _BACKWARD,
+        has=(Feature.CAST_OF_GRADIENT, Feature.WEIGHT_SIZED),
+        lacks=(Feature.RECOMPUTED,),
+    ),
     # the loss in backward
-    Rule(Role.KERNEL_WORKSPACE, _BACKWARD, stack=TILED_LOSS, has=(Feature.DIES_IN_PHASE,)),
+    Rule(Role.KERNEL_WORKSPACE, _BACKWARD, stack=frames.TILED_LOSS, has=(Feature.DIES_IN_PHASE,)),
     Rule(
         Role.CE_TEMPORARIES,
         _BACKWARD,
@@ -268,7 +523,9 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),
     Rule(
         Role.ATTENTION_TEMPORARIES,
-        stack=r"\A\S*(?:sdpa|flash|eager|flex)\w*attention\w*\.py:|:scaled_dot_product_attention$|:eager_attention_forward$",
+        stack=r"\A\S*(?:sdpa|flash|eager|flex)\w*attention\w*\.py:|:scaled_dot_product_attention$|:"
+        + frames.EAGER_ATTENTION
+        + "$",
         has=(Feature.DIES_IN_CALL,),
     ),
     Rule(Role.ATTENTION_TEMPORARIES, _BACKWARD, node=r"ScaledDotProduct|Attention", has=(Feature.DIES_IN_CALL,)),
@@ -304,3 +561,74 @@ def role_of(block: BlockFeatures, rules: tuple[Rule, ...] = RULES) -> Role:
 def _rules_of(phase: Phase | None) -> tuple[Rule, ...]:
     """The built-in rules that can match in a phase."""
     return tuple(rule for rule in RULES if not rule.phases or phase in rule.phases)
+
+
+_FILE = FileKind(error=RulesError, hint="See docs/roles.md.", max_bytes=2**20)
+_LONGEST_PATTERN = 500
+_MOST_RULES = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserRule:
+    """A role for the blocks that meet every given condition.
+
+    Conditions are shell patterns (`*`, `?`, `[a-z]`) for a whole name. Unlike regular expressions,
+    they match in time proportional to the text for any pattern.
+
+    Attributes:
+        frame: pattern for any Python call of the stack, as `path/file.py:function`.
+        phase: the phase that allocated the block.
+    """
+
+    role: Role
+    module: str = ""
+    frame: str = ""
+    node: str = ""
+    phase: Phase | None = None
+
+    def matches(self, block: BlockFeatures) -> bool:
+        """Whether all conditions hold."""
+        return (
+            (self.phase is None or block.phase is self.phase)
+            and (not self.module or fnmatchcase(block.module, self.module))
+            and (not self.node or fnmatchcase(block.node, self.node))
+            and (not self.frame or any(fnmatchcase(call, self.frame) for call in block.stack.split("\n")))
+        )
+
+
+_KEYS = tuple(each.name for each in fields(UserRule))
+
+
+def read_rules(path: str | Path) -> tuple[UserRule, ...]:
+    """Read a file of rules: JSON if its name ends in `.json`, else TOML.
+
+    Raises:
+        RulesError: the file cannot be read, or something in it is not a rule.
+    """
+    file = Path(path)
+    text = read_text(file, _FILE)
+    parse = parse_json if file.suffix == ".json" else parse_toml
+    values = parse(text, str(file), _FILE)
+    rules = values.get("rule") if isinstance(values, dict) else None
+    if not isinstance(rules, list) or not 0 < len(rules) <= _MOST_RULES:
+        raise RulesError(f"{file}: needs a list `rule` of 1 to {_MOST_RULES} rules. See docs/roles.md.")
+    return tuple(_rule(entry, f"{file}: rule {number}") for number, entry in enumerate(rules, 1))
+
+
+def _rule(entry: Any, where: str) -> UserRule:
+    if not isinstance(entry, dict) or not {"role"} < entry.keys() <= set(_KEYS):
+        raise RulesError(f"{where}: needs `role` and at least one of {', '.join(_KEYS[1:])}, and nothing else.")
+    for key, value in entry.items():
+        if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_PATTERN:
+            raise RulesError(f"{where}: `{key}` must be a text of 1 to {_LONGEST_PATTERN} characters.")
+    words = {key: value for key, value in entry.items() if key not in ("role", "phase")}
+    phase = _word(Phase, entry["phase"], where) if "phase" in entry else None
+    return UserRule(role=_word(Role, entry["role"], where), phase=phase, **words)
+
+
+def _word(kind: Any, word: str, where: str) -> Any:
+    try:
+        return kind(word)
+    except ValueError:
+        known = ", ".join(each.value for each in kind)
+        raise RulesError(f"{where}: unknown {kind.__name__.lower()} {word!r:.60}. Known: {known}.") from None

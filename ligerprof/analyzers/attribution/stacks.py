@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.roles import Phase
 from ligerprof.text import printable
 
@@ -70,7 +71,7 @@ _BUILD_CALLS = re.compile(
 _LIBRARY_BUILD_CALLS = frozenset({"_apply", "convert", "initialize"})
 _MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "inner"})
 _NO_OPERATORS: frozenset[str] = frozenset()
-_RECOMPUTE = re.compile(r"torch/utils/checkpoint\.py:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
+_RECOMPUTE = re.compile(f"{frames.CHECKPOINT}:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
 
 
 class PythonCall(NamedTuple):

@@ -2,17 +2,17 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice, product
+from typing import NamedTuple
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
-from ligerprof.analyzers.attribution.compiled import CompiledPasses
+from ligerprof.analyzers.attribution.gradients import DDP_BUCKET
 from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
-from ligerprof.analyzers.attribution.reduction import DDP_BUCKET
-from ligerprof.analyzers.attribution.shapes import shapes_of
 from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.models.module_names import is_head, is_token_embedding
 from ligerprof.roles import Phase
@@ -20,25 +20,195 @@ from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
 
-# TRL's loss in tiles, and ours: products write into a buffer
-TILED_LOSS = r"trl/kernels/chunked_logprob\.py|losses/tiled_log_probabilities\.py"
+# bytes of a number of the table, of the looked-up tokens, and of the head's output
+_WIDTHS = np.array(list(product((2, 4), repeat=3)), dtype=np.int64)
+_LEAST_HIDDEN_SIZE = 8
+# models have far fewer tables, and batches far fewer lengths; each pair of sizes takes time
+_MOST_SIZES = 64
+
+
+class Shape(NamedTuple):
+    """The shape of a head's output, and the bytes of a vector of D numbers in the table's dtype."""
+
+    tokens: int
+    words: int
+    hidden_bytes: int
+
+
+def shapes_of(
+    output_bytes: int, tables: Int64s, looked_up: Int64s, *, padding: int = 1, casts: bool = False
+) -> list[Shape]:
+    """Every shape for which a table, looked-up tokens and the output fit together; of many sizes, the largest count.
+
+    Sizes of layers are products of small numbers, and many of them fit by chance. A vocabulary has more words than a
+    vector has numbers, except one of characters, whose logits take little memory.
+
+    Args:
+        padding: rows of the output may be padded to a multiple of this many numbers.
+        casts: whether looked-up tokens may have another dtype than the table.
+    """
+    tables, looked_up = (distinct(sizes)[-_MOST_SIZES:, None] for sizes in (tables, looked_up))
+    widths = _WIDTHS if casts else _WIDTHS[_WIDTHS[:, 0] == _WIDTHS[:, 1]]
+    table, found = tables[:, None] // widths[:, 0], looked_up[None] // widths[:, 1]
+    scores = np.maximum(output_bytes // widths[:, 2], 1)
+    hidden = np.rint(np.sqrt(table / scores * found)).astype(np.int64)
+    is_wide = (hidden >= _LEAST_HIDDEN_SIZE) & (hidden < table // np.maximum(hidden, 1))
+    hidden = np.maximum(hidden, 1)
+    words, tokens = table // hidden, found // hidden
+    fits = is_wide & (words * hidden == table) & (tokens * hidden == found) & (output_bytes % widths[:, 2] == 0)
+    fits &= (tokens * words == scores) | (tokens * -(-words // padding) * padding == scores)
+    places = np.nonzero(fits)
+    columns = (tokens[fits], words[fits], hidden[fits] * widths[places[2], 0])
+    return list(map(Shape, *(column.tolist() for column in columns)))
+
+
+# inductor pads rows to a multiple of 8 numbers; of a vocabulary, that is less than this share
+_PADDED_NUMBERS = 8
+_PADDING_SHARE = 256
+_INDEX_BYTES = 8
+# a gradient may have the dtype of the output or another
+_DTYPES = (0.5, 1, 2)
+# the gradients of a table that the head shares, or of the table and of the head's own
+_FEWEST_GRADIENTS = 2
+# all passes of a training loop run the same code, and the first ones show it
+_PASSES_TO_SEARCH = 16
+
+
+class CompiledHeads(NamedTuple):
+    """What generated code shows of a head over a vocabulary.
+
+    Attributes:
+        outputs: the head's outputs.
+        sizes: their sizes and those of their gradients.
+        row_bytes: bytes of a row of V 16-bit numbers, 0 if V is unknown.
+    """
+
+    outputs: Int64s
+    sizes: frozenset[int]
+    row_bytes: int
+
+
+class CompiledPasses:
+    """The passes that torch.compile generated.
+
+    The head's output is the largest block of its pass. Its gradient, of the same size except for padding, is the
+    evidence: the lines of a library's loss for language models allocated it; or the sizes of a table, its gradients,
+    the tokens' indices and their vectors fit together.
+
+    Args:
+        tables: sizes that an embedding's table may have.
+        weights: sizes of weights.
+    """
+
+    def __init__(
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, tables: Int64s, weights: Int64s
+    ) -> None:
+        self._replayed = replayed
+        self._sizes = replayed.requested_bytes
+        codes = phases.codes_of(replayed.allocated_by)
+        self._spans = phases.spans_of(replayed.allocated_by)
+        self._before = (codes != phase_code(Phase.BUILD)) & (codes != phase_code(Phase.OPTIMIZER))
+        generated = call_sites.at(lambda site: site.stack.is_generated)
+        self._forward = np.flatnonzero(generated & (codes == phase_code(Phase.FORWARD)))
+        self._backward = np.flatnonzero(generated & (codes == phase_code(Phase.BACKWARD)))
+        self._tables, self._weights = tables, weights
+
+    def heads(self, losses: Mask) -> CompiledHeads:
+        """The head's outputs, none without evidence of a head.
+
+        Args:
+            losses: blocks of a library's loss for language models.
+        """
+        largest = np.array(list(self._largest_blocks()), dtype=np.int64)
+        gradients = distinct(self._sizes[self._backward])
+        of_loss = distinct(self._sizes[self._backward[losses[self._backward]]])
+        shape = None if len(of_loss) else self._shape(largest)
+        row_bytes = 2 * shape.words if shape else 0
+        sizes: set[int] = set()
+        for size in set(self._sizes[largest].tolist()):
+            alike = _near(size, gradients).tolist()
+            by_shape = shape is not None and _has_rows(size, shape.words) and len(alike) > 0
+            if by_shape or len(_near(size, of_loss, ratios=_DTYPES)):
+                sizes |= {size, *alike}
+        return CompiledHeads(largest[is_among(self._sizes[largest], sizes)], frozenset(sizes), row_bytes)
+
+    def _largest_blocks(self) -> Iterator[int]:
+        """The last of the largest blocks of each forward pass."""
+        for blocks in _by_span(self._forward, self._spans):
+            sizes = self._sizes[blocks]
+            yield int(blocks[np.flatnonzero(sizes == sizes.max())[-1]])
+
+    def _shape(self, largest: Int64s) -> Shape | None:
+        """The shape of some pass's largest block, if it can be a head's output."""
+        passes = dict(zip(self._spans[largest].tolist(), largest.tolist(), strict=True))
+        for blocks in list(_by_span(self._forward, self._spans))[:_PASSES_TO_SEARCH]:
+            head = passes[int(self._spans[blocks[0]])]
+            backward = self._next_backward(int(self._spans[head]))
+            found = shapes_of(
+                int(self._sizes[head]), self._tables, self._sizes[blocks], padding=_PADDED_NUMBERS, casts=True
+            )
+            for shape in found:
+                if self._is_head(shape, head, backward):
+                    return shape
+        return None
+
+    def _is_head(self, shape: Shape, head: int, backward: Int64s) -> bool:
+        table_bytes = shape.words * shape.hidden_bytes
+        sizes = self._sizes[backward]
+        return (
+            shape.hidden_bytes in self._weights
+            and len(_near(int(self._sizes[head]), distinct(sizes))) > 0
+            and int(((sizes == table_bytes) | (sizes == 2 * table_bytes)).sum()) >= _FEWEST_GRADIENTS
+            and self._has_indices(shape.tokens, head)
+        )
+
+    def _next_backward(self, span: int) -> Int64s:
+        """The blocks of the first backward pass after a span."""
+        later = self._backward[self._spans[self._backward] > span]
+        return later[self._spans[later] == self._spans[later[0]]] if len(later) else later
+
+    def _has_indices(self, tokens: int, head: int) -> bool:
+        """Whether a tensor of one index per token exists when the head runs."""
+        replayed, event = self._replayed, self._replayed.allocated_by[head]
+        alike = np.flatnonzero(self._before & (self._sizes == tokens * _INDEX_BYTES))
+        freed = replayed.freed_by[alike]
+        return bool(((replayed.allocated_by[alike] < event) & ((freed < 0) | (freed > event))).any())
+
+
+def _near(size: int, sizes: Int64s, *, ratios: tuple[float, ...] = (1,)) -> Int64s:
+    """Those of the ascending sizes that differ from one size, or a multiple of it, by padding at most."""
+    found = []
+    for wide in (int(size * ratio) for ratio in ratios):
+        margin = wide // _PADDING_SHARE
+        start, stop = np.searchsorted(sizes, (wide - margin, wide + margin + 1))
+        found.append(sizes[start:stop])
+    return np.concatenate(found)
+
+
+def _has_rows(size: int, words: int) -> bool:
+    """Whether a size is that of rows of V 16-bit numbers, padded or not."""
+    return any(size % (2 * width) == 0 for width in (words, -(-words // _PADDED_NUMBERS) * _PADDED_NUMBERS))
+
+
+def _by_span(blocks: Int64s, spans: Int64s) -> Iterator[Int64s]:
+    if len(blocks):
+        yield from np.split(blocks, np.flatnonzero(np.diff(spans[blocks])) + 1)
+
+
 # losses of language models, by what their libraries document
 _LIBRARY_LOSS = re.compile(
-    r"loss_utils\.py:For(?:CausalLM|MaskedLM)Loss$|fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/"
-    r"|/functional\.py:linear_cross_entropy$|(?:sft_trainer|chunked_nll)\.py:_chunk$"
-    r"|" + TILED_LOSS,
+    f"{frames.LANGUAGE_MODEL_LOSS}|{frames.FUSED_LOSS}|{frames.NLL_CHUNK}",
     re.MULTILINE,
 )
 _LOSS_CALL = re.compile(
-    r"/functional\.py:(?:cross_entropy|nll_loss|log_softmax)$|loss_utils\.py:\w+Loss$"
-    r"|liger_kernel/ops/cross_entropy\.py|kernels/cross_entropy/",
+    f"{frames.CROSS_ENTROPY}|{frames.LOG_SOFTMAX}|{frames.ANY_MODEL_LOSS}|{frames.LOSS_KERNEL}",
     re.MULTILINE,
 )
 _LOSS_OPERATORS = frozenset({"cross_entropy_loss", "nll_loss_nd", "nll_loss", "log_softmax_int", "logsumexp"})
 _LOSS_NODE = re.compile(r"NllLoss|LogSoftmax|CrossEntropy|Logsumexp")
-_LOOK_UP = re.compile(r"nn/modules/sparse\.py:forward$|nn/functional\.py:embedding$", re.MULTILINE)
-_TABLE = re.compile(r"nn/modules/sparse\.py:__init__$", re.MULTILINE)
-_LINEAR = re.compile(r"nn/functional\.py:linear$|zero/linear\.py:", re.MULTILINE)
+_LOOK_UP = re.compile(frames.EMBEDDING, re.MULTILINE)
+_TABLE = re.compile(frames.EMBEDDING_TABLE, re.MULTILINE)
+_LINEAR = re.compile(frames.LINEAR_CALL, re.MULTILINE)
 _EINSUM = re.compile(r"torch/functional\.py:einsum$", re.MULTILINE)
 _PRODUCTS = frozenset({"matmul", "mm", "addmm", "einsum"})
 _LOSS_MODULE = "loss"
@@ -47,11 +217,8 @@ _WORKSPACE = re.compile(r"CUDABlas\w*Workspace|cublas\w*[wW]orkspace|setWorkspac
 _GATES = (3, 4)
 # of a model and its reference model: the embedding and the head; weights of layers are more
 _MOST_TABLES = 4
-# all passes of a training loop have the same calls, and the first ones show them
-_PASSES_TO_SEARCH = 16
 # a vector of D numbers, and a step counter of an optimizer
 _LARGEST_VECTOR_BYTES, _LARGEST_COUNTER_BYTES = 2**17, 8
-_INDEX_BYTES = 8
 _SIZES_TO_SEARCH = 64
 _NO_BLOCKS = np.empty(0, dtype=np.int64)
 

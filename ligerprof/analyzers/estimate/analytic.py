@@ -34,12 +34,11 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, lowest_limit
 from ligerprof.roles import MemoryBreakdown, Phase
 from ligerprof.text import printable
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
-from ligerprof.torch_memory.attention.selection import AttentionKernel
+from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, parse_allocator_settings
+from ligerprof.torch_memory.attention import AttentionKernel
+from ligerprof.torch_memory.distributed import WORST_RANK
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
-from ligerprof.torch_memory.fsdp2 import WORST_RANK
-from ligerprof.torch_memory.selective import FUSED_ATTENTION, MATMULS, find_policy
+from ligerprof.torch_memory.saved_tensors import FUSED_ATTENTION, MATMULS, find_policy
 from ligerprof.units import format_bytes
 
 

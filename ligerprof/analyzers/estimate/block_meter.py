@@ -7,8 +7,7 @@ from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import CachingAllocator
+from ligerprof.torch_memory.allocator.caching import Block, CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 

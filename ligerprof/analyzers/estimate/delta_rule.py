@@ -16,7 +16,7 @@ from ligerprof.analyzers.estimate.operations import (
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.models.delta import CHUNK_TOKENS, DeltaSizes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.selective import BMM
+from ligerprof.torch_memory.saved_tensors import BMM
 
 # chunks that run one by one at each end of the loop
 _CHUNKS_AT_ENDS = 2

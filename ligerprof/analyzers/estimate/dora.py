@@ -8,9 +8,8 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, column_sum, dropout, linear, renamed, scale
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.scratch import highest_bytes
-from ligerprof.torch_memory.selective import MM
+from ligerprof.torch_memory.dtypes import FP32_BYTES, highest_bytes
+from ligerprof.torch_memory.saved_tensors import MM
 
 
 def add_dora(context: Context, value: Value, result: Value, name: str) -> Value:

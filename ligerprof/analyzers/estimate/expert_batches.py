@@ -7,7 +7,7 @@ from ligerprof.analyzers.estimate.operations import linear, multiply, renamed, u
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.models.mixtures import Experts
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
-from ligerprof.torch_memory.selective import BMM
+from ligerprof.torch_memory.saved_tensors import BMM
 
 
 def run_all_experts(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, tuple[Value, ...]]:

@@ -14,8 +14,8 @@ from ligerprof.analyzers.estimate.operations import column_sum, multiply, produc
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.recipe.routing import tokens_per_expert
 from ligerprof.torch_memory.dtypes import INDEX_BYTES
-from ligerprof.torch_memory.indexing import index_copies
-from ligerprof.torch_memory.selective import MM
+from ligerprof.torch_memory.saved_tensors import MM
+from ligerprof.torch_memory.sorting import index_copies
 
 _BOOL_BYTES = 1
 

@@ -9,8 +9,8 @@ from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import layer_of, traced_layers
 from ligerprof.recipe.categories import Wrap
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.distributed import GroupSizes, ShardedParameter
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
-from ligerprof.torch_memory.fsdp2 import GroupSizes, ShardedParameter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

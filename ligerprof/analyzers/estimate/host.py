@@ -15,7 +15,7 @@ from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, moment_count
-from ligerprof.torch_memory.pinned import pinned_bytes
+from ligerprof.torch_memory.saved_tensors import pinned_bytes
 
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
 _MOST_IN_MEMORY = 1_000_000_000

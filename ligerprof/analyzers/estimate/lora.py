@@ -14,7 +14,7 @@ from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
-from ligerprof.torch_memory.embedding import embedding_gradient
+from ligerprof.torch_memory.sorting import embedding_gradient
 
 # peft's name for the module that a trained copy replaces
 ORIGINAL = "original_module"

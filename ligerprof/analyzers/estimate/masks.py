@@ -3,7 +3,7 @@
 from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.routing import has_line_per_layer
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.scratch import Scratch
+from ligerprof.torch_memory.dtypes import Scratch
 
 
 def mask_elements(recipe: TrainingRecipe, *, windowed: bool) -> int:

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.roles import MemoryBreakdown, Phase, Role
-from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES, SizeRules
-from ligerprof.torch_memory.scratch import Scratch, together
+from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, SizeRules
+from ligerprof.torch_memory.dtypes import Scratch, together
 from ligerprof.words import Word
 
 

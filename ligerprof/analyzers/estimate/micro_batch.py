@@ -31,7 +31,7 @@ from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.selective import find_policy
+from ligerprof.torch_memory.saved_tensors import find_policy
 
 
 @dataclass(slots=True, eq=False)

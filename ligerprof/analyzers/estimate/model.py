@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.embedding import embedding_gradient
+from ligerprof.torch_memory.sorting import embedding_gradient
 
 
 def embed(context: Context, role: Role) -> tuple[Value, Value, Allocation | None]:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.torch_memory.activation_offload import SMALLEST_BYTES, STASH_LENGTH
-from ligerprof.torch_memory.pinned import pinned_bytes
+from ligerprof.torch_memory.saved_tensors import SMALLEST_BYTES, STASH_LENGTH, pinned_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

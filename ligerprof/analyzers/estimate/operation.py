@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.roles import Role
-from ligerprof.torch_memory.scratch import Scratch
-from ligerprof.torch_memory.selective import FactorShape
+from ligerprof.torch_memory.dtypes import Scratch
+from ligerprof.torch_memory.saved_tensors import FactorShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,10 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
 from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
-from ligerprof.torch_memory.scratch import Scratch
-from ligerprof.torch_memory.selective import ADDMM, BMM, MM, FactorShape
+from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, MM, FactorShape
 
 
 def linear(

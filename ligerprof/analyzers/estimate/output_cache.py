@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.torch_memory.selective import SavePolicy, Selection
+from ligerprof.torch_memory.saved_tensors import SavePolicy, Selection
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,7 @@ from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, parse_allocator_settings
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 
 Bytes = Mapping[Role, int]

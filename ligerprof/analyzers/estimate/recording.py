@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import CachingAllocator
-from ligerprof.torch_memory.scratch import Scratch
+from ligerprof.torch_memory.allocator.caching import Block, CachingAllocator
+from ligerprof.torch_memory.dtypes import Scratch
 
 
 class _Body(NamedTuple):

@@ -15,11 +15,10 @@ from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.attention.selection import AttentionKernel
-from ligerprof.torch_memory.ddp import broadcast_scratch
+from ligerprof.torch_memory.attention import AttentionKernel
+from ligerprof.torch_memory.distributed import broadcast_scratch
 from ligerprof.torch_memory.dtypes import HALF_BYTES
 
 # how far the smallest limit under which the replay completes is from that of a simulated step, as a share of the limit:

@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.traced import layer_of
 from ligerprof.recipe.categories import GradSync, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.ddp import bucket_assignment, built_buckets, rebuilt_buckets
+from ligerprof.torch_memory.distributed import bucket_assignment, built_buckets, rebuilt_buckets
 
 
 class ReplicatedHooks(Hooks):

@@ -10,8 +10,7 @@ from ligerprof.analyzers.estimate.operations import add, renamed
 from ligerprof.analyzers.estimate.tensors import Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature, Rotary
-from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.scratch import together
+from ligerprof.torch_memory.dtypes import FP32_BYTES, together
 
 
 def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, ...]:

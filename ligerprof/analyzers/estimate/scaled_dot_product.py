@@ -11,13 +11,11 @@ from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.torch_memory import attention as fused
 from ligerprof.torch_memory import softmax
-from ligerprof.torch_memory.attention import fused
-from ligerprof.torch_memory.attention.program import attend
-from ligerprof.torch_memory.attention.selection import AttentionKernel, AttentionProblem, choose_kernel
-from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.scratch import Scratch
-from ligerprof.torch_memory.selective import BMM
+from ligerprof.torch_memory.attention import AttentionKernel, AttentionProblem, attend, choose_kernel
+from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
+from ligerprof.torch_memory.saved_tensors import BMM
 
 SCORES = Role.ATTENTION_TEMPORARIES
 # use_gqa_in_sdpa in transformers/integrations/sdpa_attention.py

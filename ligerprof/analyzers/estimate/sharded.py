@@ -14,8 +14,8 @@ from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.torch_memory.distributed import ShardedParameter
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
-from ligerprof.torch_memory.fsdp2 import ShardedParameter
 
 
 @dataclass(slots=True, eq=False)

@@ -25,8 +25,8 @@ from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.categories import Engine, GradSync, Optimizer, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
-from ligerprof.torch_memory.cublas import thread_workspace_bytes
-from ligerprof.torch_memory.selective import ADDMM, find_policy
+from ligerprof.torch_memory.libraries import thread_workspace_bytes
+from ligerprof.torch_memory.saved_tensors import ADDMM, find_policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

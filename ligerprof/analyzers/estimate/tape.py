@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value, Weight
 from ligerprof.roles import Role
-from ligerprof.torch_memory.scratch import Scratch
+from ligerprof.torch_memory.dtypes import Scratch
 
 
 def _do_nothing() -> None:

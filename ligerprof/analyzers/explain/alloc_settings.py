@@ -17,7 +17,8 @@ from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
 from ligerprof.errors import LigerprofError
 from ligerprof.serialization import select
-from ligerprof.snapshots.events import (
+from ligerprof.snapshots.replay import Replay
+from ligerprof.snapshots.trace import (
     ALLOC,
     FREE_COMPLETED,
     OUT_OF_MEMORY,
@@ -26,17 +27,15 @@ from ligerprof.snapshots.events import (
     SEGMENT_MAP,
     SEGMENT_UNMAP,
     EventColumns,
+    Int64s,
 )
-from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.caching import (
     LARGE_SEGMENT_BYTES,
     AllocatorFullError,
     CachingAllocator,
     segment_bytes,
 )
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules, parse_allocator_settings
 from ligerprof.units import MIB
 
 # keys, and values worth trying; None leaves a key out, which is torch's default

@@ -9,15 +9,20 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.owners import Owners
-from ligerprof.analyzers.attribution.user_rules import UserRule
+from ligerprof.analyzers.attribution.rules import UserRule
 from ligerprof.analyzers.explain.alloc_settings import SettingsOutcome, other_settings, with_settings
-from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
+from ligerprof.analyzers.explain.groups import (
+    MOST_LISTED,
+    BlockGroup,
+    BlockLives,
+    group_blocks,
+    list_lives,
+    unattributed_notes,
+)
 from ligerprof.analyzers.explain.growth import Growth, find_growth
-from ligerprof.analyzers.explain.lives import MOST_LISTED, BlockLives, list_lives
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, role_timeline
-from ligerprof.analyzers.explain.unattributed import unattributed_notes
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
 from ligerprof.analyzers.suggestions.program import Framework

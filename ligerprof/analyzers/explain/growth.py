@@ -11,12 +11,11 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.owners import Owners
 from ligerprof.analyzers.attribution.phases import phase_code
-from ligerprof.analyzers.explain.repetitions import repetitions
+from ligerprof.analyzers.explain.steps import repetitions
 from ligerprof.roles import Phase, Role
 from ligerprof.serialization import select
 from ligerprof.snapshots.distinct import is_among, numbered
-from ligerprof.snapshots.events import SIZE_LIMIT
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import SIZE_LIMIT, Int64s
 
 # so many steps back are compared
 _MOST_STEPS = 32

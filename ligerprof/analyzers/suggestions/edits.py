@@ -15,7 +15,7 @@ from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.distinct import Flags, common, distinct, is_among
 from ligerprof.snapshots.trace import Int64s
-from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
+from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 
 # a few steps of a Llama 1B, placed in a fifth of a second
 _MOST_EVENTS = 40_000

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import are_codes_of
 from ligerprof.roles import STEP_PHASES
@@ -50,12 +51,7 @@ _ENGINES = (
 )
 _MODEL = rf"{_INSTALLED}transformers/models/"
 _MODEL_TYPE = rf"{_MODEL}(\w+)/modeling_"
-_CHECKPOINTING = r"torch/utils/checkpoint\.py$"
 _PEFT = rf"{_INSTALLED}peft/tuners/"
-_FUSED_LOSS = r"fused_linear_cross_entropy|linear_cross_entropy/|cut_cross_entropy/|chunked"
-# calls of trainers under which an evaluation runs
-EVALUATION = r":(?:evaluation_loop|prediction_step|validation_step|_run_evaluate|_evaluation_step)$"
-_GENERATION = rf"{_INSTALLED}transformers/generation/"
 _COMPILED = r"torch/_inductor/|/torchinductor_|torch/_functorch/_aot"
 
 
@@ -105,7 +101,7 @@ class Program:
     @cached_property
     def checkpoints(self) -> bool:
         """Whether gradient checkpointing runs."""
-        return self.has_file(_CHECKPOINTING)
+        return self.has_file(f"{frames.CHECKPOINT}$")
 
     @cached_property
     def has_adapters(self) -> bool:
@@ -115,22 +111,22 @@ class Program:
     @cached_property
     def has_fused_loss(self) -> bool:
         """Whether a loss computes logits chunk by chunk."""
-        return any(re.search(_FUSED_LOSS, call) for call in self.calls)
+        return self.has_call(rf"{frames.FUSED_LOSS}|chunked")
 
     @cached_property
     def has_cross_entropy(self) -> bool:
         """Whether torch's cross-entropy runs."""
-        return self.has_call(r"functional\.py:(?:cross_entropy|nll_loss)$|/loss_utils\.py:ForCausalLMLoss$")
+        return self.has_call(f"{frames.CROSS_ENTROPY}|{frames.LANGUAGE_MODEL_LOSS}")
 
     @cached_property
     def generates(self) -> bool:
         """Whether the recording is of text generation."""
-        return self.has_file(_GENERATION)
+        return self.has_file(frames.GENERATION)
 
     @cached_property
     def evaluates(self) -> bool:
         """Whether a trainer evaluates in the recording."""
-        return self.has_call(EVALUATION)
+        return self.has_call(frames.EVALUATION)
 
     @cached_property
     def is_compiled(self) -> bool:

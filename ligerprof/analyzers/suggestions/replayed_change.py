@@ -12,7 +12,7 @@ from ligerprof.roles import ROLE_CODES, ROLES, Role
 from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case
 from ligerprof.analyzers.suggestions.edits import input_of, interrupted_passes
@@ -19,7 +20,7 @@ from ligerprof.recipe.categories import Precision
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.distinct import is_among, numbered
 from ligerprof.snapshots.trace import Int64s
-from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES
+from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
 from ligerprof.torch_memory.optimizers import SMALLEST_PAGED
@@ -304,7 +305,7 @@ def _copy_weights_back(case: Case, edit: Edit) -> None:
         edit.hold(largest, np.array([start + 1]), np.array([end + 1]))
 
 
-_CHECKPOINTING = r"torch/utils/checkpoint\.py:\w+$"
+_CHECKPOINTING = frames.CHECKPOINT + r":\w+$"
 
 
 def known_recipe(case: Case) -> "TrainingRecipe | None":

@@ -6,12 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Mask, Numbers, Trace, first_match
-from ligerprof.analyzers.trace.gaps import CAUSES, SIZE_BOUNDS_US, Gaps, find_gaps
-from ligerprof.analyzers.trace.host import HostLayer, calls_by_layer, host_layers
-from ligerprof.analyzers.trace.intervals import Times, clip, group_indices, length, union
+from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Mask, Numbers, Times, Trace, first_match
 from ligerprof.analyzers.trace.kernel_classes import KernelClass, kernel_class
-from ligerprof.analyzers.trace.phases import WorkPhase, work_phases
 from ligerprof.analyzers.trace.report import (
     DeviceUse,
     GapGroup,
@@ -20,6 +16,21 @@ from ligerprof.analyzers.trace.report import (
     Launches,
     TraceReport,
     WorkTime,
+)
+from ligerprof.analyzers.trace.times import (
+    CAUSES,
+    SIZE_BOUNDS_US,
+    Gaps,
+    HostLayer,
+    WorkPhase,
+    calls_by_layer,
+    clip,
+    find_gaps,
+    group_indices,
+    host_layers,
+    length,
+    union,
+    work_phases,
 )
 from ligerprof.errors import TraceFormatError
 from ligerprof.words import WordT

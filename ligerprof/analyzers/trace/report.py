@@ -1,13 +1,11 @@
-"""The report of a trace: figures per device, kernel class, kernel, gap and host layer."""
+"""The report of a trace, and what grew and shrank from one trace to another."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.trace.gaps import GapCause
-from ligerprof.analyzers.trace.host import HostLayer
 from ligerprof.analyzers.trace.kernel_classes import KernelClass
-from ligerprof.analyzers.trace.phases import WorkPhase
+from ligerprof.analyzers.trace.times import GapCause, HostLayer, WorkPhase
 from ligerprof.serialization import JsonKeys, document, select, to_json
 
 
@@ -186,3 +184,73 @@ class TraceReport(JsonKeys):
 
     def _host_json(self, seconds: float) -> dict[str, Any]:
         return {"seconds": seconds, "seconds_per_kernel": seconds / self.kernel_count if self.kernel_count else None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelChange:
+    """One kernel in two traces; `kernel` is the second trace's, or the first's if it ran only there."""
+
+    kernel: KernelTime
+    before: WorkTime
+    after: WorkTime
+
+    @property
+    def difference_seconds(self) -> float:
+        """Time in the second trace less time in the first, to the nanosecond."""
+        return _less(self.after.seconds, self.before.seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `kernels_by_change`."""
+        figures = (f"{trace}_{name}={trace}.{name}" for name in ("count", "seconds") for trace in ("before", "after"))
+        return select(self, "kernel.name", "class=kernel.kind", *figures, "difference_seconds")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceDifference:
+    """The reports of two traces."""
+
+    before: TraceReport
+    after: TraceReport
+
+    def kernels(self) -> tuple[KernelChange, ...]:
+        """Every kernel, matched by its full name, the largest change in time first."""
+        before, after = ({kernel.name: kernel for kernel in trace.kernels} for trace in (self.before, self.after))
+        changes = [
+            KernelChange(kernel=kernel, before=before.get(name, NO_WORK), after=after.get(name, NO_WORK))
+            for name, kernel in {**before, **after}.items()
+        ]
+        return tuple(sorted(changes, key=lambda change: -abs(change.difference_seconds)))
+
+    def to_json(self, *, top: int | None = None) -> dict[str, Any]:
+        """The object of `ligerprof trace A B --json`, with the `top` kernels; None lists all."""
+        before, after = self.before, self.after
+        difference = {
+            "window_seconds": _less(after.window_seconds, before.window_seconds),
+            "kernels": after.kernel_count - before.kernel_count,
+            "launches": after.launches.count - before.launches.count,
+            "gpu_busy_seconds": _less(after.busiest.busy_seconds, before.busiest.busy_seconds),
+            "gpu_busy_share": after.busiest.busy_share - before.busiest.busy_share,
+            "idle_seconds": _changes(before.idle_seconds, after.idle_seconds),
+            "classes": _changes(before.classes, after.classes),
+            "phases": _changes(before.phases, after.phases),
+            "host": _changes(before.host, after.host),
+            "kernels_by_change": [change.to_json() for change in self.kernels()[:top]],
+        }
+        traces = [trace.to_json(top=top) for trace in (before, after)]
+        return document("trace", {"traces": traces, "difference": difference})
+
+
+def _less(after: float, before: float) -> float:
+    """The difference, rounded to nanoseconds, the resolution of a trace."""
+    return round(after - before, 9)
+
+
+def _changes(before: Mapping[Any, Any] | None, after: Mapping[Any, Any] | None) -> dict[str, float] | None:
+    """After less before, in seconds; None if a trace lacks the figures."""
+    if before is None or after is None:
+        return None
+    return {word.value: _less(_seconds(after[word]), _seconds(before[word])) for word in before}
+
+
+def _seconds(time: WorkTime | float) -> float:
+    return time.seconds if isinstance(time, WorkTime) else time

@@ -50,7 +50,7 @@ from ligerprof.recipe.configs.shared import (
 )
 from ligerprof.recipe.configs.spellings import BITS, adapter, as_read, liger
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.selective import ADDMM, BMM, FUSED_ATTENTION, MM
+from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, FUSED_ATTENTION, MM
 
 # grouped_mm is what transformers takes where nothing is set
 (_OTHER_EXPERTS,) = lacking("another implementation of experts", "key", harmless=("grouped_mm",)).values()

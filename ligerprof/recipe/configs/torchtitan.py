@@ -42,7 +42,7 @@ from ligerprof.recipe.configs.spellings import Spelling, as_read
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import error_line, printable, short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
-from ligerprof.torch_memory.selective import shapes_text
+from ligerprof.torch_memory.saved_tensors import shapes_text
 
 # the key under which a converted object carries the name of its class
 CLASS = "class"

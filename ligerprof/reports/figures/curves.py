@@ -1,26 +1,260 @@
-"""Peak and throughput of a sweep over batch or sequence: one line per kernel set, a cross where memory runs out."""
+"""Figures of sweeps and searches: cells as lines, peak and throughput, ablations, frontiers, growth of logits."""
 
+import dataclasses
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ligerprof.recipe.categories import Axis
-from ligerprof.reports.figures.series import (
-    AXIS_TITLES,
-    Series,
-    Setting,
-    describe_origin,
-    describe_setting,
-    split_series,
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.search.fit import Fit
+from ligerprof.errors import RecipeError
+from ligerprof.kernels.selection import select_kernels
+from ligerprof.kernels.slots import KERNEL_NAMES
+from ligerprof.recipe.categories import Axis, Device, Offload, Optimizer
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
+from ligerprof.reports.figures.style import (
+    HALF_PAGE_INCHES,
+    INK,
+    ROLE_LOOKS,
+    RULE,
+    LineLook,
+    drawing,
+    mark_limit,
+    mark_sizes,
 )
-from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, drawing, mark_limit, mark_sizes
+from ligerprof.reports.sweep import origin_words
+from ligerprof.roles import Backend, Role
 from ligerprof.runs.sweep.cells import Cell, CellStatus
-from ligerprof.units import GIB
+from ligerprof.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+AXIS_TITLES: Mapping[Axis, str] = {Axis.BATCH: "batch, sequences", Axis.SEQ: "sequence, tokens"}
+_CURRENT_LOSS = "hf"
+# the fields that distinguish the lines of one figure
+_OF_A_SERIES = ("liger", "provider", "flce_budget", "loss")
+# the fields that distinguish figures, in the order of their titles, with their words in a title; empty: not in titles
+_OF_A_SETTING: Mapping[str, str] = {
+    "batch": "batch {}",
+    "seq": "sequence {}",
+    "precision": "{}",
+    "checkpointing": "checkpointed",
+    "checkpoint_every": "one of {} layers checkpointed",
+    "selective": "{} kept",
+    "activation_offload": "activations offloaded",
+    "compile": "compiled",
+    "reentrant": "reentrant",
+    "optimizer": "{}",
+    "attention": "{} attention",
+    "grad_accum": "{} micro-batches",
+    "padding": "{:.0%} padding",
+    "lora": "LoRA of rank {}",
+    "qlora": "QLoRA of rank {}",
+    "quantization": "{} weights",
+    "lora_targets": "adapters on {}",
+    "lora_dropout": "adapter dropout {}",
+    "dora": "DoRA",
+    "modules_to_save": "{} trained in full",
+    "engine": "",
+    "zero": "ZeRO-{}",
+    "offload": "offload {}",
+    "gpus": "{} GPUs",
+    "memory_limit_bytes": "",
+    "alloc_conf": "{}",
+}
+# in every title, even with the default value
+_ALWAYS = ("batch", "seq", "precision", "checkpointing")
+_SET_LOOKS: Mapping[str, LineLook] = {
+    "none": LineLook("#000000", "o", (0, (1, 1.2)), hollow=True, points=7.5),
+    "no-flce": LineLook("#0072b2", "s", (0, (5, 1.5, 1, 1.5))),
+    "flce": LineLook("#009e73", "^", (0, (3, 1)), points=5),
+    "ce": LineLook("#cc79a7", "v", (0, (6, 2)), points=5),
+    "all": LineLook("#d55e00", "D", points=4),
+}
+_OTHER_LOOKS = (
+    LineLook("#7a5195", "P", (0, (4, 1, 1, 1, 1, 1)), points=5),
+    LineLook("#8a6d00", "X", (0, (2, 2)), points=5),
+    LineLook("#56b4e9", "<", (0, (7, 1)), points=5),
+    LineLook("#737373", ">", (0, (1, 2.5)), points=5),
+)
+# other providers and the loss of 2024 take the set's color, with hollow markers and another line style
+_OTHER_DASHES = ((0.0, (3.0, 1.6)), (0.0, (1.2, 1.6)), (0.0, (6.0, 1.2, 1.2, 1.2)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Cells that make one line.
+
+    Attributes:
+        label: kernel set, and the other words that distinguish the line.
+        cells: in order along the axis, without failed ones.
+    """
+
+    label: str
+    kernels: str
+    look: LineLook
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """Cells of one figure; `recipe` is that of the first cell."""
+
+    recipe: TrainingRecipe
+    gpu: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """How the figures were obtained, without those of failed cells."""
+        ran = [cell.figures for cell in self.cells if cell.status is not CellStatus.FAILED]
+        return tuple(dict.fromkeys(figures.backend for figures in ran if figures is not None))
+
+
+class _Key(NamedTuple):
+    """The words that distinguish the lines of a figure."""
+
+    kernels: str
+    provider: str
+    budget: str
+    loss: str
+    backend: str
+
+
+def split_settings(cells: Iterable[Cell], *, along: Sequence[str]) -> tuple[Setting, ...]:
+    """Group cells that differ only in their kernels and in the fields `along`."""
+    found = tuple(cells)
+    free = {*along, *_OF_A_SERIES, "model", "device", "warmup", "repeats"}
+    names = [name for name in RECIPE_OPTIONS if name not in free]
+    gpus = tuple(dict.fromkeys(cell.gpu for cell in found if cell.gpu))
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in found:
+        # cells that failed before they recorded the GPU ran on the only GPU of the others
+        gpu = gpus[0] if len(gpus) == 1 else cell.gpu
+        key = (gpu, cell.recipe.spec.name, *(repr(getattr(cell.recipe, name)) for name in names))
+        groups.setdefault(key, []).append(cell)
+    return tuple(Setting(recipe=members[0].recipe, gpu=key[0], cells=tuple(members)) for key, members in groups.items())
+
+
+def name_settings(settings: Sequence[Setting], *, along: Sequence[str]) -> tuple[str, ...]:
+    """The fewest words that distinguish each setting, for the file's name; none for a single setting."""
+    words_of = [list(_words_of(setting, along)) for setting in settings]
+    names = [""] * len(settings)
+    for place in range(len(_OF_A_SETTING) + 2):
+        if len(set(names)) == len(names):
+            break
+        if len({words[place] for words in words_of}) > 1:
+            names = ["-".join(filter(None, (name, words[place]))) for name, words in zip(names, words_of, strict=True)]
+    return tuple(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in names)
+
+
+def _words_of(setting: Setting, along: Sequence[str]) -> Iterator[str]:
+    yield setting.recipe.spec.name
+    yield setting.gpu
+    for name in _OF_A_SETTING:
+        value = getattr(setting.recipe, name)
+        if name in along:
+            yield ""
+        elif name == "checkpointing":
+            yield "checkpointed" if value else "not-checkpointed"
+        else:
+            yield value if isinstance(value, str) else f"{name}-{value}"
+
+
+def split_series(setting: Setting, axis: Axis) -> tuple[Series, ...]:
+    """The lines of a figure, starting with no kernels; the last of several cells at one place counts."""
+    groups: dict[_Key, dict[int, Cell]] = {}
+    for cell in setting.cells:
+        if cell.status is not CellStatus.FAILED:
+            groups.setdefault(_series_key(cell, setting), {})[getattr(cell.recipe, axis)] = cell
+    ordered = sorted(groups, key=_rank)
+    return tuple(
+        Series(
+            label=_label(key, ordered),
+            kernels=key.kernels,
+            look=_look(key, ordered),
+            cells=tuple(groups[key][place] for place in sorted(groups[key])),
+        )
+        for key in ordered
+    )
+
+
+def kernel_set(recipe: TrainingRecipe) -> str:
+    """The shortest word for a recipe's kernels: none, no-flce, all, or their names."""
+    for word in ("none", "all", "no-flce"):
+        if recipe.kernels == select_kernels(word, recipe.spec):
+            return word
+    return "+".join(recipe.kernels)
+
+
+def describe_setting(setting: Setting, *, along: Sequence[str]) -> str:
+    """The constants of a figure: the model, the important fields, and those that differ from their default."""
+    recipe = setting.recipe
+    usual = TrainingRecipe(model=recipe.spec)
+    found = [recipe.spec.name]
+    for name, words in _OF_A_SETTING.items():
+        value = getattr(recipe, name)
+        # offloading implies the CPU optimizer
+        implied = name == "optimizer" and recipe.offload is not Offload.NONE and value is Optimizer.DEEPSPEED_CPU_ADAM
+        if not words or name in along or implied or (name not in _ALWAYS and value == getattr(usual, name)):
+            continue
+        found.append(f"not {words}" if name == "checkpointing" and not value else words.format(value))
+    return ", ".join(found)
+
+
+def describe_origin(setting: Setting) -> str:
+    """How the figures were obtained, as the end of a sentence."""
+    return "; ".join(origin_words(backend, setting.gpu or "an unknown GPU") for backend in setting.backends)
+
+
+def _series_key(cell: Cell, setting: Setting) -> _Key:
+    recipe = cell.recipe
+    backends = [cell.figures.backend] if cell.figures is not None else list(setting.backends)
+    if len(backends) != 1:
+        backends = [Backend.SIMULATED if recipe.device is Device.SIMULATED else Backend.MEASURED]
+    return _Key(
+        kernels=kernel_set(recipe),
+        provider=recipe.provider_names if recipe.kernels else "",
+        budget=str(recipe.flce_budget) if "flce" in recipe.kernels else "",
+        loss=recipe.loss,
+        backend=backends[0],
+    )
+
+
+def _rank(key: _Key) -> tuple[Any, ...]:
+    words = ("none", "no-flce", "flce", "all")
+    place = words.index(key.kernels) if key.kernels in words else len(words)
+    # our own kernels and the current loss last: they are drawn on top, with the set's own look
+    return place, key.kernels, key.provider == "ligerprof", key.loss == _CURRENT_LOSS, *key[1:]
+
+
+def _label(key: _Key, keys: Sequence[_Key]) -> str:
+    """The kernel set, and each further word in which lines of the figure differ."""
+    parts = [key.kernels]
+    for place in range(1, len(key)):
+        values = {other[place] for other in keys if other[place]}
+        if key[place] and len(values) > 1 and key[place] != _CURRENT_LOSS:
+            parts.append(key[place])
+    return ", ".join(parts)
+
+
+def _look(key: _Key, keys: Sequence[_Key]) -> LineLook:
+    """One color and marker per kernel set, the same in every figure; one line style per line."""
+    unknown = sorted({other.kernels for other in keys} - set(_SET_LOOKS))
+    look = _SET_LOOKS.get(key.kernels) or _OTHER_LOOKS[unknown.index(key.kernels) % len(_OTHER_LOOKS)]
+    same = [other for other in keys if other.kernels == key.kernels]
+    # the line with the set's own look is ranked last
+    number = len(same) - 1 - same.index(key)
+    if number == 0:
+        return look
+    dashes = _OTHER_DASHES[(number - 1) % len(_OTHER_DASHES)]
+    return dataclasses.replace(look, dashes=dashes, hollow=True, points=look.points + 2.5)
+
 
 Quantity = Literal["peak", "throughput"]
 VALUE_TITLES: dict[Quantity, str] = {"peak": "peak allocated, GiB", "throughput": "tokens/s"}
@@ -139,3 +373,155 @@ def _draw_end(axes: "Axes", line: _Line, neighbors: Sequence[_Line], quantity: Q
 def _height(line: _Line, quantity: Quantity) -> float:
     limits = [cell.limit_bytes for cell in line.series.cells if cell.status is CellStatus.OOM and cell.limit_bytes]
     return limits[0] / GIB if quantity == "peak" and limits else 0.0
+
+
+_BAR_INCHES = 0.19
+_COLORS: dict[Quantity, str] = {"peak": "#56b4e9", "throughput": "#e69f00"}
+_REFERENCE_COLOR = "#737373"
+# space to the right of the longest bar, as a multiple of its length, for the change: the same inches in one panel as in
+# each of two
+_ROOM = {1: 1.25, 2: 1.7}
+_SMALLEST_CHANGE = 0.005
+
+
+# label and cell of one kernel set
+_Bar = tuple[str, Cell]
+
+
+def find_ablation(settings: Sequence[Setting]) -> Setting | None:
+    """The setting with the most kernel sets, then the most tokens; each setting has one batch and one sequence."""
+    able = [setting for setting in settings if len(bars := _bars(setting)) > 1 and any(map(_is_reference, bars))]
+    return max(able, key=lambda setting: (len(_bars(setting)), setting.recipe.tokens), default=None)
+
+
+def draw_ablation(setting: Setting) -> "Figure":
+    """One bar per kernel set, with its change from no kernels; throughput only if every set has one."""
+    bars = _bars(setting)
+    timed = all(value_of(cell, "throughput") is not None for _, cell in bars)
+    quantities: list[Quantity] = ["peak", "throughput"] if timed else ["peak"]
+    sentence = f"Kernels alone and together, {describe_origin(setting)}"
+    with drawing(0.5 + _BAR_INCHES * len(bars), sentence, describe_setting(setting, along=())) as figure:
+        panels = figure.subplots(1, len(quantities), squeeze=False, sharey=True)[0]
+        for axes, quantity in zip(panels, quantities, strict=True):
+            _draw_ablation_panel(axes, bars, quantity, _ROOM[len(quantities)])
+        panels[0].set_yticks(range(len(bars)), [label for label, _ in bars])
+        panels[0].invert_yaxis()
+    return figure
+
+
+def _bars(setting: Setting) -> list[_Bar]:
+    """No kernels, each kernel alone, then the sets by size; with several losses, those of the current one if it ran."""
+    series = split_series(setting, Axis.BATCH)
+    loss = next((one.cells[0].recipe.loss for one in reversed(series) if one.kernels == "none"), None)
+    bars = [
+        (one.label, cell)
+        for one in series
+        for cell in one.cells
+        if cell.recipe.loss == loss and value_of(cell, "peak") is not None
+    ]
+    return sorted(bars, key=lambda bar: (len(bar[1].recipe.kernels), [*map(KERNEL_NAMES.index, bar[1].recipe.kernels)]))
+
+
+def _is_reference(bar: _Bar) -> bool:
+    return not bar[1].recipe.kernels
+
+
+def _draw_ablation_panel(axes: "Axes", bars: Sequence[_Bar], quantity: Quantity, room: float) -> None:
+    values = [value_of(cell, quantity) or 0.0 for _, cell in bars]
+    colors = [_REFERENCE_COLOR if _is_reference(bar) else _COLORS[quantity] for bar in bars]
+    axes.barh(range(len(bars)), values, height=0.72, color=colors)
+    base = next(value for value, bar in zip(values, bars, strict=True) if _is_reference(bar))
+    axes.axvline(base, color=RULE, linewidth=0.8, linestyle=(0, (1, 1.5)))
+    longest = room * max(values)
+    for place, (bar, value) in enumerate(zip(bars, values, strict=True)):
+        if not _is_reference(bar):
+            axes.text(longest, place, _percent(value / base - 1), ha="right", va="center")
+    axes.set_xlim(0, longest)
+    axes.set_xlabel(VALUE_TITLES[quantity])
+    axes.tick_params(axis="y", length=0)
+    axes.locator_params(axis="x", nbins=3)
+    if quantity == "throughput":
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(visible=False, axis="y")
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:+.0f} %".replace("-", "\N{MINUS SIGN}") if abs(ratio) >= _SMALLEST_CHANGE else "0 %"
+
+
+_FRONTIER_INCHES = 2.2
+_TICKS_INCHES = 2.7
+_FRONTIER = LineLook("#0072b2", "o")
+_FITS, _LOST = LineLook("#009e73", "*", "", points=9), LineLook("#d55e00", "X", "", points=7)
+
+
+def draw_frontier(fit: Fit) -> "Figure":
+    """Largest batch over tokens per sequence, both on doubling axes, with the requested pair marked."""
+    pair = f"{fit.recipe.batch} x {fit.recipe.seq}"
+    with drawing(_FRONTIER_INCHES, "The largest batch at each sequence", fit.recipe.summary, columns=1) as figure:
+        axes = figure.add_subplot()
+        _draw_points(axes, fit)
+        look, words = (_FITS, "fits") if fit.wanted.fits else (_LOST, "does not fit")
+        axes.plot([fit.recipe.seq], [fit.recipe.batch], label=f"{pair} {words}", zorder=5, **look.arguments())
+        axes.set_xlabel(AXIS_TITLES[Axis.SEQ])
+        axes.set_ylabel(f"largest {AXIS_TITLES[Axis.BATCH]}")
+    return figure
+
+
+def _draw_points(axes: "Axes", fit: Fit) -> None:
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
+    mark_sizes(axes, sorted({fit.recipe.seq, *(point.seq for point in fit.frontier)}), width_inches=_TICKS_INCHES)
+    if not fit.frontier:
+        return
+    lengths = [point.seq for point in fit.frontier]
+    batches = [point.batch for point in fit.frontier]
+    methods = " and ".join(dict.fromkeys(point.verdict.method for point in fit.frontier))
+    axes.fill_between(lengths, batches, min(batches), color=_FRONTIER.color, alpha=0.12, linewidth=0)
+    axes.plot(lengths, batches, label=f"fits {format_bytes(fit.limit.size_bytes)} ({methods})", **_FRONTIER.arguments())
+    for length, batch in zip(lengths, batches, strict=True):
+        axes.annotate(f"{batch}", (length, batch), textcoords="offset points", xytext=(4, 3))
+
+
+_PANEL_INCHES = 1.75
+_LOGITS_INCHES = 2.8
+_LOGITS = LineLook(ROLE_LOOKS[Role.LOGITS].color, "o")
+_CHECKPOINTS = LineLook(ROLE_LOOKS[Role.CHECKPOINTS].color, "s", (0, (4, 1.5)))
+
+
+def draw_logits(recipe: TrainingRecipe, sizes: Mapping[Axis, Sequence[int]]) -> "Figure":
+    """Draw two panels: over batch at the recipe's sequence, and over sequence at its batch.
+
+    Args:
+        sizes: batches and sequences to estimate, ascending.
+
+    Raises:
+        RecipeError: the recipe has no checkpointing, so there is nothing to compare the logits with.
+        UnsupportedError, UnknownModelError: the estimate does not cover the recipe.
+    """
+    if not recipe.checkpointing:
+        raise RecipeError("planes: no checkpoints to compare the logits with. Drop --no-checkpointing.")
+    setting = Setting(recipe=recipe, gpu="", cells=())
+    title = "Checkpoints and the loss's [T, V] tensors (tokens x vocabulary), ESTIMATED analytically"
+    with drawing(_PANEL_INCHES * len(Axis), title, describe_setting(setting, along=tuple(Axis))) as figure:
+        for axes, axis in zip(figure.subplots(len(Axis), 1), Axis, strict=True):
+            _draw_logits_panel(axes, recipe, axis, sizes[axis])
+    return figure
+
+
+def _draw_logits_panel(axes: "Axes", recipe: TrainingRecipe, axis: Axis, sizes: Sequence[int]) -> None:
+    found = [estimate(recipe.resized(axis, size)) for size in sizes]
+    logits = [one.logits_bytes / GIB for one in found]
+    checkpoints = [one.checkpoint_bytes / GIB for one in found]
+    axes.plot(sizes, logits, label="[T, V] logits tensors", **_LOGITS.arguments())
+    axes.plot(sizes, checkpoints, label="checkpoints", **_CHECKPOINTS.arguments())
+    if recipe.memory_limit_bytes is not None:
+        mark_limit(axes, recipe.memory_limit_bytes)
+    mark_sizes(axes, sizes, width_inches=_LOGITS_INCHES)
+    constant = f"at sequence {recipe.seq}" if axis is Axis.BATCH else f"at batch {recipe.batch}"
+    axes.set_xlabel(f"{AXIS_TITLES[axis]}, {constant}")
+    axes.set_ylabel("GiB")
+    # both grow with the tokens: on logarithmic axes they are straight lines, and their distance is their ratio
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()

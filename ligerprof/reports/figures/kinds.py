@@ -1,28 +1,231 @@
-"""The kinds of figures: the data that each needs, and how it is drawn from them."""
+"""The kinds of figures: the sources that each needs, and how it is drawn from them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ligerprof.errors import LigerprofError
+from ligerprof.analyzers.estimate import estimated_peak_bytes
+from ligerprof.errors import LigerprofError, ResultFormatError
+from ligerprof.files import FileKind, starts_as_json
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures.ablation import draw_ablation, find_ablation
-from ligerprof.reports.figures.accuracy import draw_accuracy, find_predictions
-from ligerprof.reports.figures.curves import Quantity, curve_sizes, draw_curves
+from ligerprof.reports.figures.curves import (
+    Quantity,
+    curve_sizes,
+    describe_origin,
+    describe_setting,
+    draw_ablation,
+    draw_curves,
+    draw_logits,
+    find_ablation,
+    kernel_set,
+    name_settings,
+    split_settings,
+)
 from ligerprof.reports.figures.kernels import describe_machines, draw_kernels, find_kernel_figures
-from ligerprof.reports.figures.layers import draw_layers, layer_breakdowns
-from ligerprof.reports.figures.logits import draw_logits
-from ligerprof.reports.figures.memory import Recorded, draw_memory
+from ligerprof.reports.figures.memory import Recorded, draw_layers, draw_memory, draw_roles, find_bars, layer_breakdowns
 from ligerprof.reports.figures.names import OF_A_RECIPE
-from ligerprof.reports.figures.roles import draw_roles, find_bars
-from ligerprof.reports.figures.series import describe_origin, describe_setting, name_settings, split_settings
-from ligerprof.reports.figures.sources import Sources
+from ligerprof.reports.figures.style import RULE, LineLook, drawing
+from ligerprof.roles import Backend
+from ligerprof.runs.bench.records import Finding, join_findings, read_lines
+from ligerprof.runs.directory import RESULT, read_result
+from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, CellStatus, cell_from_json, read_cells
+from ligerprof.snapshots import SNAPSHOT_NAME
+from ligerprof.units import GIB
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
+
+
+_AXES_INCHES = 1.9
+_LOOKS = {
+    "estimated": LineLook("#0072b2", "o", "", hollow=True, points=5.5),
+    "simulated": LineLook("#d55e00", "x", "", points=4),
+}
+# least extent of the axis to either side, so that a thousandth of a percent does not look like an error
+_LEAST_PERCENT = 0.1
+# ratio of the largest to the smallest peak from which the axis is logarithmic
+_WIDE = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """A predicted peak and the measured one of the same condition; `way` is estimated or simulated."""
+
+    way: str
+    predicted_bytes: int
+    measured_bytes: int
+
+    @property
+    def error_ratio(self) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+def find_predictions(cells: Iterable[Cell]) -> tuple[Prediction, ...]:
+    """Pair each measured peak with the analytic estimate, and with the simulated cell of the same training."""
+    peaks: dict[Backend, list[tuple[Cell, int]]] = {backend: [] for backend in Backend}
+    for cell in cells:
+        if cell.status is CellStatus.DONE and cell.figures is not None:
+            peaks[cell.figures.backend].append((cell, cell.figures.peak_bytes))
+    simulated = {repr(cell.recipe.training): peak_bytes for cell, peak_bytes in peaks[Backend.SIMULATED]}
+    measured = peaks[Backend.MEASURED]
+    found = [("estimated", estimated_peak_bytes(cell.recipe), peak_bytes) for cell, peak_bytes in measured]
+    found += [("simulated", simulated.get(repr(cell.recipe.training)), peak_bytes) for cell, peak_bytes in measured]
+    return tuple(
+        Prediction(way=way, predicted_bytes=predicted_bytes, measured_bytes=measured_bytes)
+        for way, predicted_bytes, measured_bytes in found
+        if predicted_bytes is not None and measured_bytes
+    )
+
+
+def draw_accuracy(predictions: Sequence[Prediction], *sentences: str) -> "Figure":
+    """One mark per prediction; the legend gives their number, the median and the worst."""
+    with drawing(_AXES_INCHES, *sentences, columns=1) as figure:
+        axes = figure.add_subplot()
+        for way, look in _LOOKS.items():
+            own = [prediction for prediction in predictions if prediction.way == way]
+            if own:
+                sizes = [prediction.measured_bytes / GIB for prediction in own]
+                errors = [100 * prediction.error_ratio for prediction in own]
+                axes.plot(sizes, errors, label=_label(way, [abs(error) for error in errors]), **look.arguments())
+        axes.axhline(0, color=RULE, linewidth=0.8)
+        reach = 1.15 * max([_LEAST_PERCENT, *(100 * abs(prediction.error_ratio) for prediction in predictions)])
+        axes.set_ylim(-reach, reach)
+        _scale_peaks(axes, [prediction.measured_bytes for prediction in predictions])
+        axes.set_xlabel("measured peak, GiB")
+        axes.set_ylabel("error, %")
+    return figure
+
+
+def _label(way: str, percents: Sequence[float]) -> str:
+    median, worst = statistics.median(percents), max(percents)
+    return f"{way}: {len(percents)} steps, median {median:.3f} %, worst {worst:.2f} %"
+
+
+def _scale_peaks(axes: "Axes", sizes_bytes: Sequence[int]) -> None:
+    """A linear axis for peaks of similar size, a logarithmic one for others."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    if max(sizes_bytes) < _WIDE * min(sizes_bytes):
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        return
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+_LONGEST_LINE = 2**16
+_RESULTS = FileKind(error=ResultFormatError, hint="Give a file of sweep, step or bench.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotSource:
+    """A recording, which is read when a figure needs it.
+
+    Attributes:
+        titles: names to choose from, shorter ones first.
+        origin: `measured` or `simulated`, empty if unknown.
+    """
+
+    path: Path
+    titles: tuple[str, ...]
+    origin: str = ""
+
+    @cached_property
+    def analysis(self) -> "SnapshotAnalysis":
+        """The recording, analyzed once for all figures; raises SnapshotFormatError if it is not a snapshot."""
+        from ligerprof.analyzers.explain.analysis import analyze
+
+        return analyze(self.path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """The contents of all sources."""
+
+    cells: tuple[Cell, ...] = ()
+    snapshots: tuple[SnapshotSource, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The shortest distinct names of the recordings; the longest ones if those are not distinct either."""
+        longest = max((len(source.titles) for source in self.snapshots), default=0)
+        names: tuple[str, ...] = ()
+        for level in range(longest):
+            names = tuple(source.titles[min(level, len(source.titles) - 1)] for source in self.snapshots)
+            if len(set(names)) == len(names):
+                break
+        return names
+
+
+def read_sources(paths: Iterable[Path]) -> Sources:
+    """Sort files and folders by their contents, and read all but the recordings.
+
+    A folder belongs to a sweep (results.jsonl) or to a run (result.json, snapshot.pickle), or contains only a
+    recording. A file contains the rows of a sweep, one result, bench records, or a memory snapshot.
+
+    Raises:
+        ResultFormatError, RunDirectoryError, BenchFileError: a path is none of these.
+    """
+    cell_files: list[Path] = []
+    snapshots: list[SnapshotSource] = []
+    findings: list[list[Finding]] = []
+    runs: list[Cell] = []
+    for path in paths:
+        if path.is_dir() and not (path / RESULTS_NAME).exists():
+            run, recording = _read_run(path)
+            runs += run
+            snapshots += recording
+        elif path.is_dir() or starts_as_json(path, _RESULTS):
+            if not path.is_dir() and _is_bench(path):
+                findings.append(read_lines(path))
+            else:
+                cell_files.append(path)
+        else:
+            snapshots.append(SnapshotSource(path=path, titles=(path.name.partition(".")[0],)))
+    cells = (*read_cells(cell_files), *runs)
+    return Sources(cells=cells, snapshots=tuple(snapshots), findings=join_findings(*findings))
+
+
+def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
+    """The result and the recording of a run directory, if it contains them."""
+    snapshot = path / SNAPSHOT_NAME
+    if not (path / RESULT).exists():
+        if not snapshot.exists():
+            raise ResultFormatError(
+                f"{path}: neither {RESULTS_NAME} nor {RESULT} nor {SNAPSHOT_NAME} in it. Give a sweep or a run."
+            )
+        return [], [SnapshotSource(path=snapshot, titles=(path.name,))]
+    cell = cell_from_json(read_result(path), str(path / RESULT))
+    recipe = cell.recipe
+    kernels = kernel_set(recipe)
+    provided = f"{kernels}, {recipe.provider_names}" if recipe.kernels else kernels
+    titles = (kernels, provided, f"{kernels}, {recipe.batch} x {recipe.seq}", path.name)
+    origin = cell.figures.backend if cell.figures is not None else ""
+    recording = [SnapshotSource(path=snapshot, titles=titles, origin=origin)] if snapshot.exists() else []
+    return [cell], recording
+
+
+def _is_bench(path: Path) -> bool:
+    """Whether the first line is a bench record; invalid lines are left to the other reader's errors."""
+    with path.open("rb") as file:
+        line = file.readline(_LONGEST_LINE)
+    try:
+        first = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and "what" in first and "recipe" not in first
+
 
 # doublings are evenly spaced on a logarithmic axis
 _BATCHES = tuple(2**power for power in range(8))

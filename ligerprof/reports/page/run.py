@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ligerprof.reports.figures.roles import RolesBar, draw_roles
+from ligerprof.reports.figures.memory import RolesBar, draw_roles
 from ligerprof.reports.figures.style import svg_text
 from ligerprof.reports.page.html import html_page, html_recording, html_table, paragraph
-from ligerprof.reports.page.ranks import html_ranks
+from ligerprof.reports.page.peak import html_ranks
 from ligerprof.reports.step import closing_lines, figure_columns, heading_lines, verdict_lines
 from ligerprof.reports.terminal import FiguresColumn, percent_error
 from ligerprof.roles import Role, shown_phases

@@ -11,10 +11,9 @@ from ligerprof.reports.study.tables import BEYOND, OUT_OF_MEMORY, draw_table, ma
 from ligerprof.reports.study.texts import Texts
 from ligerprof.reports.sweep import origin_words
 from ligerprof.runs.study.outline import Figure, Part, Section, Study
-from ligerprof.runs.sweep.borders import UNITS, line_edges
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import cell_key, expand
-from ligerprof.runs.sweep.runner import is_beyond
+from ligerprof.runs.sweep.runner import UNITS, is_beyond, line_edges
 from ligerprof.units import size_text
 
 NAME = "README.md"
@@ -117,8 +116,7 @@ class _Report:
         return [*(f"- {claim}" for claim in filled), ""] if filled else []
 
     def _figure(self, figure: Figure, shown: tuple[Cell, ...]) -> Iterator[str]:
-        from ligerprof.reports.figures.kinds import KINDS, PlotInput
-        from ligerprof.reports.figures.sources import Sources
+        from ligerprof.reports.figures.kinds import KINDS, PlotInput, Sources
         from ligerprof.reports.figures.style import write_figure
 
         cells = shown if figure.where is None else self._found.select(figure.where)

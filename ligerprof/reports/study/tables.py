@@ -20,9 +20,9 @@ from ligerprof.reports.study.found import (
 from ligerprof.reports.study.texts import Texts
 from ligerprof.roles import Role
 from ligerprof.runs.study.outline import Column, Conditions, Table
-from ligerprof.runs.sweep.borders import edges
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.runs.sweep.grid import AXES, KERNEL_OPTIONS, distinguishing_options, option_text
+from ligerprof.runs.sweep.runner import edges
 from ligerprof.units import format_mib
 
 OUT_OF_MEMORY = "OOM"

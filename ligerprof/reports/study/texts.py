@@ -8,9 +8,9 @@ from typing import Any
 from ligerprof.reports.study.found import Found, figure_text, minutes_apart, percent, shared_limit_bytes, value_of
 from ligerprof.runs.study.file import names_in
 from ligerprof.runs.study.outline import StudyFileError, Value
-from ligerprof.runs.sweep.borders import edges
 from ligerprof.runs.sweep.cells import Cell
 from ligerprof.runs.sweep.grid import AXES
+from ligerprof.runs.sweep.runner import edges
 from ligerprof.units import format_bytes
 
 # a piece of a text that is left out if one of its values is unknown

@@ -18,8 +18,7 @@ from ligerprof.recipe.commands.arguments import scalar
 from ligerprof.recipe.commands.changes import Change, ChangedCommand, TrainingCommand
 from ligerprof.recipe.commands.levers import Batches, Lever, find_levers
 from ligerprof.recipe.usable_memory import Limit
-from ligerprof.runs.command_search.cheapest import CheapestSearch, Plan
-from ligerprof.runs.command_search.largest import LargestSearch, Listed
+from ligerprof.runs.command_search.largest import CheapestSearch, LargestSearch, Listed, Plan
 from ligerprof.runs.command_search.trials import Machine, Outcome, Trial, Trials
 from ligerprof.serialization import document, select
 from ligerprof.words import Word

@@ -1,37 +1,189 @@
-"""Run the checks of one kernel; whatever the kernel raises becomes a row."""
+"""Run the checks of one kernel, with guards around its tensors; whatever the kernel raises becomes a row."""
 
+import gc
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ligerprof.errors import KernelUnavailableError, LigerprofError
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import KernelMemory, KernelSpec, load_entry
 from ligerprof.runs.bench.operations import Operation, Outputs, Tensors
-from ligerprof.runs.kernel_check.cases import (
-    CASES,
-    CHECKED,
-    COMPILED,
-    LARGE,
-    LOSSES,
-    OVERWRITTEN,
-    SIMULATED_GPU,
-    Case,
-)
-from ligerprof.runs.kernel_check.guards import WRITES_OUTSIDE, Guards
-from ligerprof.runs.kernel_check.meter import CallBytes, MeasuredCall
+from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, LOSSES, OVERWRITTEN, SIMULATED_GPU, Case
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
 from ligerprof.runs.simulated.worker import worker
 from ligerprof.text import error_line, printable
+
+# elements on each side, more than one block of a small kernel
+_MARGIN = 4096
+WRITES_OUTSIDE = "writes outside of"
+_UNINITIALIZED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+class Guards(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Surrounds tensors by NaN: those given to `surround`, and while it is active, uninitialized new memory.
+
+    New memory of floating-point numbers is filled with NaN, too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._guarded: list[tuple[str, Tensor, int]] = []
+
+    def surround(self, name: str, value: Tensor) -> Tensor:
+        """A copy of a tensor, with its gradient, in the middle of a larger one; integers come back as they are."""
+        if not _can_be_guarded(value):
+            return value
+        margin = value.new_full((_MARGIN,), math.nan)
+        buffer = torch.cat((margin, value.flatten(), margin))
+        self._guarded.append((f"its input {name}", buffer.detach(), value.numel()))
+        return buffer[_MARGIN:-_MARGIN].view(value.shape)
+
+    def raise_if_written(self) -> None:
+        """Raise ValueError if a kernel wrote outside of a tensor."""
+        for name, buffer, elements in self._guarded:
+            before, after = buffer[:_MARGIN], buffer[_MARGIN + elements :]
+            if not (before.isnan().all() and after.isnan().all()):
+                raise ValueError(f"it {WRITES_OUTSIDE} {name}")
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name.removeprefix("aten::") not in _UNINITIALIZED or not _can_be_guarded(result):
+            return result
+        span = 1 + sum(stride * (size - 1) for size, stride in zip(result.shape, result.stride(), strict=True))
+        buffer = torch.full((2 * _MARGIN + span,), math.nan, dtype=result.dtype, device=result.device)
+        self._guarded.append((f"a tensor of the sizes {list(result.shape)} that it allocates", buffer, span))
+        return buffer.as_strided(result.shape, result.stride(), _MARGIN)
+
+
+def _can_be_guarded(value: Tensor) -> bool:
+    return value.is_floating_point() and value.numel() > 0
+
+
+class ByteMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Live and peak requested bytes of storages that are created while it is active, except those of `known`."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                self._born(value.untyped_storage())
+        return result
+
+    def _born(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        size_bytes = storage.nbytes()
+        self.live_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._died, size_bytes)
+
+    def _died(self, size_bytes: int) -> None:
+        self.live_bytes -= size_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallBytes:
+    """The bytes of one call, in the terms of KernelMemory.
+
+    Attributes:
+        kept_bytes: kept until backward, outputs excluded; gradients computed in forward included.
+    """
+
+    output_bytes: int
+    kept_bytes: int
+    forward_temporary_bytes: int
+    backward_bytes: int
+
+    @classmethod
+    def stated(cls, memory: KernelMemory) -> "CallBytes":
+        """What a kernel declares."""
+        return cls(
+            output_bytes=memory.output_bytes,
+            kept_bytes=memory.saved_bytes + memory.forward_gradient_bytes,
+            forward_temporary_bytes=memory.forward_temporary_bytes,
+            backward_bytes=memory.backward_gradient_bytes + memory.backward_temporary_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredCall:
+    """A call of a kernel.
+
+    Attributes:
+        kept: names of the states that autograd keeps for backward.
+        states: names of the inputs that require a gradient, without parameters.
+    """
+
+    measured: CallBytes
+    kept: frozenset[str]
+    states: frozenset[str]
+
+
+class Meter(Protocol):
+    """Counts bytes; `peak_bytes` may be set, to start over."""
+
+    live_bytes: int
+    peak_bytes: int
+
+
+def measure_call(
+    call: Callable[[], tuple[Tensor, ...]],
+    given: Iterable[Tensor],
+    wanted: list[Tensor],
+    *,
+    meter: Meter | None = None,
+) -> CallBytes:
+    """One call with its backward.
+
+    Args:
+        given: the tensors that exist before the call.
+        wanted: the inputs whose gradients backward computes.
+        meter: counts the bytes, if it is active already; None: a `ByteMeter` does.
+    """
+    given = list(given)
+    if meter is None:
+        with ByteMeter(given) as counted:
+            return measure_call(call, given, wanted, meter=counted)
+    known = {value.untyped_storage() for value in given}
+    given_bytes = meter.peak_bytes = meter.live_bytes
+    outputs = call()
+    output_bytes = sum(storage.nbytes() for output in outputs if (storage := output.untyped_storage()) not in known)
+    # Triton's interpreter leaves reference cycles that hold the launch's tensors
+    gc.collect(0)
+    kept_bytes, forward_peak_bytes = meter.live_bytes - given_bytes, meter.peak_bytes - given_bytes
+    differentiable = [output for output in outputs if output.requires_grad]
+    gradients = [torch.ones_like(output) for output in differentiable]
+    meter.peak_bytes = start_bytes = meter.live_bytes
+    made = torch.autograd.grad(differentiable, wanted, gradients)
+    backward_bytes = meter.peak_bytes - start_bytes
+    del made
+    return CallBytes(
+        output_bytes=output_bytes,
+        kept_bytes=kept_bytes - output_bytes,
+        forward_temporary_bytes=forward_peak_bytes - kept_bytes,
+        backward_bytes=backward_bytes,
+    )
+
 
 Kernel = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from ligerprof.kernels.spec import load_entry
 from ligerprof.recipe.routing import UNIFORM
 from ligerprof.runs.bench.operations import DTYPES, Maker, Tensors
 from ligerprof.runs.kernel_check.cases import CHECKED, IN_PLACE, LARGE, PARAMETERS, SIMULATED_GPU
-from ligerprof.runs.kernel_check.meter import MeasuredCall, measure_call
+from ligerprof.runs.kernel_check.check import MeasuredCall, measure_call
 from ligerprof.runs.outcome import Progress
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.machine import install

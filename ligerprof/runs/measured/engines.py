@@ -6,12 +6,10 @@ from tempfile import TemporaryDirectory
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.measured.deepspeed import deepspeed_trainer, require_deepspeed
-from ligerprof.runs.measured.ranks.measure import measure_on_ranks
+from ligerprof.runs.measured.ranks import measure_on_ranks
 from ligerprof.runs.measured.step import Build, Join, measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
-from ligerprof.runs.parallel.ddp import ddp_trainer
-from ligerprof.runs.parallel.fsdp2 import fsdp2_trainer
-from ligerprof.runs.parallel.process_group import join_process_group
+from ligerprof.runs.parallel import ddp_trainer, fsdp2_trainer, join_process_group
 
 
 def measure_with_engine(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, cuda
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ligerprof.analyzers.explain.rank_causes import ModuleWeights
+from ligerprof.analyzers.explain.ranks import ModuleWeights
 from ligerprof.errors import LigerprofError
 from ligerprof.roles import Role
 from ligerprof.runs.directory import RunDirectory

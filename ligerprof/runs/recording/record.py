@@ -21,8 +21,7 @@ from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.settings import DISK_BYTES
 from ligerprof.snapshots.collector import collector_paused
-from ligerprof.snapshots.saved import with_saved_tensors
-from ligerprof.snapshots.stamp import Stamp
+from ligerprof.snapshots.stamp import Stamp, with_saved_tensors
 
 Stacks = Literal["python", "all"]
 MAX_ENTRIES = 1_000_000

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ligerprof.snapshots.saved import SavedTensor
+from ligerprof.snapshots.stamp import SavedTensor
 
 # a model of 100 layers saves about 3,000 tensors in a step
 _MOST_ROWS = 200_000

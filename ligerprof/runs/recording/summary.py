@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.explain.rank_causes import ModuleWeights
+from ligerprof.analyzers.explain.ranks import ModuleWeights
 from ligerprof.errors import LigerprofError, RunDirectoryError
 from ligerprof.files import FileKind, read_json
 from ligerprof.gpus import find_gpu

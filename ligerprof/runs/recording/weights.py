@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ligerprof.analyzers.explain.rank_causes import module_kind
+from ligerprof.analyzers.explain.ranks import module_kind
 
 # what wrappers add to the names of modules
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from ligerprof.recipe.categories import Engine, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.attention.selection import AttentionKernel
+from ligerprof.torch_memory.attention import AttentionKernel
 
 
 def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:

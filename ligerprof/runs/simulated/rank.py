@@ -20,7 +20,7 @@ from ligerprof.runs.measured.engines import engine_of
 from ligerprof.runs.measured.step import Build
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of
-from ligerprof.runs.parallel.fsdp2 import ShardedTrainer
+from ligerprof.runs.parallel import ShardedTrainer
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.forks import apart
@@ -33,7 +33,7 @@ from ligerprof.simulated_gpu.machine import Machine, install
 from ligerprof.simulated_gpu.ranks.group import SimulatedGroup
 from ligerprof.simulated_gpu.ranks.messages import Messages
 from ligerprof.snapshots.collector import collector_paused
-from ligerprof.snapshots.saved import with_saved_tensors
+from ligerprof.snapshots.stamp import with_saved_tensors
 
 GPU = torch.device("cuda", 0)
 _ENDLESS_BYTES = 2**62

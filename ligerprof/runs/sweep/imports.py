@@ -10,7 +10,7 @@ _MODULES = (
     "ligerprof.reports.page.run",
     "ligerprof.reports.step",
     "ligerprof.reports.tensorboard",
-    "ligerprof.runs.measured.ranks.group",
+    "ligerprof.runs.measured.ranks",
     "ligerprof.runs.step",
     "ligerprof.runs.simulated",
     "ligerprof.kernels.patching.apply",

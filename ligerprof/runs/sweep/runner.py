@@ -1,17 +1,148 @@
-"""Run the cells of a sweep that are not finished yet, and append each one's row."""
+"""Run the cells of a sweep that are not finished yet, each in a process, and search for the largest size that runs."""
 
+import dataclasses
+import json
+import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
 
-from ligerprof.errors import LigerprofError
+from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.search.fit import SEQ_STEP, find_border
+from ligerprof.errors import LigerprofError, RecipeError
+from ligerprof.files import write_new_file
+from ligerprof.recipe.categories import Axis
+from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.sweep.cells import Cell, CellStatus, cell_from_json
-from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.recipe.usable_memory import find_limit
+from ligerprof.runs.sweep.cells import Cell, CellStatus, SweepFolder, cell_from_json, disk_errors_in_a_line
 from ligerprof.runs.sweep.grid import cell_key
-from ligerprof.runs.sweep.process import CellProcess, SweepSettings
-from ligerprof.runs.sweep.starting import CellStarter
+from ligerprof.runs.sweep.starting import CellStarter, Command
+from ligerprof.serialization import document
+
+# done and out of memory
+_EXIT_CODES_WITH_RESULT = (0, 3)
+_LOG_TAIL_BYTES = 4096
+_LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepSettings:
+    """How to run the cells of a sweep.
+
+    Attributes:
+        timeout_seconds: time limit per cell; a cell that exceeds it is ended and counts as failed.
+        trace: profile measured cells for TensorBoard.
+        jobs: number of cells that run at once.
+        stop_at_oom: skip cells that are larger than one of the same line that was out of memory.
+        again: run finished cells again.
+    """
+
+    timeout_seconds: float | None = None
+    trace: bool = False
+    jobs: int = 1
+    stop_at_oom: bool = False
+    again: bool = False
+
+
+class CellProcess:
+    """A running cell.
+
+    Raises:
+        RunDirectoryError: its files cannot be written.
+    """
+
+    def __init__(
+        self, recipe: TrainingRecipe, folder: SweepFolder, settings: SweepSettings, starter: CellStarter
+    ) -> None:
+        self.recipe, self.key = recipe, cell_key(recipe)
+        self._folder, self._settings = folder, settings
+        self._started = time.monotonic()
+        self._timed_out = False
+        files = {"output": self._file("out"), "log": self._file("log")}
+        with disk_errors_in_a_line(folder.path):
+            self._running = starter.start(Command(words=self._words(), recipe=recipe, **files))
+
+    def poll(self) -> dict[str, Any] | None:
+        """The row if the cell has ended, else None; ends a cell that exceeds its time limit."""
+        limit_seconds = self._settings.timeout_seconds
+        code = self._running.poll()
+        if code is None and limit_seconds is not None and self._seconds() > limit_seconds:
+            self._timed_out = True
+            self.stop()
+            code = self._running.poll()
+        return None if code is None else self._row(code)
+
+    def words(self) -> str:
+        """The last line of the cell's stderr that is not blank, shortened; empty if there is none."""
+        try:
+            with self._file("log").open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(0, end - _LOG_TAIL_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_LONGEST_ERROR]
+
+    def stop(self) -> None:
+        """End the cell and all its processes."""
+        self._running.stop()
+
+    def _words(self) -> tuple[str, ...]:
+        """The words of the cell's command after `python`."""
+        config = self.recipe.deepspeed_config
+        flags = recipe_flags(dataclasses.replace(self.recipe, deepspeed_config=None))
+        if config is not None:
+            file = self._file("deepspeed.json")
+            write_new_file(file, json.dumps(config), force=True)
+            flags = (*flags, "--deepspeed-config", str(file))
+        trace = "--trace" if self._settings.trace else "--no-trace"
+        output = ("-o", str(self._folder.runs / self.key), "--force", "--json")
+        return ("-m", "ligerprof", "step", *flags, trace, *output)
+
+    def _file(self, suffix: str) -> Path:
+        return self._folder.runs / f"{self.key}.{suffix}"
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def _row(self, code: int) -> dict[str, Any]:
+        result = self._result() if code in _EXIT_CODES_WITH_RESULT else None
+        if result is not None:
+            status = CellStatus.DONE if result["oom"] is None else CellStatus.OOM
+            error = None
+        else:
+            status, error = CellStatus.FAILED, self._reason(code)
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            result = {"recipe": self.recipe.to_json(), "finished": now}
+        head = {"key": self.key, "status": status.value, "error": error, "seconds": round(self._seconds(), 3)}
+        # the keys of a step's result, but not its kind, nor a failure's hundreds of blocks
+        if isinstance(result.get("oom"), dict):
+            result["oom"].pop("blocks", None)
+        return {**document("cell", head), **{name: value for name, value in result.items() if name != "kind"}}
+
+    def _result(self) -> dict[str, Any] | None:
+        path = self._file("out")
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        path.unlink()
+        return result if isinstance(result, dict) and "oom" in result else None
+
+    def _reason(self, code: int) -> str:
+        if self._timed_out:
+            return f"took longer than {self._settings.timeout_seconds:g} s and was ended"
+        words = self.words().removeprefix("Error: ")
+        if abs(code) in (128 + signal.SIGKILL, signal.SIGKILL):
+            return f"killed (signal 9; did the host run out of memory?) after: {words}"
+        return words or f"ended with exit code {code} and printed nothing"
+
 
 _POLL_SECONDS = 0.1
 
@@ -138,3 +269,120 @@ def is_beyond(recipe: TrainingRecipe, cells: Iterable[Cell]) -> bool:
 def _line(recipe: TrainingRecipe) -> str:
     """The key shared by steps that differ only in batch and sequence."""
     return cell_key(replace(recipe, batch=1, seq=1))
+
+
+UNITS: dict[Axis, int] = {Axis.BATCH: 1, Axis.SEQ: SEQ_STEP}
+
+# a value that fits and one that does not; None if unknown
+Edges = tuple[int | None, int | None]
+
+
+class _ProbeFailedError(LigerprofError):
+    """A step of the search failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Border:
+    """Where memory ends along one axis, with all other options fixed.
+
+    Attributes:
+        largest: the largest value that ran; None if none did.
+        smallest_oom: the smallest value that was out of memory; None if the search did not find one.
+        reason: why the search ended before the two were adjacent, or None.
+        recipe: a step of the line; its value along the axis does not matter.
+    """
+
+    axis: Axis
+    largest: int | None
+    smallest_oom: int | None
+    reason: str | None = None
+    recipe: TrainingRecipe
+
+
+def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) -> tuple[Border, ...]:
+    """The border of every line of the recipes; the folder's finished cells narrow the search.
+
+    Raises:
+        SweepInterruptedError: on Ctrl-C.
+    """
+    lines: dict[str, TrainingRecipe] = {}
+    for recipe in recipes:
+        lines.setdefault(_border_line(recipe, axis), recipe)
+    return tuple(_search(runner, recipe, axis) for recipe in lines.values())
+
+
+def edges(cells: Iterable[Cell], axis: Axis) -> Edges:
+    """The largest value along an axis that ran, and the smallest above it that was out of memory."""
+    ends: dict[CellStatus, list[int]] = {status: [] for status in CellStatus}
+    for cell in cells:
+        ends[cell.status].append(getattr(cell.recipe, axis))
+    largest = max(ends[CellStatus.DONE], default=None)
+    lost = (value for value in ends[CellStatus.OOM] if largest is None or value > largest)
+    return largest, min(lost, default=None)
+
+
+def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> Edges:
+    """The edges of the cells that differ from a recipe in one axis alone."""
+    line = _border_line(recipe, axis)
+    return edges((cell for cell in cells if _border_line(cell.recipe, axis) == line), axis)
+
+
+def largest_fitting(fits: Callable[[int], bool], guess: int, unit: int, known: Edges = (None, None)) -> int | None:
+    """The largest multiple of `unit` that fits, or None; every value below one that fits is assumed to fit.
+
+    Args:
+        fits: called at most once per value, and only for values between the known ones.
+        guess: where to start.
+    """
+    low, high = known
+    lowest = (low or 0) // unit
+    most = None if high is None else -(-high // unit) - 1
+
+    def fits_count(count: int) -> bool:
+        return count <= lowest or fits(count * unit)
+
+    return find_border(fits_count, start=max(guess // unit, lowest, 1), most=most) * unit or None
+
+
+def _search(runner: Runner, recipe: TrainingRecipe, axis: Axis) -> Border:
+    reason = None
+
+    def runs(value: int) -> bool:
+        nonlocal reason
+        try:
+            probe = recipe.resized(axis, value)
+        except RecipeError as error:
+            # the model has fewer positions
+            reason = str(error)
+            return False
+        runner.run([probe])
+        cell = runner.cells.get(cell_key(probe))
+        if cell is not None and cell.status is CellStatus.FAILED:
+            raise _ProbeFailedError(f"{probe.batch} x {probe.seq} failed: {cell.error}")
+        # without a cell, it was skipped: a smaller one was out of memory
+        return cell is not None and cell.status is CellStatus.DONE
+
+    known = line_edges(runner.cells.values(), recipe, axis)
+    try:
+        largest_fitting(runs, _guess(recipe, axis, known), UNITS[axis], known)
+    except _ProbeFailedError as error:
+        reason = str(error)
+    largest, smallest_oom = line_edges(runner.cells.values(), recipe, axis)
+    return Border(recipe=recipe, axis=axis, largest=largest, smallest_oom=smallest_oom, reason=reason)
+
+
+def _border_line(recipe: TrainingRecipe, axis: Axis) -> str:
+    return cell_key(recipe.resized(axis, 1))
+
+
+def _guess(recipe: TrainingRecipe, axis: Axis, known: Edges) -> int:
+    """The estimated border; the recipe's own value if the estimate does not cover the recipe."""
+    own: int = getattr(recipe, axis)
+    try:
+        limit_bytes = find_limit(recipe).size_bytes
+        guess = largest_fitting(
+            lambda value: estimate(recipe.resized(axis, value)).peak_bytes <= limit_bytes, own, UNITS[axis], known
+        )
+    except LigerprofError:
+        return own
+    return guess or own

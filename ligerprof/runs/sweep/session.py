@@ -10,12 +10,9 @@ from ligerprof.recipe.categories import Axis, Device
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Backend
-from ligerprof.runs.sweep.borders import Border, find_borders
-from ligerprof.runs.sweep.cells import Cell, CellStatus
-from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.cells import Cell, CellStatus, SweepFolder
 from ligerprof.runs.sweep.grid import Grid, Refusal, expand
-from ligerprof.runs.sweep.process import SweepSettings
-from ligerprof.runs.sweep.runner import Runner, Watcher
+from ligerprof.runs.sweep.runner import Border, Runner, SweepSettings, Watcher, find_borders
 from ligerprof.runs.sweep.starting import CellStarter
 from ligerprof.serialization import document, select, to_json
 

@@ -9,7 +9,7 @@ from typing import Any
 from ligerprof.models.tape import POWERS, Event, Ref, Unit, encoded
 from ligerprof.roles import Role
 from ligerprof.runs.tapes.record import Recording, UnlikePassesError
-from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES
 
 Size = tuple[int, int]
 

@@ -28,10 +28,10 @@ from ligerprof.simulated_gpu import internals
 from ligerprof.simulated_gpu.internals.products import PRODUCT_INTERNALS
 from ligerprof.simulated_gpu.machine import Machine
 from ligerprof.snapshots.reader import Snapshot
-from ligerprof.snapshots.saved import with_saved_tensors
+from ligerprof.snapshots.stamp import with_saved_tensors
 from ligerprof.torch_memory import layer_norm, softmax
-from ligerprof.torch_memory.allocator.sizes import SizeRules
-from ligerprof.torch_memory.scratch import highest_bytes
+from ligerprof.torch_memory.allocator.settings import SizeRules
+from ligerprof.torch_memory.dtypes import highest_bytes
 
 # name, arguments and named arguments of a call
 Scratched = tuple[str, tuple[Any, ...], dict[str, Any]]

@@ -17,7 +17,7 @@ from ligerprof.runs.outcome import Progress
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
 from ligerprof.runs.tapes.recipes import Way, with_tape_of
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 
 _TOLERANCE = 0.001
 _NOTHING = Placement(resident={}, states={}, updates=())

@@ -1,24 +1,319 @@
-"""What batches of every length allocate, from the traces of a few lengths.
+"""What batches of every length allocate, from the traces of a few: sizes as functions of a batch's counts.
 
-Sizes are functions of a batch's counts (counts.py, functions.py). Where several functions give all traced sizes and
-disagree about a length, that length is traced. Where the order of allocations changes, or no function fits, the range
-is halved; a range of a few lengths is traced whole. Requests of the small pool, up to 1 MiB, may follow other rules:
-they count with the largest traced size.
+A size is a polynomial of one count, or a count and a share of each token. Every function of these kinds that gives all
+traced sizes is found; what it gives elsewhere is exact only where all of them agree. Where they disagree about a
+length, that length is traced. Where the order of allocations changes, or no function fits, the range is halved; a range
+of a few lengths is traced whole. Requests of the small pool, up to 1 MiB, may follow other rules: they count with the
+largest traced size.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from functools import cache
+from itertools import combinations
+from math import lcm
 
 import numpy as np
 
+from ligerprof.analyzers.estimate import kernel_calls
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.lengths import BatchShape
-from ligerprof.runs.whole_run.counts import Count, total_tokens
-from ligerprof.runs.whole_run.functions import Values, possible_sizes
-from ligerprof.runs.whole_run.traces import Program, Trace
-from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
-from ligerprof.torch_memory.attention.fused import mask_padding
+from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.models import ModelSpec
+from ligerprof.recipe.lengths import BatchShape, recipe_of
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.allocator.states import Operations, Sizes, place_left
+from ligerprof.torch_memory.attention import mask_padding
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.reductions import column_sum_scratch
+from ligerprof.torch_memory.sorting import ROWS_PER_PART, EmbeddingGradient, embedding_gradient
+
+Count = Callable[[BatchShape], int]
+
+# what kernels round tokens up to: vectors, warps, tiles
+_MULTIPLES = tuple(2**power for power in range(1, 11))
+
+
+def total_tokens(shape: BatchShape) -> int:
+    """Tokens of all rows."""
+    return shape.rows * shape.tokens
+
+
+def _rounded(multiple: int) -> Count:
+    return lambda shape: -(-total_tokens(shape) // multiple)
+
+
+def _parts(shape: BatchShape) -> int:
+    return total_tokens(shape) // ROWS_PER_PART
+
+
+def _rows_rounded(multiple: int) -> Count:
+    return lambda shape: -(-shape.tokens // multiple)
+
+
+def _scores_rounded(multiple: int) -> Count:
+    """Scores of one row whose keys are rounded."""
+    return lambda shape: shape.tokens * -(-shape.tokens // multiple)
+
+
+_ROUNDED: tuple[Count, ...] = (
+    _parts,
+    *map(_rows_rounded, _MULTIPLES),
+    *map(_scores_rounded, _MULTIPLES),
+    *map(_rounded, _MULTIPLES),
+)
+
+
+def known_counts(recipe: TrainingRecipe, shape: BatchShape) -> tuple[Count, ...]:
+    """What sizes may depend on besides the tokens: rounded tokens, and the bytes of operators whose rule is known.
+
+    Args:
+        shape: any micro-batch of the run.
+    """
+    return (*_stated_by_kernels(recipe, shape), *_of_embeddings(recipe.spec), *_of_sums(recipe), *_ROUNDED)
+
+
+def _of_embeddings(spec: ModelSpec) -> Iterator[Count]:
+    yield from _of_embedding(spec.vocab_size, spec.hidden_size)
+    if spec.streams is not None:
+        yield from _of_embedding(spec.streams.vocabulary, spec.layers * spec.streams.width)
+
+
+def _of_embedding(rows: int, width: int) -> Iterator[Count]:
+    """The storage that sorts the tokens and sums the rows of equal ones."""
+
+    @cache
+    def gradient(tokens: int) -> EmbeddingGradient | None:
+        return embedding_gradient(tokens, rows, width)
+
+    def field(name: str) -> Count:
+        # 0 for tokens that are not sorted
+        return lambda shape: getattr(gradient(total_tokens(shape)), name, 0)
+
+    yield from map(field, ("sort_bytes", "rank_scan_bytes", "segment_bytes", "segment_scan_bytes"))
+
+
+def _of_sums(recipe: TrainingRecipe) -> Iterator[Count]:
+    """Partial results of sums over tokens, as the gradients of norms' weights and of biases are."""
+
+    def partial(columns: int, element_bytes: int) -> Count:
+        return lambda shape: max(column_sum_scratch(total_tokens(shape), columns, element_bytes, gpu), default=0)
+
+    gpu, spec = recipe.gpu_spec, recipe.spec
+    columns = {spec.hidden_size, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate_size}
+    for width in sorted(columns):
+        yield from (partial(width, element_bytes) for element_bytes in (HALF_BYTES, FP32_BYTES))
+
+
+def _stated_by_kernels(recipe: TrainingRecipe, shape: BatchShape) -> Iterator[Count]:
+    """Nothing if the estimate does not cover the model."""
+    if recipe.spec.no_estimate_reason is not None:
+        return
+    for kernel, call in kernel_calls(recipe_of(recipe, shape)):
+        # a norm of queries or keys has several vectors per token
+        vectors, rest = divmod(call.tokens, total_tokens(shape))
+        if rest == 0:
+            yield from _stated(kernel, call, vectors)
+
+
+def _stated(kernel: KernelSpec, call: KernelShape, vectors: int) -> Iterator[Count]:
+    @cache
+    def memory(shape: BatchShape) -> KernelMemory:
+        assert kernel.memory is not None, "kernel_calls returns kernels with a stated memory"
+        return kernel.memory(replace(call, tokens=vectors * total_tokens(shape), sequences=shape.rows))
+
+    def stated(name: str) -> Count:
+        return lambda shape: getattr(memory(shape), name)
+
+    yield from (stated(field.name) for field in fields(KernelMemory) if field.name.endswith("_bytes"))
+
+
+# the values of one count, for each shape
+Values = Sequence[int]
+_HIGHEST_DEGREE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A polynomial of one count's values, lowest power first, plus a slope times those of another."""
+
+    values: Values
+    coefficients: tuple[Fraction, ...]
+    others: Values = ()
+    slope: Fraction = Fraction(0)
+
+    def at(self, places: Sequence[int]) -> tuple[int, ...] | None:
+        """Bytes at these shapes; None if they are not whole numbers above 0 everywhere."""
+        whole = lcm(self.slope.denominator, *(coefficient.denominator for coefficient in self.coefficients))
+        coefficients = [int(coefficient * whole) for coefficient in reversed(self.coefficients)]
+        slope = int(self.slope * whole)
+        sizes = []
+        for place in places:
+            value, total = self.values[place], 0
+            for coefficient in coefficients:
+                total = total * value + coefficient
+            if slope:
+                total += slope * self.others[place]
+            size, rest = divmod(total, whole)
+            if rest or size <= 0:
+                return None
+            sizes.append(size)
+        return tuple(sizes)
+
+
+def possible_sizes(traced: Mapping[int, int], tokens: Values, counted: Sequence[Values]) -> tuple[tuple[int, ...], ...]:
+    """The sizes at all shapes, by every function that gives the traced ones; those of different functions once.
+
+    Args:
+        traced: bytes by the number of the shape.
+        tokens: of each shape.
+        counted: what else sizes may depend on.
+    """
+    places, everywhere = tuple(traced), range(len(tokens))
+    expected = tuple(traced.values())
+    found: dict[tuple[int, ...], None] = {}
+    for function in _candidates(traced, tokens, counted):
+        if function.at(places) == expected and (sizes := function.at(everywhere)) is not None:
+            found[sizes] = None
+    return tuple(found)
+
+
+def _candidates(traced: Mapping[int, int], tokens: Values, counted: Sequence[Values]) -> Iterator[_Function]:
+    """Functions through some of the traced sizes, those with fewer coefficients first."""
+    for degree in range(_HIGHEST_DEGREE + 1):
+        for values in (tokens, *counted):
+            points = {values[place]: size for place, size in traced.items()}
+            # as many coefficients as different values would fit anything
+            if len(points) > degree + 1:
+                some = dict(list(points.items())[: degree + 1])
+                yield _Function(values, _through(some))
+    for values in counted:
+        pairs = [(tokens[place], values[place]) for place in traced]
+        constant, slope, step = _solve(pairs, tuple(traced.values()))
+        yield _Function(values, (constant, step), tokens, slope)
+
+
+def _solve(points: Sequence[tuple[int, int]], sizes: Sequence[int]) -> tuple[Fraction, Fraction, Fraction]:
+    """Constant and factors of both numbers, from three of the points that are not on one line.
+
+    Where all are on one line, as a kernel's bytes over a range of tokens can be, the second factor is 1.
+    """
+    (x, y), size = points[0], sizes[0]
+    moved = [(a - x, b - y, other - size) for (a, b), other in zip(points[1:], sizes[1:], strict=True)]
+    for (a, b, first), (c, d, second) in combinations(moved, 2):
+        if (determinant := a * d - b * c) != 0:
+            slope = Fraction(first * d - second * b, determinant)
+            step = Fraction(second * a - first * c, determinant)
+            break
+    else:
+        a, b, first = moved[0]
+        slope, step = Fraction(first - b, a), Fraction(1)
+    return size - slope * x - step * y, slope, step
+
+
+def _through(points: Mapping[int, int]) -> tuple[Fraction, ...]:
+    """The coefficients of the polynomial through these points, lowest power first (Newton's form, expanded)."""
+    places = list(points)
+    differences = [Fraction(value) for value in points.values()]
+    for order in range(1, len(places)):
+        for index in range(len(places) - 1, order - 1, -1):
+            gap = places[index] - places[index - order]
+            differences[index] = (differences[index] - differences[index - 1]) / gap
+    coefficients = [differences[-1]]
+    for index in range(len(places) - 2, -1, -1):
+        shifted = [Fraction(0), *coefficients]
+        for power, coefficient in enumerate(coefficients):
+            shifted[power] -= coefficient * places[index]
+        shifted[0] += differences[index]
+        coefficients = shifted
+    while len(coefficients) > 1 and coefficients[-1] == 0:
+        coefficients.pop()
+    return tuple(coefficients)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """Allocations and frees in order.
+
+    Attributes:
+        operations: as in `RunAllocator.run`.
+        sizes: requested bytes of each allocation.
+    """
+
+    operations: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def program(self) -> "Program":
+        """The program of one shape."""
+        sizes = np.array(self.sizes, np.int64)[:, None]
+        return Program(operations=np.array(self.operations, np.int32), rows=np.arange(len(self.sizes)), sizes=sizes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Program:
+    """The traces of several shapes with one order of operations.
+
+    Attributes:
+        rows: for each allocation, its row of `sizes`.
+        sizes: requested bytes, one column per shape.
+    """
+
+    operations: Operations
+    rows: Sizes
+    sizes: Sizes
+
+
+class Ledger:
+    """The blocks that are held between traces, in the order of `RunAllocator.run`."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """Blocks that are held now."""
+        return len(self._held)
+
+    def trace(self, events: Sequence[tuple[int, int]]) -> Trace:
+        """Turn (address, requested bytes) events, where 0 bytes are a free, into a trace; moves the ledger on."""
+        before = {address: -index for index, address in enumerate(self._held, 1)}
+        own: dict[int, int] = {}
+        sizes: list[int] = []
+        operations: list[int] = []
+        allocated: list[int] = []
+        for address, size in events:
+            if size:
+                sizes.append(size)
+                own[address] = len(sizes)
+                allocated.append(address)
+                operations.append(0)
+            else:
+                # an address can be used again, so the youngest block there is the one that ends
+                operations.append(own.pop(address) if address in own else before.pop(address))
+        left = set(own.values())
+        self._held = place_left(
+            [address if address in before else None for address in self._held],
+            [address if number in left else None for number, address in enumerate(allocated, 1)],
+        )
+        return Trace(operations=tuple(_in_order(operations)), sizes=tuple(sizes))
+
+
+def _in_order(operations: Sequence[int]) -> list[int]:
+    """Sort frees that follow each other: their order changes nothing, and some have the order of addresses."""
+    ordered: list[int] = []
+    frees: list[int] = []
+    for operation in operations:
+        if operation:
+            frees.append(operation)
+            continue
+        ordered += sorted(frees)
+        frees.clear()
+        ordered.append(0)
+    return [*ordered, *sorted(frees)]
+
 
 _MOST_TRACED = 96
 # of a range, where it is traced first; not evenly spread, so that no multiple meets all of them

@@ -13,11 +13,8 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.simulated.forks import apart
 from ligerprof.runs.simulated.worker import worker
-from ligerprof.runs.whole_run.counts import known_counts
-from ligerprof.runs.whole_run.outcome import WholeRun
-from ligerprof.runs.whole_run.programs import Programs
-from ligerprof.runs.whole_run.replay import Replay
-from ligerprof.runs.whole_run.traces import Ledger, Program, Trace
+from ligerprof.runs.whole_run.programs import Ledger, Program, Programs, Trace, known_counts
+from ligerprof.runs.whole_run.replay import Replay, WholeRun
 from ligerprof.runs.whole_run.tracing import StepTracer, step_tracer
 
 

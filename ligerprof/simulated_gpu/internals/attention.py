@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ligerprof.simulated_gpu.attention import problem_of
 from ligerprof.simulated_gpu.internals.call import Call, Internal
-from ligerprof.torch_memory.attention.fused import backward_scratch, flash_split_sizes, forward_scratch
-from ligerprof.torch_memory.attention.selection import AttentionKernel
+from ligerprof.torch_memory.attention import AttentionKernel, backward_scratch, flash_split_sizes, forward_scratch
 
 aten = torch.ops.aten
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.simulated_gpu.device import Device
-from ligerprof.torch_memory.dtypes import dtype_name
-from ligerprof.torch_memory.scratch import Scratch
+from ligerprof.torch_memory.dtypes import Scratch, dtype_name
 
 __all__ = ["Call", "Internal", "dtype_name"]
 

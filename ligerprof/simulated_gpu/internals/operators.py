@@ -9,14 +9,20 @@ import torch
 from ligerprof.simulated_gpu.internals.call import Call, Internal, dtype_name
 from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
-from ligerprof.torch_memory.decompositions import svd_scratch
-from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.embedding import EmbeddingGradient, embedding_gradient, sorted_gradient
-from ligerprof.torch_memory.foreach import norm_partials_bytes
-from ligerprof.torch_memory.indexing import POW_BASE_SCRATCH, accumulation_scratch, index_copies
-from ligerprof.torch_memory.scans import cumsum_scratch, masked_scatter_scratch
-from ligerprof.torch_memory.scratch import together
-from ligerprof.torch_memory.sorting import sort_scratch
+from ligerprof.torch_memory.dtypes import FP32_BYTES, together
+from ligerprof.torch_memory.libraries import svd_scratch
+from ligerprof.torch_memory.reductions import norm_partials_bytes
+from ligerprof.torch_memory.sorting import (
+    POW_BASE_SCRATCH,
+    EmbeddingGradient,
+    accumulation_scratch,
+    cumsum_scratch,
+    embedding_gradient,
+    index_copies,
+    masked_scatter_scratch,
+    sort_scratch,
+    sorted_gradient,
+)
 
 aten = torch.ops.aten
 

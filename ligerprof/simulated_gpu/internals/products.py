@@ -6,7 +6,7 @@ import torch
 
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.internals.call import Call, Internal
-from ligerprof.torch_memory.cublas import LT_WORKSPACE_BYTES
+from ligerprof.torch_memory.libraries import LT_WORKSPACE_BYTES
 
 aten = torch.ops.aten
 

@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.collector import return_freed_memory
-from ligerprof.snapshots.pickles.allowance import Allowance, LimitError
 from ligerprof.snapshots.pickles.plain import load_plain_data, without_frames
-from ligerprof.snapshots.pickles.rows import FIRST_REFERENCE, KEPT
-from ligerprof.snapshots.pickles.table import Cut, cut_alike
+from ligerprof.snapshots.pickles.table import FIRST_REFERENCE, KEPT, Cut, cut_alike
 from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
+from ligerprof.snapshots.watch import Allowance, LimitError
 
 _TRACES = "device_traces"
 # smaller files take less memory than is worth the time of getting it again

@@ -4,15 +4,235 @@ The rules are those of c10/cuda/CUDACachingAllocator.cpp (native backend, one de
 large blocks come from pools of their own, the best fit is taken and split, freed neighbours merge, and what fits
 nowhere gets a new segment, after a retry without what is cached. Each CUDA stream has its own pools: a free block
 serves only the stream that it was allocated on. A block is freed when its holder frees it, as without `record_stream`.
+Expandable segments have address space for all of a pool, with memory mapped behind it page by page.
 """
 
+import bisect
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 
-from ligerprof.torch_memory.allocator.blocks import Block, Pool
-from ligerprof.torch_memory.allocator.expandable import ExpandableSegment
-from ligerprof.torch_memory.allocator.settings import AllocatorSettings
-from ligerprof.torch_memory.allocator.sizes import SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, AllocatorSettings
 from ligerprof.units import MIB
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Block:
+    """A piece of a segment; `previous` and `next` are its neighbours there.
+
+    Attributes:
+        mapped: False for address space of an expandable segment that has no memory behind it.
+        requested_bytes: what the holder asked for; of a free block, what its last holder asked for.
+        context: what the caller gave with the allocation.
+        segment_context: what the caller gave with the allocation that made the segment.
+        freed_at: the pool's clock when the block was last put there.
+    """
+
+    address: int
+    size_bytes: int
+    pool: "Pool"
+    previous: "Block | None" = None
+    next: "Block | None" = None
+    allocated: bool = False
+    mapped: bool = True
+    requested_bytes: int = 0
+    context: object = None
+    segment_context: object = None
+    freed_at: int = 0
+
+    @property
+    def is_whole_segment(self) -> bool:
+        """Whether nothing else shares its segment."""
+        return self.previous is None and self.next is None
+
+    @property
+    def room_bytes(self) -> int:
+        """Its size and what could be mapped behind it."""
+        following = self.next
+        return self.size_bytes + (following.size_bytes if following is not None and not following.mapped else 0)
+
+    def split(self, size_bytes: int) -> "Block":
+        """Keep the first `size_bytes`, and return the remainder as a new block."""
+        rest = Block(
+            address=self.address + size_bytes,
+            size_bytes=self.size_bytes - size_bytes,
+            pool=self.pool,
+            previous=self,
+            next=self.next,
+            mapped=self.mapped,
+            segment_context=self.segment_context,
+        )
+        if self.next is not None:
+            self.next.previous = rest
+        self.next, self.size_bytes = rest, size_bytes
+        return rest
+
+    def absorb_next(self) -> None:
+        """Take the next block in."""
+        following = self.next
+        if following is None:
+            return
+        self.size_bytes += following.size_bytes
+        self.next = following.next
+        if self.next is not None:
+            self.next.previous = self
+
+
+@dataclass(eq=False, slots=True)
+class Pool:
+    """Free blocks of one kind.
+
+    Attributes:
+        free: mapped ones, sorted by (size, address).
+        unmapped: those without memory, by address.
+        clock: how often a block was looked for.
+        stream: the CUDA stream that allocates from it.
+    """
+
+    small: bool
+    stream: int = 0
+    free: list[tuple[int, int, Block]] = field(default_factory=list)
+    unmapped: dict[int, Block] = field(default_factory=dict)
+    clock: int = 0
+
+    def insert(self, block: Block) -> None:
+        """Put a free block in."""
+        if not block.mapped:
+            self.unmapped[block.address] = block
+            return
+        block.freed_at = self.clock
+        bisect.insort(self.free, (block.size_bytes, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        """Take a free block out."""
+        if not block.mapped:
+            del self.unmapped[block.address]
+            return
+        del self.free[bisect.bisect_left(self.free, (block.size_bytes, block.address))]
+
+    def first_at_least(self, size_bytes: int) -> int:
+        """Index of the smallest free block of at least `size_bytes`, the lowest of its size."""
+        return bisect.bisect_left(self.free, (size_bytes,))
+
+    def skip_to_less_room(self, index: int) -> int:
+        """Go on while the next block has less room to grow, as get_free_block does in expandable segments."""
+        while index + 1 < len(self.free) and self.free[index + 1][2].room_bytes < self.free[index][2].room_bytes:
+            index += 1
+        return index
+
+    def merged(self, block: Block) -> Block:
+        """Merge a block that is in no pool with its free neighbours of the same kind, which leave the pool."""
+        before, following = block.previous, block.next
+        if following is not None and not following.allocated and following.mapped == block.mapped:
+            self.remove(following)
+            block.absorb_next()
+        if before is not None and not before.allocated and before.mapped == block.mapped:
+            self.remove(before)
+            before.absorb_next()
+            return before
+        return block
+
+
+# torch reserves 9/8 of the device's memory for each; here it has no end that a run could reach
+_SPACE_BYTES = 2**44
+_SMALL_ADDRESS = 0x10_0000_000000
+_LARGE_ADDRESS = 0x40_0000_000000
+# of the segments of streams other than the default one
+_STREAMS_ADDRESS = 0x60_0000_000000
+
+
+class ExpandableSegment:
+    """One pool's segment.
+
+    Args:
+        pool: whose blocks it holds.
+        page_bytes: what is mapped at once.
+        account: callback invoked with (action, address, bytes, context) for pages to map or unmap; False refuses.
+    """
+
+    def __init__(self, pool: Pool, *, page_bytes: int, account: Callable[[str, int, int, object], bool]) -> None:
+        self._pool, self._page_bytes, self._account = pool, page_bytes, account
+        self._origin = _SMALL_ADDRESS if pool.small else _LARGE_ADDRESS
+        if pool.stream:
+            self._origin = _STREAMS_ADDRESS + (2 * pool.stream + (not pool.small)) * _SPACE_BYTES
+        self._first = Block(address=self._origin, size_bytes=_SPACE_BYTES, pool=pool, mapped=False)
+        pool.insert(self._first)
+
+    def heads(self) -> Iterator[Block]:
+        """The first block of each stretch that has memory."""
+        block: Block | None = self._first
+        while block is not None:
+            if block.mapped and (block.previous is None or not block.previous.mapped):
+                yield block
+            block = block.next
+
+    def grow(self, size: int, context: object) -> Block | None:
+        """Map what `size` bytes at the lowest place need; None where memory runs out."""
+        candidate: Block | None = self._find(size)
+        if candidate is not None and not candidate.mapped:
+            candidate = self._map(candidate, min(candidate.size_bytes, size), context)
+        while candidate is not None and candidate.size_bytes < size and candidate.next is not None:
+            missing = size - candidate.size_bytes
+            candidate = self._map(candidate.next, min(missing, candidate.next.size_bytes), context)
+        if candidate is not None:
+            self._pool.remove(candidate)
+        return candidate
+
+    def unmap_free_pages(self, context: object) -> None:
+        """Give back the whole pages of every free block."""
+        for _, _, block in list(self._pool.free):
+            self._unmap(block, context)
+
+    def _find(self, size: int) -> Block | None:
+        for address in sorted(self._pool.unmapped):
+            block = self._pool.unmapped[address]
+            # a free block right before can be used too
+            if block.previous is not None and not block.previous.allocated:
+                block = block.previous
+            if _free_from(block, size) >= size:
+                return block
+        return None
+
+    def _map(self, block: Block, size: int, context: object) -> Block | None:
+        mapped_bytes = -(-size // self._page_bytes) * self._page_bytes
+        address = block.address
+        if not self._account("segment_map", address, mapped_bytes, context):
+            return None
+        self._pool.remove(block)
+        if mapped_bytes < block.size_bytes:
+            self._pool.insert(block.split(mapped_bytes))
+        block.mapped, block.segment_context = True, context
+        block = self._pool.merged(block)
+        self._pool.insert(block)
+        return block
+
+    def _unmap(self, block: Block, context: object) -> None:
+        # pages are counted from the segment's beginning
+        offset = block.address - self._origin
+        start = self._origin + -(-offset // self._page_bytes) * self._page_bytes
+        end = self._origin + (offset + block.size_bytes) // self._page_bytes * self._page_bytes
+        if end <= start:
+            return
+        self._pool.remove(block)
+        if start > block.address:
+            rest = block.split(start - block.address)
+            self._pool.insert(block)
+            block = rest
+        if block.address + block.size_bytes > end:
+            self._pool.insert(block.split(end - start))
+        block.mapped = False
+        self._pool.insert(self._pool.merged(block))
+        self._account("segment_unmap", start, end - start, context)
+
+
+def _free_from(block: Block, wanted: int) -> int:
+    """Bytes of free and unmapped blocks in a row, counted up to `wanted`."""
+    total = 0
+    following: Block | None = block
+    while following is not None and not following.allocated and total < wanted:
+        total += following.size_bytes
+        following = following.next
+    return total
+
 
 # c10/core/AllocatorConfig.h: kSmallBuffer, large_segment_size, kMinLargeAlloc, kRoundLarge
 SMALL_SEGMENT_BYTES = 2 * MIB

@@ -1,4 +1,4 @@
-/* The decisions of states.py, compiled: sizes and addresses are in units of 512 bytes. */
+/* The decisions of long_runs.py, compiled: sizes and addresses are in units of 512 bytes. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ typedef struct {
     int64_t index;
 } Place;
 
-/* compiled.py declares the same fields up to `min_own`. `changes` counts changes of the large pool that last: segments
+/* states.py declares the same fields up to `min_own`. `changes` counts changes of the large pool that last: segments
  * that are made or given back, held blocks that a run frees, and blocks that it leaves. */
 typedef struct {
     int64_t allocated, reserved, highest, highest_reserved, changes;
@@ -240,10 +240,15 @@ static void give_back(State *state)
 static int64_t grow(State *state, int32_t which, int64_t size)
 {
     Pool *pool = &state->pools[which];
-    int64_t wanted;
+    int64_t wanted = state->segment[which];
     int32_t number;
+    if (which && size >= state->min_own)
+        wanted = (size + state->round - 1) / state->round * state->round;
     if (state->expandable) {
         int64_t page = state->segment[which];
+        /* torch asks for room for a segment of its own first */
+        if (!has_room(state, wanted))
+            return size;
         int32_t last = pool->last;
         int is_free = last >= 0 && state->blocks[last].is_free;
         int64_t missing = size - (is_free ? state->blocks[last].size : 0);
@@ -260,9 +265,6 @@ static int64_t grow(State *state, int32_t which, int64_t size)
         }
         pool->mapped += wanted;
     } else {
-        wanted = state->segment[which];
-        if (which && size >= state->min_own)
-            wanted = (size + state->round - 1) / state->round * state->round;
         if (!has_room(state, wanted))
             give_back(state);
         if (!has_room(state, wanted))
@@ -328,7 +330,7 @@ static int32_t allocate(State *state, int64_t size, int64_t *failure)
     return number;
 }
 
-/* A state without segments, from the fields that compiled.py declares. */
+/* A state without segments, from the fields that states.py declares. */
 State *state_new(const State *fields, size_t bytes)
 {
     State *state = calloc(1, sizeof(State));

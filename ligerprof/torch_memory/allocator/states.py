@@ -1,13 +1,20 @@
-"""The caching allocator for long runs: the decisions of caching.py on whole numbers.
+"""The caching allocator for long runs: states.c, compiled when a process first needs it, or caching.py in its place.
 
-Sizes and addresses are in units of 512 bytes, the smallest block. compiled.py runs the same decisions as machine code.
+Sizes and addresses are in units of 512 bytes, the smallest block.
 """
 
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,27 +22,31 @@ import numpy.typing as npt
 from ligerprof.errors import UnsupportedError
 from ligerprof.torch_memory.allocator.caching import (
     LARGE_SEGMENT_BYTES,
+    MIN_OWN_SEGMENT_BYTES,
+    SEGMENT_ROUND_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorFullError,
-    segment_bytes,
+    Block,
+    CachingAllocator,
 )
-from ligerprof.torch_memory.allocator.settings import AllocatorSettings
-from ligerprof.torch_memory.allocator.sizes import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES
+from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES, SMALL_REQUEST_BYTES, AllocatorSettings
 
 UNIT_BYTES = MIN_BLOCK_BYTES
-_ADDRESS_BITS = 40
-_ADDRESSES = (1 << _ADDRESS_BITS) - 1
 # segments are made downwards from here
-FIRST_ADDRESS = _ADDRESSES
+_FIRST_ADDRESS = 2**40 - 1
 # requests up to here come from the small pool
-SMALL_UNITS = SMALL_REQUEST_BYTES // UNIT_BYTES
+_SMALL_UNITS = SMALL_REQUEST_BYTES // UNIT_BYTES
 # segments do not touch, so that free blocks of two segments never merge
-GAP_UNITS = 1
+_GAP_UNITS = 1
 
-# (address, size) of a block
-_Block = tuple[int, int]
 Operations = npt.NDArray[np.int32]
 Sizes = npt.NDArray[np.int64]
+
+_SOURCE = Path(__file__).with_name("states.c")
+# as Triton looks for one
+_COMPILERS = ("cc", "gcc", "clang")
+_NO_MEMORY = -1
+_SECONDS = 60
 
 
 class RunAllocator(ABC):
@@ -94,7 +105,7 @@ class RunAllocator(ABC):
         units = [-(-self._rules.round_request(size) // UNIT_BYTES) for size in different.tolist()]
         return np.array(units, np.int64)[places].reshape(requested_bytes.shape)
 
-    def _refuse(self, size: int) -> None:
+    def _refuse(self, size: int) -> NoReturn:
         assert self.limit is not None
         if self._expandable and self.allocated + size <= self.limit:
             raise UnsupportedError(
@@ -109,141 +120,208 @@ class RunAllocator(ABC):
         )
 
 
-@dataclass(slots=True)
-class _Pool:
-    """Free blocks: sorted numbers of size and address, and the same by start and by end."""
-
-    smallest_rest: int
-    page: int
-    keys: list[int] = field(default_factory=list)
-    starts: dict[int, int] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)
-    segments: dict[int, int] = field(default_factory=dict)
-    mapped: int = 0
-
-    def put(self, address: int, size: int) -> None:
-        insort(self.keys, size << _ADDRESS_BITS | address)
-        self.starts[address] = size
-        self.ends[address + size] = address
-
-    def take(self, address: int, size: int) -> None:
-        del self.keys[bisect_left(self.keys, size << _ADDRESS_BITS | address)]
-        del self.starts[address], self.ends[address + size]
-
-    def free(self, address: int, size: int) -> None:
-        """Take a block back and merge it with free neighbors."""
-        following = self.starts.get(address + size)
-        if following is not None:
-            self.take(address + size, following)
-            size += following
-        before = self.ends.get(address)
-        if before is not None:
-            self.take(before, address - before)
-            address, size = before, size + address - before
-        self.put(address, size)
-
-
 class AllocatorState(RunAllocator):
-    """The allocator in Python."""
+    """The allocator of caching.py, for machines without a compiler."""
 
     def __init__(self, settings: AllocatorSettings, limit_bytes: int | None = None) -> None:
         super().__init__(settings, limit_bytes)
-        self._small, self._large = (
-            _Pool(rest, page) for rest, page in zip(self._smallest_rests, self._pages, strict=True)
-        )
-        self._next_address = FIRST_ADDRESS
-        self._held: list[_Block] = []
+        limit_bytes = None if self.limit is None else self.limit * UNIT_BYTES
+        self._allocator = CachingAllocator(settings=settings, limit_bytes=limit_bytes)
+        self._held: list[Block] = []
 
     def key(self) -> object:
         """What decides about coming events: equal for equal states."""
-        pools = (tuple(self._small.keys), tuple(self._large.keys), self._small.mapped, self._large.mapped)
-        return (*pools, tuple(self._held))
+        return self._allocator.state(), tuple(block.address for block in self._held)
 
     def run(self, operations: Operations, sizes: Sizes, name: Hashable = None) -> None:
         """Allocate and free in order, see `RunAllocator.run`; nothing is remembered."""
         del name
-        blocks: list[_Block | None] = []
-        before: list[_Block | None] = list(self._held)
-        small, large = self._small, self._large
-        allocated, highest = self.allocated, self.highest
+        blocks: list[Block | None] = []
+        before: list[Block | None] = list(self._held)
+        self._allocator.reset_peaks()
         upcoming = iter(sizes.tolist())
-        for operation in operations.tolist():
-            if operation == 0:
-                size = next(upcoming)
-                pool = small if size <= SMALL_UNITS else large
-                keys = pool.keys
-                index = bisect_left(keys, size << _ADDRESS_BITS)
-                if self._expandable and index + 1 < len(keys):
-                    # the last block of the segment can grow: torch prefers one that cannot
-                    candidate = keys[index]
-                    if (candidate & _ADDRESSES) + (candidate >> _ADDRESS_BITS) == pool.mapped:
-                        index += 1
-                if index == len(keys):
-                    self.allocated, self.highest = allocated, highest
-                    self._grow(pool, size)
-                    index = bisect_left(keys, size << _ADDRESS_BITS)
-                key = keys.pop(index)
-                address, whole = key & _ADDRESSES, key >> _ADDRESS_BITS
-                del pool.starts[address]
-                rest = whole - size
-                if rest >= pool.smallest_rest:
-                    behind = address + size
-                    insort(keys, rest << _ADDRESS_BITS | behind)
-                    pool.starts[behind] = rest
-                    pool.ends[behind + rest] = behind
-                    whole = size
-                else:
-                    del pool.ends[address + whole]
-                blocks.append((address, whole))
-                allocated += whole
-                highest = max(highest, allocated)
-                continue
-            if operation > 0:
-                address, whole = blocks[operation - 1]
-                blocks[operation - 1] = None
-            else:
-                address, whole = before[-operation - 1]
-                before[-operation - 1] = None
-            allocated -= whole
-            (small if whole <= SMALL_UNITS else large).free(address, whole)
-        self.allocated, self.highest = allocated, highest
+        try:
+            for operation in operations.tolist():
+                if operation == 0:
+                    blocks.append(self._malloc(next(upcoming)))
+                    continue
+                own, place = (blocks, operation - 1) if operation > 0 else (before, -operation - 1)
+                block, own[place] = own[place], None
+                assert block is not None, "a block is freed once"
+                self._allocator.free(block)
+        finally:
+            self._count()
         self._held = place_left(before, blocks)
 
-    def _grow(self, pool: _Pool, size: int) -> None:
-        """Make a free block of at least `size`: a new segment, or more pages of the one that grows."""
-        if self._expandable:
-            tail = pool.ends.get(pool.mapped, pool.mapped)
-            held = pool.mapped - tail
-            wanted = -(-(size - held) // pool.page) * pool.page
-            if not self._has_room(wanted):
-                self._refuse(size)
-            if held:
-                pool.take(tail, held)
-            pool.mapped += wanted
-            pool.put(tail, held + wanted)
-        else:
-            wanted = segment_bytes(size * UNIT_BYTES) // UNIT_BYTES
-            if not self._has_room(wanted):
-                self._give_back()
-            if not self._has_room(wanted):
-                self._refuse(size)
-            self._next_address -= wanted + GAP_UNITS
-            pool.segments[self._next_address] = wanted
-            pool.put(self._next_address, wanted)
-        self.reserved += wanted
-        self.highest_reserved = max(self.highest_reserved, self.reserved)
+    def _malloc(self, size: int) -> Block:
+        retries = self._allocator.retries
+        try:
+            block = self._allocator.malloc(size * UNIT_BYTES)
+        except AllocatorFullError:
+            block = None
+        if block is None or (self._expandable and self._allocator.retries > retries):
+            self._count()
+            self._refuse(size)
+        return block
 
-    def _has_room(self, wanted: int) -> bool:
-        return self.limit is None or self.reserved + wanted <= self.limit
+    def _count(self) -> None:
+        allocator = self._allocator
+        self.allocated, self.reserved = allocator.allocated_bytes // UNIT_BYTES, allocator.reserved_bytes // UNIT_BYTES
+        self.highest = max(self.highest, allocator.peak_allocated_bytes // UNIT_BYTES)
+        self.highest_reserved = max(self.highest_reserved, allocator.peak_reserved_bytes // UNIT_BYTES)
 
-    def _give_back(self) -> None:
-        """Give back every segment that holds nothing."""
-        for pool in (self._large, self._small):
-            for address, size in list(pool.segments.items()):
-                if pool.starts.get(address) == size:
-                    pool.take(address, size)
-                    del pool.segments[address]
-                    self.reserved -= size
+
+class _Fields(ctypes.Structure):
+    """The beginning of `State` in states.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("allocated", "reserved", "highest", "highest_reserved", "changes")),
+        *((name, ctypes.c_int64) for name in ("limit", "expandable", "next_address", "gap")),
+        *((name, ctypes.c_int64 * 2) for name in ("smallest_rest", "segment")),
+        *((name, ctypes.c_int64) for name in ("small", "round", "min_own")),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """states.c as a library; None if it cannot be compiled and loaded here."""
+    library = next(filter(None, map(_compiled, compilers("CC", _COMPILERS))), None)
+    if library is None:
+        return None
+    library.state_new.argtypes = (ctypes.POINTER(_Fields), ctypes.c_size_t)
+    library.state_new.restype = ctypes.c_void_p
+    library.state_delete.argtypes = (ctypes.c_void_p,)
+    library.state_delete.restype = None
+    pointer = ctypes.c_void_p
+    library.state_run.argtypes = (pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64, ctypes.c_int)
+    library.state_held_sizes.argtypes = (pointer, pointer, ctypes.c_int64, pointer)
+    library.state_held_sizes.restype = None
+    library.state_key.argtypes = (pointer, pointer, ctypes.c_int64)
+    library.state_run.restype = library.state_key.restype = ctypes.c_int64
+    return library
+
+
+def compilers(variable: str, usual: Iterable[str]) -> Iterator[list[str]]:
+    """Commands that may compile, with their first arguments, as in "ccache gcc".
+
+    Args:
+        variable: of the environment, which may name one: CC or CXX.
+        usual: the others.
+    """
+    named: list[str] = []
+    with suppress(ValueError):
+        # an open quotation mark
+        named = shlex.split(os.environ.get(variable, ""))
+    for command in (named, *([name] for name in usual)):
+        if command and shutil.which(command[0]):
+            yield command
+
+
+def _compiled(compiler: list[str]) -> ctypes.CDLL | None:
+    """states.c as a library; None if this compiler, or the folder for temporary files, does not serve."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "states.so")
+            command = [*compiler, "-O2", "-shared", "-fPIC", "-o", str(path), str(_SOURCE)]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS)
+            return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def can_compile() -> bool:
+    """Whether states.c can be compiled and loaded here."""
+    return _library() is not None
+
+
+class CompiledState(RunAllocator):
+    """The allocator in machine code; `can_compile` is needed."""
+
+    def __init__(self, settings: AllocatorSettings, limit_bytes: int | None = None) -> None:
+        super().__init__(settings, limit_bytes)
+        library = _library()
+        assert library is not None, "can_compile was asked"
+        fields = _Fields(
+            limit=-1 if self.limit is None else self.limit,
+            expandable=self._expandable,
+            next_address=_FIRST_ADDRESS,
+            gap=_GAP_UNITS,
+            smallest_rest=self._smallest_rests,
+            segment=self._pages,
+            small=_SMALL_UNITS,
+            round=SEGMENT_ROUND_BYTES // UNIT_BYTES,
+            min_own=MIN_OWN_SEGMENT_BYTES // UNIT_BYTES,
+        )
+        self._library = library
+        self._state: int | None = library.state_new(ctypes.byref(fields), ctypes.sizeof(fields))
+        if self._state is None:
+            raise MemoryError
+        self._fields = _Fields.from_address(self._state)
+        self._numbers = np.empty(1024, np.int64)
+        # of runs that leave the present large pool as it is, the most units above those before the run, and the sizes
+        # of the held blocks that the run freed
+        self._rises: dict[Hashable, tuple[int, bytes]] = {}
+        # of each name, the places of held blocks that its runs free
+        self._places: dict[Hashable, npt.NDArray[np.int32]] = {}
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None) is not None:
+            self._library.state_delete(self._state)
+
+    def key(self) -> object:
+        """What decides about coming events: equal for equal states."""
+        count: int = self._library.state_key(self._state, self._numbers.ctypes.data, len(self._numbers))
+        if count > len(self._numbers):
+            self._numbers = np.empty(2 * count, np.int64)
+            return self.key()
+        return self._numbers[:count].tobytes()
+
+    def run(self, operations: Operations, sizes: Sizes, name: Hashable = None) -> None:
+        """Allocate and free in order, see `RunAllocator.run`."""
+        fields = self._fields
+        operations, sizes = np.ascontiguousarray(operations, np.int32), np.ascontiguousarray(sizes, np.int64)
+        before, changes = fields.allocated, fields.changes
+        rise, known_freed = self._rises.get(name, (0, None))
+        freed = b"" if name is None else self._freed(operations, name)
+        only_small = freed == known_freed and self._small_pool_has_room(sizes)
+        fields.highest, fields.highest_reserved = before, self.highest_reserved
+        refused: int = self._library.state_run(
+            self._state, operations.ctypes.data, len(operations), sizes.ctypes.data, len(sizes), only_small
+        )
+        highest = before + rise if only_small else fields.highest
+        self.highest, self.highest_reserved = max(self.highest, highest), fields.highest_reserved
+        self.allocated, self.reserved = fields.allocated, fields.reserved
+        if refused == _NO_MEMORY:
+            raise MemoryError
+        if refused:
+            self._refuse(refused)
+        if fields.changes != changes:
+            self._rises.clear()
+        elif name is not None:
+            self._rises[name] = highest - before, freed
+
+    def _freed(self, operations: Operations, name: Hashable) -> bytes:
+        """The sizes of the held blocks that a run frees, in order."""
+        places = self._places.get(name)
+        if places is None:
+            places = self._places[name] = -operations[operations < 0] - 1
+        if not len(places):
+            return b""
+        sizes = np.empty(len(places), np.int64)
+        self._library.state_held_sizes(self._state, places.ctypes.data, len(places), sizes.ctypes.data)
+        return sizes.tobytes()
+
+    def _small_pool_has_room(self, sizes: Sizes) -> bool:
+        """Whether the small pool can grow for each of its requests, and no segment needs to be given back."""
+        if self.limit is None:
+            return True
+        most = int(np.count_nonzero(sizes <= _SMALL_UNITS)) * self._pages[0]
+        return self.reserved + most <= self.limit
+
+
+def make_allocator(settings: AllocatorSettings, limit_bytes: int | None) -> RunAllocator:
+    """An empty allocator: compiled if it can be, else the one of caching.py, some two hundred times as slow."""
+    return (CompiledState if can_compile() else AllocatorState)(settings, limit_bytes)
 
 
 _Held = TypeVar("_Held")

@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from ligerprof.analyzers.attribution.extraction import FeatureExtractor
-from ligerprof.analyzers.attribution.features import BlockFeatures, Feature
-from ligerprof.analyzers.attribution.rules import RULES, Rule, role_of
+from ligerprof.analyzers.attribution.rules import RULES, BlockFeatures, Feature, Rule, role_of
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.recipe.training import TrainingRecipe

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.attribution.keepers import PYTHON, Keeper, Keepers
+from ligerprof.analyzers.attribution.owners import PYTHON, Keeper, Keepers
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze, explain
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ligerprof.analyzers.attribution.features import BlockFeatures
-from ligerprof.analyzers.attribution.user_rules import UserRule, read_rules
+from ligerprof.analyzers.attribution.rules import BlockFeatures, UserRule, read_rules
 from ligerprof.analyzers.explain.analysis import analyze, explain
 from ligerprof.cli.main import main
 from ligerprof.errors import RulesError

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze, explain
-from ligerprof.analyzers.explain.failure import Cause, FailedAllocation
-from ligerprof.analyzers.explain.free_memory import FreeReason
+from ligerprof.analyzers.explain.failure import Cause, FailedAllocation, FreeReason
 from ligerprof.reports.failure import failure_lines
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot

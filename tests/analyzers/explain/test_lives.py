@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ligerprof.analyzers.explain.lives import list_lives
+from ligerprof.analyzers.explain.groups import list_lives
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.replay import replay
 from tests.torch_memory.allocator.programs import random_program

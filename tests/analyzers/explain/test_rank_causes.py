@@ -1,7 +1,6 @@
 from pathlib import Path
 
-from ligerprof.analyzers.explain.rank_causes import CauseKind, ModuleWeights, causes
-from ligerprof.analyzers.explain.ranks import RankPeak
+from ligerprof.analyzers.explain.ranks import CauseKind, ModuleWeights, RankPeak, causes
 from ligerprof.roles import Role
 from tests.analyzers.explain.test_diff import MIB, group, report
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.trace.scanner import trace_events
+from ligerprof.analyzers.trace.events import trace_events
 from ligerprof.errors import TraceFormatError
 
 VALUES = st.recursive(

@@ -12,7 +12,7 @@ from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels import KERNEL_NAMES, KernelShape, apply, find_kernel
 from ligerprof.kernels.spec import load_entry
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.kernel_check.meter import CallBytes
+from ligerprof.runs.kernel_check.check import CallBytes
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.units import MIB
 from tests.kernels.models import FAMILIES, fingerprint, tiny_model, train_once

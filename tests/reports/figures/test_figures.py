@@ -17,11 +17,19 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures import accuracy
+from ligerprof.reports.figures import kinds as accuracy
 from ligerprof.reports.figures.kernels import draw_bench
-from ligerprof.reports.figures.kinds import KINDS, Drawn, NothingToDrawError, PlotInput, draw
+from ligerprof.reports.figures.kinds import (
+    KINDS,
+    Drawn,
+    NothingToDrawError,
+    PlotInput,
+    SnapshotSource,
+    Sources,
+    draw,
+    read_sources,
+)
 from ligerprof.reports.figures.names import KIND_NAMES
-from ligerprof.reports.figures.sources import SnapshotSource, Sources, read_sources
 from ligerprof.reports.figures.style import HALF_PAGE_INCHES, mark_sizes, new_figure, styled, svg_text, write_figure
 from ligerprof.runs.bench.records import Finding, read_lines
 from ligerprof.runs.sweep.cells import Cell, CellStatus
@@ -161,7 +169,7 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path\n"
         "from ligerprof.recipe.training import TrainingRecipe\n"
-        "from ligerprof.reports.figures.logits import draw_logits\n"
+        "from ligerprof.reports.figures.curves import draw_logits\n"
         "from ligerprof.reports.figures.style import write_figure\n"
         "sizes = {'batch': (1, 2, 4), 'seq': (512, 1024)}\n"
         "figure = draw_logits(TrainingRecipe(model='tiny', seq=64), sizes)\n"

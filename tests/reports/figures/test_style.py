@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ligerprof.errors import OutputError, RecipeError
-from ligerprof.reports.figures.series import _OTHER_LOOKS, _SET_LOOKS
+from ligerprof.reports.figures.curves import _OTHER_LOOKS, _SET_LOOKS
 from ligerprof.reports.figures.style import ROLE_LOOKS, check_format, new_figure, styled, write_figure
 from ligerprof.roles import Role
 

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
-from ligerprof.reports.page.diff import render_diff_page
-from ligerprof.reports.page.peak import render_peak_page
+from ligerprof.reports.page.peak import render_diff_page, render_peak_page
 from ligerprof.reports.peak import largest_bytes
-from ligerprof.snapshots.events import EventColumns
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.segments import segments_at
+from ligerprof.snapshots.trace import EventColumns
 from ligerprof.units import format_bytes, in_one_unit
 from tests.paths import RECORDINGS
 from tests.reports.page.browser import BROWSER, Browser, Chromium

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
-from ligerprof.analyzers.explain.lives import BlockLives
+from ligerprof.analyzers.explain.groups import BlockLives
 from ligerprof.reports.page import payload
-from ligerprof.reports.page.packing import ColumnPacker
-from ligerprof.reports.page.payload import recording_text
+from ligerprof.reports.page.payload import ColumnPacker, recording_text
 from ligerprof.snapshots.reader import Snapshot
 from tests import recorded
 from tests.reports.page.unpacking import unpack

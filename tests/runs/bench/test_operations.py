@@ -10,14 +10,15 @@ from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.registry import list_kernels
 from ligerprof.runs.bench.accuracy import (
     REGIMES,
+    BoundCall,
     Regime,
     error_shape,
     make_regime_inputs,
+    make_tensors,
     measure_errors,
     relative_error,
     same_chunks,
 )
-from ligerprof.runs.bench.calls import BoundCall, make_tensors
 from ligerprof.runs.bench.operations import OPERATIONS, Maker
 from ligerprof.runs.bench.providers import Provided, find_provided, provider_names
 from ligerprof.runs.bench.records import Direction, ErrorRecord

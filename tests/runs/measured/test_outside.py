@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ligerprof.runs.measured.nvml import NvmlDevice, NvmlMemory
-from ligerprof.runs.measured.outside import OutsideLedger
+from ligerprof.runs.measured.step import NvmlDevice, NvmlMemory, OutsideLedger
 from ligerprof.runs.outcome import OutsideMemory, OutsideMoment
 from ligerprof.serialization import to_json
 from ligerprof.units import MIB

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ligerprof.runs.measured.ranks.launch import free_port, local_environment
+from ligerprof.runs.measured.ranks import free_port, local_environment
 
 _SECONDS = 120
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.parallel.groups import module_groups
+from ligerprof.runs.parallel import module_groups
 from ligerprof.runs.training import built_model
 
 MODELS = ("tiny", "llama3.2-1b", "llama3.1-8b", "gemma2-2b", "gpt2-xl", "qwen3-0.6b")

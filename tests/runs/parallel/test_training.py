@@ -19,10 +19,9 @@ from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs import training
 from ligerprof.runs.measured.engines import engine_of
-from ligerprof.runs.measured.ranks.launch import run_ranks
+from ligerprof.runs.measured.ranks import run_ranks
 from ligerprof.runs.outcome import Progress, StepOutcome
-from ligerprof.runs.parallel.fsdp2 import make_mesh, shard
-from ligerprof.runs.parallel.process_group import join_process_group
+from ligerprof.runs.parallel import join_process_group, make_mesh, shard
 from ligerprof.runs.training import built_model, make_trainer, train_step
 from tests.kernels.models import tiny_model
 from tests.runs.measured.ranks.test_group import outcome

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.explain.rank_causes import ModuleWeights
+from ligerprof.analyzers.explain.ranks import ModuleWeights
 from ligerprof.reports.run import render_run
 from ligerprof.reports.terminal import console
 from ligerprof.roles import Phase

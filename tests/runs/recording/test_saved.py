@@ -20,7 +20,7 @@ from ligerprof.roles import Phase, Role
 from ligerprof.runs.recording.saved import SavedTensors, storage_address
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.snapshots.reader import read_snapshot
-from ligerprof.snapshots.saved import SavedTensor
+from ligerprof.snapshots.stamp import SavedTensor
 
 # without it, reading a saved tensor would call hooks
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ from ligerprof import own_process
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.measured.deepspeed import DeepSpeedTrainer
-from ligerprof.runs.parallel.fsdp2 import ShardedTrainer
+from ligerprof.runs.parallel import ShardedTrainer
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.simulated.worker import worker
 

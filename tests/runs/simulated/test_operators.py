@@ -15,7 +15,7 @@ from ligerprof.runs.outcome import Progress
 from ligerprof.runs.simulated.rank import machine_for
 from ligerprof.runs.simulated.worker import worker
 from ligerprof.simulated_gpu import attention
-from ligerprof.torch_memory.attention.selection import AttentionKernel
+from ligerprof.torch_memory.attention import AttentionKernel
 from tests.paths import TRUTH
 
 ROWS = [json.loads(line) for line in (TRUTH / "h200-operators.jsonl").read_text().splitlines()]

@@ -15,12 +15,11 @@ from typing import Any
 
 from ligerprof.recipe.categories import Device
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.sweep import folder as folder_module
+from ligerprof.runs.sweep import cells as folder_module
 from ligerprof.runs.sweep import runner
-from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.cells import SweepFolder
 from ligerprof.runs.sweep.grid import Grid, cell_key
-from ligerprof.runs.sweep.process import SweepSettings
-from ligerprof.runs.sweep.runner import Watcher
+from ligerprof.runs.sweep.runner import SweepSettings, Watcher
 from ligerprof.runs.sweep.session import make_plan, run_sweep
 
 LINES, BYTES = 60, 12

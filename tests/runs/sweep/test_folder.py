@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ligerprof.errors import ResultFormatError, RunDirectoryError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.sweep.folder import GRIDS, LOCK, SweepFolder
+from ligerprof.runs.sweep.cells import GRIDS, LOCK, SweepFolder
 
 RECIPE = TrainingRecipe(model="tiny").to_json()
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.sweep.borders import largest_fitting
 from ligerprof.runs.sweep.grid import Grid, cell_key, describe, distinguishing_options, expand
+from ligerprof.runs.sweep.runner import largest_fitting
 
 TINY = {"model": ("tiny",)}
 

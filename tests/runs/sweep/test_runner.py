@@ -11,12 +11,9 @@ import pytest
 from ligerprof.recipe.categories import Axis, Device
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep import runner as sweep_runner
-from ligerprof.runs.sweep.borders import find_borders
-from ligerprof.runs.sweep.cells import Cell, CellStatus
-from ligerprof.runs.sweep.folder import SweepFolder
+from ligerprof.runs.sweep.cells import Cell, CellStatus, SweepFolder
 from ligerprof.runs.sweep.grid import Grid, cell_key, expand
-from ligerprof.runs.sweep.process import CellProcess, SweepSettings
-from ligerprof.runs.sweep.runner import Runner, SweepInterruptedError, Watcher
+from ligerprof.runs.sweep.runner import CellProcess, Runner, SweepInterruptedError, SweepSettings, Watcher, find_borders
 from ligerprof.runs.sweep.starting import CellStarter
 from tests.runs.sweep.imports import CRASHES, HANGS, PRINTS
 

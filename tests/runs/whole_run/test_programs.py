@@ -10,12 +10,10 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.recipe.lengths import BatchShape
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.whole_run.counts import known_counts
-from ligerprof.runs.whole_run.programs import Programs
-from ligerprof.runs.whole_run.traces import Trace
-from ligerprof.torch_memory.attention.fused import mask_padding
-from ligerprof.torch_memory.embedding import embedding_gradient
+from ligerprof.runs.whole_run.programs import Programs, Trace, known_counts
+from ligerprof.torch_memory.attention import mask_padding
 from ligerprof.torch_memory.reductions import column_sum_scratch
+from ligerprof.torch_memory.sorting import embedding_gradient
 
 
 def step_of(recipe: TrainingRecipe, shape: BatchShape) -> tuple[Trace, ...]:

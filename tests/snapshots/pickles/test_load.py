@@ -31,16 +31,15 @@ def in_tables(values: Any) -> int:
     return sum(int(np.count_nonzero(trace._rows >= 0)) for trace in traces if isinstance(trace, DeviceTrace))
 
 
-def read_in_threads(patch: pytest.MonkeyPatch) -> None:
-    """Read small files as large ones are read: in two parts, each of several pieces."""
-    patch.setattr(table, "_LEAST_IN_THREADS", 8)
+def read_in_pieces(patch: pytest.MonkeyPatch) -> None:
+    """Read small files as large ones are read: in several pieces."""
     patch.setattr(table, "_BYTES_AT_ONCE", 2**9)
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_recordings_are_read_unchanged_in_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_are_read_unchanged_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pickled = lzma.decompress((RECORDINGS / f"{name}.pickle.xz").read_bytes())
-    read_in_threads(monkeypatch)
+    read_in_pieces(monkeypatch)
 
     values = load(pickled)
 
@@ -107,7 +106,7 @@ def test_any_events_are_read_as_pickle_loads_them(
 
     with pytest.MonkeyPatch.context() as patch:
         if in_threads:
-            read_in_threads(patch)
+            read_in_pieces(patch)
 
         values = load(pickle.dumps(whole, protocol))
 
@@ -177,7 +176,7 @@ def test_a_changed_byte_of_an_event_is_read_as_pickle_loads_it_or_refused(
 ) -> None:
     """References to later objects, to other events and to nothing; in events, their stacks and their keys."""
     if in_threads:
-        read_in_threads(monkeypatch)
+        read_in_pieces(monkeypatch)
     stacks = [[{"name": f"f{line}", "filename": "a.py", "line": line}] * 2 for line in range(4)]
     made = [
         {"action": "alloc" if index % 3 else "free_completed", "addr": 512 * index, "frames": stacks[index // 8]}

@@ -12,8 +12,7 @@ from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
-from ligerprof.torch_memory.allocator.blocks import Block
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError, CachingAllocator, segment_bytes
+from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator, segment_bytes
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
 from tests.paths import RECORDINGS
 from tests.torch_memory.allocator.programs import KIB, MIB, SlowAllocator

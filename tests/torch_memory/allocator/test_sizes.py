@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.torch_memory.allocator.sizes import SizeRules
+from ligerprof.torch_memory.allocator.settings import SizeRules
 
 MIB = 2**20
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from ligerprof.gpus import find_gpu
-from ligerprof.torch_memory.attention.selection import AttentionProblem, choose_kernel
+from ligerprof.torch_memory.attention import AttentionProblem, choose_kernel
 
 bf16, fp16, fp32 = "bfloat16", "float16", "float32"
 

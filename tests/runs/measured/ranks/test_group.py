@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
 from ligerprof.roles import Phase
-from ligerprof.runs.measured.ranks.group import Rank, merge_ranks, rank_from_environment
+from ligerprof.runs.measured.ranks import Rank, merge_ranks, rank_from_environment
 from ligerprof.runs.outcome import OutOfMemory, StepOutcome
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "host", "MASTER_PORT": "29400"}

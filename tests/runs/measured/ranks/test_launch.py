@@ -10,8 +10,8 @@ import pytest
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.roles import Phase
-from ligerprof.runs.measured.ranks import launch
-from ligerprof.runs.measured.ranks.launch import run_ranks
+from ligerprof.runs.measured import ranks as launch
+from ligerprof.runs.measured.ranks import run_ranks
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome
 
 
@@ -122,7 +122,7 @@ def test_ranks_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from ligerprof.runs.measured.ranks.launch import run_ranks\n"
+        "from ligerprof.runs.measured.ranks import run_ranks\n"
         "def work(progress):\n"
         "    progress(str(os.getpid()))\n"
         "    time.sleep(600)\n"

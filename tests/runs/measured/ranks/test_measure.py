@@ -8,9 +8,7 @@ import pytest
 
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.measured.ranks.group import Rank
-from ligerprof.runs.measured.ranks.launch import run_ranks
-from ligerprof.runs.measured.ranks.measure import gather, measure_on_ranks
+from ligerprof.runs.measured.ranks import Rank, gather, measure_on_ranks, run_ranks
 from ligerprof.runs.outcome import Progress, StepOutcome
 from ligerprof.runs.training import torch_trainer
 from tests.runs.measured.ranks.test_group import TORCHRUN, outcome
