@@ -1,12 +1,13 @@
 """Find the changes that bring a recipe below a limit: try the ladder rung by rung until the recipe fits."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, needed_bytes, verdict_notes
 from ligerprof.analyzers.search.changes import LADDER, Change, expandable_segments
+from ligerprof.analyzers.step_time.account import time_or_reason
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
@@ -38,6 +39,7 @@ class Step:
             it is inapplicable or unpriced.
         needed_bytes: the estimated need with this rung; None as above.
         reason: why the rung is useless, inapplicable or unpriced; otherwise None.
+        time_ratio: the predicted time per token with this rung over that without it; None if it is not known.
     """
 
     change: Change
@@ -45,10 +47,14 @@ class Step:
     saved_bytes: int | None = None
     needed_bytes: int | None = None
     reason: str | None = None
+    time_ratio: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `steps` in the JSON."""
-        return select(self, "change.name", "state", "saved_bytes", "needed_bytes", "change.cost", "reason")
+        return {
+            **select(self, "change.name", "state", "saved_bytes", "needed_bytes", "change.cost", "reason"),
+            "time_percent": None if self.time_ratio is None else round(100 * (self.time_ratio - 1), 1),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +210,10 @@ class _Climb:
         if step.state not in (State.SPARE, State.USELESS):
             return step
         outcome = _variants(step.change, self.plan, self.rules.host_limit_bytes)
-        return outcome if isinstance(outcome, Step) else self._priced(step.change, outcome[0][1], State.SPARE)
+        if isinstance(outcome, Step):
+            return outcome
+        priced = self._priced(step.change, outcome[0][1], State.SPARE)
+        return replace(priced, time_ratio=_time_ratio(self.plan, outcome[0][0]))
 
     def expansion(self) -> Step:
         """The expandable-segments rung: it reduces fragmentation, not allocated bytes."""
@@ -243,6 +252,7 @@ class _Climb:
         plan, verdict, needed = _mildest((*self._settle(variant), needed) for variant, needed in outcome)
         step = self._priced(change, needed, State.APPLIED)
         if step.state is State.APPLIED:
+            step = replace(step, time_ratio=_time_ratio(self.plan, plan))
             self.plan, self.verdict, self.needed_bytes = plan, verdict, needed
         return step
 
@@ -291,6 +301,13 @@ def _variants(
         return tuple((variant, needed_bytes(variant)) for variant in outcome)
     except LigerprofError as error:
         return Step(change=change, state=State.UNPRICED, reason=str(error))
+
+
+def _time_ratio(before: TrainingRecipe, after: TrainingRecipe) -> float | None:
+    """The predicted time per token after a change over that before; None where one of them is not known."""
+    times = [time_or_reason(recipe) for recipe in (before, after)]
+    rates = [time.tokens_per_second for time in times if not isinstance(time, str)]
+    return rates[0] / rates[1] if len(rates) == len(times) else None
 
 
 def _host_bytes(recipe: TrainingRecipe) -> int:

@@ -15,7 +15,7 @@ from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.analyzers.step_time.predict import StepTime, step_time
 from ligerprof.analyzers.step_time.rates import SHEETS, find_rates
 from ligerprof.analyzers.step_time.work import Host, Kind, Ledger, Part, Work, product
-from ligerprof.errors import UnsupportedError
+from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Engine, Loss, Optimizer
 from ligerprof.recipe.lengths import at_longest
@@ -80,8 +80,18 @@ def predicted_time(recipe: TrainingRecipe) -> StepTime:
     return found
 
 
+def time_or_reason(recipe: TrainingRecipe) -> StepTime | str:
+    """The time of a steady step, or why it is not known."""
+    try:
+        return predicted_time(recipe)
+    except LigerprofError as error:
+        return str(error)
+
+
 def _unknown(recipe: TrainingRecipe) -> str | None:
     """What the account does not cover."""
+    if recipe.lengths is not None:
+        return "steps of different lengths"
     if recipe.engine is not Engine.TORCH:
         return f"a step under {recipe.engine}"
     if recipe.spec.tape is not None:

@@ -90,6 +90,11 @@ class StepTime(JsonKeys):
         return self.seconds * (1 - share), self.seconds * (1 + share)
 
     @property
+    def parts_seconds(self) -> float:
+        """The sum of the parts' times, each by itself."""
+        return sum(part.seconds for part in self.parts)
+
+    @property
     def tokens_per_second(self) -> float:
         """Tokens trained per second."""
         return self.tokens / self.seconds
@@ -120,10 +125,12 @@ class StepTime(JsonKeys):
         }
 
 
-def unknown_time(reason: str) -> dict[str, Any]:
-    """The same keys where the time is not known."""
+def time_json(time: StepTime | str) -> dict[str, Any]:
+    """The keys of the JSON about the time; null, with the reason, where it is not known."""
+    if isinstance(time, StepTime):
+        return time.to_json()
     keys = ("step_seconds", "step_seconds_interval", "tokens_per_second", "flops_utilization", "time_bound")
-    return {**dict.fromkeys(keys), "time_parts": None, "time_unknown": reason}
+    return {**dict.fromkeys(keys), "time_parts": None, "time_unknown": time}
 
 
 def step_time(ledger: Ledger, gpu: str, tokens: int) -> StepTime | None:
