@@ -1,7 +1,8 @@
 """Make the rates of the time model from measurements, and compare predicted with measured times of held-out steps.
 
-    python benchmarks/time_accuracy.py rates time-rates-h200.jsonl time-steps-h200.jsonl ligerprof/analyzers/step_time/h200.json
-    python benchmarks/time_accuracy.py table benchmarks/results/time-steps-h200.jsonl benchmarks/results/steps-h200.jsonl
+    cd benchmarks/results
+    python ../time_accuracy.py rates time-rates-h200.jsonl time-steps-h200.jsonl h200.json
+    python ../time_accuracy.py table time-steps-h200.jsonl steps-h200.jsonl
 
 `rates` reads the rows of time_rates.py and, for what a call costs the host, the tuning rows of time_steps.py; no other
 row of steps is read. `table` prints the tables of docs/time.md; neither needs a GPU.
@@ -19,21 +20,27 @@ from typing import Any
 
 from ligerprof.analyzers.step_time.account import account, predicted_time
 from ligerprof.analyzers.step_time.predict import Bound
-from ligerprof.analyzers.step_time.work import Host, product
+from ligerprof.analyzers.step_time.work import Host, Ledger, Part, product
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 
 WAYS = {
-    "pointwise": ("add", "mul-fp32", "cast-up", "cast-down", "silu", "silu-backward", "pow", "cat", "broadcast"),
+    "pointwise": ("add", "mul-fp32", "cast-down", "silu", "silu-backward", "pow", "cat"),
+    "upcast": ("cast-up",),
+    "broadcast": ("broadcast",),
+    "copy": ("heads",),
     "reduce": ("mean-rows", "sum-columns"),
-    "softmax": ("softmax", "layer-norm", "log-softmax", "log-softmax-backward"),
-    "transpose": ("transposed", "heads"),
+    "softmax": ("softmax", "log-softmax", "log-softmax-backward"),
+    "norm": ("layer-norm",),
     "gather": ("embedding",),
 }
 WAY_OF = {kernel: way for way, kernels in WAYS.items() for kernel in kernels}
 WIDTHS = {"bf16": 2, "fp32": 4, "tf32": 4}
 # tensors up to this size are in the cache half of the time
 CACHED_BYTES = 64 << 20
+FOREACH_LAUNCHES, TENSORS_PER_LAUNCH = 12, 30
+# a step whose kernels take less than this share of its time waits for the host
+WAITING = 0.8
 # pairs of one model whose measured times differ by more are to be in the right order
 APART = 1.05
 
@@ -58,9 +65,9 @@ def work_rows(rows: Iterable[dict[str, Any]]) -> Iterator[list[Any]]:
         elif row["kind"] in ("memory", "loss") and row["what"] in WAY_OF:
             if not (row.get("hot") and row["bytes"] > CACHED_BYTES):
                 moved.setdefault((WAY_OF[row["what"]], row["bytes"]), []).append(row["seconds"])
-        elif row["kind"] == "optimizer" and row["what"] == "adamw-fused" and row["elements"] > 1 << 22:
+        elif row["kind"] == "optimizer" and row["what"] == "adamw-fused" and row["elements"] > 1 << 26:
             moved_bytes = 7 * row["elements"] * WIDTHS[row["dtype"]]
-            yield ["memory", "foreach", moved_bytes, [], False, False, seconds]
+            yield ["memory", f"fused {row['dtype']}", moved_bytes, [], False, False, seconds]
         elif row["kind"] == "transfer":
             yield ["transfer", row["what"], row["bytes"], [], False, False, seconds]
     for (way, moved_bytes), found in sorted(moved.items()):
@@ -68,27 +75,62 @@ def work_rows(rows: Iterable[dict[str, Any]]) -> Iterator[list[Any]]:
         yield ["memory", way, moved_bytes, [], False, False, float(f"{seconds:.4g}")]
 
 
-def host_rates(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Seconds per call, least squares of relative errors over the tuning steps that wait for the host."""
+def host_rates(measured: Iterable[dict[str, Any]], rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Seconds per call: of an optimizer, a launch of AdamW over a list of small tensors; of the others, least squares.
+
+    These are of the relative errors over the phases of the tuning steps that wait for the host. A phase's seconds are
+    those of the fastest of the timed steps, since other work disturbs a host.
+    """
     import numpy as np
 
     calls = list(Host)
-    counts, seconds = [], []
+    counts = []
     for row in rows:
-        # tokens so few that the GPU waits
-        if row.get("set") == "tuning" and "error" not in row and row["recipe"]["batch"] * row["recipe"]["seq"] <= 64:
-            found: Counter[Host] = Counter()
-            for (_, call), times in account(recipe_of(row)).calls.items():
-                found[call] += times
-            counts.append([found[call] / row["host_seconds"] for call in calls])
-            seconds.append(1.0)
-    matrix, wanted = np.array(counts), np.array(seconds)
+        if row.get("set") != "tuning" or "error" in row:
+            continue
+        kernels = sum(seconds for _, _, seconds, device in row["kernels"] if device == "CUDA")
+        if kernels > WAITING * row["step_seconds"]:
+            continue
+        undisturbed = min(row["step_seconds_all"]) / row["step_seconds"]
+        for phase, found in calls_by_phase(account(recipe_of(row))).items():
+            if phase == "optimizer":
+                continue
+            seconds = row["phase_seconds"][phase] * undisturbed
+            counts.append([found[call] / seconds for call in calls])
+    matrix = np.array(counts)
     rates = np.full(len(calls), 1e-5)
     # projected gradient steps: no rate is negative
     size = 1 / np.linalg.norm(matrix, 2) ** 2
     for _ in range(200_000):
-        rates = np.maximum(rates - size * matrix.T @ (matrix @ rates - wanted), 0)
-    return {call.value: float(f"{rate:.3g}") for call, rate in zip(calls, rates, strict=True)}
+        rates = np.maximum(rates - size * matrix.T @ (matrix @ rates - 1), 0)
+    lists = [
+        row["host_seconds"] / FOREACH_LAUNCHES / (row["tensors"] / TENSORS_PER_LAUNCH)
+        for row in measured
+        if row["kind"] == "optimizer" and row["what"] == "adamw-foreach" and row["tensors"] > 100
+    ]
+    found_rates = dict(zip(calls, rates, strict=True)) | {Host.OPTIMIZER: statistics.fmean(lists)}
+    return {call.value: float(f"{rate:.3g}") for call, rate in found_rates.items()}
+
+
+def apart_in_steps(rows: Iterable[dict[str, Any]]) -> float:
+    """The kernels of tuning steps over what they take alone: the median over steps that keep the GPU busy."""
+    found = []
+    for row in rows:
+        if row.get("set") == "tuning" and "error" not in row and row["recipe"]["batch"] * row["recipe"]["seq"] > 64:
+            kernels = sum(seconds for _, _, seconds, device in row["kernels"] if device == "CUDA")
+            parts = predicted_time(recipe_of(row)).parts
+            # the profiler warms the GPU up
+            found.append(min(kernels, row["step_seconds"]) / sum(sum(part.gpu_seconds.values()) for part in parts))
+    return statistics.median(found)
+
+
+def calls_by_phase(ledger: Ledger) -> dict[str, Counter[Host]]:
+    found: dict[str, Counter[Host]] = {name: Counter() for name in ("forward", "backward", "optimizer")}
+    for (part, call), times in ledger.calls.items():
+        in_forward = part is Part.FORWARD or (part is Part.LOSS and call is not Host.BACKWARD)
+        phase = "optimizer" if part is Part.OPTIMIZER else "forward" if in_forward else "backward"
+        found[phase][call] += times
+    return found
 
 
 def recipe_of(row: dict[str, Any]) -> TrainingRecipe:
@@ -163,8 +205,14 @@ def main() -> None:
     rows = rows_of(measured)
     about = next(row for row in rows if row["kind"] == "about")
     work = ",\n".join(json.dumps(row, separators=(",", ":")) for row in work_rows(rows))
-    host = json.dumps(host_rates(rows_of(steps)))
-    target.write_text(f'{{"about": {json.dumps(about)},\n"host": {host},\n"work": [\n{work}\n]}}\n')
+    host = json.dumps(host_rates(rows, rows_of(steps)))
+
+    def write(apart: float) -> None:
+        head = f'"about": {json.dumps(about)},\n"host": {host},\n"apart": {apart}'
+        target.write_text(f'{{{head},\n"work": [\n{work}\n]}}\n')
+
+    write(1.0)
+    write(round(apart_in_steps(rows_of(steps)), 3))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import click
 from ligerprof.cli.checking import simulate_option
 from ligerprof.cli.command_search import (
     command_options,
+    fastest_command,
     fit_command,
     output_option,
     refuse_with_command,
@@ -81,13 +82,15 @@ def command(  # noqa: PLR0913 - one argument per option
     second, and the next faster one, which does not fit.
 
     With a COMMAND (trl sft ..., python train.py ...), finds the largest micro-batch with which it fits, by running it
-    on simulated GPUs with other values in its arguments or configuration file. Nothing that it writes stays.
+    on simulated GPUs with other values in its arguments or configuration file; with --fastest, the fastest of its
+    micro-batches with and without checkpointing and liger-kernel. Nothing that it writes stays.
     """
     if fastest and figure is not None:
         raise click.UsageError("--figure draws the frontier, which --fastest does not look for.")
     if words:
-        refuse_with_command("simulate", "figure", "fastest")
-        fit_command(recipe, words, search, copies, force=force, as_json=as_json)
+        refuse_with_command("simulate", "figure")
+        search_command = fastest_command if fastest else fit_command
+        search_command(recipe, words, search, copies, force=force, as_json=as_json)
         return
     require_command({**search, "copies": copies})
     from ligerprof.analyzers.estimate import require_host_memory

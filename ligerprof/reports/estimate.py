@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import Answer, FitVerdict, HostVerdict, MemoryEstimate, Moment
-from ligerprof.analyzers.step_time.predict import StepTime
+from ligerprof.analyzers.step_time.predict import Bound, StepTime
 from ligerprof.gpus import find_gpu
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
@@ -64,13 +64,14 @@ def time_lines(time: StepTime | str) -> Iterator[str]:
         yield f"predicted time: none; {time}"
         return
     low, high = (1000 * seconds for seconds in time.interval)
-    source = "" if time.measured else ", by its data sheet"
+    where = find_gpu(time.gpu).title + ("" if time.measured else ", by its data sheet")
     yield (
-        f"predicted time: {1000 * time.seconds:,.1f} ms per step ({low:,.0f} to {high:,.0f}) on {find_gpu(time.gpu).title}"
-        f"{source}; {time.tokens_per_second:,.0f} tokens/s, {100 * time.utilization:.0f} % of its peak rate"
+        f"predicted time: {1000 * time.seconds:,.1f} ms per step ({low:,.0f} to {high:,.0f}) on {where};"
+        f" {time.tokens_per_second:,.0f} tokens/s, {100 * time.utilization:.0f} % of its peak rate"
     )
     parts = ", ".join(f"{part.part} {100 * part.seconds / time.parts_seconds:.0f} %" for part in time.parts)
-    yield f"bound by {time.bound}: {parts}"
+    alone = f" (the GPU alone: {1000 * time.gpu_seconds:,.1f} ms)" if time.bound is Bound.LAUNCHES else ""
+    yield f"bound by {time.bound}{alone}: {parts}"
 
 
 def _compared(recipe: TrainingRecipe, estimate: MemoryEstimate) -> Iterator[str]:

@@ -11,8 +11,7 @@ from ligerprof.analyzers.search.changes import expandable_segments
 from ligerprof.analyzers.step_time.account import predicted_time
 from ligerprof.analyzers.step_time.predict import StepTime
 from ligerprof.errors import LigerprofError
-from ligerprof.kernels.registry import require_available
-from ligerprof.kernels.registry import find_kernel_set
+from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit
@@ -110,9 +109,9 @@ def fastest(
         better(given)
     reasons: dict[str, None] = {}
     timed: list[tuple[StepTime, TrainingRecipe]] = []
-    alternatives = list(_alternatives(recipe, reasons))
-    for number, each in enumerate(alternatives, start=1):
-        progress(f"times, {number} of {len(alternatives)}")
+    candidates = list(alternatives(recipe, reasons))
+    for number, each in enumerate(candidates, start=1):
+        progress(f"times, {number} of {len(candidates)}")
         try:
             timed.append((predicted_time(each), each))
         except LigerprofError as error:
@@ -144,12 +143,12 @@ def fastest(
     )
 
 
-def _alternatives(recipe: TrainingRecipe, reasons: dict[str, None]) -> Iterator[TrainingRecipe]:
+def alternatives(recipe: TrainingRecipe, reasons: dict[str, None]) -> Iterator[TrainingRecipe]:
     """The recipe and its alternatives; `reasons` receives why some are not possible."""
     sequences = recipe.batch * recipe.grad_accum
     sizes = [size for size in range(sequences, 0, -1) if sequences % size == 0]
     own = {name: getattr(recipe, name) for name in ("liger", "provider")}
-    kernels = [own, *(each for each in _KERNELS if each != own)] if _can_swap_kernels(recipe) else [own]
+    kernels = [own, *(each for each in _KERNELS if each != own)]
     seen: set[str] = set()
     for size, how, kernel in product(sizes, ({}, *_CHECKPOINTING), kernels):
         changed: dict[str, Any] = {"batch": size, "grad_accum": sequences // size, **how, **kernel}
@@ -163,10 +162,6 @@ def _alternatives(recipe: TrainingRecipe, reasons: dict[str, None]) -> Iterator[
         if repr(each) not in seen:
             seen.add(repr(each))
             yield each
-
-
-def _can_swap_kernels(recipe: TrainingRecipe) -> bool:
-    return not recipe.compile
 
 
 def _judged(recipe: TrainingRecipe, judge: Judge, time: StepTime | None = None) -> Candidate | None:

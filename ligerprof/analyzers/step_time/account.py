@@ -11,7 +11,7 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import HEAD
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
+from ligerprof.analyzers.estimate.tensors import Tensor, Weight
 from ligerprof.analyzers.step_time.predict import StepTime, step_time
 from ligerprof.analyzers.step_time.rates import SHEETS, find_rates
 from ligerprof.analyzers.step_time.work import Host, Kind, Ledger, Part, Work, product
@@ -20,7 +20,7 @@ from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Engine, Loss, Optimizer
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import Phase
+from ligerprof.roles import Phase, Role
 from ligerprof.torch_memory.allocator.sizes import SizeRules
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.scratch import Scratch
@@ -31,6 +31,7 @@ _NAMES = {2: "bf16", 4: "fp32"}
 # kernels, and bytes moved per byte of the weights: what the operators of torch's optimizers read and write; a test
 # compares them with the simulated step
 _OPTIMIZERS = {
+    # reads weights, gradients and moments, and writes all but gradients
     Optimizer.ADAMW_FUSED: (1, 7.0),
     Optimizer.ADAMW_FOREACH: (12, 30.0),
     Optimizer.ADAMW: (12, 30.0),
@@ -89,21 +90,20 @@ def time_or_reason(recipe: TrainingRecipe) -> StepTime | str:
 
 
 def _unknown(recipe: TrainingRecipe) -> str | None:
-    """What the account does not cover."""
-    if recipe.lengths is not None:
-        return "steps of different lengths"
-    if recipe.engine is not Engine.TORCH:
-        return f"a step under {recipe.engine}"
-    if recipe.spec.tape is not None:
-        return "a traced model"
-    if recipe.loss not in (Loss.HF, Loss.HF_4_45):
-        return f"--loss {recipe.loss}"
-    if recipe.compile or recipe.packed_bits is not None or recipe.optimizer not in _OPTIMIZERS:
-        kind = f"--optimizer {recipe.optimizer}" if recipe.packed_bits is None else "quantized weights"
-        return "a compiled step" if recipe.compile else kind
-    if recipe.spec.experts or recipe.spec.delta is not None or recipe.spec.state_space is not None:
-        return "experts and recurrent layers"
-    return "--activation-offload" if recipe.activation_offload else None
+    """What the account does not cover; None if it covers the recipe."""
+    found = {
+        "steps of different lengths": recipe.lengths is not None,
+        f"a step under {recipe.engine}": recipe.engine is not Engine.TORCH,
+        "a traced model": recipe.spec.tape is not None,
+        f"--loss {recipe.loss}": recipe.loss not in (Loss.HF, Loss.HF_4_45),
+        "a compiled step": recipe.compile,
+        "quantized weights": recipe.packed_bits is not None,
+        f"--optimizer {recipe.optimizer}": recipe.optimizer not in _OPTIMIZERS,
+        "experts": bool(recipe.spec.experts),
+        "recurrent layers": recipe.spec.delta is not None or recipe.spec.state_space is not None,
+        "--activation-offload": recipe.activation_offload,
+    }
+    return next((reason for reason, is_so in found.items() if is_so), None)
 
 
 class _WorkMeter(Meter):
@@ -145,11 +145,14 @@ class _WorkMeter(Meter):
     def _forward(self, operation: Operation) -> Iterable[Work]:
         scratch = (*operation.leading_scratch, *_blocks(operation.forward_scratch_bytes))
         yield from () if operation.in_function else _temporaries(scratch)
-        if operation.in_function and operation.is_product and self.place != HEAD:
+        if self._is_loss(operation):
+            yield from self._loss(operation)[0]
+            return
+        if operation.in_function and operation.is_product:
             # the gate, and the product of the linear layer after it
             yield from (_moved(operation, 3 * size_bytes) for size_bytes in operation.leading_scratch)
         if operation.is_product or operation.operator == BMM:
-            yield from self._products(operation)[: 1 if operation.elements > 1 or self.place == HEAD else 0]
+            yield from self._products(operation)[: 1 if operation.elements > 1 else 0]
         elif "scaled_dot_product" in operation.operator:
             yield self._attention(operation, is_backward=False)
         elif operation.view_of is None or operation.in_function:
@@ -161,7 +164,10 @@ class _WorkMeter(Meter):
         wanted = [item for item in operation.inputs if item.needs_gradient]
         scratch = (*operation.leading_gradient_scratch, *_blocks(operation.backward_scratch_bytes))
         yield from () if operation.in_function else _temporaries(scratch)
-        if operation.in_function and operation.is_product and self.place != HEAD:
+        if self._is_loss(operation):
+            yield from self._loss(operation)[1]
+            return
+        if operation.in_function and operation.is_product:
             yield from (_moved(operation, 6 * size_bytes) for size_bytes in operation.leading_gradient_scratch)
         if operation.is_product or operation.operator == BMM:
             yield from self._products(operation)[1:]
@@ -174,7 +180,14 @@ class _WorkMeter(Meter):
             if operation.in_function:
                 yield _moved(operation, incoming + saved + sum(sizes))
             else:
-                yield from (_moved(operation, incoming + saved + size) for size in sizes)
+                yield from (
+                    _moved(operation, incoming + saved + size, sums=size < incoming and len(wanted) > 1)
+                    for size in sizes
+                )
+
+    def _is_loss(self, operation: Operation) -> bool:
+        """Whether it is a fused loss with its linear layer."""
+        return self.place == HEAD and operation.is_product and operation.in_function
 
     def _products(self, operation: Operation) -> list[Work]:
         """The product of forward, and those of the gradients that backward computes."""
@@ -191,8 +204,6 @@ class _WorkMeter(Meter):
             k = isqrt(left.elements * right.elements // operation.elements // batch)
             m, n = left.elements // batch // k, right.elements // batch // k
             shapes = [(batch, m, n, k)] * (1 + len(factors))
-        elif self.place == HEAD and operation.elements == 1:
-            return self._loss_products(operation)
         elif operation.elements == 1:
             # the gradients of a linear layer that is fused with the gate before it, of which this is the gate
             weight, gate = operation.saves[2], operation.saves[0]
@@ -208,32 +219,36 @@ class _WorkMeter(Meter):
             works.append(Work(Kind.MEMORY, "reduce", operation.elements * width))
         return works
 
-    def _loss_products(self, operation: Operation) -> list[Work]:
-        """A fused loss: its products, as one, and two passes over the logits; gradients are computed with it or later.
+    def _loss(self, operation: Operation) -> tuple[list[Work], list[Work]]:
+        """The products of a fused loss and its passes over the logits, in forward and in backward.
 
-        Backward of one that computes them later makes the logits again.
+        Gradients are computed with it or later; backward of one that computes them later makes the logits again.
         """
         items = [*operation.inputs, *(item for item, _ in operation.early), *operation.saves]
         weight = next(item for item in items if isinstance(item, Weight))
-        words, hidden = self._recipe.spec.vocab_size, self._recipe.spec.hidden_size
-        width = FP32_BYTES if self._recipe.compute_dtype == "float32" else 2
-        one = product(_NAMES[width], 1, self._recipe.tokens, words, hidden, width)
-        logits = Work(Kind.MEMORY, "triton", 4 * self._recipe.tokens * words * width)
-        gradients = 2 if weight.needs_gradient else 1
+        recipe, words, hidden = self._recipe, self._recipe.spec.vocab_size, self._recipe.spec.hidden_size
+        width = FP32_BYTES if recipe.compute_dtype == "float32" else 2
+        rows = recipe.tokens
+        if recipe.providers.get("flce") == "liger":
+            # LigerFusedLinearCrossEntropy: a chunk's logits are as large as the input
+            rows = 1 << (-(-rows // -(-words // hidden)) - 1).bit_length()
+        name, chunks = _NAMES[width], -(-recipe.tokens // rows)
+        logits = [product(name, 1, rows, words, hidden, width)] * chunks
+        passes = [Work(Kind.MEMORY, "triton", 3 * rows * words * width)] * chunks
+        gradients = [product(name, 1, rows, hidden, words, width)] * chunks
+        if weight.needs_gradient:
+            gradients += [product(name, 1, words, hidden, rows, width)] * chunks
+            # chunks add to the sum of those before
+            gradients += [Work(Kind.MEMORY, "pointwise", words * hidden * width)] * (chunks - 1)
         if operation.early:
-            return [_several(one, 1 + gradients), *([] if not operation.inputs else [logits])]
-        return [one, logits, *[one] * (1 + gradients)]
+            return [*logits, *passes, *gradients], []
+        return [*logits, *passes], [*logits, *gradients]
 
     def _attention(self, operation: Operation, *, is_backward: bool) -> Work:
         recipe, spec = self._recipe, self._recipe.spec
         shape = (recipe.rows, spec.heads, recipe.row_tokens, recipe.row_tokens, spec.head_dim)
         kernel = next(name for name in ("cudnn", "flash", "efficient") if name in operation.operator)
         return Work(Kind.ATTENTION, kernel, 0, shape, len(operation.saves) == 3, is_backward)
-
-
-def _several(work: Work, times: int) -> Work:
-    batch, *shape = work.shape
-    return Work(work.kind, work.name, work.moved_bytes * times, (batch * times, *shape))
 
 
 def _distinct(operation: Operation) -> Iterable[Tensor]:
@@ -247,8 +262,31 @@ def _read_bytes(item: Tensor, output_bytes: int) -> int:
     return min(item.size_bytes, output_bytes) if isinstance(item, Weight) else item.size_bytes
 
 
-def _moved(operation: Operation, moved_bytes: int) -> Work:
-    return Work(Kind.MEMORY, "triton" if operation.in_function else "pointwise", moved_bytes)
+def _moved(operation: Operation, moved_bytes: int, *, sums: bool = False) -> Work:
+    if operation.in_function:
+        return Work(Kind.MEMORY, "triton", moved_bytes)
+    return Work(Kind.MEMORY, _way(operation, sums=sums), moved_bytes)
+
+
+def _way(operation: Operation, *, sums: bool) -> str:
+    """How torch's kernel moves bytes, by which its rate is known.
+
+    Args:
+        sums: whether a gradient is summed to its tensor's shape.
+    """
+    read = [*operation.inputs, *operation.passes]
+    smaller = [item for item in read if item.elements < operation.elements]
+    if sums or (len(read) == 1 and operation.elements < read[0].elements and not operation.view_of):
+        return "reduce"
+    if operation.role in (Role.CE_TEMPORARIES, Role.ATTENTION_TEMPORARIES) and operation.saves_output:
+        return "softmax"
+    if operation.extra_saved_bytes and len(read) > 1:
+        return "norm"
+    if smaller and len(read) > 1:
+        return "broadcast"
+    if read and operation.width > read[0].width:
+        return "upcast"
+    return "copy" if len(operation.passes) == 1 and not operation.inputs else "pointwise"
 
 
 def _blocks(scratch: int | Scratch) -> Scratch:
@@ -268,6 +306,8 @@ def _add_update(ledger: Ledger, recipe: TrainingRecipe, weights: list[Weight]) -
     kernels = [(moves / launches, launches * lists)] if launches else []
     kernels += [(1.0, 1), (2.0, 1)] if recipe.clip else []
     for moved, times in kernels:
-        work = Work(Kind.MEMORY, "foreach", int(moved * size_bytes / lists))
+        fused = recipe.optimizer is Optimizer.ADAMW_FUSED and moved > 2
+        way = f"fused {_NAMES[weights[0].width]}" if fused else "pointwise"
+        work = Work(Kind.MEMORY, way, int(moved * size_bytes / lists))
         ledger.add(Part.OPTIMIZER, work, None, times)
         ledger.add(Part.OPTIMIZER, None, Host.OPTIMIZER, times * max(1, len(weights) // lists // _TENSORS_PER_LAUNCH))

@@ -90,6 +90,11 @@ class StepTime(JsonKeys):
         return self.seconds * (1 - share), self.seconds * (1 + share)
 
     @property
+    def gpu_seconds(self) -> float:
+        """The sum of all kernels: the step's time with a host that launches them in time."""
+        return sum(sum(part.gpu_seconds.values()) for part in self.parts)
+
+    @property
     def parts_seconds(self) -> float:
         """The sum of the parts' times, each by itself."""
         return sum(part.seconds for part in self.parts)
@@ -117,6 +122,7 @@ class StepTime(JsonKeys):
         return {
             "step_seconds": self.seconds,
             "step_seconds_interval": list(self.interval),
+            "gpu_seconds": self.gpu_seconds,
             "tokens_per_second": self.tokens_per_second,
             "flops_utilization": self.utilization,
             "time_bound": self.bound.value,
@@ -129,8 +135,8 @@ def time_json(time: StepTime | str) -> dict[str, Any]:
     """The keys of the JSON about the time; null, with the reason, where it is not known."""
     if isinstance(time, StepTime):
         return time.to_json()
-    keys = ("step_seconds", "step_seconds_interval", "tokens_per_second", "flops_utilization", "time_bound")
-    return {**dict.fromkeys(keys), "time_parts": None, "time_unknown": time}
+    keys = ("step_seconds", "step_seconds_interval", "gpu_seconds", "tokens_per_second", "flops_utilization")
+    return {**dict.fromkeys((*keys, "time_bound", "time_parts")), "time_unknown": time}
 
 
 def step_time(ledger: Ledger, gpu: str, tokens: int) -> StepTime | None:

@@ -7,7 +7,7 @@ bandwidth. Between measured shapes the ratio is interpolated; another GPU has it
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -60,7 +60,7 @@ SHEETS: Mapping[str, Sheet] = {
 
 
 class Surface:
-    """A measured quantity over shapes: between them, the mean of the nearest, in logarithms, closer ones with more weight.
+    """A measured quantity over shapes: between them, the mean of the nearest in logarithms, weighted by closeness.
 
     Args:
         points: shapes of positive numbers with the measured value.
@@ -91,13 +91,13 @@ class Rates:
     def __init__(self, gpu: str) -> None:
         self.gpu, self.measured = gpu, gpu == MEASURED
         self._sheet = SHEETS[gpu]
-        self._surfaces, self._host = _measured()
+        self._surfaces, self._host, self._apart = _measured()
 
     def gpu_seconds(self, work: Work) -> float:
         """Seconds of one call on the GPU."""
         bound = _bound_seconds(self._sheet, work)
         surface = self._surfaces.get(_surface_name(work)) or self._surfaces.get(_other_name(work))
-        return bound if surface is None else bound * surface.at(_place(work))
+        return self._apart * bound * (1.0 if surface is None else surface.at(_place(work)))
 
     def host_seconds(self, call: Host) -> float:
         """Seconds of the host until it has launched one call."""
@@ -116,14 +116,15 @@ def find_rates(gpu: str) -> Rates | None:
 
 
 @cache
-def _measured() -> tuple[Mapping[str, Surface], Mapping[str, float]]:
+def _measured() -> tuple[Mapping[str, Surface], Mapping[str, float], float]:
+    """The surfaces, what calls cost the host, and by how much kernels of a step take longer than alone."""
     raw = json.loads((files(__package__) / f"{MEASURED}.json").read_text(encoding="utf-8"))
     points: dict[str, list[tuple[Sequence[float], float]]] = {}
     for kind, name, moved_bytes, shape, halves, is_backward, seconds in raw["work"]:
         work = Work(Kind(kind), name, moved_bytes, tuple(shape), halves, is_backward)
         ratio = seconds / _bound_seconds(SHEETS[MEASURED], work)
         points.setdefault(_surface_name(work), []).append((_place(work), ratio))
-    return {name: Surface(found) for name, found in points.items()}, raw["host"]
+    return {name: Surface(found) for name, found in points.items()}, raw["host"], raw["apart"]
 
 
 def _bound_seconds(sheet: Sheet, work: Work) -> float:
@@ -144,7 +145,7 @@ def _surface_name(work: Work) -> str:
 def _other_name(work: Work) -> str:
     """The surface for what was not measured by itself."""
     if work.kind is Kind.ATTENTION:
-        return _surface_name(Work(work.kind, "flash", 0, work.shape, True, work.is_backward))
+        return _surface_name(replace(work, name="flash", halves=True))
     return {Kind.PRODUCTS: "products bf16", Kind.MEMORY: "memory pointwise"}.get(work.kind, "")
 
 

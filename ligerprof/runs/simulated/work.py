@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ligerprof.analyzers.step_time.predict import step_time
 from ligerprof.analyzers.step_time.work import Host, Kind, Ledger, Part, Work, product
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
@@ -17,6 +20,7 @@ from ligerprof.runs.outcome import Progress
 from ligerprof.runs.simulated.rank import GPU, machine_for, simulated_trainer
 from ligerprof.runs.training import make_batch, train_step
 from ligerprof.simulated_gpu import patches
+from ligerprof.simulated_gpu.machine import Machine
 from ligerprof.simulated_gpu.values import tensors_in
 
 aten = torch.ops.aten
@@ -32,9 +36,12 @@ _PRODUCTS = {
 _ATTENTION = {"flash": "flash", "cudnn": "cudnn", "efficient": "efficient"}
 _OVERWRITES = ("copy_", "fill_", "zero_", "_copy_from")
 _NO_KERNEL = ("record_stream", "set_", "detach", "alias", "_local_scalar_dense", "_unsafe_view")
-_GATHERS = ("embedding", "index", "gather", "scatter")
-_REDUCES = ("sum", "mean", "norm", "max", "min", "amax", "argmax", "cumsum", "logsumexp")
-_SOFTENS = ("softmax", "nll", "layer_norm", "cross_entropy")
+_WORDS = {
+    "gather": ("embedding", "index", "gather", "scatter"),
+    "softmax": ("softmax", "nll", "cross_entropy"),
+    "norm": ("layer_norm", "group_norm", "rms_norm"),
+    "reduce": ("sum", "mean", "norm", "max", "min", "logsumexp"),
+}
 
 
 def count_here(recipe: TrainingRecipe, progress: Progress) -> Ledger:
@@ -52,8 +59,7 @@ def count_here(recipe: TrainingRecipe, progress: Progress) -> Ledger:
         counter = WorkCounter(trainer.model)
         train_step(trainer, batch, counter)
         counter.ledgers.clear()
-        machine.operators.ran = counter.ran
-        patches.launch_observers.append(counter.launched)
+        counter.install(machine)
         train_step(trainer, batch, counter)
     whole = Ledger()
     for ledger, times in zip(counter.ledgers, (1, recipe.grad_accum - 1), strict=False):
@@ -63,7 +69,42 @@ def count_here(recipe: TrainingRecipe, progress: Progress) -> Ledger:
     return whole
 
 
-class WorkCounter:
+class OperatorCounter(ABC):
+    """Counts operators and launches of the simulated GPU.
+
+    Attributes:
+        ledger: what is counted now, or None.
+    """
+
+    ledger: Ledger | None = None
+
+    @abstractmethod
+    def part(self) -> Part:
+        """The part of the step that runs."""
+
+    def install(self, machine: Machine) -> None:
+        """Count from now on."""
+        machine.operators.ran = self._ran
+        patches.launch_observers.append(self._launched)
+
+    def _ran(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        if self.ledger is None or func._schema.name.removeprefix("aten::") in _NO_KERNEL:
+            return
+        part = self.part()
+        host = {Part.OPTIMIZER: Host.OPTIMIZER, Part.BACKWARD: Host.BACKWARD}.get(part, Host.OPERATOR)
+        if part is Part.LOSS and not torch.is_grad_enabled():
+            host = Host.BACKWARD
+        is_product = func.overloadpacket in _PRODUCTS
+        self.ledger.add(part, _product(func, args) if is_product else _other(func, args, kwargs, result), host)
+
+    def _launched(self, arguments: Sequence[Any]) -> None:
+        """A kernel of Triton's reads or writes each of its tensors."""
+        if self.ledger is not None:
+            moved_bytes = sum(map(_bytes_of, _distinct(tensors_in(arguments))))
+            self.ledger.add(self.part(), Work(Kind.MEMORY, "triton", moved_bytes), Host.TRITON)
+
+
+class WorkCounter(OperatorCounter):
     """Observes training steps: a ledger per micro-batch, and one for the optimizer.
 
     Args:
@@ -94,41 +135,64 @@ class WorkCounter:
         if phase in (Phase.FORWARD, Phase.OPTIMIZER):
             self.ledgers.append(Ledger())
             self._in_loss = False
-        self._phase = phase
+        self._phase, self.ledger = phase, self.ledgers[-1]
         yield
-        self._phase = None
+        self._phase = self.ledger = None
 
     def loss_made(self, loss: Tensor) -> None:
-        """Do nothing: the loss is known by its sizes."""
+        """Do nothing: the loss is known by the last layer."""
 
-    def ran(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Count an operator."""
-        if self._phase is None or func._schema.name.removeprefix("aten::") in _NO_KERNEL:
-            return
-        is_product = func.overloadpacket in _PRODUCTS
-        if self._phase is Phase.BACKWARD and not torch.is_grad_enabled():
-            host = Host.BACKWARD
-        else:
-            host = Host.OPTIMIZER if self._phase is Phase.OPTIMIZER else Host.OPERATOR
-        work = _product(func, args, result) if is_product else _other(func, args, kwargs, result)
-        self.ledgers[-1].add(self._part(), work, host)
-
-    def launched(self, arguments: Any) -> None:
-        """Count a launch of a kernel of Triton's, which reads or writes each of its tensors."""
-        if self._phase is None:
-            return
-        tensors = list(tensors_in(arguments))
-        moved_bytes = sum(map(_bytes_of, _distinct(tensors)))
-        self.ledgers[-1].add(self._part(), Work(Kind.MEMORY, "triton", moved_bytes), Host.TRITON)
-
-    def _part(self) -> Part:
+    def part(self) -> Part:
+        """The part of the step that runs."""
         if self._phase is Phase.OPTIMIZER:
             return Part.OPTIMIZER
         if self._in_loss:
             return Part.LOSS
-        if self._phase is Phase.FORWARD:
-            return Part.FORWARD
-        return Part.RECOMPUTE if torch.is_grad_enabled() or _is_recomputing() else Part.BACKWARD
+        return Part.FORWARD if self._phase is Phase.FORWARD else _backward_part()
+
+
+class ProgramCounter(OperatorCounter):
+    """Counts the steps of any program: a step ends with that of the first optimizer.
+
+    Attributes:
+        last: the work of the last step that ended, or None.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.last: Ledger | None = None
+        self._updates = 0
+        self._first: int | None = None
+        register_optimizer_step_pre_hook(self._begin_update)
+        register_optimizer_step_post_hook(self._end_update)
+
+    def install(self, machine: Machine) -> None:
+        """Count from now on; the machine's summary has the time of the last step."""
+        super().install(machine)
+        machine.step_time = lambda: self._time(machine.device.gpu.name)
+
+    def _time(self, gpu: str) -> dict[str, Any]:
+        time = None if self.last is None else step_time(self.last, gpu, 0)
+        return {} if time is None else {"step_seconds": time.seconds, "time_bound": time.bound.value}
+
+    def _begin_update(self, optimizer: Any, *_arguments: Any) -> None:
+        self._first = id(optimizer) if self._first is None else self._first
+        self._updates += 1
+
+    def _end_update(self, optimizer: Any, *_arguments: Any) -> None:
+        self._updates -= 1
+        if id(optimizer) == self._first:
+            self.last, self.ledger = self.ledger, Ledger()
+
+    def part(self) -> Part:
+        """The part of the step that runs; the loss is part of both passes."""
+        if self._updates:
+            return Part.OPTIMIZER
+        return Part.FORWARD if torch._C._current_graph_task_id() < 0 else _backward_part()
+
+
+def _backward_part() -> Part:
+    return Part.RECOMPUTE if torch.is_grad_enabled() or _is_recomputing() else Part.BACKWARD
 
 
 def _is_recomputing() -> bool:
@@ -139,7 +203,7 @@ def _is_recomputing() -> bool:
     return frame.f_back is not None
 
 
-def _product(func: Any, args: Sequence[Any], result: Tensor) -> Work:
+def _product(func: Any, args: Sequence[Any]) -> Work:
     first, second = _PRODUCTS[func.overloadpacket]
     left, right = args[first], args[second]
     *batch, m, k = left.shape
@@ -169,14 +233,15 @@ def _other(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: An
     written = [
         tensor
         for argument, value in zip(func._schema.arguments, args, strict=False)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        # gradients are written only where a scaler has scaled them
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads"
         for tensor in tensors_in(value)
     ] or list(tensors_in(result))
     if name == "embedding":
         # the rows of the result, of a table
         read = written
     moved_bytes = sum(map(_bytes_of, _distinct(read))) + sum(map(_bytes_of, written))
-    return Work(Kind.MEMORY, _way(name, given), moved_bytes)
+    return Work(Kind.MEMORY, _way(name, given, written), moved_bytes)
 
 
 def _attention(name: str, kernel: str, args: Sequence[Any]) -> Work:
@@ -189,17 +254,21 @@ def _attention(name: str, kernel: str, args: Sequence[Any]) -> Work:
     return Work(Kind.ATTENTION, kernel, 0, shape, bool(causal and causal[0]), is_backward)
 
 
-def _way(name: str, given: Sequence[Tensor]) -> str:
-    """How a kernel moves bytes, by which its rate is known."""
-    if any(word in name for word in _GATHERS):
-        return "gather"
-    if any(word in name for word in _SOFTENS):
-        return "softmax"
-    if name in _OVERWRITES and len(given) > 1 and given[0].stride() != given[1].stride():
-        return "transpose"
-    if any(name.removeprefix("_foreach_").startswith(word) for word in _REDUCES):
-        return "reduce"
-    return "foreach" if name.startswith(("_foreach", "_fused")) else "pointwise"
+def _way(name: str, given: Sequence[Tensor], written: Sequence[Tensor]) -> str:
+    """How torch's kernel moves bytes, by which its rate is known."""
+    if (way := next((way for way, words in _WORDS.items() if any(word in name for word in words)), None)) is not None:
+        return "pointwise" if name.startswith("_foreach") else way
+    if name.startswith("_fused") and written:
+        return f"fused {_NAMES.get(written[0].dtype)}"
+    out = written[0] if written else None
+    read = given[1:] if name in _OVERWRITES else given
+    if out is None or not read or name.startswith("_foreach"):
+        return "pointwise"
+    if name in _OVERWRITES and read[0].shape == out.shape and read[0].stride() != out.stride():
+        return "copy"
+    if any(1 < _bytes_of(tensor) // tensor.element_size() < out.numel() for tensor in read):
+        return "broadcast"
+    return "upcast" if out.element_size() > read[0].element_size() else "pointwise"
 
 
 def _bytes_of(tensor: Tensor) -> int:
