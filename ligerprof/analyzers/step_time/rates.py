@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from heapq import nsmallest
 from importlib.resources import files
 
 from ligerprof.analyzers.step_time.work import Host, Kind, Work
@@ -72,7 +73,7 @@ class Surface:
     def at(self, shape: Sequence[float]) -> float:
         """The value at a shape."""
         place = tuple(math.log2(max(size, 1)) for size in shape)
-        near = sorted((math.dist(place, point), value) for point, value in self._points)[:_NEIGHBORS]
+        near = nsmallest(_NEIGHBORS, ((math.dist(place, point), value) for point, value in self._points))
         here = [value for distance, value in near if distance < 1e-6]
         if here:
             return math.exp(sum(here) / len(here))
@@ -92,9 +93,15 @@ class Rates:
         self.gpu, self.measured = gpu, gpu == MEASURED
         self._sheet = SHEETS[gpu]
         self._surfaces, self._host, self._apart = _measured()
+        self._known: dict[Work, float] = {}
 
     def gpu_seconds(self, work: Work) -> float:
         """Seconds of one call on the GPU."""
+        if work not in self._known:
+            self._known[work] = self._seconds(work)
+        return self._known[work]
+
+    def _seconds(self, work: Work) -> float:
         bound = _bound_seconds(self._sheet, work)
         surface = self._surfaces.get(_surface_name(work)) or self._surfaces.get(_other_name(work))
         return self._apart * bound * (1.0 if surface is None else surface.at(_place(work)))
