@@ -137,7 +137,7 @@ def fastest(
         recipe=recipe,
         limit=judge.limit,
         found=tuple(found),
-        too_large=too_large,
+        too_large=too_large if found else None,
         tried=len(timed),
         left_out=(*reasons, "offload, several GPUs, quantized weights and other optimizers: their times are not known"),
     )

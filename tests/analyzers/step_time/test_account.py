@@ -105,7 +105,7 @@ def test_more_tokens_take_longer_and_a_larger_batch_trains_more_per_second() -> 
 
 
 def test_a_data_sheet_has_a_wider_interval() -> None:
-    recipe = TrainingRecipe(model="llama3.2-1b", batch=4, precision="bf16")
+    recipe = TrainingRecipe(model="llama3.1-8b", batch=8, precision="bf16")
     widths = []
     for gpu in ("h200", "h100"):
         time = predicted_time(dataclasses.replace(recipe, gpu=gpu))
