@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from ligerprof.analyzers.search.budget import Judge, Verdict
@@ -108,15 +108,10 @@ def fastest(
     if given is not None and given.verdict.fits:
         better(given)
     reasons: dict[str, None] = {}
-    timed: list[tuple[StepTime, TrainingRecipe]] = []
-    candidates = list(alternatives(recipe, reasons))
-    for number, each in enumerate(candidates, start=1):
-        progress(f"times, {number} of {len(candidates)}")
-        try:
-            timed.append((predicted_time(each), each))
-        except LigerprofError as error:
-            reasons.setdefault(str(error))
-    timed.sort(key=lambda item: item[0].seconds)
+    timed = _timed(recipe, reasons, progress)
+    if judge.is_told_ahead:
+        possible = (each for _, each in timed if judge.by_estimate(each).fits is not False)
+        judge.expect(list(islice(possible, listed)))
     found: list[Candidate] = []
     too_large: Candidate | None = None
     for time, each in timed:
@@ -141,6 +136,21 @@ def fastest(
         tried=len(timed),
         left_out=(*reasons, "offload, several GPUs, quantized weights and other optimizers: their times are not known"),
     )
+
+
+def _timed(
+    recipe: TrainingRecipe, reasons: dict[str, None], progress: Progress
+) -> list[tuple[StepTime, TrainingRecipe]]:
+    """The alternatives with their times, the fastest first; `reasons` receives why some are left out."""
+    timed: list[tuple[StepTime, TrainingRecipe]] = []
+    candidates = list(alternatives(recipe, reasons))
+    for number, each in enumerate(candidates, start=1):
+        progress(f"times, {number} of {len(candidates)}")
+        try:
+            timed.append((predicted_time(each), each))
+        except LigerprofError as error:
+            reasons.setdefault(str(error))
+    return sorted(timed, key=lambda item: item[0].seconds)
 
 
 def alternatives(recipe: TrainingRecipe, reasons: dict[str, None]) -> Iterator[TrainingRecipe]:
