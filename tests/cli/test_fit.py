@@ -140,7 +140,7 @@ def test_a_system_without_affinities_simulates_in_this_process(monkeypatch: pyte
 
 
 def test_the_fastest_recipes_are_listed_with_the_next_faster_one() -> None:
-    arguments = ("--model", "tiny", "--batch", "2", "--seq", "512", "--precision", "bf16", "--memory-limit", "84MiB")
+    arguments = ("--model", "smollm2-135m", "--batch", "1", "--precision", "bf16", "--memory-limit", "1700MiB")
     code, stdout, _ = run("--fastest", "--no-simulate", *arguments)
     assert code == 0
     assert max(map(len, stdout.splitlines())) <= TERMINAL_COLUMNS

@@ -1,6 +1,6 @@
 """The work of a step from the estimate's own operations, without torch."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from math import isqrt
 
 from ligerprof.analyzers.estimate import settle_flce_budget
@@ -114,8 +114,14 @@ class _WorkMeter(Meter):
         self.ledger = Ledger()
         self._recipe, self._times = recipe, 1
 
-    def repeat(  # type: ignore[no-untyped-def]
-        self, times: int, act, places: Collection[str] = (), *, first_layer: int = 0, backward: bool = False
+    def repeat(
+        self,
+        times: int,
+        act: Callable[[], None],
+        places: Collection[str] = (),
+        *,
+        first_layer: int = 0,
+        backward: bool = False,
     ) -> None:
         """Act once for all repetitions, and count each of them."""
         self._times *= times

@@ -1,12 +1,11 @@
 """The time of a step: the GPU's seconds and the host's, part by part, and which of them bounds it."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.analyzers.step_time.rates import Rates, find_rates
-from ligerprof.analyzers.step_time.work import Host, Kind, Ledger, Part
+from ligerprof.analyzers.step_time.work import Kind, Ledger, Part
 from ligerprof.serialization import JsonKeys, select
 from ligerprof.words import Word
 
@@ -112,9 +111,10 @@ class StepTime(JsonKeys):
     @property
     def bound(self) -> Bound:
         """What the step waits for."""
-        total: Counter[Kind] = Counter()
+        total: dict[Kind, float] = {}
         for part in self.parts:
-            total.update(part.gpu_seconds)
+            for kind, seconds in part.gpu_seconds.items():
+                total[kind] = total.get(kind, 0.0) + seconds
         return _bound(total, sum(part.host_seconds for part in self.parts))
 
     def to_json(self) -> dict[str, Any]:
@@ -145,11 +145,11 @@ def step_time(ledger: Ledger, gpu: str, tokens: int) -> StepTime | None:
     if rates is None:
         return None
     parts = tuple(_part_times(ledger, rates))
-    peaks = Counter[str]()
+    multiplied: dict[str, float] = {}
     for (_, work), times in ledger.work.items():
         if work.kind is Kind.PRODUCTS:
-            peaks[work.name] += int(work.flops * times)
-    peak = rates.peak_flops.get(max(peaks, key=lambda name: peaks[name], default="bf16"), rates.peak_flops["bf16"])
+            multiplied[work.name] = multiplied.get(work.name, 0.0) + work.flops * times
+    dtype = max(multiplied, key=lambda name: multiplied[name], default="bf16")
     useful = ledger.flops(part for part in Part if part is not Part.RECOMPUTE)
     return StepTime(
         gpu=gpu,
@@ -158,19 +158,22 @@ def step_time(ledger: Ledger, gpu: str, tokens: int) -> StepTime | None:
         tokens=tokens,
         flops=ledger.flops(),
         useful_flops=useful,
-        peak_flops=peak,
+        peak_flops=rates.peak_flops.get(dtype, rates.peak_flops["bf16"]),
         parts=parts,
     )
 
 
 def _part_times(ledger: Ledger, rates: Rates) -> list[PartTime]:
-    gpu: dict[Part, Counter[Kind]] = {}
-    host: Counter[Part] = Counter()
+    gpu: dict[Part, dict[Kind, float]] = {}
+    host: dict[Part, float] = {}
     for (part, work), times in ledger.work.items():
-        gpu.setdefault(part, Counter())[work.kind] += rates.gpu_seconds(work) * times  # type: ignore[assignment]
+        of_part = gpu.setdefault(part, {})
+        of_part[work.kind] = of_part.get(work.kind, 0.0) + rates.gpu_seconds(work) * times
     for (part, call), times in ledger.calls.items():
-        host[part] += rates.host_seconds(Host(call)) * times  # type: ignore[assignment]
-    return [PartTime(part=part, gpu_seconds=gpu[part], host_seconds=host[part]) for part in _ORDER if part in gpu]
+        host[part] = host.get(part, 0.0) + rates.host_seconds(call) * times
+    return [
+        PartTime(part=part, gpu_seconds=gpu[part], host_seconds=host.get(part, 0.0)) for part in _ORDER if part in gpu
+    ]
 
 
 def _elapsed(parts: tuple[PartTime, ...]) -> float:
