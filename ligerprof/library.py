@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.explain.peak import PeakReport
     from ligerprof.analyzers.search.advise import Advice
     from ligerprof.analyzers.search.changes import Change, Settle, Sharding
+    from ligerprof.analyzers.search.fastest import Candidate, Fastest
     from ligerprof.analyzers.search.fit import Answered, Fit
     from ligerprof.analyzers.trace.report import TraceReport
     from ligerprof.runs.outcome import StepOutcome
@@ -124,6 +125,31 @@ def fit(  # noqa: PLR0913 - callbacks and changes
         judge = make_judge(recipe, simulate=simulate, progress=say, simulators=simulators)
         changes = {"ladder": ladder or SAME_DATA, "nearest": NEAREST if nearest is None else nearest}
         return search.fit(recipe, judge, say, remaining, **changes, answered=answered)
+
+
+def fastest(
+    recipe: TrainingRecipe,
+    *,
+    simulate: bool = True,
+    progress: Progress | None = None,
+    better: "Callable[[Candidate], None] | None" = None,
+    processes: int = 0,
+) -> "Fastest":
+    """Find the fastest recipes for the same training that fit the memory limit; see `ligerprof fit --fastest`.
+
+    Args:
+        recipe: what to train, how, and on which GPU.
+        simulate: whether to check answers by simulated steps.
+        progress: receives short messages.
+        better: receives each recipe that fits and is faster than those before.
+        processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
+    """
+    from ligerprof.analyzers.search import fastest as search
+
+    say = progress or _silent
+    with closing(Simulators(processes)) as simulators:
+        judge = make_judge(recipe, simulate=simulate, progress=say, simulators=simulators)
+        return search.fastest(recipe, judge, say, better or (lambda _candidate: None))
 
 
 def advise(

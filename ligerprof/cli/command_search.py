@@ -21,6 +21,7 @@ from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ligerprof.recipe.commands.changes import Change
+    from ligerprof.runs.command_search.fastest import FastestCommand
     from ligerprof.runs.command_search.session import CheapestFit, CommandProblem, LargestFit
     from ligerprof.runs.command_search.trials import Trial
 
@@ -94,6 +95,7 @@ def _problem(
     copies: Sequence[Path],
     *,
     force: bool,
+    times: bool = False,
 ) -> "CommandProblem":
     """What is searched for; `search` are the values of `command_options`."""
     from ligerprof.recipe.commands.changes import TrainingCommand
@@ -111,7 +113,7 @@ def _problem(
             )
         if len(set(map(os.path.realpath, copies))) < len(copies):
             raise OutputError(f"{', '.join(map(str, copies))}: two copies under one name. Name a file for each.")
-    gpu = SimulatedGpu(gpu=recipe.gpu_spec.name, eager=search["eager"], routing=recipe.routing)
+    gpu = SimulatedGpu(gpu=recipe.gpu_spec.name, eager=search["eager"], routing=recipe.routing, times=times)
     return CommandProblem(
         command=command,
         limit=find_limit(recipe),
@@ -153,6 +155,31 @@ def fit_command(
     _end(
         found, written, f"no {found.key} fits {format_bytes(problem.limit.size_bytes)}. Run `ligerprof advise` with it."
     )
+
+
+def fastest_command(
+    recipe: TrainingRecipe,
+    words: Sequence[str],
+    search: Mapping[str, Any],
+    copies: Sequence[Path],
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Find the fastest of a command's alternatives that fit."""
+    from ligerprof.recipe.commands.levers import find_batches
+    from ligerprof.reports.command_search import render_fastest_command
+    from ligerprof.runs.command_search.fastest import fastest_command as find
+
+    if search["vary"]:
+        raise click.UsageError("--fastest varies what trains the same. Leave --vary out.")
+    problem = _problem(recipe, words, search, copies, force=force, times=True)
+    with stages() as progress:
+        tell, begin = _teller(problem, progress, as_json=as_json)
+        found = find(problem, find_batches(problem.command), tell, begin)
+        written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)
+    show(found.to_json, lambda: render_fastest_command(found), as_json=as_json)
+    _end(found, written, f"nothing fits {format_bytes(problem.limit.size_bytes)}. Run `ligerprof advise` with it.")
 
 
 def advise_command(  # noqa: PLR0913 - one argument per option
@@ -232,7 +259,7 @@ def _write(
     return run_again(problem, changed, begin)
 
 
-def _end(found: "LargestFit | CheapestFit", again: "Trial | None", nothing: str) -> None:
+def _end(found: "LargestFit | CheapestFit | FastestCommand", again: "Trial | None", nothing: str) -> None:
     """Leave with the exit code of an interrupted search, or of a command that does not fit."""
     from ligerprof.runs.command_search.trials import Outcome
 

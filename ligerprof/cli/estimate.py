@@ -51,6 +51,8 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
     A --config file that does not say what it trains is counted as supervised fine-tuning, without a verdict.
     """
     from ligerprof.analyzers.estimate import Answer, estimate, judge, judged, require_host_memory
+    from ligerprof.analyzers.step_time.account import time_or_reason
+    from ligerprof.analyzers.step_time.predict import time_json
     from ligerprof.reports.estimate import layers_table, render_estimate
     from ligerprof.runs.tapes.traced import with_tape
 
@@ -80,9 +82,10 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
 
         print_markdown(estimate_markdown(_with_config(estimated)))
     else:
+        time = time_or_reason(recipe)
         show(
-            lambda: {**_with_config(estimated).to_json(), **simulated, **_run_json(whole_run)},
-            lambda: render_estimate(longest, _with_config(estimated), column),
+            lambda: {**_with_config(estimated).to_json(), **time_json(time), **simulated, **_run_json(whole_run)},
+            lambda: render_estimate(longest, _with_config(estimated), column, time),
             as_json=as_json,
         )
     if not (as_json or as_markdown):

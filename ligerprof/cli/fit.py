@@ -10,6 +10,7 @@ import click
 
 from ligerprof.cli.command_search import (
     command_options,
+    fastest_command,
     fit_command,
     output_option,
     refuse_with_command,
@@ -28,6 +29,7 @@ from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.search.budget import Verdict
+    from ligerprof.analyzers.search.fastest import Candidate
     from ligerprof.analyzers.search.fit import Answered, Point
 
 # of about 500 MiB, most of it shared
@@ -45,6 +47,12 @@ _MOST_PROCESSES = 4
 @command_options
 @output_option
 @click.option(
+    "--fastest",
+    is_flag=True,
+    help="Find the fastest recipes that fit instead: other micro-batches, checkpointing and kernels for the same"
+    " training.",
+)
+@click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw the frontier to this file; its suffix is the format, such as .svg or .png.",
@@ -55,6 +63,7 @@ def command(  # noqa: PLR0913 - one argument per option
     recipe: TrainingRecipe,
     *,
     simulate: bool,
+    fastest: bool,
     figure: Path | None,
     words: tuple[str, ...],
     copies: tuple[Path, ...],
@@ -68,12 +77,19 @@ def command(  # noqa: PLR0913 - one argument per option
     --batch and --seq do not fit together, also prints the cheapest settings that make them fit. The exit
     code is 3 if the recipe fits with no batch and no sequence.
 
+    With --fastest, lists the recipes that train as many sequences per optimizer step and fit, by predicted tokens per
+    second, and the next faster one, which does not fit.
+
     With a COMMAND (trl sft ..., python train.py ...), finds the largest micro-batch with which it fits, by running it
-    on simulated GPUs with other values in its arguments or configuration file. Nothing that it writes stays.
+    on simulated GPUs with other values in its arguments or configuration file; with --fastest, the fastest of its
+    micro-batches with and without checkpointing and liger-kernel. Nothing that it writes stays.
     """
+    if fastest and figure is not None:
+        raise click.UsageError("--figure draws the frontier, which --fastest does not look for.")
     if words:
         refuse_with_command("simulate", "figure")
-        fit_command(recipe, words, search, copies, force=force, as_json=as_json)
+        search_command = fastest_command if fastest else fit_command
+        search_command(recipe, words, search, copies, force=force, as_json=as_json)
         return
     require_command({**search, "copies": copies})
     from ligerprof.analyzers.estimate import require_host_memory
@@ -86,6 +102,9 @@ def command(  # noqa: PLR0913 - one argument per option
         check_format(figure.suffix)
         require_absent([figure], force=force)
     recipe, own = recipe_and_files(recipe)
+    if fastest:
+        _fit_fastest(recipe, simulate=simulate, as_json=as_json)
+        return
     with stages() as progress:
         tell = None if as_json else _teller(recipe, progress)
         found = fit(
@@ -107,6 +126,28 @@ def command(  # noqa: PLR0913 - one argument per option
         remedy = "Take one of the changes above." if found.nearest else "Run `ligerprof advise` for changes that help."
         raise DoesNotFitError(
             f"no batch and no sequence of this recipe fits {format_bytes(found.limit.size_bytes)}. {remedy}"
+        )
+
+
+def _fit_fastest(recipe: TrainingRecipe, *, simulate: bool, as_json: bool) -> None:
+    """Search and print the fastest recipes; better ones are printed as they are found."""
+    from rich.text import Text
+
+    from ligerprof.library import fastest
+    from ligerprof.reports.fastest import candidate_line, render_fastest
+
+    with stages() as progress:
+
+        def tell(candidate: "Candidate") -> None:
+            if not as_json:
+                with progress.aside():
+                    print_text(Text(candidate_line(candidate)))
+
+        found = fastest(recipe, simulate=simulate, progress=progress, better=tell, processes=_processes())
+    show(found.to_json, lambda: render_fastest(found), as_json=as_json)
+    if not found.found:
+        raise DoesNotFitError(
+            f"none of {found.tried} recipes fits {format_bytes(found.limit.size_bytes)}. Run `ligerprof advise`."
         )
 
 

@@ -74,14 +74,21 @@ def _edit_lines(edits: Sequence[FileEdit]) -> "Iterator[RenderableType]":
 
 def _plan_table(advice: Advice) -> "Table":
     rows = [("unchanged", "", format_mib(advice.needed_bytes), "")]
-    rows += [(step.change.title, *_sizes(step), step.change.cost) for step in advice.applied]
+    rows += [(step.change.title, *_sizes(step), _cost(step)) for step in advice.applied]
     return listing_table("the plan", *_SIZES, "cost", right=_SIZES, folded=("cost",), rows=rows)
 
 
 def _others_table(steps: Sequence[Step]) -> "Table":
     last = "cost or reason"
-    rows = [(step.change.title, _MARKS[step.state], *_sizes(step), step.reason or step.change.cost) for step in steps]
+    rows = [(step.change.title, _MARKS[step.state], *_sizes(step), step.reason or _cost(step)) for step in steps]
     return listing_table("other changes", "", *_SIZES, last, right=_SIZES, folded=(last,), rows=rows)
+
+
+def _cost(step: Step) -> str:
+    """The cost in words, with the predicted change of the time per token."""
+    if step.time_ratio is None:
+        return step.change.cost
+    return f"{100 * (step.time_ratio - 1):+.0f} % of the step's time (predicted); {step.change.cost}"
 
 
 def _sizes(step: Step) -> tuple[str, str]:

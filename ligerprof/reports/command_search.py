@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from ligerprof.recipe.commands.changes import ChangedCommand, TrainingCommand
 from ligerprof.recipe.usable_memory import Limit
 from ligerprof.reports.terminal import ShellCommand, listing_table
-from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit
+from ligerprof.runs.command_search.fastest import FastestCommand
+from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit, named
 from ligerprof.runs.command_search.trials import Outcome, Trial
 from ligerprof.units import format_bytes
 
@@ -36,7 +37,8 @@ def trial_line(name: str, trial: Trial) -> str:
     if trial.limit_bytes is None:
         return f"  {name}: needs {format_bytes(trial.peak_bytes)} allocated, without a limit ({seconds})"
     held = f"{format_bytes(trial.reserved_bytes)} reserved, {format_bytes(trial.peak_bytes)} allocated"
-    return f"  {name}: fits, {held} ({seconds})"
+    speed = "" if trial.step_seconds is None else f", {1000 * trial.step_seconds:,.1f} ms per step (predicted)"
+    return f"  {name}: fits, {held}{speed} ({seconds})"
 
 
 def render_largest(found: LargestFit) -> "RenderableType":
@@ -85,6 +87,27 @@ def render_cheapest(found: CheapestFit, *, show_all: bool) -> "RenderableType":
         parts.append(listing_table("not needed", "cost", rows=[(lever.name, lever.cost) for lever in found.left]))
     parts += [Text(f"note: {lever.name} cannot be tried: {reason}") for lever, reason in found.refused]
     return Group(*parts, *_fitting(found.problem, found.change, found.trial))
+
+
+def render_fastest_command(found: FastestCommand) -> "RenderableType":
+    """The alternatives that fit, the fastest first, and the command."""
+    from rich.console import Group
+    from rich.text import Text
+
+    columns = ("ms per step", "reserved")
+    rows = [
+        (
+            f"{1000 * (trial.step_seconds or 0.0):,.1f}",
+            format_bytes(trial.reserved_bytes),
+            str(trial.time_bound),
+            named(change),
+        )
+        for change, trial in found.fitting
+    ]
+    table = listing_table(*columns, "bound by", "changes", right=columns, folded=("changes",), rows=rows)
+    end = [] if found.is_whole else [Text("The search was interrupted.")]
+    predicted = [Text("Times are predicted, for steps of as many sequences.")] if rows else []
+    return Group(*([table] if rows else []), *predicted, *end, *_fitting(found.problem, found.change, found.trial))
 
 
 def _fitting(problem: CommandProblem, change: object, trial: Trial | None) -> Iterator["RenderableType"]:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import Answer, FitVerdict, HostVerdict, MemoryEstimate, Moment
+from ligerprof.analyzers.step_time.predict import Bound, StepTime
+from ligerprof.gpus import find_gpu
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.terminal import FiguresColumn, listing_table, phases_table, roles_table
@@ -24,9 +26,12 @@ def _largest_bytes(estimate: MemoryEstimate) -> int:
 
 @in_one_unit(lambda _, estimate, *__: _largest_bytes(estimate))
 def render_estimate(
-    recipe: TrainingRecipe, estimate: MemoryEstimate, simulated: FiguresColumn | None = None
+    recipe: TrainingRecipe,
+    estimate: MemoryEstimate,
+    simulated: FiguresColumn | None = None,
+    time: StepTime | str | None = None,
 ) -> "RenderableType":
-    """Lay out an estimate, with errors against the simulated step if it is given."""
+    """Lay out an estimate, with errors against the simulated step and the predicted time if they are given."""
     from rich.console import Group
     from rich.text import Text
 
@@ -48,7 +53,24 @@ def render_estimate(
         *(Text(f"assumed: {sentence}") for sentence in estimate.assumed),
         *(Text(f"left out: {sentence}") for sentence in estimate.left_out),
         *(Text(f"compared: {sentence}") for sentence in _compared(recipe, estimate)),
+        *([] if time is None else map(Text, time_lines(time))),
     )
+
+
+def time_lines(time: StepTime | str) -> Iterator[str]:
+    """The predicted time of a step and what bounds it, or why it is not known."""
+    if isinstance(time, str):
+        yield f"predicted time: none; {time}"
+        return
+    low, high = (1000 * seconds for seconds in time.interval)
+    where = find_gpu(time.gpu).title + ("" if time.measured else ", by its data sheet")
+    yield (
+        f"predicted time: {1000 * time.seconds:,.1f} ms per step ({low:,.0f} to {high:,.0f}) on {where};"
+        f" {time.tokens_per_second:,.0f} tokens/s, {100 * time.utilization:.0f} % of its peak rate"
+    )
+    parts = ", ".join(f"{part.part} {100 * part.seconds / time.parts_seconds:.0f} %" for part in time.parts)
+    alone = f" (the GPU alone: {1000 * time.gpu_seconds:,.1f} ms)" if time.bound is Bound.LAUNCHES else ""
+    yield f"bound by {time.bound}{alone}: {parts}"
 
 
 def _compared(recipe: TrainingRecipe, estimate: MemoryEstimate) -> Iterator[str]:

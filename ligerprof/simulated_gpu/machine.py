@@ -4,6 +4,7 @@ import atexit
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -52,6 +53,7 @@ class Machine:
         checkpoints: how the program saves and loads.
         siblings: its layers that do not run.
         stand_ins: models that are not on this machine.
+        step_time: what is known of the time of a step, for `summary`.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Machine:
         self.checkpoints = Checkpoints(self.values, self._files, self.device.synchronize)
         self.stand_ins = StandIns()
         self.siblings = Siblings(self.device, self.values)
+        self.step_time: Callable[[], dict[str, Any]] = dict
 
     def install(self) -> None:
         """Replace torch's CUDA; it cannot be undone."""
@@ -128,6 +131,7 @@ class Machine:
             "unchanged": [] if self._files is None else self._files.unchanged(),
             "pinned_bytes": self._backend.highest_pinned_bytes(),
             "outside_bytes": gpu.memory_bytes - gpu.usable_bytes + nccl_bytes(world_size()),
+            **self.step_time(),
         }
 
     def _allocate(self, size_bytes: int, stream: int) -> int:

@@ -72,6 +72,7 @@ class Operators:
         attention_used: names of the attention kernels that ran.
         message_of: what the error says when memory has run out.
         watch: a context around each operator, given the operator and its arguments; None: nothing watches.
+        ran: called with each operator, its arguments and its result; None: nothing counts.
     """
 
     def __init__(self, device: Device, values: Values, require_own: Callable[[int], None]) -> None:
@@ -79,6 +80,7 @@ class Operators:
         self.attention_used: set[str] = set()
         self.message_of: Callable[[AllocatorFullError], str] = str
         self.watch: Callable[[Any, Sequence[Any]], AbstractContextManager[None]] | None = None
+        self.ran: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None] | None = None
         self._planner = Planner()
         self._libraries: list[torch.library.Library] = []
 
@@ -105,6 +107,10 @@ class Operators:
             self._require_own(device.index)
         rule: Rule = RULES.get(func, Operators.compute)
         try:
+            if self.ran is not None:
+                result = rule(self, func, args, kwargs)
+                self.ran(func, args, kwargs, result)
+                return result
             if self.watch is None:
                 return rule(self, func, args, kwargs)
             with self.watch(func, args):

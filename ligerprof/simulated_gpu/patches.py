@@ -4,6 +4,7 @@ import functools
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from traceback import walk_tb
 from typing import Any
 
@@ -19,6 +20,8 @@ from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
 
 # machine.Machine, which imports this module
 Machine = Any
+# called with the arguments of each launch of a Triton kernel
+launch_observers: list[Callable[[tuple[Any, ...]], None]] = []
 # torch.compile's backend that runs what it traced
 _EAGER = "eager"
 # of huggingface_hub: it does not wait for a network when it is set to offline
@@ -177,5 +180,7 @@ def _leave_out_launches(jit: Any) -> None:
     jit.KernelInterface.__getitem__ = lambda _kernel, _grid: _launch
 
 
-def _launch(*_arguments: Any, **_named: Any) -> None:
+def _launch(*arguments: Any, **named: Any) -> None:
     """The launch of a kernel."""
+    for observe in launch_observers:
+        observe((*arguments, *named.values()))

@@ -7,6 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.step_time.account import time_or_reason
+from ligerprof.analyzers.step_time.predict import time_json
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -25,7 +27,7 @@ def test_json_is_what_the_library_returns() -> None:
 
     assert (code, stderr) == (0, "")
     recipe = TrainingRecipe(precision="bf16", liger="flce", batch=2)
-    assert json.loads(stdout) == estimate(recipe).to_json()
+    assert json.loads(stdout) == {**estimate(recipe).to_json(), **time_json(time_or_reason(recipe))}
 
 
 @pytest.mark.parametrize(

@@ -139,3 +139,17 @@ def test_a_system_without_affinities_simulates_in_this_process(monkeypatch: pyte
 
     assert code == 0
     assert "largest batch" in stdout
+
+
+def test_the_fastest_recipes_are_listed_with_the_next_faster_one() -> None:
+    arguments = ("--model", "smollm2-135m", "--batch", "1", "--precision", "bf16", "--memory-limit", "1700MiB")
+    code, stdout, _ = run("--fastest", "--no-simulate", *arguments)
+    assert code == 0
+    assert max(map(len, stdout.splitlines())) <= TERMINAL_COLUMNS
+    assert_matches_golden(stdout, GOLDEN / "fit_fastest.txt")
+
+
+def test_no_figure_of_the_fastest_recipes() -> None:
+    code, _, stderr = run("--fastest", "--figure", "frontier.svg")
+    assert code == 2
+    assert "--fastest does not look for" in stderr

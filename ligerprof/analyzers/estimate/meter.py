@@ -272,6 +272,15 @@ class Meter:
             if part_bytes:
                 self.take(part_bytes, Role.LIBRARY_WORKSPACE)
 
+    def ran(self, operation: object) -> None:
+        """An operation has run; `step_time` counts its work."""
+
+    def differentiated(self, operation: object) -> None:
+        """The gradients of an operation have been computed."""
+
+    def summed(self, size_bytes: int) -> None:
+        """A gradient of this size has been added to another."""
+
     def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
         """Add bytes whose rounding is already counted, such as those that a decoder layer leaves behind."""
         for role, size_bytes in roles.items():

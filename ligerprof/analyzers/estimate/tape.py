@@ -260,6 +260,7 @@ class Tape:
         """Allocate the output, unless it is a view, and early gradients; returns what else is saved for backward."""
         operation, output = node.operation, node.outputs[0]
         _tell(self.on_read, operation)
+        self.meter.ran(operation)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
@@ -335,6 +336,7 @@ class Tape:
         self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
     ) -> list[tuple[Tensor, Pending]]:
         operation = node.operation
+        self.meter.differentiated(operation)
         scratch_role = operation.scratch_role or operation.role
         leading = self.meter.run_scratch(operation.leading_gradient_scratch, scratch_role)
         # gradients that forward has computed need no product
@@ -391,6 +393,7 @@ class Tape:
         weight.arrived = 0
         self.meter.touch(weight.reduction_bytes, Role.COMMUNICATION)
         if weight.gradient is not None:
+            self.meter.summed(weight.size_bytes)
             self.meter.drop(new.block)
         elif weight.kept_share == 1.0:
             weight.gradient = new.block
@@ -402,6 +405,7 @@ class Tape:
 
     def _sum(self, item: Tensor, old: Pending, new: Pending) -> Pending:
         """InputBuffer::accumulate: add in place to a gradient that is not a view and has no other owner."""
+        self.meter.summed(item.size_bytes)
         if old.block.holders == 1 and not old.is_view:
             self.meter.drop(new.block)
             return old

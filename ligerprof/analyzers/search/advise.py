@@ -1,12 +1,14 @@
 """Find the changes that bring a recipe below a limit: try the ladder rung by rung until the recipe fits."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, needed_bytes, verdict_notes
 from ligerprof.analyzers.search.changes import LADDER, Change, expandable_segments
+from ligerprof.analyzers.step_time.account import time_or_reason
+from ligerprof.analyzers.step_time.predict import StepTime
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
@@ -17,6 +19,8 @@ from ligerprof.words import Word
 
 # receives the number of the change that is tried next, and the most that will be tried
 Tried = Callable[[int, int], None]
+# the predicted time of a recipe, or why it is not known
+Times = Callable[[TrainingRecipe], StepTime | str]
 
 
 class State(Word):
@@ -38,6 +42,7 @@ class Step:
             it is inapplicable or unpriced.
         needed_bytes: the estimated need with this rung; None as above.
         reason: why the rung is useless, inapplicable or unpriced; otherwise None.
+        time_ratio: the predicted time per token with this rung over that without it; None if it is not known.
     """
 
     change: Change
@@ -45,10 +50,14 @@ class Step:
     saved_bytes: int | None = None
     needed_bytes: int | None = None
     reason: str | None = None
+    time_ratio: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `steps` in the JSON."""
-        return select(self, "change.name", "state", "saved_bytes", "needed_bytes", "change.cost", "reason")
+        return {
+            **select(self, "change.name", "state", "saved_bytes", "needed_bytes", "change.cost", "reason"),
+            "time_percent": None if self.time_ratio is None else round(100 * (self.time_ratio - 1), 1),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +149,14 @@ def advise(
         UnsupportedError: the analytic estimate does not cover an option of the recipe.
         UnknownModelError: it does not cover the model's architecture.
     """
-    rules = _Rules(tuple(ladder), host_limit_bytes, tried or (lambda _number, _most: None))
+    known: dict[str, StepTime | str] = {}
+
+    def times(each: TrainingRecipe) -> StepTime | str:
+        if (key := repr(each)) not in known:
+            known[key] = time_or_reason(each)
+        return known[key]
+
+    rules = _Rules(tuple(ladder), host_limit_bytes, tried or (lambda _number, _most: None), times)
     names = {change.name for change in rules.ladder}
     # steps on the way may keep more in main memory than the plan
     climb = _cheapest(_Climb(recipe, judge, names, rules._replace(host_limit_bytes=None)))
@@ -167,6 +183,7 @@ class _Rules(NamedTuple):
     ladder: tuple[Change, ...]
     host_limit_bytes: int | None
     tried: Tried
+    times: Times
 
 
 def _cheapest(climb: "_Climb") -> "_Climb":
@@ -204,7 +221,10 @@ class _Climb:
         if step.state not in (State.SPARE, State.USELESS):
             return step
         outcome = _variants(step.change, self.plan, self.rules.host_limit_bytes)
-        return outcome if isinstance(outcome, Step) else self._priced(step.change, outcome[0][1], State.SPARE)
+        if isinstance(outcome, Step):
+            return outcome
+        priced = self._priced(step.change, outcome[0][1], State.SPARE)
+        return replace(priced, time_ratio=self._time_ratio(outcome[0][0]))
 
     def expansion(self) -> Step:
         """The expandable-segments rung: it reduces fragmentation, not allocated bytes."""
@@ -243,6 +263,7 @@ class _Climb:
         plan, verdict, needed = _mildest((*self._settle(variant), needed) for variant, needed in outcome)
         step = self._priced(change, needed, State.APPLIED)
         if step.state is State.APPLIED:
+            step = replace(step, time_ratio=self._time_ratio(plan))
             self.plan, self.verdict, self.needed_bytes = plan, verdict, needed
         return step
 
@@ -252,6 +273,12 @@ class _Climb:
             return Step(change=change, state=state, saved_bytes=saved_bytes, needed_bytes=needed)
         reason = "saves nothing here" if saved_bytes == 0 else "uses more than it saves here"
         return Step(change=change, state=State.USELESS, saved_bytes=saved_bytes, needed_bytes=needed, reason=reason)
+
+    def _time_ratio(self, changed: TrainingRecipe) -> float | None:
+        """The predicted time per token after a change of the plan over that before; None where one is not known."""
+        times = [self.rules.times(recipe) for recipe in (self.plan, changed)]
+        rates = [time.tokens_per_second for time in times if not isinstance(time, str)]
+        return rates[0] / rates[1] if len(rates) == len(times) else None
 
     def _settle(self, recipe: TrainingRecipe) -> tuple[TrainingRecipe, Verdict]:
         """Judge a recipe; if only fragmentation keeps it from fitting, add expandable segments."""

@@ -151,6 +151,22 @@ def find_levers(command: TrainingCommand) -> tuple[Lever, ...]:
     return tuple(each for make in _LADDER for each in make(command) if not _is_stated(command, each.change))
 
 
+def without_checkpointing(command: TrainingCommand) -> Change | None:
+    """The change that turns checkpointing off; None where the key for it is not known, or it is off."""
+    family = _family(command)
+    if family == "torchtitan":
+        keys: dict[str, Any] = {"activation_checkpoint.mode": "none"}
+    elif family == _LLAMA_FACTORY:
+        keys = {"disable_gradient_checkpointing": True}
+    elif family == _TRL or _is_on(command, "gradient_checkpointing"):
+        # TRL's own default is to checkpoint
+        keys = {"gradient_checkpointing": False}
+    else:
+        return None
+    change = Change(keys=keys)
+    return None if _is_stated(command, change) else change
+
+
 def _is_stated(command: TrainingCommand, change: Change) -> bool:
     return all(command.value(key) == value for key, value in change.keys.items()) and not change.environment
 

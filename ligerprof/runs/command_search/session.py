@@ -116,7 +116,7 @@ class LargestFit:
                 "bounded_by": self.bounded_by,
                 "changes": dict(self.change.keys),
                 **_answer_json(fitting, self.trial),
-                "trials": [{"value": value, **_trial_json(trial)} for value, trial in self.trials],
+                "trials": [{"value": value, **trial_json(trial)} for value, trial in self.trials],
             },
         )
 
@@ -162,7 +162,7 @@ class CheapestFit:
                 ],
                 "changes": dict(self.change.keys),
                 **_answer_json(fitting, self.trial),
-                "trials": [{"changes": name, **_trial_json(trial)} for name, trial in self.trials],
+                "trials": [{"changes": name, **trial_json(trial)} for name, trial in self.trials],
             },
         )
 
@@ -186,7 +186,8 @@ def _answer_json(fitting: ChangedCommand | None, trial: Trial | None) -> dict[st
     }
 
 
-def _trial_json(trial: Trial) -> dict[str, Any]:
+def trial_json(trial: Trial) -> dict[str, Any]:
+    """The keys of a trial in the JSON."""
     ran = trial.outcome is Outcome.RAN
     return {
         **select(trial, "limit_bytes", "outcome", "steps"),
@@ -289,18 +290,14 @@ def cheapest_changes(problem: CommandProblem, levers: Sequence[Lever], tell: Tel
     usable = [lever for lever in levers if lever.package not in missing]
     search, told = CheapestSearch(levers=usable), []
 
-    def name(change: Change) -> str:
-        pulled = [f"{key} {value}" for key, value in change.keys.items()]
-        return ", ".join([*pulled, *(f"{key}={value}" for key, value in change.environment.items())]) or "unchanged"
-
     def note(change: Change, trial: Trial) -> None:
         search.note(change, trial)
-        told.append((name(change), trial))
-        tell(name(change), trial)
+        told.append((named(change), trial))
+        tell(named(change), trial)
         if trial.outcome is Outcome.FAILED and change == Change():
             raise _failed(trial)
 
-    with _trials(problem, command=problem.changed, note=note, begin=lambda change: begin(name(change))) as trials:
+    with _trials(problem, command=problem.changed, note=note, begin=lambda change: begin(named(change))) as trials:
         is_whole = _search(
             trials,
             lambda: [(each, problem.limit.size_bytes) for each in search.wanted(problem.machine.at_once)],
@@ -322,6 +319,33 @@ def cheapest_changes(problem: CommandProblem, levers: Sequence[Lever], tell: Tel
         is_whole=is_whole,
         trials=tuple(told),
     )
+
+
+def named(change: Change) -> str:
+    """A change in words."""
+    pulled = [f"{key} {value}" for key, value in change.keys.items()]
+    return ", ".join([*pulled, *(f"{key}={value}" for key, value in change.environment.items())]) or "unchanged"
+
+
+def run_trials(
+    problem: CommandProblem,
+    note: Callable[[Change, Trial], None],
+    begin: Begin,
+    wanted: Callable[[], Sequence[tuple[Change, int | None]]],
+) -> bool:
+    """Run the trials that are wanted; returns whether the search came to its end.
+
+    Raises:
+        LigerprofError: the command fails as it is for another reason than memory.
+    """
+
+    def checked(change: Change, trial: Trial) -> None:
+        note(change, trial)
+        if trial.outcome is Outcome.FAILED and change == Change():
+            raise _failed(trial)
+
+    with _trials(problem, command=problem.changed, note=checked, begin=lambda change: begin(named(change))) as trials:
+        return _search(trials, wanted, lambda _change, _limit_bytes: True)
 
 
 def run_again(problem: CommandProblem, typed: ChangedCommand, begin: Begin) -> Trial:

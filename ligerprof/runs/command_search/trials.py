@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Trial:
         peak_bytes: highest allocated memory of the worst rank; 0 if memory ran out.
         reserved_bytes: highest reserved memory of it.
         reason: why the program failed, or an empty text.
+        step_seconds: the predicted time of its last step on the GPU, if it was wanted and is known.
+        time_bound: what bounds that time.
     """
 
     command: ChangedCommand
@@ -58,6 +60,8 @@ class Trial:
     peak_bytes: int = 0
     reserved_bytes: int = 0
     reason: str = ""
+    step_seconds: float | None = None
+    time_bound: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +92,7 @@ class _Running:
         self._folder.mkdir(parents=True)
         self._stack = ExitStack()
         limit = UNLIMITED_BYTES if limit_bytes is None else limit_bytes
-        gpu = SimulatedGpu(gpu=machine.gpu.gpu, limit_bytes=limit, eager=machine.gpu.eager, routing=machine.gpu.routing)
+        gpu = replace(machine.gpu, limit_bytes=limit)
         settings = Settings(mode=Mode.RUN, output=self._folder, steps=machine.steps, simulated=gpu)
         messages = self._folder / "ranks"
         messages.mkdir()
@@ -134,6 +138,7 @@ class _Running:
             steps=steps,
             peak_bytes=max(each.counter_peak_bytes for each in found),
             reserved_bytes=max(each.counter_reserved_bytes for each in found),
+            **_slowest(found),
         )
 
     def stop(self) -> None:
@@ -158,6 +163,13 @@ class _Running:
         if status == 0:
             return "it ended without an optimizer step"
         return printable((told or lines or [f"exit code {status}"])[-1])[:300]
+
+
+def _slowest(found: Sequence[RecordingSummary]) -> dict[str, Any]:
+    """The time of the rank whose step takes longest."""
+    times = [each.simulated for each in found if each.simulated and "step_seconds" in each.simulated]
+    slowest = max(times, key=lambda each: float(each["step_seconds"]), default={})
+    return {key: slowest[key] for key in ("step_seconds", "time_bound") if key in slowest}
 
 
 class Trials:

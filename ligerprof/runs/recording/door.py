@@ -84,12 +84,16 @@ def _simulate(simulated: SimulatedGpu) -> None:
     from ligerprof.simulated_gpu.machine import install
 
     try:
-        install(
+        machine = install(
             find_gpu(simulated.gpu),
             limit_bytes=simulated.limit_bytes,
             eager=simulated.eager,
             routing=simulated.routing,
         )
+        if simulated.times:
+            from ligerprof.runs.simulated.work import ProgramCounter
+
+            ProgramCounter().install(machine)
     except LigerprofError as error:
         say(str(error))
         raise SystemExit(1) from None

@@ -15,7 +15,7 @@ _OUTPUT, _STEPS, _DISK = "LIGERPROF_OUTPUT", "LIGERPROF_STEPS", "LIGERPROF_DISK"
 # the most bytes on disk that a recording of any length takes while it runs
 DISK_BYTES = 4 * 10**9
 _GPU, _LIMIT, _EAGER = "LIGERPROF_GPU", "LIGERPROF_MEMORY_LIMIT", "LIGERPROF_EAGER"
-_ROUTING = "LIGERPROF_ROUTING"
+_ROUTING, _TIMES = "LIGERPROF_ROUTING", "LIGERPROF_TIMES"
 # recipe/routing.py's, which a process does not load until it needs it
 DEFAULT_ROUTING = "uniform"
 
@@ -65,17 +65,20 @@ class SimulatedGpu:
         limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
         eager: whether functions of torch.compile run without it.
         routing: how tokens choose experts, as `recipe/routing.py` stores it.
+        times: whether the time of a step is predicted.
     """
 
     gpu: str
     limit_bytes: int | None = None
     eager: bool = False
     routing: str = DEFAULT_ROUTING
+    times: bool = False
 
     def to_environment(self) -> dict[str, str]:
         """The variables that `from_environment` reads."""
         limit = {} if self.limit_bytes is None else {_LIMIT: str(self.limit_bytes)}
-        return {_GPU: self.gpu, _EAGER: str(int(self.eager)), _ROUTING: self.routing, **limit}
+        words = {_EAGER: str(int(self.eager)), _TIMES: str(int(self.times))}
+        return {_GPU: self.gpu, _ROUTING: self.routing, **words, **limit}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SimulatedGpu | None":
@@ -88,6 +91,7 @@ class SimulatedGpu:
             limit_bytes=int(limit) if limit.isdecimal() else None,
             eager=environment.get(_EAGER) == "1",
             routing=environment.get(_ROUTING) or DEFAULT_ROUTING,
+            times=environment.get(_TIMES) == "1",
         )
 
 

@@ -1,0 +1,166 @@
+"""How fast a GPU and its host work: rates measured on one GPU, carried over to others by their data sheets.
+
+A measured time is kept as its ratio to a bound from the data sheet: operations over the peak rate, or bytes over the
+bandwidth. Between measured shapes the ratio is interpolated; another GPU has its own bounds and the same ratios.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from heapq import nsmallest
+from importlib.resources import files
+
+from ligerprof.analyzers.step_time.work import Host, Kind, Work
+
+MEASURED = "h200"
+# a kernel takes this long to start, if the host has launched it in time
+_START_SECONDS = 1.5e-6
+# measured neighbors that an interpolated ratio takes into account, and how fast their weight falls with the distance
+_NEIGHBORS, _FALL = 8, 3.0
+_TERA = 1e12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sheet:
+    """Figures of a data sheet, without sparsity.
+
+    Attributes:
+        flops: operations per second by dtype.
+        bytes_per_second: bandwidth of the GPU's memory.
+        transfer_bytes_per_second: of the link to main memory, in one direction.
+    """
+
+    flops: Mapping[str, float]
+    bytes_per_second: float
+    transfer_bytes_per_second: float
+
+
+def _sheet(bf16: float, tf32: float, fp32: float, terabytes: float, gigabytes: float) -> Sheet:
+    """Rates in units of 1e12, the link's in 1e9."""
+    flops = {"bf16": bf16 * _TERA, "tf32": tf32 * _TERA, "fp32": fp32 * _TERA}
+    return Sheet(flops=flops, bytes_per_second=terabytes * _TERA, transfer_bytes_per_second=gigabytes * 1e9)
+
+
+# NVIDIA's data sheets; the measured GPU's are bounds only
+SHEETS: Mapping[str, Sheet] = {
+    "h200": _sheet(989.5, 494.7, 66.9, 4.8, 64),
+    "h200-nvl": _sheet(835.5, 417.5, 60, 4.8, 64),
+    "h100": _sheet(989.5, 494.7, 66.9, 3.35, 64),
+    "h100-nvl": _sheet(835.5, 417.5, 60, 3.9, 64),
+    "h100-pcie": _sheet(756, 378, 51, 2.0, 64),
+    "gh200": _sheet(989.5, 494.7, 66.9, 4.0, 450),
+    "a100-80g": _sheet(312, 156, 19.5, 2.039, 32),
+    "a100-40g": _sheet(312, 156, 19.5, 1.555, 32),
+    "l40s": _sheet(362, 183, 91.6, 0.864, 32),
+    "a10": _sheet(125, 62.5, 31.2, 0.6, 32),
+    "rtx4090": _sheet(165.2, 82.6, 82.6, 1.008, 32),
+    "rtx3090": _sheet(71, 35.6, 35.6, 0.936, 32),
+}
+
+
+class Surface:
+    """A measured quantity over shapes: between them, the mean of the nearest in logarithms, weighted by closeness.
+
+    Args:
+        points: shapes of positive numbers with the measured value.
+    """
+
+    def __init__(self, points: Iterable[tuple[Sequence[float], float]]) -> None:
+        self._points = [(tuple(map(math.log2, shape)), math.log(value)) for shape, value in points]
+
+    def at(self, shape: Sequence[float]) -> float:
+        """The value at a shape."""
+        place = tuple(math.log2(max(size, 1)) for size in shape)
+        near = nsmallest(_NEIGHBORS, ((math.dist(place, point), value) for point, value in self._points))
+        here = [value for distance, value in near if distance < 1e-6]
+        if here:
+            return math.exp(sum(here) / len(here))
+        weights = [distance**-_FALL for distance, _ in near]
+        return math.exp(sum(w * value for w, (_, value) in zip(weights, near, strict=True)) / sum(weights))
+
+
+class Rates:
+    """The rates of one GPU.
+
+    Attributes:
+        gpu: its name.
+        measured: whether these rates were measured on it.
+    """
+
+    def __init__(self, gpu: str) -> None:
+        self.gpu, self.measured = gpu, gpu == MEASURED
+        self._sheet = SHEETS[gpu]
+        self._surfaces, self._host, self._apart = _measured()
+        self._known: dict[Work, float] = {}
+
+    def gpu_seconds(self, work: Work) -> float:
+        """Seconds of one call on the GPU."""
+        if work not in self._known:
+            self._known[work] = self._seconds(work)
+        return self._known[work]
+
+    def _seconds(self, work: Work) -> float:
+        bound = _bound_seconds(self._sheet, work)
+        surface = self._surfaces.get(_surface_name(work)) or self._surfaces.get(_other_name(work))
+        return self._apart * bound * (1.0 if surface is None else surface.at(_place(work)))
+
+    def host_seconds(self, call: Host) -> float:
+        """Seconds of the host until it has launched one call."""
+        return self._host[call]
+
+    @property
+    def peak_flops(self) -> Mapping[str, float]:
+        """Operations per second by dtype, from the data sheet."""
+        return self._sheet.flops
+
+
+@cache
+def find_rates(gpu: str) -> Rates | None:
+    """The rates of a GPU by its name in `ligerprof.gpus`, or None."""
+    return Rates(gpu) if gpu in SHEETS else None
+
+
+@cache
+def _measured() -> tuple[Mapping[str, Surface], Mapping[str, float], float]:
+    """The surfaces, what calls cost the host, and by how much kernels of a step take longer than alone."""
+    raw = json.loads((files(__package__) / f"{MEASURED}.json").read_text(encoding="utf-8"))
+    points: dict[str, list[tuple[Sequence[float], float]]] = {}
+    for kind, name, moved_bytes, shape, halves, is_backward, seconds in raw["work"]:
+        work = Work(Kind(kind), name, moved_bytes, tuple(shape), halves, is_backward)
+        ratio = seconds / _bound_seconds(SHEETS[MEASURED], work)
+        points.setdefault(_surface_name(work), []).append((_place(work), ratio))
+    return {name: Surface(found) for name, found in points.items()}, raw["host"], raw["apart"]
+
+
+def _bound_seconds(sheet: Sheet, work: Work) -> float:
+    """The least time by the data sheet, and a start."""
+    if work.kind is Kind.TRANSFER:
+        return _START_SECONDS + work.moved_bytes / sheet.transfer_bytes_per_second
+    peak = sheet.flops.get(work.name, sheet.flops["bf16"])
+    return _START_SECONDS + max(work.flops / peak, work.moved_bytes / sheet.bytes_per_second)
+
+
+def _surface_name(work: Work) -> str:
+    if work.kind is Kind.ATTENTION:
+        direction = "backward" if work.is_backward else "forward"
+        return f"{work.name} {direction}{'' if work.halves else ' masked'}"
+    return f"{work.kind} {work.name}"
+
+
+def _other_name(work: Work) -> str:
+    """The surface for what was not measured by itself."""
+    if work.kind is Kind.ATTENTION:
+        return _surface_name(replace(work, name="flash", halves=True))
+    return {Kind.PRODUCTS: "products bf16", Kind.MEMORY: "memory pointwise"}.get(work.kind, "")
+
+
+def _place(work: Work) -> Sequence[float]:
+    """The shape by which a surface is measured."""
+    if work.kind is Kind.PRODUCTS:
+        return work.shape
+    if work.kind is Kind.ATTENTION:
+        batch, heads, queries, _, width = work.shape
+        return batch * heads, queries, width
+    return (max(work.moved_bytes, 1),)
