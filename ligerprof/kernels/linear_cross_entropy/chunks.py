@@ -137,15 +137,18 @@ def _run_chunk(op: Operands, grads: Gradients, arguments: LossArguments, chunk: 
         loss_and_gradient_of_shard(
             arguments, logits_CV, wants_gradient=grads.wanted, first_row=chunk.start, is_padded=True
         )
-    # from here on logits_CV holds the logits' gradient
+    add_products(op, grads, logits_CV, chunk, accumulate=chunk.start > 0)
+
+
+def add_products(op: Operands, grads: Gradients, grad_CV: Tensor, chunk: slice, *, accumulate: bool) -> None:
+    """Multiply the gradient of a chunk's logits into all others; sums over tokens are added to if `accumulate`."""
     if grads.hidden_ND is not None:
-        torch.mm(logits_CV, op.weight_VD, out=grads.hidden_ND[chunk])
+        torch.mm(grad_CV, op.weight_VD, out=grads.hidden_ND[chunk])
     if grads.thin_NR is not None and op.wide_VR is not None:
-        torch.mm(logits_CV, op.wide_VR, out=grads.thin_NR[chunk])
+        torch.mm(grad_CV, op.wide_VR, out=grads.thin_NR[chunk])
     if grads.wide_VR is not None and op.thin_NR is not None:
-        thin_CR, accumulate = op.thin_NR[chunk], chunk.start > 0
-        _product_into(grads.wide_VR, logits_CV.t(), thin_CR, grads.sum_scale, accumulate=accumulate)
-    _add_to_head(grads, (words, logits_CV), op.hidden_ND[chunk], accumulate=chunk.start > 0)
+        _product_into(grads.wide_VR, grad_CV.t(), op.thin_NR[chunk], grads.sum_scale, accumulate=accumulate)
+    _add_to_head(grads, (slice(0, op.weight_VD.shape[0]), grad_CV), op.hidden_ND[chunk], accumulate=accumulate)
 
 
 def _add_to_head(grads: Gradients, block: _Block, hidden_CD: Tensor, *, accumulate: bool) -> None:
