@@ -71,6 +71,8 @@ def _run(op: Operands, grads: Gradients, chunks: Sequence[Chunk], differentiate:
     row_elements, bias_V = aligned(vocab), None if op.bias_in_product else op.bias_V
     sizes = [sum(part.stop - part.start for part in chunk) for chunk in chunks]
     workspace = torch.empty(max(sizes), row_elements, dtype=op.logits_dtype, device=op.hidden_ND.device)
+    # not every row function writes the padding, and products on a CPU may multiply it by zeros
+    workspace[:, vocab:].zero_()
     for number, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
         rows, logits_CV = slice(0, size), workspace[:size, :vocab]
         op_C = dataclasses.replace(

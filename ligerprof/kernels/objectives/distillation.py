@@ -205,7 +205,7 @@ def topk_distillation_loss(  # noqa: PLR0913 - the arguments of a loss
             lse_C = arguments.lse_N.requires_grad_()
             z_CK = raw_CK if bias_V is None else raw_CK + bias_V[words_CK].float()
             log_p_CK = _in_formula(z_CK, plain) - lse_C[:, None]
-            found_C = _divergence(*_completed(log_p_CK, teacher_NK[tokens], tail=tail), beta)
+            found_C = divergence(*_completed(log_p_CK, teacher_NK[tokens], tail=tail), beta)
             found_C = torch.where(counts_C, found_C, 0.0)
             of_words_CK, of_lse_C = torch.autograd.grad((found_C * scale).sum(), (raw_CK, lse_C))
         losses_N[tokens] = found_C.detach()
@@ -236,8 +236,8 @@ def _completed(log_p: Tensor, log_q: Tensor, *, tail: bool) -> tuple[Tensor, Ten
     return torch.cat((log_p, rest(log_p)), -1), torch.cat((log_q, rest(log_q)), -1)
 
 
-def _divergence(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
-    """The divergence of `distillation_loss` over the last axis."""
+def divergence(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
+    """Plain torch on log-probabilities: the divergence of `distillation_loss` over the last axis."""
     if beta == 0:
         return (log_q.exp() * (log_q - log_p)).sum(-1)
     if beta == 1:

@@ -169,7 +169,9 @@ class PreferenceObjective:
         averages = self.average or self.loss_type == "ipo"
         score = _score(log_probs, mask, averages=averages)
         if ref_log_probs is not None:
-            score = score - (_score(ref_log_probs, mask, averages=averages) if ref_log_probs.ndim > 1 else ref_log_probs)
+            score = score - (
+                _score(ref_log_probs, mask, averages=averages) if ref_log_probs.ndim > 1 else ref_log_probs
+            )
         chosen, rejected = score.chunk(2)
         pairs = PAIR_LOSSES[self.loss_type](chosen, rejected, self)
         loss = (pairs * weight[: len(pairs)]).sum()
@@ -325,7 +327,9 @@ class PolicyObjective:
             # a padded token may have any old log-probability
             log_ratio = _score(log_ratio, mask, averages=True)[:, None].expand(log_probs.shape)
         ratio = log_ratio.exp()
-        low, high = (None, self.epsilon_high) if self.clipping == "cispo" else (1 - self.epsilon_low, 1 + self.epsilon_high)
+        low, high = (
+            (None, self.epsilon_high) if self.clipping == "cispo" else (1 - self.epsilon_low, 1 + self.epsilon_high)
+        )
         clipped = ratio.clamp(low, high)
         if self.clipping == "cispo":
             losses = -clipped.detach() * advantages * log_probs

@@ -217,7 +217,9 @@ class _Scored:
         gradient_of_words(arguments, logits_CV, statistics_SC, first_row=0)
 
     @torch.enable_grad()
-    def _gradients(self, log_probs: Tensor, entropy: Tensor | None, chunk: Chunk) -> tuple[Tensor | None, Tensor | None]:
+    def _gradients(
+        self, log_probs: Tensor, entropy: Tensor | None, chunk: Chunk
+    ) -> tuple[Tensor | None, Tensor | None]:
         shape = (-1, self._positions)
         scores = [log_probs.view(shape).requires_grad_()]
         if entropy is not None:
