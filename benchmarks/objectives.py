@@ -3,8 +3,8 @@
 Every candidate computes the same loss of the same bf16 hidden states and head; DPO and KTO also score a reference, and
 distillation a teacher. A candidate's time is compared with that of the objective's own products (three of the head, and
 one for a reference or teacher) right before and after it. Errors are against fp64, at a smaller size. `measure` appends
-one JSON line per shape and requires a GPU; `warm` runs only liger-kernel, so that several processes compile its losses at
-once; `errors` needs no GPU.
+one JSON line per shape and requires a GPU; `warm` runs only liger-kernel, so that several processes compile its losses
+at once; `errors` needs no GPU.
 """
 
 import argparse
@@ -40,7 +40,7 @@ GROUP = f"{OURS}, a group"
 
 @dataclass(frozen=True)
 class Inputs:
-    """Hidden states [B, T, D] and head [V, D] of the policy, and of a reference or teacher; labels [B, T], per batch."""
+    """Hidden states [B, T, D] and head [V, D] of the policy, and of a reference or teacher; labels [B, T]."""
 
     hidden: Tensor
     weight: Tensor
@@ -335,7 +335,7 @@ def measure(sizes: tuple[int, int, int, int], rounds: int, errors: dict[str, Any
 
 
 def table_rows(results: Path) -> Iterator[str]:
-    yield "| shape | objective | candidate | ms | of its products' speed | times liger-kernel's | MiB beyond gradients |"
+    yield "| shape | objective | candidate | ms | of its products | times liger-kernel's | MiB beyond gradients |"
     yield "|---|---|---|---:|---:|---:|---:|"
     for line in results.read_text().splitlines():
         row = json.loads(line)

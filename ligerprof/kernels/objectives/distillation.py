@@ -4,7 +4,7 @@ Axes: N tokens, D hidden, E the teacher's hidden, V vocabulary, K words of the t
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from ligerprof.kernels.linear_cross_entropy.chunks import Operands
 from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.scores import per_token
 from ligerprof.kernels.linear_cross_entropy.triton import check_head
-from ligerprof.kernels.objectives.chunks import Chunk, ChunkedLoss
+from ligerprof.kernels.objectives.chunks import Chunk, ChunkedLoss, Differentiate
 from ligerprof.kernels.objectives.divergence import divergence_and_gradient
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
 from ligerprof.kernels.tensors import check_tensors
@@ -41,7 +41,7 @@ class DistillationOutputs(NamedTuple):
     hard_loss: Tensor | None
 
 
-def distillation_loss(  # noqa: PLR0913 - two heads, and the weights of two losses
+def distillation_loss(
     hidden: Tensor,
     weight: Tensor,
     teacher_hidden: Tensor,
@@ -142,7 +142,7 @@ def distillation_loss(  # noqa: PLR0913 - two heads, and the weights of two loss
     return DistillationOutputs(loss, soft_N.sum() * scale[0], hard)
 
 
-def topk_distillation_loss(  # noqa: PLR0913 - the arguments of a loss
+def topk_distillation_loss(
     hidden: Tensor,
     weight: Tensor,
     teacher_log_probs: Tensor,
@@ -280,9 +280,19 @@ def _chunks(labels_N: Tensor, weight: Tensor, dtype: torch.dtype, options: LossO
     return [(slice(start, min(start + size, tokens)),) for start in range(0, tokens, max(size, 1))]
 
 
-def _apply(inputs, labels_N, options, chunks, differentiate, finish):  # type: ignore[no-untyped-def]
+def _apply(
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    labels_N: Tensor,
+    options: LossOptions,
+    chunks: list[Chunk],
+    differentiate: Differentiate,
+    finish: Callable[[], Tensor],
+) -> Tensor:
     hidden, weight, bias = inputs
     if not chunks:
         return hidden.float().sum() * 0.0 + weight.float().sum() * 0.0
     request = LossRequest(labels=labels_N, options=dataclasses.replace(options, reduction="none", shift=False))
-    return ChunkedLoss.apply(hidden, weight, bias, None, None, _dtype(hidden), request, chunks, differentiate, finish)
+    loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, None, None, _dtype(hidden), request, chunks, differentiate, finish
+    )
+    return loss

@@ -1,7 +1,7 @@
 """The divergence of a student's distribution from a teacher's, and its gradient, for rows of logits in Triton.
 
-One launch, of one program per row, replaces what plain torch does in a dozen passes over [C, V] fp32: it reads both rows
-two times (three for a mixture), and writes the gradient over the student's.
+One launch, of one program per row, replaces a dozen passes of plain torch over [C, V] fp32: it reads both rows twice
+(three times for a mixture), and writes the gradient over the student's.
 
 Axes: N tokens (rows), V vocabulary. p is the student's distribution, q the teacher's, m = (1 - beta) p + beta q.
 """

@@ -44,8 +44,12 @@ class Objective(Protocol):
             KernelInputError: data that the objective needs is missing, or has another shape.
         """
 
-    def __call__(self, log_probs: Tensor, mask: Tensor, entropy: Tensor | None = None, **data: Tensor) -> Evaluated:
-        """The share of these sequences in the batch's loss, and metrics of them."""
+    def __call__(self, log_probs: Tensor, mask: Tensor, **data: Tensor) -> Evaluated:
+        """The share of these sequences in the batch's loss, and metrics of them.
+
+        Args:
+            data: from `prepare`; `entropy` if the objective needs it.
+        """
 
 
 def _relative(score: Tensor, objective: "PreferenceObjective") -> Tensor:
@@ -156,11 +160,10 @@ class PreferenceObjective:
         chosen = mask[: len(mask) // 2].sum().clamp(min=1)
         return {**data, "weight": ones * (2 / max(len(mask), 1)), "nll_weight": ones * (self.nll_weight / chosen)}
 
-    def __call__(  # noqa: D102
+    def __call__(
         self,
         log_probs: Tensor,
         mask: Tensor,
-        entropy: Tensor | None = None,
         *,
         weight: Tensor,
         nll_weight: Tensor,
@@ -201,11 +204,10 @@ class KtoObjective:
         weight = torch.where(data["desirable"].bool(), self.desirable_weight, self.undesirable_weight)
         return {**data, "weight": weight / max(len(mask), 1)}
 
-    def __call__(  # noqa: D102
+    def __call__(
         self,
         log_probs: Tensor,
         mask: Tensor,
-        entropy: Tensor | None = None,
         *,
         weight: Tensor,
         desirable: Tensor,
@@ -214,8 +216,7 @@ class KtoObjective:
     ) -> Evaluated:
         score = _score(log_probs, mask, averages=self.average)
         if ref_log_probs is not None:
-            is_token = ref_log_probs.ndim > 1
-            score = score - (_score(ref_log_probs, mask, averages=self.average) if is_token else ref_log_probs)
+            score = score - _of_sequences(ref_log_probs, mask, averages=self.average)
         gain = score if kl is None else score - kl
         sign = torch.where(desirable.bool(), self.beta, -self.beta)
         return (torch.sigmoid(-sign * gain) * weight).sum(), {"rewards": (self.beta * score).detach()}
@@ -241,8 +242,8 @@ class PolicyObjective:
     correction for an engine that samples; `num_items`, one number, divides the mean over tokens instead of their count.
 
     Attributes:
-        mean: of the tokens' losses: over each sequence and then over `sequences` (GRPO), over all `tokens` (DAPO, BNPO),
-            or their sum over B times `max_length` (Dr. GRPO), which is then needed.
+        mean: of the tokens' losses: over each sequence and then over `sequences` (GRPO), over all `tokens` (DAPO,
+            BNPO), or their sum over B times `max_length` (Dr. GRPO), which is then needed.
         level: whether each `token` has a ratio, or each `sequence` the geometric mean of its tokens' (GSPO).
         clipping: `ppo`: the smaller of the ratio and the clipped ratio, times the advantage; `cispo`: the clipped ratio
             is a constant weight of the log-probability.
@@ -309,17 +310,17 @@ class PolicyObjective:
             prepared["entropy_share"] = counts * (self.entropy_weight / count)
         return {**prepared, "weight": weight}
 
-    def __call__(  # noqa: D102
+    def __call__(
         self,
         log_probs: Tensor,
         mask: Tensor,
-        entropy: Tensor | None = None,
         *,
         weight: Tensor,
         advantages: Tensor,
         old_log_probs: Tensor | None = None,
         ref_log_probs: Tensor | None = None,
         sampling_ratio: Tensor | None = None,
+        entropy: Tensor | None = None,
         entropy_share: Tensor | None = None,
     ) -> Evaluated:
         log_ratio = log_probs - (log_probs.detach() if old_log_probs is None else old_log_probs)
@@ -327,11 +328,10 @@ class PolicyObjective:
             # a padded token may have any old log-probability
             log_ratio = _score(log_ratio, mask, averages=True)[:, None].expand(log_probs.shape)
         ratio = log_ratio.exp()
-        low, high = (
-            (None, self.epsilon_high) if self.clipping == "cispo" else (1 - self.epsilon_low, 1 + self.epsilon_high)
-        )
+        is_weight = self.clipping == "cispo"
+        low, high = (None, self.epsilon_high) if is_weight else (1 - self.epsilon_low, 1 + self.epsilon_high)
         clipped = ratio.clamp(low, high)
-        if self.clipping == "cispo":
+        if is_weight:
             losses = -clipped.detach() * advantages * log_probs
         else:
             free = ratio if self.delta is None else ratio.clamp(max=self.delta)
@@ -361,6 +361,11 @@ def _score(log_probs: Tensor, mask: Tensor, *, averages: bool = False) -> Tensor
     """The sum or mean of each sequence's log-probabilities, [B]."""
     total = torch.where(mask, log_probs, 0.0).sum(-1)
     return total / mask.sum(-1).clamp(min=1) if averages else total
+
+
+def _of_sequences(ref_log_probs: Tensor, mask: Tensor, *, averages: bool) -> Tensor:
+    """The scores of a reference whose log-probabilities are given for each position, or are scores already."""
+    return _score(ref_log_probs, mask, averages=averages) if ref_log_probs.ndim > 1 else ref_log_probs
 
 
 def _require(data: Data, what: str, *names: str) -> None:

@@ -40,7 +40,7 @@ class ObjectiveOutputs(NamedTuple):
     metrics: Data
 
 
-def linear_objective(  # noqa: PLR0913 - the arguments of the scores
+def linear_objective(
     of: Objective | str,
     hidden: Tensor,
     weight: Tensor,
@@ -115,7 +115,7 @@ def linear_objective(  # noqa: PLR0913 - the arguments of the scores
             shard=shard,
             low_rank=low_rank,
         )
-        loss, metrics = of(log_probs, mask, entropy, **prepared)
+        loss, metrics = of(log_probs, mask, **prepared, **_named(entropy))
         return ObjectiveOutputs(loss, log_probs.detach(), None if entropy is None else entropy.detach(), metrics)
     plain = dataclasses.replace(per_token(options, temperature), check_labels=False)
     scored = _Scored(of, targets, mask, prepared, plain, weight.shape[0])
@@ -226,9 +226,9 @@ class _Scored:
             scores.append(entropy.view(shape).requires_grad_())
         sequences = tuple(slice(part.start // self._positions, part.stop // self._positions) for part in chunk)
         data = {name: rows_of(value, sequences) for name, value in self._rows.items()}
-        loss, _ = self._of(scores[0], data.pop("mask"), *scores[1:], **data)
-        grads = torch.autograd.grad(loss, scores, allow_unused=True)
-        return grads[0], grads[1] if len(grads) > 1 else None
+        loss, _ = self._of(scores[0], data.pop("mask"), **data, **_named(*scores[1:]))
+        of_log_probs, *of_entropy = torch.autograd.grad(loss, scores, allow_unused=True)
+        return of_log_probs, of_entropy[0] if of_entropy else None
 
     def _keep(self, log_probs: Tensor, entropy: Tensor | None, chunk: Chunk) -> None:
         start = 0
@@ -241,5 +241,9 @@ class _Scored:
 
     def finish(self) -> Tensor:
         """The loss of the whole batch, from the scores of all chunks."""
-        loss, self.metrics = self._of(self.log_probs, self._mask, self.entropy, **self._data)
+        loss, self.metrics = self._of(self.log_probs, self._mask, **self._data, **_named(self.entropy))
         return loss
+
+
+def _named(entropy: Tensor | None = None) -> Data:
+    return {} if entropy is None else {"entropy": entropy}
