@@ -96,5 +96,8 @@ def _run(op: Operands, grads: Gradients, chunks: Sequence[Chunk], differentiate:
 def _write_rows(grad: Tensor | None, made: Tensor | None, chunk: Chunk) -> None:
     if grad is None or made is None:
         return
-    for part, rows in zip(chunk, made.split([part.stop - part.start for part in chunk]), strict=True):
-        grad[part] = rows
+    start = 0
+    for part in chunk:
+        rows = slice(start, start + part.stop - part.start)
+        grad[part] = made[rows]
+        start = rows.stop

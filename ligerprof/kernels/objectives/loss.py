@@ -120,7 +120,9 @@ def linear_objective(
     plain = dataclasses.replace(per_token(options, temperature), check_labels=False)
     scored = _Scored(of, targets, mask, prepared, plain, weight.shape[0])
     request = LossRequest(labels=targets, options=plain)
-    loss = ChunkedLoss.apply(*inputs, dtype, request, chunks, scored.differentiate, scored.finish)
+    loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        *inputs, dtype, request, chunks, scored.differentiate, scored.finish
+    )
     return ObjectiveOutputs(loss, scored.log_probs, scored.entropy, scored.metrics)
 
 
