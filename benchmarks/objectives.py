@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES
 from ligerprof.kernels.objectives import distillation_loss, linear_objective, objective
 from ligerprof.kernels.options import LossOptions
 from ligerprof.runs.versions import package_versions
@@ -35,7 +36,7 @@ BETAS = {"jsd": 0.5, "forward_kl": 0.0, "reverse_kl": 1.0}
 KL_WEIGHT = 0.04
 WITH_SECOND_HEAD = ("dpo", "kto", *BETAS)
 OURS, LIGER, TRL, TORCH = "ligerprof", "liger-kernel", "TRL", "torch"
-GROUP = f"{OURS}, a group"
+BOUNDED = f"{OURS}, 254 MiB"
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,6 @@ def ours(name: str, inputs: Inputs, data: dict[str, Tensor], budget: str | int =
     reference = heads if name in WITH_SECOND_HEAD else None
     args = (inputs.hidden, inputs.weight, inputs.labels, options)
     return linear_objective(formula(name), *args, reference=reference, **data).loss
-
-
-def ours_by_group(name: str, inputs: Inputs, data: dict[str, Tensor]) -> Tensor:
-    """With as many bytes as the logits of what the loss needs at once (a pair, a sequence)."""
-    group = {"grpo": 1, "kto": 1}.get(name, 2)
-    vocab = -(-inputs.weight.shape[0] // 64) * 64
-    return ours(name, inputs, data, group * inputs.labels.shape[1] * vocab * inputs.weight.element_size())
 
 
 def liger(name: str, inputs: Inputs, data: dict[str, Tensor], *, compiled: bool) -> Tensor:
@@ -200,9 +194,8 @@ def _wide(logits: Tensor) -> Tensor:
 Candidate = Callable[[str, Inputs, dict[str, Tensor]], Tensor]
 CANDIDATES: dict[str, Candidate] = {
     OURS: ours,
-    GROUP: ours_by_group,
+    BOUNDED: functools.partial(ours, budget=BALANCED_BYTES),
     LIGER: functools.partial(liger, compiled=True),
-    f"{LIGER}, not compiled": functools.partial(liger, compiled=False),
     TRL: trl,
     TORCH: plain,
 }
@@ -275,11 +268,10 @@ class Products:
         torch.mm(self._logits.t(), self._hidden, out=self._head)
 
 
-def measure(sizes: tuple[int, int, int, int], rounds: int, errors: dict[str, Any]) -> dict[str, Any]:
+def measure(sizes: tuple[int, int, int, int], names: list[str], rounds: int) -> Iterator[dict[str, Any]]:
     inputs = Inputs.random(sizes, "cuda", logit_std=1.3)
     gradient_bytes = sum(value.nbytes for value in (inputs.hidden, inputs.weight))
-    objectives: dict[str, Any] = {}
-    for name in NAMES:
+    for name in names:
         data = data_of(name, inputs)
         ready: dict[str, Callable[[], Any]] = {}
         rows: dict[str, Any] = {}
@@ -287,18 +279,14 @@ def measure(sizes: tuple[int, int, int, int], rounds: int, errors: dict[str, Any
             call = functools.partial(with_gradients, run, name, inputs, data)
             if candidate.startswith(LIGER) and name in BETAS and name != "jsd":
                 continue
-            if candidate == f"{LIGER}, not compiled" and "reason" not in rows.get(LIGER, {"reason": ""}):
-                continue
             try:
-                began = time.perf_counter()
                 call()
-                first_s = time.perf_counter() - began
                 torch.cuda.synchronize()
                 before = torch.cuda.memory_allocated()
                 torch.cuda.reset_peak_memory_stats()
                 call()
                 extra = torch.cuda.max_memory_allocated() - before - gradient_bytes
-                rows[candidate] = {"bytes_beyond_gradients": extra, "ms": [], "share": [], "first_s": first_s}
+                rows[candidate] = {"bytes_beyond_gradients": extra, "ms": [], "share": []}
                 ready[candidate] = call
             except Exception as error:
                 rows[candidate] = {"reason": why(error)}
@@ -319,18 +307,18 @@ def measure(sizes: tuple[int, int, int, int], rounds: int, errors: dict[str, Any
                 before_ms = after_ms
         del products
         torch.cuda.empty_cache()
-        objectives[name] = {"candidates": rows, "products_ms": floors}
-        summary = {who: statistics.median(row["ms"]) for who, row in rows.items() if "ms" in row}
-        print(sizes, name, {who: round(ms, 1) for who, ms in summary.items()}, file=sys.stderr, flush=True)
+        summary = {who: round(statistics.median(row["ms"]), 1) for who, row in rows.items() if "ms" in row}
+        print(sizes, name, summary, file=sys.stderr, flush=True)
+        yield {**made_on(), "sizes": sizes, "objective": name, "candidates": rows, "products_ms": floors}
+
+
+def made_on() -> dict[str, Any]:
     return {
         "schema": 1,
         "kind": "objectives",
         "date": time.strftime("%Y-%m-%d"),
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "versions": dict(package_versions()),
-        "sizes": sizes,
-        "objectives": objectives,
-        "errors": errors,
     }
 
 
@@ -339,47 +327,46 @@ def table_rows(results: Path) -> Iterator[str]:
     yield "|---|---|---|---:|---:|---:|---:|"
     for line in results.read_text().splitlines():
         row = json.loads(line)
-        shape = " x ".join(map(str, row["sizes"]))
-        for name, found in row["objectives"].items():
-            candidates = found["candidates"]
-            ms = {who: statistics.median(one["ms"]) for who, one in candidates.items() if "ms" in one}
-            liger_ms = ms.get(LIGER, ms.get(f"{LIGER}, not compiled"))
-            for who, one in candidates.items():
-                if who not in ms:
-                    yield f"| {shape} | {name} | {who} | {one['reason']} | | | |"
-                    continue
-                against = "-" if liger_ms is None else f"{liger_ms / ms[who]:.2f}"
-                yield (
-                    f"| {shape} | {name} | {who} | {ms[who]:.1f} | {statistics.median(one['share']):.2f} | {against} |"
-                    f" {one['bytes_beyond_gradients'] / MIB:,.0f} |"
-                )
+        if "sizes" not in row:
+            continue
+        candidates = row["candidates"]
+        ms = {who: statistics.median(one["ms"]) for who, one in candidates.items() if "ms" in one}
+        for who, one in candidates.items():
+            what = f"| {' x '.join(map(str, row['sizes']))} | {row['objective']} | {who} |"
+            if who not in ms:
+                yield f"{what} {one['reason']} | | | |"
+                continue
+            against = f"{ms[LIGER] / ms[who]:.2f}" if LIGER in ms else "-"
+            share = statistics.median(one["share"])
+            yield f"{what} {ms[who]:.1f} | {share:.2f} | {against} | {one['bytes_beyond_gradients'] / MIB:,.0f} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "warm", "errors", "table"))
-    parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("results", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shape", type=int, help="the number of one shape, instead of all")
+    parser.add_argument("--shape", type=int, default=0, help="number of the shape")
+    parser.add_argument("--names", nargs="+", default=NAMES, choices=NAMES)
     arguments = parser.parse_args()
-    shapes = SHAPES if arguments.shape is None else (SHAPES[arguments.shape],)
+    sizes = SHAPES[arguments.shape]
     if arguments.what == "errors":
-        print(json.dumps(measure_errors("cuda" if torch.cuda.is_available() else "cpu"), indent=1))
-    elif arguments.what == "warm":
-        for sizes in shapes:
-            inputs = Inputs.random(sizes, "cuda", logit_std=1.3)
-            for name in NAMES[:7]:
-                try:
-                    with_gradients(CANDIDATES[LIGER], name, inputs, data_of(name, inputs))
-                except Exception as error:
-                    print(sizes, name, why(error), file=sys.stderr, flush=True)
-    elif arguments.what == "measure":
-        errors = measure_errors("cuda")
+        row = {**made_on(), "errors": measure_errors("cuda" if torch.cuda.is_available() else "cpu")}
         with arguments.results.open("a") as lines:
-            for sizes in shapes:
-                lines.write(json.dumps(measure(sizes, arguments.rounds, errors)) + "\n")
+            lines.write(json.dumps(row) + "\n")
+    elif arguments.what == "warm":
+        inputs = Inputs.random(sizes, "cuda", logit_std=1.3)
+        for name in arguments.names:
+            try:
+                with_gradients(CANDIDATES[LIGER], name, inputs, data_of(name, inputs))
+            except Exception as error:
+                print(sizes, name, why(error), file=sys.stderr, flush=True)
+    elif arguments.what == "measure":
+        with arguments.results.open("a") as lines:
+            for row in measure(sizes, arguments.names, arguments.rounds):
+                lines.write(json.dumps(row) + "\n")
                 lines.flush()
-    if arguments.what in ("measure", "table"):
+    else:
         for line in table_rows(arguments.results):
             print(line)
 

@@ -1,6 +1,6 @@
 """A whole gated MLP some tokens at a time: no gate, up or product of a long sequence exists at once.
 
-Backward computes a tile's gate and up again, as gradient checkpointing does for all tokens, and not what the last linear
+Backward computes a tile's gate and up again, as gradient checkpointing does for all tokens, and not what the last
 layer returns.
 
 Axes: N tokens, H hidden, I intermediate, C tokens of one tile.

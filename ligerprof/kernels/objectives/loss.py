@@ -15,13 +15,18 @@ from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_word
 from ligerprof.kernels.cross_entropy.loss import check_labels
 from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
-from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
+from ligerprof.kernels.linear_cross_entropy.blocks import aligned
+from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs, per_token
 from ligerprof.kernels.linear_cross_entropy.triton import check_factors, check_head
 from ligerprof.kernels.objectives.chunks import Chunk, ChunkedLoss, rows_of
 from ligerprof.kernels.objectives.formulas import Data, Objective, objective
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest, VocabularyShard
 from ligerprof.kernels.tensors import check_tensors
+from ligerprof.units import GIB
+
+# of the logits of one group, for which `balanced` makes room: liger-kernel's chunk holds as many logits, in fp32, too
+GROUP_BYTES = GIB
 
 
 class ObjectiveOutputs(NamedTuple):
@@ -58,7 +63,8 @@ def linear_objective(
 
     If the budget holds the logits of a group (a pair, a sequence, or for losses of tokens 16 tokens), forward computes
     the gradients, which takes three products of the head. Otherwise backward computes the logits again, which takes a
-    fourth; so do fp16, whose loss scale only backward knows, vocabularies over ranks, and torch.compile.
+    fourth; so do fp16, whose loss scale only backward knows, vocabularies over ranks, and torch.compile. The budget
+    `balanced` makes room for a group of up to `GROUP_BYTES`.
 
     Args:
         of: an objective of `formulas`, or the name of one.
@@ -147,15 +153,18 @@ def _checked(data: dict[str, Tensor | float], labels: Tensor) -> Data:
 def _plan(of: Objective, labels: Tensor, weight: Tensor, dtype: torch.dtype, options: LossOptions) -> list[Chunk]:
     """Chunks of whole groups that the budget holds; none if it holds no group, or there are no tokens."""
     sequences, positions = labels.shape
-    tokens = sequences * positions
+    tokens, budget = sequences * positions, options.budget
     if tokens == 0:
         return []
+    group_bytes = of.group * positions * aligned(weight.shape[0]) * dtype.itemsize
+    if budget == "balanced" and BALANCED_BYTES < group_bytes <= GROUP_BYTES:
+        budget = group_bytes
     largest = plan_chunks(
         tokens=tokens,
         hidden=weight.shape[1],
         vocab=weight.shape[0],
         element_bytes=dtype.itemsize,
-        budget=options.budget,
+        budget=budget,
     ).chunk_tokens
     if of.group == 0:
         return [(slice(start, min(start + largest, tokens)),) for start in range(0, tokens, largest)]
