@@ -1,4 +1,4 @@
-"""A gated MLP in tiles of tokens at 64k tokens of an 8B's shape, against checkpointed and kept ones, in turns on one GPU.
+"""A gated MLP in tiles of tokens at 64k tokens of an 8B's shape, against checkpointed and kept ones, in turns on a GPU.
 
 Peaks are beyond inputs, output and gradients. `measure` requires a GPU and appends one JSON line.
 """

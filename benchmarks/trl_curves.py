@@ -1,4 +1,4 @@
-"""TRL's DPO and GRPO with our log-probabilities against TRL's own: losses of 20 steps in fp32, peak and tokens a second.
+"""TRL's DPO and GRPO with our log-probabilities against TRL's own: losses of 20 steps in fp32, peak and tokens/s.
 
 A small Qwen2 with random weights and TF32 off trains twice from one seed. GRPO generates with `generate`, so its second
 run has the completions of the first one as long as the losses agree. `measure` appends one JSON line per trainer.

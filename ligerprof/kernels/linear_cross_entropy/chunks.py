@@ -14,10 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
-from ligerprof.kernels.cross_entropy.blocks import gradient_of_words
+from ligerprof.kernels.cross_entropy.blocks import gradient_of_words, loss_and_gradient_of_blocks
 from ligerprof.kernels.cross_entropy.parallel import even_share, loss_and_gradient_of_shard
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
-from ligerprof.kernels.cross_entropy.split_rows import loss_and_gradient_of_blocks
 from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
 from ligerprof.kernels.linear_cross_entropy.blocks import aligned
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
