@@ -22,7 +22,7 @@ from ligerprof.runs.kernel_check.cases import (
     CHECKED,
     COMPILED,
     LARGE,
-    LOSSES,
+    LOSS,
     OVERWRITTEN,
     SIMULATED_GPU,
     Case,
@@ -228,7 +228,7 @@ def _results(
         if output.shape != right.shape:
             raise ValueError(f"{name} has the shape {tuple(output.shape)}, and the reference's {tuple(right.shape)}")
         # providers return losses in fp32 or in the logits' dtype
-        if output.dtype != right.dtype and operation.name not in LOSSES:
+        if output.dtype != right.dtype and operation.outputs != LOSS:
             raise ValueError(f"{name} is {output.dtype}, and the reference's {right.dtype}")
     kept = {name: output.detach().clone() for name, output in named.items()}
     return {**kept, **_gradients(operation, case, leaves, named)}
@@ -279,7 +279,7 @@ def _error(value: Tensor, truth: Tensor) -> float:
 
 def _bytes_rows(spec: KernelSpec) -> Iterator[Row]:
     case = _LARGE_TITLE
-    reason = spec.unavailable_reason("simulated") or (None if spec.memory else "plain torch declares no bytes")
+    reason = spec.unavailable_reason("simulated") or (None if spec.memory else "its bytes are not declared")
     if reason is not None:
         yield _skipped("bytes", case, reason)
         return
