@@ -121,8 +121,8 @@ def linear_objective(
             shard=shard,
             low_rank=low_rank,
         )
-        loss, metrics = of(log_probs, mask, **prepared, **_named(entropy))
-        return ObjectiveOutputs(loss, log_probs.detach(), None if entropy is None else entropy.detach(), metrics)
+        found, metrics = of(log_probs, mask, **prepared, **_named(entropy))
+        return ObjectiveOutputs(found, log_probs.detach(), None if entropy is None else entropy.detach(), metrics)
     plain = dataclasses.replace(per_token(options, temperature), check_labels=False)
     scored = _Scored(of, targets, mask, prepared, plain, weight.shape[0])
     request = LossRequest(labels=targets, options=plain)

@@ -115,6 +115,6 @@ def _mean_logits(hidden: Tensor, weight: Tensor, options: LossOptions, bias: Ten
     weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     parts = [
         (cap * torch.tanh(linear(rows, weight, bias).float() * (options.logit_scale / cap))).mean(-1)
-        for rows in hidden.split(_CAPPED_TOKENS)
+        for rows in torch.split(hidden, _CAPPED_TOKENS)
     ]
     return torch.cat(parts)

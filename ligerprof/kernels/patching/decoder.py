@@ -102,8 +102,8 @@ def tiled_forward(row: Mlp, activation: str, tile_tokens: int) -> Forward:
     from ligerprof.kernels.gated.tiled import tiled_gated_mlp
 
     def forward(self: Any, x: Tensor) -> Any:
-        weights = (getattr(self, name).weight for name in (*row.inputs, row.down))
-        return tiled_gated_mlp(x, *weights, activation, tile_tokens=tile_tokens)
+        gate, up, down = (getattr(self, name).weight for name in (*row.inputs, row.down))
+        return tiled_gated_mlp(x, gate, up, down, activation, tile_tokens=tile_tokens)
 
     return forward
 

@@ -72,7 +72,7 @@ def _settings(name: str) -> Objective:
     return objective(name)
 
 
-def _data(name: str, of: Objective, labels: Tensor, vocab: int) -> dict[str, Tensor]:
+def _data(name: str, of: Objective, labels: Tensor, vocab: int) -> dict[str, Any]:
     """Constants that differ from token to token, near the log-probabilities of a head without training."""
     waves = torch.sin(labels.double())
     near = (0.3 * waves - math.log(vocab)).float()
