@@ -63,7 +63,7 @@ def products_in_blocks(plan: ChunkPlan, hidden: Tensor, weight: Tensor) -> Run:
             last = weight_gradient[blocks[-1][0]].view(-1)
             total = last[: 2 * scratch * columns].view(torch.float32).view(scratch, columns)
             for words, logits in blocks:
-                chunks._product_into(total, logits, weight[words], accumulate=words.start > 0)
+                chunks.product_into(total, logits, weight[words], accumulate=words.start > 0)
             hidden_gradient[:scratch].copy_(total)
             for words, logits in reversed(blocks):
                 torch.mm(logits.t(), states, out=weight_gradient[words])
@@ -73,7 +73,7 @@ def products_in_blocks(plan: ChunkPlan, hidden: Tensor, weight: Tensor) -> Run:
             torch.mm(hidden[chunk], weight.t(), out=logits)
             logits.mul_(1.0)
             torch.mm(logits, weight, out=hidden_gradient[chunk])
-            chunks._product_into(weight_gradient, logits.t(), hidden[chunk], accumulate=chunk.start > 0)
+            chunks.product_into(weight_gradient, logits.t(), hidden[chunk], accumulate=chunk.start > 0)
 
     return run
 
@@ -148,7 +148,7 @@ def widths(sizes: tuple[int, int, int]) -> Iterator[dict[str, Any]]:
         logits = memory[: tokens * words].view(tokens, words)
         return {
             "logits": lambda: torch.mm(hidden, weight[:words].t(), out=logits),
-            "hidden states": lambda: chunks._product_into(total, logits, weight[:words], accumulate=True),
+            "hidden states": lambda: chunks.product_into(total, logits, weight[:words], accumulate=True),
             "head": lambda: torch.mm(logits.t(), hidden, out=weight_gradient[:words]),
         }
 

@@ -45,7 +45,7 @@ def command(ctx: click.Context, model: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def check(ctx: click.Context, name: str, provider: str, as_json: bool) -> None:
-    """Test a kernel against its reference, on a GPU or in Triton's interpreter.
+    """Test a kernel, or an objective such as dpo, against its reference, on a GPU or in Triton's interpreter.
 
     Compares values and gradients with fp64, in several dtypes and layouts, compiles the kernel, and compares the bytes
     that it allocates with the declared ones. Exits with 1 if a row fails.
@@ -53,12 +53,11 @@ def check(ctx: click.Context, name: str, provider: str, as_json: bool) -> None:
     # Triton reads it when it is imported; on a machine with a GPU nothing is interpreted
     if not _has_gpu():
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    from ligerprof.kernels.registry import find_kernel
     from ligerprof.reports.kernels import kernel_check_json, render_kernel_check
-    from ligerprof.runs.kernel_check import check_kernel
+    from ligerprof.runs.kernel_check import check_kernel, find_checked
 
     kernel, _, own = name.partition(":")
-    found = check_kernel(find_kernel(kernel, own or provider))
+    found = check_kernel(find_checked(kernel, own or provider))
     show(lambda: kernel_check_json(found), lambda: render_kernel_check(found), as_json=as_json)
     if not found.passed:
         ctx.exit(1)

@@ -7,8 +7,7 @@ from ligerprof.analyzers.search.fastest import Candidate, Fastest
 from ligerprof.recipe.flags import command_line
 from ligerprof.reports.estimate import time_lines
 from ligerprof.reports.fit import describe_verdict, heading
-from ligerprof.reports.listing import listing_table
-from ligerprof.reports.shell_command import ShellCommand
+from ligerprof.reports.terminal import ShellCommand, listing_table
 from ligerprof.units import format_bytes, in_one_unit
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from triton.compiler import ASTSource
 from triton.runtime.autotuner import Heuristics
 
 from ligerprof.kernels import KernelShape, find_kernel
-from ligerprof.kernels.cross_entropy import rows, split_rows
+from ligerprof.kernels.cross_entropy import blocks as row_blocks
+from ligerprof.kernels.cross_entropy import rows
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.device import simulated_device
 from ligerprof.kernels.options import PLAIN_LOSS
@@ -46,8 +47,8 @@ NORM_CASES = {
     for size in (2, 4)
 }
 _NORMS = ("rms", "add_rms", "layernorm")
-# the case of rows that are read in pairs of words
-PAIRS = "pairs"
+# the case of rows that wait for their turn
+WAITING = "waiting"
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
 _ALIGNED = [["tt.divisibility", 16]]
@@ -64,10 +65,10 @@ def record_launches() -> list[Launch]:
     return seen
 
 
-def paired_launches(_slot: str, _shape: None) -> list[Launch]:
-    """Rows that are read in pairs of words: whole ones, and ones in two and three blocks of the scratch."""
+def waiting_launches(_slot: str, _shape: None) -> list[Launch]:
+    """Rows that wait for their turn: whole ones, and ones in two blocks of the scratch."""
     vocab = 128256
-    rows.first_rows = split_rows.first_rows = lambda _: 132
+    rows.waiting_rows = row_blocks.waiting_rows = lambda *_: 132
     logits = torch.empty(1, vocab, dtype=torch.bfloat16)
     labels, loss, scale = torch.zeros(1, dtype=torch.int64), torch.empty(1), torch.empty(1)
     sizes = {"seq_len": 1, "vocab": vocab, "words": vocab}
@@ -75,13 +76,11 @@ def paired_launches(_slot: str, _shape: None) -> list[Launch]:
     seen = record_launches()
     rows.loss_and_gradient(arguments, logits, logits)
     head = torch.empty(vocab, dtype=torch.bfloat16)
-    for count in (2, 3):
-        first = -(-vocab // count // 16) * 16
-        blocks = (*[first] * (count - 1), vocab - (count - 1) * first)
-        split_rows.loss_and_gradient_of_blocks(
-            arguments, logits[:, :first], head, blocks, growth=(1, 1), word_elements=16, first_row=0
-        )
-    assert all(options["PAIRED"] for _, _, options in seen)
+    blocks = (64896, vocab - 64896)
+    row_blocks.loss_and_gradient_of_blocks(
+        arguments, logits[:, : blocks[0]], head, blocks, growth=(1, 1), word_elements=16, first_row=0
+    )
+    assert all(options["first_rows"] == 132 for _, _, options in seen)
     return seen
 
 
@@ -140,8 +139,8 @@ def main(capability: int, cases: list[str]) -> None:
     done: set[str] = set()
     shapes = CASES | NORM_CASES
     for case in cases:
-        of_case = paired_launches if case == PAIRS else launches
-        for slot in ("flce",) if case == PAIRS else _NORMS if case in NORM_CASES else ALL_KERNELS:
+        of_case = waiting_launches if case == WAITING else launches
+        for slot in ("flce",) if case == WAITING else _NORMS if case in NORM_CASES else ALL_KERNELS:
             for kernel, given, options in of_case(slot, shapes.get(case)):
                 compiled = compile_launch(kernel, given, options, capability)
                 if compiled.hash in done:

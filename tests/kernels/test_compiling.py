@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.kernels.cross_entropy.tiles import WORDS_OF_THREAD
-from tests.kernels.compiling import CASES, NORM_CASES, PAIRS
+from tests.kernels.compiling import CASES, NORM_CASES, WAITING
 from tests.kernels.test_memory import ALL_KERNELS
 from tests.paths import REPOSITORY
 
@@ -37,12 +36,12 @@ def compiled_for_hopper(cases: tuple[str, ...], cache: Path) -> list[dict[str, A
 
 
 # rows of one element, of two lengths that stay in registers in both widths, and the longest in 16 bits
-QUICK = ("llama-1b", "gpt2-xl", "norm-1-32", "norm-8192-16", "norm-16384-16", "norm-8192-32", PAIRS)
+QUICK = ("llama-1b", "gpt2-xl", "norm-1-32", "norm-8192-16", "norm-16384-16", "norm-8192-32", WAITING)
 
 
 @pytest.fixture(
     scope="module",
-    params=[QUICK, pytest.param((*CASES, *NORM_CASES, PAIRS), marks=pytest.mark.slow)],
+    params=[QUICK, pytest.param((*CASES, *NORM_CASES, WAITING), marks=pytest.mark.slow)],
     ids=["quick", "all"],
 )
 def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -76,15 +75,9 @@ def test_norms_fit_shared_memory_and_spill_little(launches: list[dict[str, Any]]
         assert launch["stack_bytes"] <= spilled or launch["case"] in ("norm-12288-32", "norm-16384-32"), launch
 
 
-def test_rows_in_pairs_load_and_store_sixteen_bytes_at_once(launches: list[dict[str, Any]]) -> None:
-    launches = [launch for launch in launches if launch["case"] == PAIRS]
-    # whole rows, and tiles of two depths
-    assert [launch["kernel"] for launch in launches] == ["_cross_entropy_kernel", *["_split_row_kernel"] * 2]
+def test_rows_that_wait_for_their_turn_have_wide_loads_and_no_spills(launches: list[dict[str, Any]]) -> None:
+    launches = [launch for launch in launches if launch["case"] == WAITING]
+    assert [launch["kernel"] for launch in launches] == ["_cross_entropy_kernel", "_split_row_kernel"]
     for launch in launches:
-        depth = launch["wide_stores"]
-        # each reading loads its first tile and the following ones; the first reading has loads with and without a mask
-        assert depth > 0
-        assert launch["wide_loads"] == 6 * depth
-        # two per word, and a few per row: threads that share their words repeat each other's
-        assert launch["exponentials"] <= 2 * WORDS_OF_THREAD * depth + 24
-        assert launch["registers"] is None or (launch["registers"] <= 64 and launch["stack_bytes"] == 0)
+        assert launch["wide_loads"] > 0
+        assert launch["stack_bytes"] in (None, 0)

@@ -21,10 +21,9 @@ from ligerprof.recipe.categories import Engine, Loss, Optimizer
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
-from ligerprof.torch_memory.allocator.sizes import SizeRules
-from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.scratch import Scratch
-from ligerprof.torch_memory.selective import BMM
+from ligerprof.torch_memory.allocator.settings import SizeRules
+from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
+from ligerprof.torch_memory.saved_tensors import BMM
 
 _NOTHING = Placement(resident={}, states={}, updates=())
 _NAMES = {2: "bf16", 4: "fp32"}

@@ -142,7 +142,7 @@ _Multipliers = tuple[float | None, float | None]
 _NO_MULTIPLIERS: _Multipliers = (None, None)
 
 
-def _multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Multipliers = _NO_MULTIPLIERS) -> Tensor:
+def multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Multipliers = _NO_MULTIPLIERS) -> Tensor:
     """Compute act(gate) * up, contiguous."""
     gate_NI, up_NI = as_rows(gate), as_rows(up)
     rows, columns = gate_NI.size(0), columns_of(gate)
@@ -167,7 +167,7 @@ def _multiply_gates(gate: Tensor, up: Tensor, activation: str, multipliers: _Mul
     return y
 
 
-def _differentiate_gates(
+def differentiate_gates(
     grad: Tensor,
     gate: Tensor,
     up: Tensor,
@@ -220,13 +220,13 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, activation: str, multipliers: _Multipliers) -> Tensor:
         ctx.activation, ctx.multipliers = activation, multipliers
         ctx.save_for_backward(gate, up)
-        return _multiply_gates(gate, up, activation, multipliers)
+        return multiply_gates(gate, up, activation, multipliers)
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        gate_grad_NI, up_grad_NI, _ = _differentiate_gates(grad, gate, up, ctx.activation, ctx.multipliers)
+        gate_grad_NI, up_grad_NI, _ = differentiate_gates(grad, gate, up, ctx.activation, ctx.multipliers)
         return gate_grad_NI.view(gate.shape), up_grad_NI.view(up.shape), None, None
 
 
@@ -255,7 +255,7 @@ class _Keep(torch.autograd.Function):
         overwrite = ctx.overwrite and not torch.compiler.is_compiling() and not graph_is_retained()
         overwrite = overwrite and _can_be_overwritten(gate, up)
         wants_weight_grad, wants_bias_grad = ctx.needs_input_grad[2:4]
-        gate_grad_NI, up_grad_NI, product_NI = _differentiate_gates(
+        gate_grad_NI, up_grad_NI, product_NI = differentiate_gates(
             torch.mm(grad_NH, weight), gate, up, ctx.activation, with_product=wants_weight_grad, overwrite=overwrite
         )
         if overwrite:
@@ -273,7 +273,7 @@ class _Compute(torch.autograd.Function):
     def forward(
         _ctx: Any, _result: Tensor, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     ) -> Tensor:
-        return functional.linear(_multiply_gates(gate, up, activation), weight, bias)
+        return functional.linear(multiply_gates(gate, up, activation), weight, bias)
 
     @staticmethod
     @first_order_only
@@ -294,7 +294,7 @@ class _ComputeAndKeep(_Keep):
     ) -> Tensor:
         ctx.activation, ctx.overwrite = activation, overwrite
         ctx.save_for_backward(gate, up, weight)
-        return functional.linear(_multiply_gates(gate, up, activation), weight, bias)
+        return functional.linear(multiply_gates(gate, up, activation), weight, bias)
 
 
 def gated_linear(
@@ -313,7 +313,7 @@ def gated_linear(
     Raises:
         KernelInputError: gate and up differ in shape or dtype, or the weight does not match them.
     """
-    _check_gates(gate, up, activation)
+    check_gates(gate, up, activation)
     check_tensors(activation, gate, weight, bias)
     if weight.ndim != 2 or weight.shape[1] != gate.shape[-1]:
         raise KernelInputError(
@@ -335,7 +335,7 @@ def gated_linear(
 
 
 def _gated(gate: Tensor, up: Tensor, activation: str, gate_multiplier: float, multiplier: float) -> Tensor:
-    _check_gates(gate, up, activation)
+    check_gates(gate, up, activation)
     multipliers = None if gate_multiplier == 1.0 else gate_multiplier, None if multiplier == 1.0 else multiplier
     return _Gated.apply(gate, up, activation, multipliers)  # type: ignore[no-any-return]
 
@@ -347,7 +347,7 @@ def _can_be_overwritten(gate: Tensor, up: Tensor) -> bool:
     return not overlaps_itself(gate) and not overlaps_itself(up) and rows_are_disjoint(as_rows(gate), as_rows(up))
 
 
-def _check_gates(gate: Tensor, up: Tensor, activation: str) -> None:
+def check_gates(gate: Tensor, up: Tensor, activation: str) -> None:
     check_tensors(activation, gate, up)
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise KernelInputError(

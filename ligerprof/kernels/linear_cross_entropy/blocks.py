@@ -1,16 +1,12 @@
-"""Split the vocabulary into the scratch's blocks, so that products and row kernel fill a GPU; torch is not imported."""
+"""Split the vocabulary into the scratch's blocks, so that products fill a GPU; torch is not imported.
+
+Next to as few blocks of one size as possible, this saves 2.1 % of a fused loss at 2048 x 2048 x 128256 on an H200, 1 %
+at 4096 x 2048, and 0.5 % at three larger shapes.
+"""
 
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ligerprof.kernels.cross_entropy.tiles import (
-    OTHER_TIME,
-    PAIRED_WORDS,
-    PAIRS_DEPTH,
-    SHORT_WORDS,
-    fastest_depth,
-    tile_words,
-)
 from ligerprof.kernels.sizes import ceil_div, round_up
 
 # Triton infers aligned rows from a stride that is a multiple of 16; cuBLAS's fast kernels need 16 bytes
@@ -22,20 +18,22 @@ ROW_ALIGNMENT_ELEMENTS = 16
 _PAIRS_PER_WAVE = 66
 _PAIRS = ((256, 256), (320, 256), (256, 320), (384, 192), (192, 384))
 _TILE_WORDS = 128
-# times on an H200, in multiply-adds of a bf16 product that take as long (benchmarks/NOTES.md): the row kernel's per
-# logit, and that of adding a block's product to the hidden states' gradient, per element of that gradient
-_ROW_PRODUCTS = 440
+# adding a block's product to the hidden states' gradient takes as long on an H200 as so many multiply-adds of a bf16
+# product, per element of that gradient (benchmarks/NOTES.md)
 _BLOCK_PRODUCTS = 1500
+# wider blocks than this leave half of the row kernel's large tiles idle, which costs narrow vocabularies more than
+# whole waves save
+_SHORT_WORDS = 16384
+_NARROW_VOCAB = 65536
 
 
 @lru_cache(maxsize=256)
 def split_words(
     most_words: int, *, tokens: int, hidden: int, row_tokens: int, vocab: int, last_words: int
 ) -> tuple[int, ...]:
-    """Words of each block: the layout with which products and row kernel take least time.
+    """Words of each block: the layout with which products take least time, in whole waves of tiles.
 
-    Products take whole waves of tiles, and the row kernel whole tiles of a block. Blocks have one size, but for the
-    last one, or grow.
+    Blocks have one size, but for the last one, or grow.
 
     Args:
         most_words: words of the first block, at most; rounded down to a multiple of 16.
@@ -47,12 +45,10 @@ def split_words(
         An empty tuple if the first or the last block is too small.
     """
 
-    def time(blocks: tuple[int, ...]) -> tuple[float, int]:
+    def time(blocks: tuple[int, ...]) -> tuple[int, int]:
         logits, head = (sum(_tiles(words, columns) for words in blocks) for columns in (tokens, hidden))
-        is_even = len(set(blocks[:-1])) <= 1
-        rows = tokens * vocab * (min(fastest_depth(blocks)[0], OTHER_TIME) if is_even else OTHER_TIME)
         sums = len(blocks) * tokens * hidden
-        return logits * hidden + head * tokens + _ROW_PRODUCTS * rows + _BLOCK_PRODUCTS * sums, blocks[0]
+        return logits * hidden + head * tokens + _BLOCK_PRODUCTS * sums, blocks[0]
 
     most_words = most_words // ROW_ALIGNMENT_ELEMENTS * ROW_ALIGNMENT_ELEMENTS
     if most_words < 1:
@@ -72,19 +68,14 @@ def _tiles(words: int, columns: int) -> int:
 
 
 def _even(most_words: int, vocab: int) -> Iterator[tuple[int, ...]]:
-    """Blocks of one size: as few as possible, or such that each fits into a tile of the row kernel.
-
-    Where rows are not read in pairs, blocks are not made wider than the small programs read: wide ones take twice the
-    time, with half a tile idle.
-    """
-    for most in dict.fromkeys((most_words, min(most_words, tile_words(PAIRS_DEPTH)))):
-        count = ceil_div(vocab, most)
-        equal = aligned(ceil_div(vocab, count))
-        for size in _sizes(equal, most if vocab > PAIRED_WORDS else min(most, SHORT_WORDS)):
-            last = vocab - (count - 1) * size
-            if last < 1:
-                break
-            yield (*[size] * (count - 1), last)
+    """Blocks of one size, as few as possible."""
+    count = ceil_div(vocab, most_words)
+    largest = most_words if vocab > _NARROW_VOCAB else min(most_words, _SHORT_WORDS)
+    for size in _sizes(aligned(ceil_div(vocab, count)), largest):
+        last = vocab - (count - 1) * size
+        if last < 1:
+            break
+        yield (*[size] * (count - 1), last)
 
 
 def _growing(most_words: int, tokens: int, row_tokens: int, vocab: int) -> Iterator[tuple[int, ...]]:

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
-from ligerprof.kernels.cross_entropy.blocks import gradient_of_words
+from ligerprof.kernels.cross_entropy.blocks import gradient_of_words, loss_and_gradient_of_blocks
 from ligerprof.kernels.cross_entropy.parallel import even_share, loss_and_gradient_of_shard
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
-from ligerprof.kernels.cross_entropy.split_rows import loss_and_gradient_of_blocks
 from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
 from ligerprof.kernels.linear_cross_entropy.blocks import aligned
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
@@ -56,9 +55,9 @@ class Operands:
         if self.bias_V is not None and self.bias_in_product:
             torch.addmm(self.bias_V[words], hidden_CD, weight_DB, out=out)
         else:
-            _product_into(out, hidden_CD, weight_DB, accumulate=False)
+            product_into(out, hidden_CD, weight_DB, accumulate=False)
         if self.thin_NR is not None and self.wide_VR is not None:
-            _product_into(out, self.thin_NR[tokens], self.wide_VR[words].t(), accumulate=True)
+            product_into(out, self.thin_NR[tokens], self.wide_VR[words].t(), accumulate=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +136,28 @@ def _run_chunk(op: Operands, grads: Gradients, arguments: LossArguments, chunk: 
         loss_and_gradient_of_shard(
             arguments, logits_CV, wants_gradient=grads.wanted, first_row=chunk.start, is_padded=True
         )
-    # from here on logits_CV holds the logits' gradient
+    add_products(op, grads, logits_CV, chunk, accumulate=chunk.start > 0)
+
+
+def add_products(op: Operands, grads: Gradients, grad_CV: Tensor, chunk: slice, *, accumulate: bool) -> None:
+    """Multiply the gradient of a chunk's logits into all others; sums over tokens are added to if `accumulate`."""
     if grads.hidden_ND is not None:
-        torch.mm(logits_CV, op.weight_VD, out=grads.hidden_ND[chunk])
+        torch.mm(grad_CV, op.weight_VD, out=grads.hidden_ND[chunk])
     if grads.thin_NR is not None and op.wide_VR is not None:
-        torch.mm(logits_CV, op.wide_VR, out=grads.thin_NR[chunk])
+        torch.mm(grad_CV, op.wide_VR, out=grads.thin_NR[chunk])
     if grads.wide_VR is not None and op.thin_NR is not None:
-        thin_CR, accumulate = op.thin_NR[chunk], chunk.start > 0
-        _product_into(grads.wide_VR, logits_CV.t(), thin_CR, grads.sum_scale, accumulate=accumulate)
-    _add_to_head(grads, (words, logits_CV), op.hidden_ND[chunk], accumulate=chunk.start > 0)
+        product_into(grads.wide_VR, grad_CV.t(), op.thin_NR[chunk], grads.sum_scale, accumulate=accumulate)
+    _add_to_head(grads, (slice(0, op.weight_VD.shape[0]), grad_CV), op.hidden_ND[chunk], accumulate=accumulate)
 
 
 def _add_to_head(grads: Gradients, block: _Block, hidden_CD: Tensor, *, accumulate: bool) -> None:
     """Write or accumulate the gradients of the head's weight rows and biases of a block, from that of its logits."""
     words, grad_CB = block
     if grads.weight_VD is not None:
-        _product_into(grads.weight_VD[words], grad_CB.t(), hidden_CD, grads.sum_scale, accumulate=accumulate)
+        product_into(grads.weight_VD[words], grad_CB.t(), hidden_CD, grads.sum_scale, accumulate=accumulate)
     if grads.bias_V is not None:
         ones_1C = grad_CB.new_ones(1, grad_CB.shape[0])
-        _product_into(grads.bias_V[words].view(1, -1), ones_1C, grad_CB, grads.sum_scale, accumulate=accumulate)
+        product_into(grads.bias_V[words].view(1, -1), ones_1C, grad_CB, grads.sum_scale, accumulate=accumulate)
 
 
 class _Scratch:
@@ -264,7 +266,7 @@ class _Scratch:
         if self._grads.hidden_ND is None or sum_CD is None:
             return
         for words, logits_CB in blocks:
-            _product_into(sum_CD, logits_CB, self._op.weight_VD[words], accumulate=words.start > 0)
+            product_into(sum_CD, logits_CB, self._op.weight_VD[words], accumulate=words.start > 0)
         self._grads.hidden_ND[chunk].copy_(sum_CD)
 
     def _hidden_sum(self, chunk: slice, last_word: int) -> Tensor | None:
@@ -296,7 +298,7 @@ def _block(words: slice, chunk: slice, memory: Tensor) -> _Block:
     return words, rows[:, :width]
 
 
-def _product_into(out: Tensor, left: Tensor, right: Tensor, factor: float = 1.0, *, accumulate: bool) -> None:
+def product_into(out: Tensor, left: Tensor, right: Tensor, factor: float = 1.0, *, accumulate: bool) -> None:
     """Write left @ right * factor to `out`, or add it to `out`, which may be fp32 if the operands are not."""
     if out.dtype != left.dtype and not (left.is_cuda or isinstance(left, FakeTensor)):
         # on the CPU, torch has no product with a wider result

@@ -27,26 +27,27 @@ def loss_and_gradients(
         dtype: of the matrix products.
         wanted: which inputs want a gradient.
     """
-    op, grads, launch = _prepared(inputs, dtype, request, tuple(want and not request.waits for want in wanted))
+    op, grads, launch = prepared(inputs, dtype, request, tuple(want and not request.waits for want in wanted))
     outputs, late = compute_loss(request, inputs[1].shape[0], launch, op.hidden_ND)
     if late is not None:
         of_sums = late / grads.sum_scale
         late = torch.cat((late, of_sums, of_sums, late, of_sums))
-    return outputs, _finished(grads, inputs, request), late
+    return outputs, finished(grads, inputs, request), late
 
 
 def waiting_gradients(
     inputs: Inputs, dtype: torch.dtype, request: LossRequest, incoming: IncomingGradients, wanted: tuple[bool, ...]
 ) -> Gradients:
     """The gradients of a request whose gradients wait for those of its results."""
-    op, grads, launch = _prepared(inputs, dtype, request, wanted)
+    op, grads, launch = prepared(inputs, dtype, request, wanted)
     compute_waiting_gradients(request, incoming, inputs[1].shape[0], launch, op.hidden_ND)
-    return _finished(grads, inputs, request)
+    return finished(grads, inputs, request)
 
 
-def _prepared(
+def prepared(
     inputs: Inputs, dtype: torch.dtype, request: LossRequest, wanted: tuple[bool, ...]
 ) -> tuple[Operands, Gradients, Launch]:
+    """The operands of the products, uninitialized gradients, and what launches the rows."""
     hidden, weight_VD, bias_V, thin, wide_VR = inputs
     # the logits' gradient, which overwrites them, is an operand of the products
     fp32_logits = request.options.fp32_logits and not any(wanted)
@@ -83,7 +84,7 @@ def _empty_gradients(op: Operands, inputs: Inputs, request: LossRequest, wanted:
     )
 
 
-def _finished(grads: Gradients, inputs: Inputs, request: LossRequest) -> Gradients:
+def finished(grads: Gradients, inputs: Inputs, request: LossRequest) -> Gradients:
     """Cast the sums to their parameters' dtypes; gradients per token are cast in backward."""
     _, weight_VD, bias_V, _, wide_VR = inputs
     if request.shard is not None and request.shard.sum_hidden_gradient:

@@ -41,6 +41,7 @@ def linear_log_probs(  # noqa: PLR0913 - the arguments of the loss
     temperature: float = 1.0,
     entropy: bool = False,
     shard: VocabularyShard | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
 ) -> TokenScores:
     """Log-probabilities of the labels under `softmax((hidden @ weight.T + bias) / temperature)`, and entropies.
 
@@ -54,14 +55,16 @@ def linear_log_probs(  # noqa: PLR0913 - the arguments of the loss
         temperature: divides the logits, before the softcap.
         entropy: whether to compute entropies, too.
         shard: the words that weight and bias are, if the vocabulary is split over ranks.
+        low_rank: factors [..., R] and [V, R] whose product is added to the logits, such as those of LoRA.
 
     Raises:
         KernelInputError: shapes do not match, or an option has no meaning for a log-probability.
     """
-    plain, returns = _per_token(options, temperature), ("entropy",) if entropy else ()
-    return _scores(
-        fused_linear_cross_entropy_outputs(hidden, weight, labels, plain, bias, returns=returns, shard=shard)
+    plain, returns = per_token(options, temperature), ("entropy",) if entropy else ()
+    outputs = fused_linear_cross_entropy_outputs(
+        hidden, weight, labels, plain, bias, returns=returns, shard=shard, low_rank=low_rank
     )
+    return _scores(outputs)
 
 
 def log_probs(
@@ -78,7 +81,7 @@ def log_probs(
     Raises:
         KernelInputError: see `linear_log_probs`.
     """
-    plain, returns = _per_token(options, temperature), ("entropy",) if entropy else ()
+    plain, returns = per_token(options, temperature), ("entropy",) if entropy else ()
     return _scores(cross_entropy_outputs(logits, labels, plain, returns=returns, shard=shard))
 
 
@@ -100,7 +103,7 @@ def linear_log_sum_exp(
         KernelInputError: shapes do not match, or an option has no meaning for a log-sum-exp.
     """
     no_labels = torch.zeros(hidden.shape[:-1], dtype=torch.int64, device=hidden.device)
-    plain = dataclasses.replace(_per_token(options, 1.0), shift=False, ignore_index=IGNORE_INDEX, fp32_logits=True)
+    plain = dataclasses.replace(per_token(options, 1.0), shift=False, ignore_index=IGNORE_INDEX, fp32_logits=True)
     outputs = fused_linear_cross_entropy_outputs(hidden, weight, no_labels, plain, bias, returns=("lse",), shard=shard)
     assert outputs.lse is not None
     return outputs.lse
@@ -128,7 +131,7 @@ def linear_label_logits(
     return LabelLogits.apply(hidden.to(dtype), weight.to(dtype), bias, labels, options)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _per_token(options: LossOptions, temperature: float) -> LossOptions:
+def per_token(options: LossOptions, temperature: float) -> LossOptions:
     """Options of a loss that is the negative log-probability of each token.
 
     Raises:

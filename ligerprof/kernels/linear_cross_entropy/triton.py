@@ -67,7 +67,7 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
             grads = waiting_gradients(ctx.saved_tensors, ctx.dtype, ctx.request, incoming, ctx.needs_input_grad[:5])
         else:
             assert grad_loss is not None
-            grads = _scaled_gradients(ctx, grad_loss)
+            grads = scaled_gradients(ctx, grad_loss)
         grad_hidden, grad_thin = (
             grad if grad is None else grad.to(like[1]).view(like[0])
             for grad, like in zip((grads.hidden_ND, grads.thin_NR), ctx.per_token, strict=True)
@@ -75,7 +75,8 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         return grad_hidden, grads.weight_VD, grads.bias_V, grad_thin, grads.wide_VR, None, None, None
 
 
-def _scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
+def scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
+    """The gradients that forward saved, and their factor, times that of the loss."""
     *made, late = ctx.saved_tensors
     factors = [None] * len(made) if late is None else late.split(1)
     in_place = not graph_is_retained()
@@ -159,7 +160,7 @@ def fused_linear_cross_entropy_outputs(
     check_tensors("flce", hidden, weight, bias, thin, wide, elsewhere=(labels, class_weight))
     check_head("flce", hidden, weight, labels, bias)
     if low_rank is not None:
-        _check_factors(hidden, weight, *low_rank)
+        check_factors(hidden, weight, *low_rank)
     check_predictions("flce", predictions, labels)
     kind = hidden.device.type
     # autocast's dtype for a linear layer
@@ -200,7 +201,8 @@ def check_head(kernel: str, hidden: Tensor, weight: Tensor, labels: Tensor, bias
         )
 
 
-def _check_factors(hidden: Tensor, weight: Tensor, thin: Tensor, wide: Tensor) -> None:
+def check_factors(hidden: Tensor, weight: Tensor, thin: Tensor, wide: Tensor) -> None:
+    """Raise an error unless these are the factors of a product that belongs to the logits."""
     if thin.shape[:-1] != hidden.shape[:-1] or wide.shape != (weight.shape[0], thin.shape[-1]):
         raise KernelInputError(
             f"flce: low-rank factors {tuple(thin.shape)} and {tuple(wide.shape)} do not match hidden states"

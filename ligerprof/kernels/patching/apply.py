@@ -21,6 +21,9 @@ from ligerprof.models.composites import is_composite
 
 __all__ = ["Patch", "apply", "require_available"]
 
+# trainers of TRL by their objective
+TRAINERS = {"dpo": "DPOTrainer", "kto": "KTOTrainer", "grpo": "GRPOTrainer", "rloo": "RLOOTrainer"}
+
 
 def apply(
     model: Any,
@@ -29,17 +32,21 @@ def apply(
     provider: str = "ligerprof",
     flce_budget: str | int = "balanced",
     device_kind: str | None = None,
+    mlp_tile_tokens: int | None = None,
 ) -> Patch:
     """Put kernels into a model, or into every future instance of a class.
 
     Args:
         model: a causal language model of transformers, with or without a vision tower, wrapped or not (peft, DDP), or
-            its class.
-        kernels: as `--liger` takes it: `all`, `no-flce`, or names joined by `+` or `,`, such as `rms:liger+flce`.
+            its class; or a trainer of TRL.
+        kernels: as `--liger` takes it: `all`, `no-flce`, or names joined by `+` or `,`, such as `rms:liger+flce`. Of a
+            trainer, its objective: `dpo`, `kto`, `grpo` or `rloo`.
         provider: whose kernels, for the names without a provider of their own.
         flce_budget: workspace of the fused loss: `lean`, `balanced`, bytes, or `auto`: as much as fits below the
             peak of the process so far, from the third call on.
         device_kind: `cuda`, `cpu` or `simulated`; None is the model's device (`cuda` for a class).
+        mlp_tile_tokens: with ligerprof's swiglu or geglu, tokens that an MLP computes at a time, for sequences whose
+            gates do not fit; backward computes them again. None: all.
 
     Returns:
         A Patch, which lasts until its `undo()`; also a context manager.
@@ -49,22 +56,32 @@ def apply(
         KernelUnavailableError: a kernel that cannot run here, or an unknown architecture.
         KernelInputError: a layer that cannot be replaced, for example adapters on the head.
     """
+    if kernels in TRAINERS:
+        # loads Triton
+        from ligerprof.kernels.objectives.trl import apply_to_trainer
+
+        return apply_to_trainer(model, kernels, TRAINERS[kernels], flce_budget)
     if isinstance(model, type):
-        return _apply_to_class(model, kernels, provider, flce_budget, device_kind or "cuda")
+        return _apply_to_class(model, kernels, provider, flce_budget, device_kind or "cuda", mlp_tile_tokens)
     inner = _causal_model(model)
     if device_kind is None:
         device_kind = "cpu" if next(inner.parameters()).device.type == "cpu" else "cuda"
-    request = _resolve(inner.config, kernels, provider, flce_budget, device_kind)
+    request = _resolve(inner.config, kernels, provider, flce_budget, device_kind, mlp_tile_tokens)
     patch = Patch(request.providers)
     _apply_to_instance(inner, request, patch)
     return patch
 
 
 def _apply_to_class(
-    model_class: type[Any], kernels: str, provider: str, flce_budget: str | int, device_kind: str
+    model_class: type[Any],
+    kernels: str,
+    provider: str,
+    flce_budget: str | int,
+    device_kind: str,
+    mlp_tile_tokens: int | None,
 ) -> Patch:
     """Wrap the constructor, so that it patches every new instance."""
-    request = _resolve(model_class.config_class(), kernels, provider, flce_budget, device_kind)
+    request = _resolve(model_class.config_class(), kernels, provider, flce_budget, device_kind, mlp_tile_tokens)
     patch = Patch(request.providers)
     construct = model_class.__init__
     own = "__init__" in vars(model_class)
@@ -85,7 +102,9 @@ def _apply_to_class(
     return patch
 
 
-def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str) -> Request:
+def _resolve(
+    config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str, mlp_tile_tokens: int | None
+) -> Request:
     text = config.get_text_config() if is_composite(config.model_type) else config
     if not can_patch(text.model_type):
         inner = "" if text is config else f" with a text model of type {text.model_type!r}"
@@ -99,6 +118,8 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
     specs = find_kernel_set(providers, spec_of_text)
     for spec in specs.values():
         require_available(spec, device_kind)
+    if mlp_tile_tokens is not None and "ligerprof" not in (providers.get("swiglu"), providers.get("geglu")):
+        raise RecipeError("MLPs in tiles need ligerprof's swiglu or geglu. Add it, or leave mlp_tile_tokens out.")
     measured = flce_budget == "auto" and "flce" in specs
     if measured and (providers["flce"], device_kind) != ("ligerprof", "cuda"):
         raise RecipeError(
@@ -113,6 +134,7 @@ def _resolve(config: Any, kernels: str, provider: str, flce_budget: str | int, d
         entries={name: load_entry(spec.entry) for name, spec in specs.items() if spec.provider != LIGER},
         options=LossOptions(budget="lean" if measured else flce_budget, in_place=True),
         measured=specs["flce"] if measured else None,
+        mlp_tile_tokens=mlp_tile_tokens,
     )
 
 

@@ -5,7 +5,7 @@ A kernel runs inside the call of the module whose weight it reads, after hooks t
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -94,6 +94,24 @@ def gated_forward(row: Mlp, kernel: Forward) -> Forward:
         return functional.dropout(output, p=getattr(self, row.dropout_attribute), training=self.training)
 
     return forward
+
+
+def tiled_forward(row: Mlp, activation: str, tile_tokens: int) -> Forward:
+    """A gated MLP's forward that computes a tile of tokens at a time; see `can_be_tiled`."""
+    # loads Triton
+    from ligerprof.kernels.gated.tiled import tiled_gated_mlp
+
+    def forward(self: Any, x: Tensor) -> Any:
+        gate, up, down = (getattr(self, name).weight for name in (*row.inputs, row.down))
+        return tiled_gated_mlp(x, gate, up, down, activation, tile_tokens=tile_tokens)
+
+    return forward
+
+
+def can_be_tiled(row: Mlp, layers: Sequence[Any]) -> bool:
+    """Whether an MLP is two projections, their gated product and a last one, without biases, factors and dropout."""
+    is_plain = len(row.inputs) == 2 and row.multipliers is None and row.dropout_attribute is None
+    return is_plain and all(layer.bias is None for layer in layers)
 
 
 def gated_linear_forward(original: Forward, kernel: Forward) -> Forward:

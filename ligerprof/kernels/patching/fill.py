@@ -45,7 +45,7 @@ def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     """Replace the activation and product of every gated MLP, and the next linear layer if the provider can.
 
     Raises:
-        KernelUnavailableError: the model's MLP uses another activation.
+        KernelUnavailableError: the model's MLP uses another activation, or cannot run in tiles that were asked for.
     """
     row, linear_kernel = patcher.row.mlp, patcher.variant(slot.with_next_linear)
     forward, mlps = decoder.gated_forward(row, kernel), patcher.modules("MLP")
@@ -58,15 +58,31 @@ def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
         # None: the code calls the function that the slot is for
         if activation is not None and activation not in _ACTIVATIONS[slot.name]:
             raise KernelUnavailableError(f"{slot.name}: the model's MLP uses {activation}. Leave {slot.name} out.")
+        tile_tokens = patcher.request.mlp_tile_tokens
+        if tile_tokens is not None:
+            _fill_tiled(patcher, slot, module, tile_tokens)
+            continue
         patcher.swap(module, slot.name, lambda _original: forward)
         # only if torch's own layers make the gates and read the product
         layers = [getattr(module, name) for name in (*row.inputs, row.down)]
         if linear_kernel is not None and all(_is_plain_linear(layer) for layer in layers):
             linear_forward = functools.partial(decoder.gated_linear_forward, kernel=linear_kernel)
             patcher.swap(layers[-1], slot.name, linear_forward)
-    if linear_kernel is not None:
+    if linear_kernel is not None and patcher.request.mlp_tile_tokens is None:
         references = [weakref.ref(module) for module in mlps]
         patcher.patch.on_notes(functools.partial(_kept_products, slot.name, row.down, references))
+
+
+def _fill_tiled(patcher: Patcher, slot: Slot, module: nn.Module, tile_tokens: int) -> None:
+    row = patcher.row.mlp
+    layers = [getattr(module, name) for name in (*row.inputs, row.down)]
+    if not all(map(_is_plain_linear, layers)) or not decoder.can_be_tiled(row, layers):
+        raise KernelUnavailableError(
+            f"{slot.name}: a {type(module).__name__} is not three linear layers of torch without biases, factors and"
+            " adapters, so it cannot run in tiles. Leave mlp_tile_tokens out."
+        )
+    forward = decoder.tiled_forward(row, slot.name, tile_tokens)
+    patcher.swap(module, slot.name, lambda _original: forward)
 
 
 def fill_layernorm(patcher: Patcher, slot: Slot, kernel: Forward) -> None:

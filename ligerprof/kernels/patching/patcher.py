@@ -23,6 +23,7 @@ class Request:
         entries: functions by kernel name, without those of liger-kernel, which patches models itself.
         text_only: whether the model has no vision tower.
         measured: the fused loss if its budget is `auto`, else None.
+        mlp_tile_tokens: tokens that a gated MLP computes at a time; None: all.
     """
 
     row: Architecture
@@ -31,6 +32,7 @@ class Request:
     options: LossOptions
     text_only: bool
     measured: KernelSpec | None
+    mlp_tile_tokens: int | None = None
 
 
 class Patcher:

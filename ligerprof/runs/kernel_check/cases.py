@@ -11,6 +11,7 @@ from ligerprof.gpus import find_gpu
 from ligerprof.kernels.options import LossOptions
 from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors
 from ligerprof.runs.bench.shapes import BenchShape, shape_of_model
+from ligerprof.runs.kernel_check.objectives import DIVERGENCES, OBJECTIVES
 
 Layout = Callable[[Tensor], Tensor]
 
@@ -30,6 +31,8 @@ PARAMETERS = frozenset({"weight", "bias"})
 _STATES = frozenset({"hidden", "residual", "gate", "up"}) | OVERWRITTEN
 _NORMS = frozenset({"rms", "add_rms", "layernorm"})
 LOSSES = frozenset({"ce", "flce"})
+# the outputs of these, and of objectives
+LOSS = ("loss",)
 IN_PLACE = LossOptions(in_place=True)
 
 
@@ -53,6 +56,7 @@ def _with_linear(alone: Operation) -> Operation:
 
 CHECKED: Mapping[str, Operation] = {
     **OPERATIONS,
+    **OBJECTIVES,
     **{f"{name}_linear": _with_linear(OPERATIONS[name]) for name in ("swiglu", "geglu")},
 }
 
@@ -112,6 +116,8 @@ class Case:
         """Why the operation is not called so, or None."""
         if self.expands and not OVERWRITTEN.isdisjoint(operation.wants):
             return "the kernel may write over these inputs"
+        if operation.name in DIVERGENCES and self.dtype == "fp16":
+            return "fp16 is refused: its gradients need a loss scale"
         return None
 
     def wanted(self, operation: Operation) -> tuple[str, ...]:
@@ -183,7 +189,7 @@ def _of_rms(operation: Operation) -> Operation | None:
 
 def _without_labels(operation: Operation) -> Operation | None:
     """An operation whose inputs may have any number of axes."""
-    return operation if operation.name not in LOSSES | {"rope"} else None
+    return operation if operation.outputs != LOSS and operation.name != "rope" else None
 
 
 def _other_numbers(operation: Operation) -> Operation | None:

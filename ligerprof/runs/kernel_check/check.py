@@ -21,7 +21,7 @@ from ligerprof.errors import KernelUnavailableError, LigerprofError
 from ligerprof.kernels.slots import SLOTS
 from ligerprof.kernels.spec import KernelMemory, KernelSpec, load_entry
 from ligerprof.runs.bench.operations import Operation, Outputs, Tensors
-from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, LOSSES, OVERWRITTEN, SIMULATED_GPU, Case
+from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, LOSS, OVERWRITTEN, SIMULATED_GPU, Case
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
 from ligerprof.runs.simulated.worker import worker
 from ligerprof.text import error_line, printable
@@ -380,7 +380,7 @@ def _results(
         if output.shape != right.shape:
             raise ValueError(f"{name} has the shape {tuple(output.shape)}, and the reference's {tuple(right.shape)}")
         # providers return losses in fp32 or in the logits' dtype
-        if output.dtype != right.dtype and operation.name not in LOSSES:
+        if output.dtype != right.dtype and operation.outputs != LOSS:
             raise ValueError(f"{name} is {output.dtype}, and the reference's {right.dtype}")
     kept = {name: output.detach().clone() for name, output in named.items()}
     return {**kept, **_gradients(operation, case, leaves, named)}
@@ -431,7 +431,7 @@ def _error(value: Tensor, truth: Tensor) -> float:
 
 def _bytes_rows(spec: KernelSpec) -> Iterator[Row]:
     case = _LARGE_TITLE
-    reason = spec.unavailable_reason("simulated") or (None if spec.memory else "plain torch declares no bytes")
+    reason = spec.unavailable_reason("simulated") or (None if spec.memory else "its bytes are not declared")
     if reason is not None:
         yield _skipped("bytes", case, reason)
         return

@@ -1,0 +1,298 @@
+"""Distillation of a teacher's head into a student's, a few tokens at a time: whole distributions or the top words.
+
+Axes: N tokens, D hidden, E the teacher's hidden, V vocabulary, K words of the teacher's top, C tokens of one chunk.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ligerprof.errors import KernelInputError
+from ligerprof.kernels.cross_entropy.arguments import LossArguments
+from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_words
+from ligerprof.kernels.cross_entropy.loss import check_labels
+from ligerprof.kernels.cross_entropy.reference import next_labels
+from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
+from ligerprof.kernels.linear_cross_entropy.blocks import aligned
+from ligerprof.kernels.linear_cross_entropy.chunks import Operands
+from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, plan_chunks
+from ligerprof.kernels.linear_cross_entropy.scores import per_token
+from ligerprof.kernels.linear_cross_entropy.triton import check_head
+from ligerprof.kernels.objectives.chunks import Chunk, ChunkedLoss, Differentiate
+from ligerprof.kernels.objectives.divergence import divergence_and_gradient
+from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
+from ligerprof.kernels.tensors import check_tensors
+
+
+class DistillationOutputs(NamedTuple):
+    """What a distillation returns; only the loss has a gradient.
+
+    Attributes:
+        loss: the weighted sum of the next two.
+        soft_loss: the mean divergence.
+        hard_loss: the mean cross-entropy of the labels, or None without a weight.
+    """
+
+    loss: Tensor
+    soft_loss: Tensor
+    hard_loss: Tensor | None
+
+
+def distillation_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    *,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    soft_weight: float = 1.0,
+    hard_weight: float = 0.0,
+    teacher_options: LossOptions | None = None,
+    num_items: Tensor | float | None = None,
+) -> DistillationOutputs:
+    """The mean generalized Jensen-Shannon divergence of a student from a teacher, without the logits of all tokens.
+
+    With p the student's distribution, q the teacher's and m = (1 - beta) p + beta q, the divergence of a token is
+    beta KL(q, m) + (1 - beta) KL(p, m); beta 0 is the forward divergence KL(q, p), and 1 the reverse one, KL(p, q).
+    Forward computes the student's gradients. The teacher is a constant.
+
+    Args:
+        hidden: [..., D].
+        weight: [V, D].
+        teacher_hidden: [..., E].
+        teacher_weight: [V, E].
+        labels: [...], int64; positions to leave out have `options.ignore_index`.
+        options: shift, ignore_index, softcap, logit_scale, budget (of both heads' logits) and accumulate_fp32 apply.
+        bias: [V], as `teacher_bias`.
+        temperature: divides the logits of both for the divergence, after the softcap.
+        hard_weight: of the mean cross-entropy of the labels at temperature 1, which is added.
+        teacher_options: softcap and logit_scale of the teacher; None: those of the student.
+        num_items: divisor of the means, instead of the number of labels.
+
+    Raises:
+        KernelInputError: shapes do not match, a number is out of range, or the products are in fp16, whose gradients
+            need a loss scale that only backward knows.
+    """
+    check_tensors("distillation", hidden, weight, bias, elsewhere=(labels,))
+    check_tensors("distillation", teacher_hidden, teacher_weight, teacher_bias)
+    check_head("distillation", hidden, weight, labels, bias)
+    check_head("the teacher of a distillation", teacher_hidden, teacher_weight, labels, teacher_bias)
+    if weight.shape[0] != teacher_weight.shape[0]:
+        raise KernelInputError(
+            f"distillation: the student has {weight.shape[0]} words and the teacher {teacher_weight.shape[0]}."
+            " Give both heads the words that they share."
+        )
+    if not 0 <= beta <= 1 or not temperature > 0:
+        raise KernelInputError(
+            f"distillation: beta is {beta} and the temperature {temperature}. Beta must be in [0, 1], the temperature"
+            " positive."
+        )
+    labels_N, scale = _targets(labels, options, hidden, num_items, weight.shape[0])
+    dtype = _dtype(hidden)
+    teacher = Operands(
+        teacher_hidden.detach().reshape(-1, teacher_hidden.shape[-1]).to(dtype),
+        teacher_weight.detach().to(dtype),
+        None if teacher_bias is None else teacher_bias.detach().contiguous(),
+    )
+    soft_N = torch.zeros(labels_N.shape, device=hidden.device)
+    hard_N = torch.zeros_like(soft_N) if hard_weight else None
+    chunks = _chunks(labels_N, weight, dtype, options, heads=2)
+    teacher_CV = torch.empty(
+        max(chunk.stop - chunk.start for (chunk,) in chunks) if chunks else 0,
+        aligned(weight.shape[0]),
+        dtype=dtype,
+        device=hidden.device,
+    )
+
+    def differentiate(logits_CV: Tensor, chunk: Chunk, bias_V: Tensor | None) -> None:
+        (tokens,) = chunk
+        teacher_logits_CV = teacher_CV[: logits_CV.shape[0], : logits_CV.shape[1]]
+        teacher.write_logits(tokens, slice(0, logits_CV.shape[1]), teacher_logits_CV)
+        divergence_and_gradient(
+            logits_CV,
+            teacher_logits_CV,
+            labels_N[tokens],
+            soft_N[tokens],
+            None if hard_N is None else hard_N[tokens],
+            scale,
+            options=options,
+            teacher_options=options if teacher_options is None else teacher_options,
+            student_bias_V=bias_V,
+            teacher_bias_V=None if teacher.bias_in_product else teacher.bias_V,
+            temperature=temperature,
+            beta=beta,
+            soft_weight=soft_weight,
+            hard_weight=hard_weight,
+        )
+
+    def finish() -> Tensor:
+        total = soft_weight * soft_N.sum()
+        return (total if hard_N is None else total + hard_weight * hard_N.sum()) * scale[0]
+
+    loss = _apply((hidden, weight, bias), labels_N, options, chunks, differentiate, finish)
+    hard = None if hard_N is None else hard_N.sum() * scale[0]
+    return DistillationOutputs(loss, soft_N.sum() * scale[0], hard)
+
+
+def topk_distillation_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    teacher_log_probs: Tensor,
+    teacher_words: Tensor,
+    labels: Tensor,
+    options: LossOptions = PLAIN_LOSS,
+    bias: Tensor | None = None,
+    *,
+    beta: float = 0.0,
+    temperature: float = 1.0,
+    tail: bool = True,
+    num_items: Tensor | float | None = None,
+) -> Tensor:
+    """`distillation_loss` against a teacher of which only the most likely words are known, each position's own.
+
+    Args:
+        teacher_log_probs: [..., K], at the temperature.
+        teacher_words: [..., K], int64, different words.
+        labels: [...]; they only say which positions count.
+        tail: whether all other words count as one, with the rest of both distributions' probabilities. Otherwise both
+            are normalized over the K words.
+
+    Raises:
+        KernelInputError: see `distillation_loss`.
+    """
+    check_tensors("distillation", hidden, weight, bias, elsewhere=(labels, teacher_words))
+    check_head("distillation", hidden, weight, labels, bias)
+    if teacher_words.shape != teacher_log_probs.shape or teacher_words.shape[:-1] != labels.shape:
+        raise KernelInputError(
+            f"distillation: the teacher's log-probabilities {tuple(teacher_log_probs.shape)} and words"
+            f" {tuple(teacher_words.shape)} do not match labels {tuple(labels.shape)}. Give [..., K] of each."
+        )
+    labels_N, scale = _targets(labels, options, hidden, num_items, weight.shape[0])
+    vocab, dtype = weight.shape[0], _dtype(hidden)
+    words_NK = teacher_words.reshape(-1, teacher_words.shape[-1])
+    teacher_NK = teacher_log_probs.detach().reshape(words_NK.shape).float()
+    plain = dataclasses.replace(per_token(options, temperature), shift=False, check_labels=False)
+    losses_N = torch.zeros(labels_N.shape, device=hidden.device)
+
+    def differentiate(logits_CV: Tensor, chunk: Chunk, bias_V: Tensor | None) -> None:
+        (tokens,) = chunk
+        size, counts_C = logits_CV.shape[0], labels_N[tokens] != options.ignore_index
+        arguments = LossArguments(
+            # only their log-sum-exp is of interest
+            labels_N=torch.where(counts_C, 0, labels_N[tokens]),
+            loss_N=losses_N.new_empty(size),
+            lse_N=losses_N.new_empty(size),
+            seq_len=1,
+            vocab=vocab,
+            words=vocab,
+            options=plain,
+            bias_V=bias_V,
+        )
+        statistics_SC = losses_N.new_empty(statistics_per_token(entropy=False), size)
+        count_words(arguments, logits_CV, statistics_SC, first_row=0, is_last=True, is_padded=True)
+        assert arguments.lse_N is not None
+        words_CK = words_NK[tokens]
+        with torch.enable_grad():
+            raw_CK = logits_CV.gather(1, words_CK).float().requires_grad_()
+            lse_C = arguments.lse_N.requires_grad_()
+            z_CK = raw_CK if bias_V is None else raw_CK + bias_V[words_CK].float()
+            log_p_CK = _in_formula(z_CK, plain) - lse_C[:, None]
+            found_C = divergence(*_completed(log_p_CK, teacher_NK[tokens], tail=tail), beta)
+            found_C = torch.where(counts_C, found_C, 0.0)
+            of_words_CK, of_lse_C = torch.autograd.grad((found_C * scale).sum(), (raw_CK, lse_C))
+        losses_N[tokens] = found_C.detach()
+        arguments = dataclasses.replace(arguments, scale=torch.zeros_like(of_lse_C), lse_grad_N=of_lse_C, lse_N=None)
+        gradient_of_words(arguments, logits_CV, statistics_SC, first_row=0)
+        of_words_CK = torch.where(counts_C[:, None], of_words_CK, 0.0)
+        logits_CV.scatter_add_(1, words_CK, of_words_CK.to(logits_CV.dtype))
+
+    chunks = _chunks(labels_N, weight, dtype, options, heads=1)
+    inputs = (hidden, weight, bias)
+    return _apply(inputs, labels_N, options, chunks, differentiate, lambda: losses_N.sum() * scale[0])
+
+
+def _in_formula(z: Tensor, options: LossOptions) -> Tensor:
+    z = z * options.logit_scale
+    return z if options.softcap is None else options.softcap * torch.tanh(z / options.softcap)
+
+
+def _completed(log_p: Tensor, log_q: Tensor, *, tail: bool) -> tuple[Tensor, Tensor]:
+    """Both distributions over the K words, and one for all others if `tail`."""
+    if not tail:
+        return log_p.log_softmax(-1), log_q.log_softmax(-1)
+
+    def rest(log_k: Tensor) -> Tensor:
+        # rounding must not make the sum 1 or more
+        return torch.log1p(-log_k.exp().sum(-1, keepdim=True).clamp(max=1 - 1e-6))
+
+    return torch.cat((log_p, rest(log_p)), -1), torch.cat((log_q, rest(log_q)), -1)
+
+
+def divergence(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
+    """Plain torch on log-probabilities: the divergence of `distillation_loss` over the last axis."""
+    if beta == 0:
+        return (log_q.exp() * (log_q - log_p)).sum(-1)
+    if beta == 1:
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+    log_m = torch.log((1 - beta) * log_p.exp() + beta * log_q.exp())
+    return (beta * log_q.exp() * (log_q - log_m) + (1 - beta) * log_p.exp() * (log_p - log_m)).sum(-1)
+
+
+def _dtype(hidden: Tensor) -> torch.dtype:
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if dtype == torch.float16:
+        raise KernelInputError("distillation: fp16 products were asked for. Use bf16 or fp32.")
+    return dtype
+
+
+def _targets(
+    labels: Tensor, options: LossOptions, hidden: Tensor, num_items: Tensor | float | None, vocab: int
+) -> tuple[Tensor, Tensor]:
+    """Labels [N] that positions are scored against, and one over their number, one element."""
+    targets = next_labels(labels, options).to(hidden.device)
+    check_labels(targets, dataclasses.replace(options, shift=False), vocab)
+    labels_N = targets.reshape(-1).contiguous()
+    items = (labels_N != options.ignore_index).sum() if num_items is None else num_items
+    items = torch.as_tensor(items, device=hidden.device, dtype=torch.float32).reshape(1)
+    return labels_N, torch.where(items == 0, 1.0, items).reciprocal()
+
+
+def _chunks(labels_N: Tensor, weight: Tensor, dtype: torch.dtype, options: LossOptions, *, heads: int) -> list[Chunk]:
+    tokens, budget = labels_N.numel(), options.budget
+    if budget == "balanced":
+        budget = BALANCED_BYTES
+    size = plan_chunks(
+        tokens=tokens,
+        hidden=weight.shape[1],
+        vocab=weight.shape[0],
+        element_bytes=dtype.itemsize,
+        budget=budget if isinstance(budget, str) else budget // heads,
+    ).chunk_tokens
+    return [(slice(start, min(start + size, tokens)),) for start in range(0, tokens, max(size, 1))]
+
+
+def _apply(
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    labels_N: Tensor,
+    options: LossOptions,
+    chunks: list[Chunk],
+    differentiate: Differentiate,
+    finish: Callable[[], Tensor],
+) -> Tensor:
+    hidden, weight, bias = inputs
+    if not chunks:
+        return hidden.float().sum() * 0.0 + weight.float().sum() * 0.0
+    request = LossRequest(labels=labels_N, options=dataclasses.replace(options, reduction="none", shift=False))
+    loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, None, None, _dtype(hidden), request, chunks, differentiate, finish
+    )
+    return loss
