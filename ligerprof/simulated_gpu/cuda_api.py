@@ -40,7 +40,8 @@ def install(device: Device, backend: Backend) -> None:
         setattr(bindings, name, function)
     cuda: Any = torch.cuda
     # torch.cuda took these from torch._C when it was imported
-    cuda._exchange_device = cuda._maybe_exchange_device = lambda _index: backend.index()
+    for name in ("_exchange_device", "_maybe_exchange_device"):
+        setattr(cuda, name, table[_BOUND[name]])
     cuda._is_in_bad_fork = lambda: False
     cuda._device_count_nvml = lambda: -1
     cuda._get_device_properties = table["_get_device_properties"]
@@ -59,6 +60,7 @@ def install(device: Device, backend: Backend) -> None:
     _refuse_graphs()
 
 
+_BOUND = {"_exchange_device": "_cuda_exchangeDevice", "_maybe_exchange_device": "_cuda_maybeExchangeDevice"}
 _MARKS = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 
 
