@@ -38,7 +38,13 @@ import held_out_cases  # noqa: E402
 import library_cases  # noqa: E402
 from cases import Case  # noqa: E402
 
-SETS = {"known": cases, "held-out": held_out_cases, "libraries": library_cases, "fresh": fresh_cases, "compiled": compiled_cases}
+SETS = {
+    "known": cases,
+    "held-out": held_out_cases,
+    "libraries": library_cases,
+    "fresh": fresh_cases,
+    "compiled": compiled_cases,
+}
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "lightning", "timm")
 MORE_PACKAGES = ("liger-kernel", "sentence-transformers", "triton", "bitsandbytes", "torchao", "deepspeed", "diffusers")

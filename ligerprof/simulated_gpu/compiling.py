@@ -4,7 +4,6 @@ Dynamo, AOTAutograd and Inductor trace, fuse and write code as on a GPU. The cod
 torch's operators, and launches kernels of Triton, which nobody compiles and which compute nothing.
 """
 
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +32,11 @@ def install(gpu: GpuSpec, values: Values, *, eager: bool) -> None:
     # Inductor's module of CUDA graphs imports it, also where there are none
     bindings._cuda_CUDAAllocator_AllocatorState = type("AllocatorState", (), {})
     after_import_or_now("triton.runtime.driver", lambda module: _set_driver(module, gpu))
-    after_import_or_now("torch._inductor.async_compile", lambda module: _leave_out_kernels(module, values.forget))
+    after_import_or_now("torch._inductor.async_compile", _compile_here)
+    after_import_or_now("torch._inductor.runtime.triton_helpers", _keep_driver)
+    after_import_or_now(
+        "torch._inductor.runtime.triton_heuristics", lambda module: _leave_out_kernels(module, values.forget)
+    )
     after_import_or_now("torch._inductor", _refuse_tuning)
 
 
@@ -56,34 +59,49 @@ def _set_driver(module: Any, gpu: GpuSpec) -> None:
     module.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
 
 
+def _keep_driver(module: Any) -> None:
+    """Code of kernels asks for Triton's driver of a GPU."""
+    module.set_driver_to_gpu = lambda: None
+
+
+def _compile_here(module: Any) -> None:
+    """No processes that compile."""
+    module.AsyncCompile.use_process_pool = module.AsyncCompile.wakeup = module.AsyncCompile.warm_pool = lambda *_: None
+
+
 def _leave_out_kernels(module: Any, forget: Callable[[int], None]) -> None:
-    compiler: Any = module.AsyncCompile
-    compiler.triton = lambda _self, name, source, *_, **_named: _Kernel(name, source, forget)
-    # no processes that compile
-    compiler.wakeup = compiler.warm_pool = lambda *_: None
+    """Each configuration of a kernel has a launcher; Inductor tries them as on a GPU, with buffers for that."""
+
+    def precompile(tuner: Any, *_arguments: Any, **_named: Any) -> None:
+        if not tuner.launchers:
+            tuner.launchers = [_Launcher(config, tuner, forget) for config in tuner.configs]
+
+    module.CachingAutotuner.precompile = precompile
 
 
-class _Kernel:
-    """A kernel that Inductor has written.
+class _Launcher:
+    """Launches a kernel that Inductor has written, which computes nothing.
 
     Args:
-        name: of its function.
-        source: of its module.
-        forget: called with addresses whose values are not known afterwards.
+        config: its block sizes.
+        tuner: Inductor's CachingAutotuner of the kernel.
+        forget: called with the addresses of tensors that the kernel writes to.
     """
 
-    def __init__(self, name: str, source: str, forget: Callable[[int], None]) -> None:
-        header = re.search(rf"def {re.escape(name)}\(([^)]*)\)", source)
-        changed = re.search(r"'mutated_arg_names': \[([^\]]*)\]", source)
-        names = [] if header is None else [each.partition(":")[0].strip() for each in header[1].split(",")]
-        written = "" if changed is None else changed[1]
-        self._only_read = {
-            index for index, each in enumerate(names) if each.startswith("in_ptr") and f"'{each}'" not in written
-        }
-        self._forget = forget
+    # what Inductor asks for of a compiled kernel
+    n_regs = n_spills = shared = 0
+    cache_hash = ""
+    store_cubin = False
 
-    def run(self, *arguments: Any, **_named: Any) -> None:
-        """The launch."""
+    def __init__(self, config: Any, tuner: Any, forget: Callable[[int], None]) -> None:
+        self.config, self._forget = config, forget
+        self._only_read = {
+            index
+            for index, name in enumerate(tuner.fn.arg_names)
+            if name.startswith("in_ptr") and name not in tuner.mutated_arg_names
+        }
+
+    def __call__(self, *arguments: Any, **_named: Any) -> None:
         for index, argument in enumerate(arguments):
             if isinstance(argument, Tensor) and index not in self._only_read:
                 self._forget(argument.untyped_storage().data_ptr())
