@@ -22,7 +22,6 @@ from ligerprof.simulated_gpu.values import place
 _CUDA_VERSION = "13.0"
 # 2.28.9, as torch writes it
 _NCCL_VERSION = 2 << 32 | 28 << 16 | 9
-_L2_BYTES = 50 << 20
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POOLS = ("all", "small_pool", "large_pool")
 
@@ -116,7 +115,7 @@ def _properties(gpu: GpuSpec) -> SimpleNamespace:
         shared_memory_per_block=49152,
         shared_memory_per_block_optin=232448 if gpu.compute_capability >= (9, 0) else 101376,
         shared_memory_per_multiprocessor=233472,
-        L2_cache_size=_L2_BYTES,
+        L2_cache_size=gpu.l2_bytes,
         is_integrated=0,
         is_multi_gpu_board=0,
         gcnArchName="",

@@ -7,7 +7,6 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
@@ -38,11 +37,9 @@ def patch_process(machine: Machine) -> None:
 
 
 def _plans_touch_no_gpu() -> None:
-    """Fake tensors of a GPU would initialize it."""
+    """The first fake tensor of a GPU would initialize it."""
     import torch._subclasses.fake_tensor as module
 
-    mode: Any = FakeTensorMode
-    mode.avoid_device_init = True
     fake: Any = module
     fake.init_gpu_context = lambda *_: None
 
