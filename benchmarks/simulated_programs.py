@@ -28,6 +28,7 @@ PROGRAMS = HERE / "unchanged_programs"
 sys.path.insert(0, str(PROGRAMS))
 
 import cases  # noqa: E402 - modules of the programs
+import compiled_cases  # noqa: E402
 import fresh_cases  # noqa: E402
 import held_out_cases  # noqa: E402
 import library_cases  # noqa: E402
@@ -39,6 +40,7 @@ SETS = {
     "held-out": (held_out_cases.CASES, "held-out"),
     "libraries": (library_cases.CASES, "library"),
     "fresh": (fresh_cases.CASES, "fresh"),
+    "compiled": (compiled_cases.CASES, "compiled"),
 }
 OUT_OF_MEMORY = 3
 # the border is searched until both ends are this close

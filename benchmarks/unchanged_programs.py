@@ -32,12 +32,19 @@ PROGRAMS = Path(__file__).parent / "unchanged_programs"
 sys.path.insert(0, str(PROGRAMS))
 
 import cases  # noqa: E402
+import compiled_cases  # noqa: E402
 import fresh_cases  # noqa: E402
 import held_out_cases  # noqa: E402
 import library_cases  # noqa: E402
 from cases import Case  # noqa: E402
 
-SETS = {"known": cases, "held-out": held_out_cases, "libraries": library_cases, "fresh": fresh_cases}
+SETS = {
+    "known": cases,
+    "held-out": held_out_cases,
+    "libraries": library_cases,
+    "fresh": fresh_cases,
+    "compiled": compiled_cases,
+}
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "lightning", "timm")
 MORE_PACKAGES = ("liger-kernel", "sentence-transformers", "triton", "bitsandbytes", "torchao", "deepspeed", "diffusers")

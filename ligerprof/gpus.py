@@ -70,6 +70,11 @@ class GpuSpec:
         return _CUBLAS_HOPPER_BYTES if self.compute_capability >= (9, 0) else _CUBLAS_BEFORE_HOPPER_BYTES
 
     @property
+    def l2_bytes(self) -> int:
+        """Bytes of the level-2 cache."""
+        return _L2_MIB.get(self.name, _L2_MIB_OF_ITS_KIND[self.compute_capability]) * MIB
+
+    @property
     def usable_bytes(self) -> int:
         """Bytes available to torch's allocator in a training step on one GPU."""
         return self.memory_bytes - self.context_bytes - self.kernels_bytes
@@ -90,6 +95,23 @@ _MAX_THREADS_PER_SM: Mapping[tuple[int, int], int] = {
     (10, 0): 2048,
     (10, 3): 2048,
     (12, 0): 1536,
+}
+# data sheets; the H200's as torch reports it
+_L2_MIB: Mapping[str, int] = {"h200": 60, "h200-nvl": 60, "l4": 48, "l40s": 96, "l40": 96, "rtx-6000-ada": 96, "t4": 4}
+# of the GPUs of a compute capability that have most
+_L2_MIB_OF_ITS_KIND: Mapping[tuple[int, int], int] = {
+    (6, 0): 4,
+    (7, 0): 6,
+    (7, 5): 6,
+    (8, 0): 40,
+    (8, 6): 6,
+    (8, 9): 72,
+    (9, 0): 50,
+    (9, 4): 4,
+    (9, 5): 4,
+    (10, 0): 126,
+    (10, 3): 126,
+    (12, 0): 96,
 }
 
 

@@ -197,8 +197,21 @@ struct Generator final : at::CPUGeneratorImpl {
     std::memcpy(state.mutable_data_ptr(), written.data(), sizeof written);
     return state.getIntrusivePtr();
   }
+  // compiled code keeps a state as a generator of its own
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    return c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(clone_impl());
+  }
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
+    set_engine(static_cast<Generator&>(*other).engine());
+  }
 
  private:
+  Generator* clone_impl() const override {
+    auto copy = c10::make_intrusive<Generator>();
+    copy->set_engine(const_cast<Generator*>(this)->engine());
+    copy->states = states;
+    return copy.release();
+  }
   static constexpr size_t kStates = 1024;
   mutable std::map<uint64_t, at::mt19937_data_pod> states;
 

@@ -22,7 +22,6 @@ from ligerprof.simulated_gpu.values import place
 _CUDA_VERSION = "13.0"
 # 2.28.9, as torch writes it
 _NCCL_VERSION = 2 << 32 | 28 << 16 | 9
-_L2_BYTES = 50 << 20
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POOLS = ("all", "small_pool", "large_pool")
 
@@ -40,7 +39,8 @@ def install(device: Device, backend: Backend) -> None:
         setattr(bindings, name, function)
     cuda: Any = torch.cuda
     # torch.cuda took these from torch._C when it was imported
-    cuda._exchange_device = cuda._maybe_exchange_device = lambda _index: backend.index()
+    for name in ("_exchange_device", "_maybe_exchange_device"):
+        setattr(cuda, name, table[_BOUND[name]])
     cuda._is_in_bad_fork = lambda: False
     cuda._device_count_nvml = lambda: -1
     cuda._get_device_properties = table["_get_device_properties"]
@@ -59,6 +59,7 @@ def install(device: Device, backend: Backend) -> None:
     _refuse_graphs()
 
 
+_BOUND = {"_exchange_device": "_cuda_exchangeDevice", "_maybe_exchange_device": "_cuda_maybeExchangeDevice"}
 _MARKS = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 
 
@@ -114,7 +115,7 @@ def _properties(gpu: GpuSpec) -> SimpleNamespace:
         shared_memory_per_block=49152,
         shared_memory_per_block_optin=232448 if gpu.compute_capability >= (9, 0) else 101376,
         shared_memory_per_multiprocessor=233472,
-        L2_cache_size=_L2_BYTES,
+        L2_cache_size=gpu.l2_bytes,
         is_integrated=0,
         is_multi_gpu_board=0,
         gcnArchName="",
@@ -285,6 +286,10 @@ def _replace_streams(backend: Backend) -> None:
 
         def __init__(self, *_arguments: Any, **_named: Any) -> None:
             """Nothing is left to do."""
+
+        def elapsed_time(self, _end_event: Any) -> float:
+            """Milliseconds, made up."""
+            return 1.0
 
     bindings._CudaStreamBase, bindings._CudaEventBase = StreamBase, EventBase
     before: Any = torch.cuda.streams

@@ -13,7 +13,7 @@ import torch
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.recipe.routing import UNIFORM
-from ligerprof.simulated_gpu import cuda_api, loading
+from ligerprof.simulated_gpu import compiling, cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
@@ -43,7 +43,7 @@ class Machine:
     Args:
         gpu: which one.
         limit_bytes: limit on reserved memory, which may be more than the GPU has; None: what torch gets of the GPU's.
-        eager: whether functions of torch.compile run without it, instead of being refused.
+        eager: whether functions of torch.compile run without it.
         routing: how tokens choose experts.
 
     Attributes:
@@ -88,6 +88,7 @@ class Machine:
         fork_from_launchers(self.device)
         bitsandbytes.install(self.values.forget)
         deepspeed.install()
+        compiling.install(self.device.gpu, self.values, eager=self.eager)
         atexit.register(self._backend.detach)
         # only the main thread may set handlers
         with suppress(ValueError):

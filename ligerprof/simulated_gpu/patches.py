@@ -1,6 +1,5 @@
 """Changes to torch's and other packages' Python code in a process with a simulated GPU; each says why."""
 
-import functools
 import os
 import sys
 import sysconfig
@@ -9,7 +8,6 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
@@ -22,8 +20,6 @@ from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
 Machine = Any
 # called with the arguments of each launch of a Triton kernel
 launch_observers: list[Callable[[tuple[Any, ...]], None]] = []
-# torch.compile's backend that runs what it traced
-_EAGER = "eager"
 # of huggingface_hub: it does not wait for a network when it is set to offline
 _OFFLINE_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 
@@ -37,7 +33,6 @@ def patch_process(machine: Machine) -> None:
     _refusals_in_a_line()
     _scripts_run_unfused()
     recurrent.install()
-    _compiled_functions(eager=machine.eager)
     # weights arrive in the order of threads otherwise, which varies on a GPU, too
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
     after_import_or_now("triton.runtime.jit", _leave_out_launches)
@@ -45,11 +40,9 @@ def patch_process(machine: Machine) -> None:
 
 
 def _plans_touch_no_gpu() -> None:
-    """Fake tensors of a GPU would initialize it."""
+    """The first fake tensor of a GPU would initialize it."""
     import torch._subclasses.fake_tensor as module
 
-    mode: Any = FakeTensorMode
-    mode.avoid_device_init = True
     fake: Any = module
     fake.init_gpu_context = lambda *_: None
 
@@ -150,29 +143,6 @@ def _casts_end_in_order(machine: Machine) -> None:
             clear()
 
     torch.clear_autocast_cache = clear_in_order
-
-
-def _compiled_functions(*, eager: bool) -> None:
-    """A compiled function takes other memory than its code; it runs as it is, or stops where it is called."""
-
-    def compile_nothing(model: Any = None, **named: Any) -> Any:
-        if model is None:
-            return lambda function: compile_nothing(function, **named)
-        # FlexAttention asks for this backend where the program does not compile it; it runs the code's operators
-        if eager or _EAGER in (backend := named.get("backend"), getattr(backend, "__name__", None)):
-            return model
-
-        @functools.wraps(model if callable(model) else compile_nothing)
-        def refuse(*_arguments: Any, **_named: Any) -> Any:
-            raise UnsupportedError(
-                f"{place()}: the simulated GPU does not cover torch.compile."
-                " Add --eager to simulate the code without it."
-            )
-
-        return refuse
-
-    torch.compile = compile_nothing
-    torch.nn.Module.compile = lambda module, *_, **named: None if eager else compile_nothing(module, **named)()  # type: ignore[method-assign]
 
 
 def _leave_out_launches(jit: Any) -> None:

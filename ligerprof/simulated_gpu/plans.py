@@ -79,6 +79,12 @@ class NotPlainError(Exception):
     """An argument has no key."""
 
 
+class _Mode(FakeTensorMode):
+    """Fake tensors that ask for nothing on the GPU, which is the program's."""
+
+    avoid_device_init = True
+
+
 class Planner:
     """Plans results; `plan` is remembered by operator, shapes and arguments."""
 
@@ -88,7 +94,7 @@ class Planner:
     @cached_property
     def _mode(self) -> FakeTensorMode:
         # imports torch's compiler
-        return FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        return _Mode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
 
     def plan(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[Tensor]) -> Plan:
         """The plan of a call.

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ligerprof.runs.kernel_check.meter import ByteMeter
+from ligerprof.runs.kernel_check.check import ByteMeter
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

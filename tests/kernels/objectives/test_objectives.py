@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ligerprof.runs.kernel_check.meter import ByteMeter
+from ligerprof.runs.kernel_check.check import ByteMeter
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 

@@ -1,0 +1,121 @@
+"""torch.compile on the simulated GPU: TorchInductor itself decides what a compiled graph allocates.
+
+Dynamo, AOTAutograd and Inductor trace, fuse and write code as on a GPU. The code then runs: it makes its buffers, calls
+torch's operators, and launches kernels of Triton, which nobody compiles and which compute nothing.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ligerprof.errors import UnsupportedError
+from ligerprof.gpus import GpuSpec
+from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.values import Values, place
+
+# which kernel is the fastest, and what trying them allocates, only a GPU tells
+_TUNED = "max-autotune"
+_THREADS_PER_WARP = 32
+
+
+def install(gpu: GpuSpec, values: Values, *, eager: bool) -> None:
+    """Let torch.compile work, or with `eager` return the functions as they are."""
+    if eager:
+        torch.compile = _as_it_is
+        torch.nn.Module.compile = lambda *_, **_named: None  # type: ignore[method-assign]
+        return
+    bindings: Any = torch._C
+    bindings._dynamo.guards._empty_strided_cuda = _empty_strided
+    # Inductor's module of CUDA graphs imports it, also where there are none
+    bindings._cuda_CUDAAllocator_AllocatorState = type("AllocatorState", (), {})
+    after_import_or_now("triton.runtime.driver", lambda module: _set_driver(module, gpu))
+    after_import_or_now("torch._inductor.async_compile", _compile_here)
+    after_import_or_now("torch._inductor.runtime.triton_helpers", _keep_driver)
+    after_import_or_now(
+        "torch._inductor.runtime.triton_heuristics", lambda module: _leave_out_kernels(module, values.forget)
+    )
+    after_import_or_now("torch._inductor", _refuse_tuning)
+
+
+def _as_it_is(model: Any = None, **_named: Any) -> Any:
+    """torch.compile that compiles nothing."""
+    return _as_it_is if model is None else model
+
+
+def _empty_strided(shape: Any, strides: Any, dtype: Any) -> Tensor:
+    """A buffer of Inductor's code, which a build of torch without CUDA refuses to make."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+
+def _set_driver(module: Any, gpu: GpuSpec) -> None:
+    """Inductor asks Triton what it compiles for."""
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = gpu.compute_capability
+    target = GPUTarget("cuda", 10 * major + minor, _THREADS_PER_WARP)
+    module.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
+
+
+def _keep_driver(module: Any) -> None:
+    """Code of kernels asks for Triton's driver of a GPU."""
+    module.set_driver_to_gpu = lambda: None
+
+
+def _compile_here(module: Any) -> None:
+    """No processes that compile."""
+    module.AsyncCompile.use_process_pool = module.AsyncCompile.wakeup = module.AsyncCompile.warm_pool = lambda *_: None
+
+
+def _leave_out_kernels(module: Any, forget: Callable[[int], None]) -> None:
+    """Each configuration of a kernel has a launcher; Inductor tries them as on a GPU, with buffers for that."""
+
+    def precompile(tuner: Any, *_arguments: Any, **_named: Any) -> None:
+        if not tuner.launchers:
+            tuner.launchers = [_Launcher(config, tuner, forget) for config in tuner.configs]
+
+    module.CachingAutotuner.precompile = precompile
+
+
+class _Launcher:
+    """Launches a kernel that Inductor has written, which computes nothing.
+
+    Args:
+        config: its block sizes.
+        tuner: Inductor's CachingAutotuner of the kernel.
+        forget: called with the addresses of tensors that the kernel writes to.
+    """
+
+    # what Inductor asks for of a compiled kernel
+    n_regs = n_spills = shared = 0
+    cache_hash = ""
+    store_cubin = False
+
+    def __init__(self, config: Any, tuner: Any, forget: Callable[[int], None]) -> None:
+        self.config, self._forget = config, forget
+        self._only_read = {
+            index
+            for index, name in enumerate(tuner.fn.arg_names)
+            if name.startswith("in_ptr") and name not in tuner.mutated_arg_names
+        }
+
+    def __call__(self, *arguments: Any, **_named: Any) -> None:
+        for index, argument in enumerate(arguments):
+            if isinstance(argument, Tensor) and index not in self._only_read:
+                self._forget(argument.untyped_storage().data_ptr())
+
+
+def _refuse_tuning(module: Any) -> None:
+    options = module.list_mode_options
+
+    def list_mode_options(mode: str | None = None, *others: Any) -> Any:
+        if mode is not None and mode.startswith(_TUNED):
+            raise UnsupportedError(
+                f"{place()}: the simulated GPU does not cover torch.compile(mode={mode!r})."
+                " Use the default mode, or add --eager to simulate the code without torch.compile."
+            )
+        return options(mode, *others)
+
+    module.list_mode_options = list_mode_options
