@@ -1,21 +1,28 @@
 """Record the decoder layers of every architecture from small models of transformers: ligerprof/models/layer_tapes.json.
 
 Run from the repository root, with the transformers whose layers the estimate is to follow; it takes a minute:
-python -m benchmarks.layer_tapes [--only llama,phi3]
+python -m benchmarks.layer_tapes
 """
 
 import argparse
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
 import torch
+from torch import nn
+from transformers.activations import ACT2FN
 
+from ligerprof.kernels.norm.reference import rms_norm
 from ligerprof.models import ARCHITECTURES, spec_from_config
+from ligerprof.models.architecture import NormForm
 from ligerprof.models.layer_tape import FILE, layer_kind
-from ligerprof.runs.tapes.layers import SmallModel
+from ligerprof.runs.tapes.layers import SmallModel, UnknownOperatorError, record_function
+
+Tape = list[Any]
 
 # No two sizes that views are told apart by are alike; a quarter of a head's elements rotate where a part does.
 _SIZES: dict[str, Any] = {
@@ -91,6 +98,9 @@ _VARIANTS: dict[str, dict[str, tuple[Any, ...]]] = {
     **{name: {"mlp_only_layers": ([], [0])} for name in ("qwen2_moe", "qwen3_moe", "qwen3_next")},
 }
 
+# functions with weights, which the estimate has by itself
+_LEARNED = ("prelu", "xielu")
+
 
 def configs_of(model_type: str) -> Iterator[dict[str, Any]]:
     """Small configs whose layers are of every kind."""
@@ -106,43 +116,64 @@ def configs_of(model_type: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def record(model_type: str) -> Iterator[tuple[list[str], list[Any]]]:
-    """The kinds of layers of an architecture, and the tape of each."""
-    found: list[list[str]] = []
+def record(model_type: str) -> tuple[list[tuple[list[str], Tape]], dict[str, Tape | None]]:
+    """The kinds of layers of an architecture with the tape of each, and the tapes of its norms."""
+    found: dict[str, tuple[list[str], Tape]] = {}
+    norms: dict[str, Tape | None] = {}
     for config in configs_of(model_type):
         spec = spec_from_config(config, name=model_type)
         model = SmallModel(spec)
         for index in range(spec.layers):
             kind = layer_kind(spec, index)
-            if kind not in found:
-                found.append(kind)
-                yield kind, model.record(index)
+            if str(kind) not in found:
+                found[str(kind)] = kind, model.record(index)
+        if spec.architecture.norm.form in (NormForm.RMS, NormForm.CENTERED):
+            norms = norms or {"norms": model.record_norm(), "bare norms": model.record_bare_norm()}
+    return list(found.values()), norms
+
+
+def functions() -> Iterator[tuple[str, Tape]]:
+    """The activation functions whose operators tapes have, and the norm that kernels are compared with."""
+    spec = spec_from_config({"model_type": "llama", **_SIZES}, name="functions")
+    width = (spec.intermediate_size,)
+    for name in sorted(ACT2FN):
+        module = ACT2FN[name] if name not in _LEARNED else None
+        with suppress(UnknownOperatorError):
+            if isinstance(module, nn.Module) and (tape := record_function(spec, module, module, width))[:-1]:
+                yield name, tape
+    weight = nn.LayerNorm(width, dtype=torch.bfloat16)
+    yield "rms_norm", record_function(spec, weight, lambda value: rms_norm(value, weight.weight, 1e-6), width)
 
 
 def main() -> None:
-    """Write the tapes; those of other architectures stay as they are with --only."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="model types, joined by commas")
-    chosen = parser.parse_args().only
+    """Write the tapes."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    kept = json.loads(FILE.read_text()) if chosen else {"tapes": [], "architectures": {}}
-    found = {
-        name: [(kind, kept["tapes"][number]) for kind, number in kinds] for name, kinds in kept["architectures"].items()
-    }
-    # an architecture with several residual streams is traced as a whole
-    every = [name for name, row in ARCHITECTURES.items() if row.streams is None]
-    for model_type in chosen.split(",") if chosen else every:
-        found[model_type] = list(record(model_type))
-        print(model_type, len(found[model_type]), flush=True)
     tapes: dict[str, int] = {}
-    architectures = {
-        name: [(kind, tapes.setdefault(json.dumps(tape, separators=(",", ":")), len(tapes))) for kind, tape in kinds]
-        for name, kinds in sorted(found.items())
-    }
-    lines = ",\n".join(tapes)
-    rows = ",\n".join(f"{json.dumps(name)}:{json.dumps(kinds)}" for name, kinds in architectures.items())
-    FILE.write_text(f'{{"tapes":[\n{lines}\n],\n"architectures":{{\n{rows}\n}}}}\n')
+
+    def number(tape: Tape) -> int:
+        return tapes.setdefault(json.dumps(tape, separators=(",", ":")), len(tapes))
+
+    content: dict[str, dict[str, Any]] = {"architectures": {}, "norms": {}, "bare norms": {}, "functions": {}}
+    # an architecture with several residual streams is traced as a whole
+    for model_type in sorted(name for name, row in ARCHITECTURES.items() if row.streams is None):
+        layers, norms = record(model_type)
+        content["architectures"][model_type] = [(kind, number(tape)) for kind, tape in layers]
+        for group, tape in norms.items():
+            content[group].update({} if tape is None else {model_type: number(tape)})
+        print(model_type, len(layers), flush=True)
+    content["functions"] = {name: number(tape) for name, tape in functions()}
+    groups = [f'"{group}":{{\n{_lines(rows)}\n}}' for group, rows in content.items()]
+    FILE.write_text("{" + ",\n".join([f'"tapes":[\n{_joined(tapes)}\n]', *groups]) + "}\n")
+
+
+def _lines(rows: dict[str, Any]) -> str:
+    return _joined(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in rows.items())
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return ",\n".join(lines)
 
 
 if __name__ == "__main__":

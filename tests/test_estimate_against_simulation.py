@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ligerprof import roles
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate
-from ligerprof.analyzers.estimate.activations import ACTIVATIONS
 from ligerprof.errors import LigerprofError
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
+from ligerprof.models.layer_tape import activation_functions
 from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import StepOutcome
@@ -276,7 +276,7 @@ def test_an_evaluation_with_the_reference_loss(name: str, precision: str) -> Non
 
 
 @pytest.mark.parametrize(("precision", "checkpointing"), [("amp", True), ("bf16", False), ("fp32", False)])
-@pytest.mark.parametrize("function", sorted(ACTIVATIONS))
+@pytest.mark.parametrize("function", activation_functions())
 def test_functions_between_the_layers_of_an_mlp(function: str, precision: str, checkpointing: bool) -> None:
     """GPT-2 has no gate: the MLP's peak is what its activation function keeps and computes on the way."""
     sizes = {"n_embd": 512, "n_head": 8, "n_layer": 2, "n_inner": 4096, "vocab_size": 1000}

@@ -63,13 +63,11 @@ class Norm:
     Attributes:
         eps: the attribute of an RMS norm that holds epsilon.
         offset: added to the weight.
-        casts_last: whether the weight multiplies in fp32, before the cast to the input's dtype.
     """
 
     form: NormForm = NormForm.RMS
     eps: str = "variance_epsilon"
     offset: float = 0.0
-    casts_last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

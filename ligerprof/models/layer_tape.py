@@ -1,6 +1,7 @@
 """Tapes of decoder layers: the tensor operators of transformers' own code in order, recorded by a script.
 
-`layer_tapes.json` has each different tape once, and for each architecture the tapes of the kinds of its layers.
+`layer_tapes.json` has each different tape once, and for each architecture the tapes of the kinds of its layers and
+of its norms.
 `python -m benchmarks.layer_tapes` writes it.
 """
 
@@ -28,7 +29,8 @@ Operand = int | str
 #   join: a new tensor of all operands
 #   cast: "wide" to fp32, else the value whose dtype it takes; dropout: config key and default, or None and probability
 #   table: "one" number or "rotated" ones per token without a gradient, "wide" or "narrow"
-#   add, subtract, multiply, negate, copy; keep input, keep output: elementwise functions by what backward needs
+#   mean: one number for each row; multiply: with one for each of the "rows" or "columns" if it says so
+#   add, subtract, power, negate, copy; keep input, keep output: elementwise functions by what backward needs
 # And ["drop", number]: the last Python variable of a tensor and its views ends. ["output", number] is the last step.
 Step = Sequence[Any]
 
@@ -55,6 +57,25 @@ def tapes_of(model_type: str) -> Sequence[tuple[Sequence[str], Sequence[Step]]]:
     """The kinds of layers of an architecture, and the tape of each."""
     content = _content()
     return [(kind, content["tapes"][number]) for kind, number in content["architectures"].get(model_type, ())]
+
+
+def norm_tape(spec: ModelSpec, *, bare: bool = False) -> Sequence[Step]:
+    """The tape of a norm in plain torch, with or without a weight."""
+    content = _content()
+    found: Sequence[Step] = content["tapes"][content["bare norms" if bare else "norms"][spec.model_type]]
+    return found
+
+
+def function_tape(name: str) -> Sequence[Step]:
+    """The tape of an activation function of transformers, or of `rms_norm`, the reference of kernels."""
+    content = _content()
+    found: Sequence[Step] = content["tapes"][content["functions"][name]]
+    return found
+
+
+def activation_functions() -> list[str]:
+    """The activation functions that have a tape, by transformers' names."""
+    return [name for name in _content()["functions"] if name != "rms_norm"]
 
 
 def layer_kind(spec: ModelSpec, index: int) -> list[str]:

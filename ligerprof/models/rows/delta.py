@@ -73,7 +73,7 @@ _NEXT = Architecture(
         *TWO_NORMS,
     ),
     not_estimated=(AUXILIARY,),
-    norm=Norm(eps="eps", offset=1.0, casts_last=True),
+    norm=Norm(eps="eps", offset=1.0),
     attention=Attention(
         qk_norms=("q_norm", "k_norm"),
         rotary=Rotary(share="partial_rotary_factor"),

@@ -7,7 +7,6 @@ from ligerprof.models.architecture import (
     Attention,
     LayerNorms,
     Mlp,
-    Norm,
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, SlidingWindow, SparseLayers
@@ -323,7 +322,6 @@ ROWS = (
             *TWO_NORMS,
         ),
         not_estimated=(AUXILIARY,),
-        norm=Norm(casts_last=True),
         attention=Attention(
             rotary=Rotary(halves=True), window=periodic_window(2, default=128), fp32_softmax=False, sinks=True
         ),
@@ -368,7 +366,6 @@ ROWS = (
             *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
         ),
         not_estimated=(AUXILIARY,),
-        norm=Norm(casts_last=True),
         attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
         mlp=Mlp(experts=Experts()),
         layer_norms=AFTER_SUBLAYERS,

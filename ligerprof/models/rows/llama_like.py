@@ -7,7 +7,6 @@ from ligerprof.models.architecture import (
     Attention,
     LayerNorms,
     Mlp,
-    Norm,
     ResidualDropout,
     Rotary,
 )
@@ -49,7 +48,6 @@ _OLMO2 = Architecture(
         *PLAIN_GATED,
         *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
-    norm=Norm(casts_last=True),
     attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(fp32_tables=True)),
     layer_norms=AFTER_SUBLAYERS,
 )
@@ -236,7 +234,6 @@ ROWS = (
             *gated_tensors(bias="mlp_bias"),
             *TWO_NORMS,
         ),
-        norm=Norm(casts_last=True),
         attention=Attention(rotary=_EXPANDED),
     ),
     _GLM,

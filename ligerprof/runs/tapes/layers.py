@@ -28,13 +28,15 @@ ROWS, TOKENS = 2, 6
 _JOINS = ("cat", "stack")
 _STEPS = {
     **dict.fromkeys(_JOINS, "join"),
+    **dict.fromkeys(("gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "silu"), "keep input"),
+    **dict.fromkeys(("relu", "rsqrt", "sigmoid", "tanh"), "keep output"),
     "add": "add",
     "mul": "multiply",
     "sub": "subtract",
     "neg": "negate",
     "clone": "copy",
-    "silu": "keep input",
-    "sigmoid": "keep output",
+    "pow": "power",
+    "mean": "mean",
 }
 _CUTS = ("slice", "select")
 _SPLITS = ("split", "split_with_sizes", "unbind")
@@ -100,7 +102,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.active and not self.muted:
+        if self.active and not self.muted and isinstance(result, (Tensor, list, tuple)):
             self._operator(func._schema.name.removeprefix("aten::"), args, kwargs or {}, result)
         return result
 
@@ -109,13 +111,15 @@ class _Recorder(TorchDispatchMode):
         given = args[0] if name in _JOINS else args
         inputs = [self.operand(item) for item in given if isinstance(item, Tensor)]
         is_view = self._is_view(next(iter(given), None), results[0])
-        if not any(isinstance(item, int) and item not in self._tables for item in inputs):
+        if not any(map(self._has_gradient, inputs)):
             self._table(results[0], next(iter(inputs), "narrow"), is_view=is_view)
         elif is_view and given[0].nbytes == results[0].nbytes:
             self._again(results[0], inputs[0])
         elif name == "_to_copy":
             wide = kwargs.get("dtype") is torch.float32
             self.macro("cast", inputs, results, "wide" if wide else self._narrow_source(inputs[0]))
+        elif name == "mul" and self._is_scaling(given, inputs):
+            self._scale(given, inputs, results)
         elif name in _STEPS:
             self.macro(_STEPS[name], inputs, results)
         else:
@@ -141,6 +145,18 @@ class _Recorder(TorchDispatchMode):
             self.macro("expand", inputs, results)
         else:
             raise UnknownOperatorError(name)
+
+    def _has_gradient(self, operand: Operand) -> bool:
+        return operand not in self._tables if isinstance(operand, int) else operand.startswith("p:")
+
+    def _is_scaling(self, given: Sequence[Any], inputs: Sequence[Operand]) -> bool:
+        return len(inputs) > 1 and all(map(self._has_gradient, inputs)) and given[0].shape != given[1].shape
+
+    def _scale(self, given: Sequence[Tensor], inputs: Sequence[Operand], results: Sequence[Tensor]) -> None:
+        """A product with a number for each row or column of the larger factor."""
+        large = 0 if given[0].numel() > given[1].numel() else 1
+        shape = "rows" if given[1 - large].shape[-1] == 1 else "columns"
+        self.macro("multiply", [inputs[large], inputs[1 - large]], results, shape)
 
     def _table(self, result: Tensor, source: Operand, *, is_view: bool) -> None:
         """What does not depend on the layer's input has no gradient."""
@@ -285,6 +301,17 @@ class SmallModel:
             self._model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long))
         return recorder.steps
 
+    def record_norm(self) -> list[Step]:
+        """The steps of the norm after the layers, whose code is that of their norms."""
+        norm = self._model.get_submodule(self._spec.architecture.final_norm)
+        return record_function(self._spec, norm, norm, tuple(next(norm.parameters()).shape))
+
+    def record_bare_norm(self) -> list[Step] | None:
+        """The steps of a norm of heads without a weight; None without one."""
+        modules = (module for layer in self._layers for module in layer.modules() if _kind(module) == "bare norm")
+        norm = next(modules, None)
+        return None if norm is None else record_function(self._spec, norm, norm, (self._spec.head_dim,))
+
     def _attend(
         self, _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **_options: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -298,6 +325,21 @@ class SmallModel:
             probabilities = query.new_zeros(rows, heads, tokens, tokens)
         recorder.macro("attend", [recorder.operand(item) for item in (query, key, value)], [output, probabilities])
         return output, probabilities
+
+
+def record_function(
+    spec: ModelSpec, module: nn.Module, function: Callable[[Tensor], Tensor], shape: tuple[int, ...]
+) -> list[Step]:
+    """The steps of a function of one tensor, whose rows have this shape; parameters are those of a module."""
+    recorder = _Recorder(spec, module)
+    value = torch.ones(ROWS, TOKENS, *shape, dtype=torch.bfloat16)
+    with torch.no_grad(), recorder:
+        recorder.add(value)
+        recorder.active = True
+        result = function(value)
+        recorder.steps.append(["output", recorder.operand(result)])
+        recorder.active = False
+    return recorder.steps
 
 
 def _named_dropouts(config: PretrainedConfig) -> Iterator[tuple[float, tuple[str, float]]]:
