@@ -63,6 +63,12 @@ class _LayerReplay(Replay):
             return [self._normed.pop(results)], 0
         return (), 0
 
+    def make_gated(self, *_given: object) -> tuple[()]:
+        """Nothing by itself: the steps that follow make it."""
+        return ()
+
+    make_rotate = make_gated
+
     def make_norm(self, value: Value, path: str) -> Value:
         """A norm with a weight."""
         return norm(self.context, value, f"{self.name}.{path}")
