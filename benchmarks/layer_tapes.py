@@ -89,6 +89,7 @@ _VARIANTS: dict[str, dict[str, tuple[Any, ...]]] = {
     "hyperclovax": {"use_post_norm": (True, False)},
     "llama4_text": {"use_qk_norm": (True, False), "attn_temperature_tuning": (True, False)},
     "stablelm": {"use_parallel_residual": (False, True)},
+    "ernie4_5_moe": {"moe_num_shared_experts": (1, 0)},
     "dots1": {"first_k_dense_replace": (0, 1)},
     "deepseek_v2": {"q_lora_rank": (56, None)},
     **{

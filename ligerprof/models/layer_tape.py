@@ -20,7 +20,7 @@ Operand = int | str
 
 # The kind of step, the number of its result or of several, its operands, and more about it:
 #   linear, norm, bare norm, activate: the module's path
-#   mixture, experts, mixer: the path of a module that runs as a whole
+#   mixture, routed, mixer: the path of a module that runs as a whole
 #   gated: path of a module, and how many of the steps that follow are its own; a kernel may be in their place
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
 #   attend: of query, key and value

@@ -15,6 +15,7 @@ from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
 from ligerprof.analyzers.estimate.norms import bare_norm, norm
 from ligerprof.analyzers.estimate.operations import (
+    dropout,
     linear,
     linear_4bit,
     linear_8bit,
@@ -100,7 +101,7 @@ class _LayerReplay(Replay):
         assert experts is not None
         return _run_experts(self.context, value, f"{self.name}.{path}", experts)
 
-    def make_experts(self, value: Value, path: str) -> Value:
+    def make_routed(self, value: Value, path: str) -> Value:
         """Experts alone."""
         experts = self.context.spec.architecture.mlp.experts
         assert experts is not None
@@ -122,8 +123,11 @@ class _LayerReplay(Replay):
         gate = context.spec.architecture.mlp.gate
         slot = "" if gate is None else find_slot(gate).name
         name = f"{self.name}.{path}"
-        fused = slot in context.kernels or takes_gates(context, f"{name}.{context.spec.architecture.mlp.down}")
-        return [_gated_mlp(context, values[0], name, slot)] if fused else ()
+        row = context.spec.architecture.mlp
+        if slot not in context.kernels and not takes_gates(context, f"{name}.{row.down}"):
+            return ()
+        output = _gated_mlp(context, values[0], name, slot)
+        return [renamed(context, output, dropout(context, output, context.spec.dropout_rate(row.dropout)))]
 
     def _norm_after(self, following: Sequence[Step], added: int) -> tuple[int, str] | None:
         """Number and path of the norm that a kernel computes with an addition."""

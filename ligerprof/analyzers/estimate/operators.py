@@ -1,6 +1,7 @@
 """Recorded operators of a module, carried out on a tape: which tensors they make, keep and read."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from ligerprof.analyzers.estimate.context import Context
@@ -69,6 +70,9 @@ class Replay:
                 result = getattr(self, f"make_{kind.replace(' ', '_')}")(*values, *details)
                 made = result if isinstance(result, tuple) else (result,)
             self._put(results, made, self._roots[operands[0]] if kind in _VIEWS else None)
+        kept = self._roots[output]
+        # what the caller's variables hold besides the output ends with them
+        self.tape.release(*(value for root, held in self._held.items() if root not in (0, kept) for value in held))
         result = self._values[output]
         assert isinstance(result, Value)
         return result
@@ -80,8 +84,9 @@ class Replay:
         return (), 0
 
     def _put(self, results: int | Sequence[int], made: Sequence[Tensor | None], root: int | None) -> None:
-        """Give values their numbers; those of views end with the memory that they show."""
-        for number, value in zip([results] if isinstance(results, int) else results, made, strict=False):
+        """Give values their numbers; those of views end with the memory that they show, and some are not made."""
+        numbers = [results] if isinstance(results, int) else results
+        for number, value in zip_longest(numbers, made[: len(numbers)]):
             self._roots[number] = number if root is None else root
             held = self._held.setdefault(self._roots[number], [])
             if value is not None:

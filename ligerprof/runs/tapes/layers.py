@@ -113,7 +113,7 @@ class _Recorder(TorchDispatchMode):
         is_view = self._is_view(next(iter(given), None), results[0])
         if not any(map(self._has_gradient, inputs)):
             self._table(results[0], next(iter(inputs), "narrow"), is_view=is_view)
-        elif is_view and given[0].nbytes == results[0].nbytes:
+        elif name != "copy_" and is_view and given[0].nbytes == results[0].nbytes:
             self._again(results[0], inputs[0])
         elif name == "_to_copy":
             wide = kwargs.get("dtype") is torch.float32
@@ -368,7 +368,7 @@ def _macros(spec: ModelSpec, index: int) -> dict[str, str]:
     if spec.layer_kinds.sparse[index]:
         assert row.mlp.experts is not None
         shared = row.mlp.experts.shared
-        found[row.mlp.name] = "experts" if shared is not None and shared.in_layer else "mixture"
+        found[row.mlp.name] = "routed" if shared is not None and shared.in_layer else "mixture"
     mixer = row.delta or row.short_conv or row.state_space
     if mixer is not None:
         found[mixer.name] = "mixer"
