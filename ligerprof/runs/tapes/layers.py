@@ -46,11 +46,11 @@ class UnknownOperatorError(Exception):
     """A layer runs an operator that tapes of layers do not have."""
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
     """Records one layer's operators, without those of modules that have steps of their own."""
 
     def __init__(self, spec: ModelSpec, layer: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._spec = spec
         self.steps: list[Step] = []
         self._tables: set[int] = set()
@@ -263,27 +263,24 @@ def _width(tensor: Tensor) -> str:
 
 
 class SmallModel:
-    """A model on the CPU whose layers can be recorded.
-
-    Args:
-        config: of a model whose layers are to be recorded, with small sizes.
-    """
+    """A model on the CPU whose layers can be recorded, of small sizes."""
 
     def __init__(self, spec: ModelSpec) -> None:
         config = AutoConfig.for_model(**spec.config)
         config.use_cache = False
         self._dropouts = dict(_named_dropouts(config))
-        self._spec, self._recorder = spec, None
+        self._spec = spec
+        self._recorder: _Recorder | None = None
         ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, self._attend)
-        self._model = AutoModelForCausalLM.from_config(
+        self._model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.bfloat16, attn_implementation=_ATTENTION
         ).train()
         self._layers = checkpointed_layers(self._model)
 
     def record(self, index: int) -> list[Step]:
         """The steps of a layer."""
-        layer, self._recorder = self._layers[index], _Recorder(self._spec, self._layers[index])
-        recorder, macros = self._recorder, _macros(self._spec, index)
+        layer, macros = self._layers[index], _macros(self._spec, index)
+        recorder = self._recorder = _Recorder(self._spec, layer)
         with ExitStack() as stack, torch.no_grad(), recorder:
             for name, module in layer.named_modules():
                 kind = macros.get(name) or _kind(module)
@@ -426,8 +423,8 @@ def _close(recorder: _Recorder, kind: str, outputs: Sequence[Tensor]) -> None:
     """Say what the steps since a step of this kind have made, and how many they are."""
     at = next(at for at in reversed(range(len(recorder.steps))) if recorder.steps[at][:2] == [kind, -1])
     made = [recorder.operand(item) for item in outputs]
-    recorder.steps[at][1] = made if len(made) > 1 else made[0]
-    recorder.steps[at][-1] = len(recorder.steps) - at - 1
+    given = recorder.steps[at][2:-1]
+    recorder.steps[at] = [kind, made if len(made) > 1 else made[0], *given, len(recorder.steps) - at - 1]
 
 
 def _rotate(recorder: _Recorder, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
