@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from ligerprof import roles
 from ligerprof.analyzers.estimate import MemoryEstimate, estimate
-from ligerprof.analyzers.estimate.activations import ACTIVATIONS
 from ligerprof.errors import LigerprofError
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
+from ligerprof.models.layer_tape import activation_functions
 from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import StepOutcome
@@ -283,7 +283,7 @@ HOW = (("amp", True), ("bf16", False), ("fp32", False))
     [
         # each function once in the quick run
         pytest.param(function, *how, marks=[] if (place + number) % len(HOW) == 0 else [pytest.mark.slow])
-        for place, function in enumerate(sorted(ACTIVATIONS))
+        for place, function in enumerate(sorted(activation_functions()))
         for number, how in enumerate(HOW)
     ],
 )

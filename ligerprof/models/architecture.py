@@ -63,13 +63,11 @@ class Norm:
     Attributes:
         eps: the attribute of an RMS norm that holds epsilon.
         offset: added to the weight.
-        casts_last: whether the weight multiplies in fp32, before the cast to the input's dtype.
     """
 
     form: NormForm = NormForm.RMS
     eps: str = "variance_epsilon"
     offset: float = 0.0
-    casts_last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,44 +78,35 @@ class Rotary:
         fp32_tables: whether cos and sin stay in fp32; the results are cast to the dtype of query and key.
         share: the config key of the rotated share of each head; rotated and unrotated elements are then concatenated.
         interleaved: whether neighboring elements rotate together, rather than the halves of a head.
-        upcasts: whether query and key are cast to fp32 first, or each of its two factors of cos and sin is.
         expands_tables: whether each layer makes its own tables from halves of the decoder's.
-        joins_last: whether both rotated parts are there before the first one is concatenated with its rest.
-        holds_parts: whether the attention's variables hold the rotated parts and the rests until it returns.
         when: the config key that turns the rotation on, and the value that does; None: it is always on.
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
         tables_by_kind: whether layers with a window have tables of their own.
         tables_by_row: whether every sequence has tables of its own.
-        other: whether heads rotate in another way, which no kernel supports: by positions of several dimensions, or
-            query and key in a call each.
-        complex_products: whether pairs of neighbors, cast to fp32, are complex numbers that one table multiplies; and
-            whether both products are there before the first one is cast back (`both`), or not (`each`).
-        pairs_when: the config key that pairs neighbors, whose first and second elements are then rotated apart.
+        other: whether heads rotate in another way, which no kernel supports: by positions of several dimensions, parts
+            that are neighbors, or query and key in a call each.
+        complex_products: whether pairs of neighbors, cast to fp32, are complex numbers that one table multiplies.
         halves: whether tables are half as wide as a head, and both halves of a head are rotated and concatenated.
     """
 
     fp32_tables: bool = False
     share: str | None = None
     interleaved: bool = False
-    upcasts: Literal["first", "factors"] | None = None
     expands_tables: bool = False
-    joins_last: bool = False
-    holds_parts: bool = False
     when: tuple[str, str] | None = None
     layers: LayerChoice | None = None
     only_with_window: Literal["never", "unless off"] | None = None
     tables_by_kind: bool = False
     tables_by_row: bool = False
-    pairs_when: str | None = None
     other: bool = False
     halves: bool = False
-    complex_products: Literal["each", "both"] | None = None
+    complex_products: bool = False
 
     @property
     def turns_halves(self) -> bool:
         """Whether halves of a head rotate by tables as wide as a head, which a kernel can do."""
-        return not (self.interleaved or self.pairs_when or self.other or self.halves or self.complex_products)
+        return not (self.interleaved or self.other or self.halves or self.complex_products)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,16 +127,10 @@ class Attention:
 
     Attributes:
         qkv: the projections of query, key and value, or one joint projection.
-        slices: whether the joint projection's result is indexed rather than `split`.
         qk_norms: norms of query and key; the widths of their weights decide whether they norm each head or all.
-        norms_projected: whether each of these norms follows its projection, before the next projection.
-        norms_rotated: whether these norms follow the rotation.
         norms_apart: whether these norms read heads that lie apart, [batch, heads, tokens, head_dim].
-        bare_norms: the config key that turns on norms without weights, of query and key in layers that rotate.
-        tempers_unrotated: the config key that turns on a factor per token, in fp32, on queries that are not rotated.
         grouped: whether key and value may have fewer heads than the query.
         splits_hidden: whether the heads divide the hidden size, whatever `head_dim` the config gives.
-        scales_query: whether the rotated query is multiplied by a number per token.
         rotary: how positions rotate query and key; None with learned positions.
         fp32_softmax: whether eager attention computes the softmax in fp32.
         dropout: applied to the attention probabilities.
@@ -155,23 +138,15 @@ class Attention:
         softcap: applied to the scores.
         latent: whether query, key and value go through latents (`models/latent.py`).
         sinks: whether each head has a learned score more, which only eager attention knows.
-        gated: whether the query's projection also makes a gate, whose sigmoid multiplies the output of attention.
-        scales_parts: whether numbers multiply its input, its key and its output.
     """
 
     name: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    slices: bool = False
     out: str = "o_proj"
     qk_norms: tuple[str, str] | None = None
-    norms_projected: bool = False
-    norms_rotated: bool = False
     norms_apart: bool = False
-    bare_norms: str | None = None
-    tempers_unrotated: str | None = None
     grouped: bool = True
     splits_hidden: bool = False
-    scales_query: bool = False
     rotary: Rotary | None = Rotary()
     fp32_softmax: bool = True
     window: SlidingWindow | None = None
@@ -180,8 +155,6 @@ class Attention:
     softcap: Softcap | None = None
     latent: bool = False
     sinks: bool = False
-    gated: bool = False
-    scales_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,11 +205,8 @@ class LayerNorms:
     """The norms of a decoder layer, applied to a sublayer's input, to its output before the addition, or to both.
 
     Attributes:
-        held: what variables of the layer's code hold until the last addition, if the MLP reads the sum: the input and
-            the output of attention, and the input of the MLP.
         scales_sublayers: the attribute of a layer that multiplies each sublayer's output before the addition.
-        parallel: how the layer adds up if its MLP reads the layer's input: `stream` (stream + attention, + MLP), `mlp`
-            (MLP + attention, + stream) or `attention`. None: the MLP reads the sum of input and attention.
+        parallel: whether its MLP reads the layer's input, rather than the sum of that and attention.
         parallel_when: the config key that turns `parallel` on; None if it is always on.
         own_forward: whether the layer has steps that these fields do not name, so that its code stays as it is.
     """
@@ -245,9 +215,8 @@ class LayerNorms:
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
-    held: tuple[Literal["attention input", "attention output", "mlp input"], ...] = ()
     scales_sublayers: str | None = None
-    parallel: Literal["stream", "mlp", "attention"] | None = None
+    parallel: bool = False
     parallel_when: str | None = None
     own_forward: bool = False
 
@@ -258,7 +227,7 @@ class LayerNorms:
             not self.own_forward
             and self.before_attention is not None
             and self.before_mlp is not None
-            and self.parallel is None
+            and not self.parallel
         )
 
 
@@ -280,6 +249,7 @@ class Architecture:
         short_conv: the gated convolution that some layers have instead of attention, or None.
         state_space: the Mamba-2 mixer that layers have instead of attention or in parallel with it, or None.
         streams: the parts of a decoder with several residual streams, or None.
+        switches: config keys, with their defaults, that turn parts of a layer on without changing its parameters.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
@@ -304,6 +274,7 @@ class Architecture:
     aliases: Mapping[str, str] = field(default_factory=dict)
     tensors: tuple[Linear | NormWeight | RawWeight, ...]
     not_estimated: tuple[str, ...] = ()
+    switches: Mapping[str, bool] = field(default_factory=dict)
     only_one: tuple[str, ...] = ()
     auxiliary_loss: str | None = None
     embedding: str = "model.embed_tokens"

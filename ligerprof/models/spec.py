@@ -248,10 +248,10 @@ class ModelSpec:
         return default if mlp.activation is None else str(self.setting(key) or default)
 
     @property
-    def parallel(self) -> str | None:
-        """How a layer adds up whose MLP reads the layer's input; None if it reads the sum of input and attention."""
+    def parallel(self) -> bool:
+        """Whether the MLP of a layer reads the layer's input, rather than the sum of that and attention."""
         norms = self.architecture.layer_norms
-        return norms.parallel if norms.parallel_when is None or self.setting(norms.parallel_when) else None
+        return norms.parallel and (norms.parallel_when is None or bool(self.setting(norms.parallel_when)))
 
     def dropout_rate(self, dropout: Dropout | None) -> float:
         """The dropout probability in the config; 0 for None."""

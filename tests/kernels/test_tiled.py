@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from ligerprof.runs.kernel_check.check import ByteMeter
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
+from ligerprof.runs.kernel_check.check import ByteMeter
 from tests.kernels.oracle import ROUNDING, assert_matches_fp64, leaves, relative_error
 
 HIDDEN, INNER = 24, 40

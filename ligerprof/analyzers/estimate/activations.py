@@ -1,4 +1,4 @@
-"""The activation functions of transformers (activations.py) as tensor operations."""
+"""The activation functions of transformers: by their tapes, and one that has weights."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,86 +10,26 @@ from ligerprof.analyzers.estimate.operations import (
     renamed,
     saved_factors,
     scale,
-    square,
-    unary,
 )
+from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.models import ModelSpec
+from ligerprof.models.layer_tape import activation_functions, function_tape
 from ligerprof.models.layer_tensors import RawWeight
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def activate(context: Context, value: Value, function: str) -> Value:
     """Apply the function that a config names; `value` stays with the caller."""
-    return {**ACTIVATIONS, **_LEARNED}[function](context, value)
+    learned = _LEARNED.get(function)
+    return Replay(context, value).run(function_tape(function)) if learned is None else learned(context, value)
 
 
 def is_covered(spec: ModelSpec) -> bool:
-    """Whether the tape has the model's activation function, and the architecture the weights that it reads."""
+    """Whether there is a tape of the model's activation function, or the architecture has the weights that it reads."""
     name, tensors = spec.activation, spec.architecture.tensors
     has_weights = any(isinstance(item, RawWeight) and item.activation == name for item in tensors)
-    return name in ACTIVATIONS or (name in _LEARNED and has_weights)
-
-
-def _saves_output(context: Context, value: Value) -> Value:
-    return unary(context, value, saves_output=True)
-
-
-def _relu_squared(context: Context, value: Value) -> Value:
-    """ReLUSquaredActivation.forward: autocast squares in fp32."""
-    bent = unary(context, value, saves_output=True)
-    wide = context.cast_for("pow.Tensor_Scalar", bent)
-    squared = square(context, wide)
-    context.tape.release(wide, bent)
-    return squared
-
-
-def _gelu_new(context: Context, value: Value) -> Value:
-    """NewGELUActivation.forward: `0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))`, a tensor for each step.
-
-    Autocast raises to the power in fp32, and what follows stays so.
-    """
-    tape = context.tape
-    half = scale(context, value)
-    wide = context.cast_for("pow.Tensor_Scalar", value)
-    cube = tape.run(
-        Operation(
-            elements=wide.elements,
-            width=wide.width,
-            inputs=(wide,),
-            saves=(wide,),
-            backward_scratch_bytes=2 * wide.size_bytes,
-        )
-    )
-    tape.release(wide)
-    term = renamed(context, cube, scale(context, cube))
-    total = renamed(context, term, add(context, value, term))
-    argument = renamed(context, total, scale(context, total))
-    return _times_one_plus_tanh(context, half, argument)
-
-
-def _gelu_fast(context: Context, value: Value) -> Value:
-    """FastGELUActivation.forward: `0.5 * x * (1 + tanh(c * x * (1 + 0.044715 * x * x)))`, a tensor for each step."""
-    tape = context.tape
-    half, slope, part = (scale(context, value) for _ in range(3))
-    square_term = multiply_wide(context, part, value)
-    tape.release(part)
-    shifted = tape.run(Operation(elements=value.elements, width=value.width, passes=(square_term,)))
-    tape.release(square_term)
-    argument = multiply_wide(context, slope, shifted)
-    tape.release(slope, shifted)
-    return _times_one_plus_tanh(context, half, argument)
-
-
-def _times_one_plus_tanh(context: Context, half: Value, argument: Value) -> Value:
-    """`half * (1 + tanh(argument))`, which takes over both."""
-    tape = context.tape
-    bent = renamed(context, argument, unary(context, argument, saves_output=True))
-    shifted = tape.run(Operation(elements=bent.elements, width=bent.width, passes=(bent,)))
-    tape.release(bent)
-    output = multiply_wide(context, half, shifted)
-    tape.release(half, shifted)
-    return output
+    return name in activation_functions() or (name in _LEARNED and has_weights)
 
 
 def _xielu(context: Context, value: Value) -> Value:
@@ -185,12 +125,5 @@ def _plus_line(context: Context, value: Value, line: Value) -> Value:
     return total
 
 
-ACTIVATIONS: Mapping[str, Callable[[Context, Value], Value]] = {
-    **dict.fromkeys(("silu", "swish", "gelu", "gelu_pytorch_tanh", "hardswish"), unary),
-    **dict.fromkeys(("relu", "sigmoid", "tanh"), _saves_output),
-    "relu2": _relu_squared,
-    "gelu_new": _gelu_new,
-    "gelu_fast": _gelu_fast,
-}
 # functions with weights
 _LEARNED: Mapping[str, Callable[[Context, Value], Value]] = {"xielu": _xielu}

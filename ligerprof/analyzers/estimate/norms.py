@@ -1,12 +1,13 @@
-"""Norms, as transformers' plain torch code or as one fused kernel."""
+"""Norms: by their tapes, by torch's `layer_norm`, or as one fused kernel."""
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import renamed, row_root, scale_columns, scale_rows, square
+from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import NormForm
+from ligerprof.models.layer_tape import function_tape, norm_tape
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.layer_norm import backward_scratch, statistics_bytes
 
@@ -24,10 +25,16 @@ def norm(context: Context, value: Value, name: str) -> Value:
             return _layer_norm_plus_one(context, value, name)
         case NormForm.LAYER_BARE:
             return _bare_layer_norm(context, value)
-        case NormForm.CENTERED:
-            return _centered_norm(context, value, context.weights[f"{name}.weight"])
+    weight = context.weights[f"{name}.weight"]
     as_reference = slot is not None and slot in context.kernels and not context.is_fused(slot)
-    return _rms_norm(context, value, context.weights[f"{name}.weight"], as_reference=as_reference)
+    tape = function_tape("rms_norm") if as_reference else norm_tape(context.spec)
+    columns = weight.shape[-1] if weight.shape else weight.elements
+    return Replay(context, value, name, columns=columns).run(tape)
+
+
+def bare_norm(context: Context, value: Value) -> Value:
+    """The norm of each head without a weight."""
+    return Replay(context, value, columns=context.spec.head_dim).run(norm_tape(context.spec, bare=True))
 
 
 def _fused_norm(context: Context, value: Value, name: str, slot: str) -> Value:
@@ -37,80 +44,6 @@ def _fused_norm(context: Context, value: Value, name: str, slot: str) -> Value:
         inputs["bias"] = bias
     memory = kernel_memory(context, slot, value, weight)
     return call_kernel(context, memory, inputs, elements=value.elements, width=value.width)
-
-
-def _rms_norm(context: Context, value: Value, weight: Weight, *, as_reference: bool) -> Value:
-    """LlamaRMSNorm.forward: upcast, divide by the root, cast back, times the weight; Gemma's casts back last.
-
-    Gemma multiplies by one plus the weight, in fp32, and so does kernels/rms/reference.py, for any offset.
-    """
-    tape, form = context.tape, context.spec.architecture.norm
-    wide = context.cast(value, FP32_BYTES)
-    squares = square(context, wide)
-    root = row_root(context, squares, value.elements // weight.elements)
-    scaled = scale_rows(context, wide, root)
-    tape.release(root, wide)
-    if not (form.casts_last or as_reference):
-        narrow = context.cast(scaled, value.width)
-        output = scale_columns(context, narrow, weight)
-        tape.release(narrow, scaled)
-        return output
-    factor = _one_plus(context, weight) if form.offset or as_reference else weight
-    product = scale_columns(context, scaled, factor)
-    tape.release(scaled)
-    if isinstance(factor, Value):
-        tape.release(factor)
-    return renamed(context, product, context.cast(product, value.width))
-
-
-def bare_rms_norm(context: Context, value: Value, columns: int) -> Value:
-    """Llama4TextL2Norm.forward: in fp32, without a weight, and cast back."""
-    tape = context.tape
-    wide = context.cast(value, FP32_BYTES)
-    squares = square(context, wide)
-    root = row_root(context, squares, value.elements // columns)
-    scaled = scale_rows(context, wide, root)
-    tape.release(root, wide)
-    return renamed(context, scaled, context.cast(scaled, value.width))
-
-
-def _one_plus(context: Context, weight: Weight) -> Value:
-    """`1.0 + weight.float()`: as large as one row."""
-    upcast = weight.width != FP32_BYTES
-    return context.tape.run(
-        Operation(
-            elements=weight.elements,
-            width=FP32_BYTES,
-            inputs=(weight,) if upcast else (),
-            passes=() if upcast else (weight,),
-        )
-    )
-
-
-def _centered_norm(context: Context, value: Value, weight: Weight) -> Value:
-    """CohereLayerNorm.forward: the mean is subtracted twice, and the fp32 weight multiplies before the cast."""
-    tape, rows = context.tape, value.elements // weight.shape[-1]
-    wide = context.cast(value, FP32_BYTES)
-    mean = tape.run(Operation(elements=rows, width=FP32_BYTES, inputs=(wide,)))
-    distance = _subtract_rows(context, wide, mean)
-    squares = square(context, distance)
-    tape.release(distance)
-    root = row_root(context, squares, rows)
-    distance = _subtract_rows(context, wide, mean)
-    scaled = renamed(context, wide, scale_rows(context, distance, root))
-    tape.release(distance, root)
-    upcast = context.cast_weight(weight, FP32_BYTES)
-    product = renamed(context, scaled, scale_columns(context, scaled, upcast))
-    if isinstance(upcast, Value):
-        tape.release(upcast)
-    output = context.cast(product, value.width)
-    tape.release(product, mean)
-    return output
-
-
-def _subtract_rows(context: Context, value: Value, mean: Value) -> Value:
-    """`value - mean` with one mean per row."""
-    return context.tape.run(Operation(elements=value.elements, width=value.width, inputs=(mean,), passes=(value,)))
 
 
 def _bare_layer_norm(context: Context, value: Value) -> Value:

@@ -49,14 +49,13 @@ ROWS = (
             ),
             *TWO_NORMS,
         ),
+        switches={"use_qk_norm": True, "attn_temperature_tuning": True},
         norm=Norm(eps="eps"),
         attention=Attention(
             rotary=Rotary(
-                complex_products="both",
+                complex_products=True,
                 layers=LayerChoice(key="no_rope_layers", chosen=1, period=4, period_key="no_rope_layer_interval"),
             ),
-            bare_norms="use_qk_norm",
-            tempers_unrotated="attn_temperature_tuning",
             fp32_softmax=False,
             window=SlidingWindow(
                 key="attention_chunk_size",
@@ -81,6 +80,6 @@ ROWS = (
                 layers=SparseLayers(every=("interleave_moe_layer_step", 1), listed="moe_layers"),
             ),
         ),
-        layer_norms=LayerNorms(held=("attention output",), own_forward=True),
+        layer_norms=LayerNorms(own_forward=True),
     ),
 )

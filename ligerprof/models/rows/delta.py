@@ -73,11 +73,10 @@ _NEXT = Architecture(
         *TWO_NORMS,
     ),
     not_estimated=(AUXILIARY,),
-    norm=Norm(eps="eps", offset=1.0, casts_last=True),
+    norm=Norm(eps="eps", offset=1.0),
     attention=Attention(
         qk_norms=("q_norm", "k_norm"),
-        rotary=Rotary(share="partial_rotary_factor", joins_last=True),
-        gated=True,
+        rotary=Rotary(share="partial_rotary_factor"),
     ),
     delta=DeltaNet(inputs=("in_proj_qkvz", "in_proj_ba")),
     mlp=Mlp(
@@ -99,7 +98,7 @@ _PARTS = (
     Linear(name="linear_attn.in_proj_a", inputs="hidden", outputs=("delta heads",), recurrent=True),
 )
 _APART = DeltaNet(inputs=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
-_ROWED = replace(_NEXT.attention, rotary=Rotary(share="partial_rotary_factor", joins_last=True, tables_by_row=True))
+_ROWED = replace(_NEXT.attention, rotary=Rotary(share="partial_rotary_factor", tables_by_row=True))
 
 ROWS = (
     _NEXT,

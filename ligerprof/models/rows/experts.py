@@ -7,7 +7,6 @@ from ligerprof.models.architecture import (
     Attention,
     LayerNorms,
     Mlp,
-    Norm,
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, SlidingWindow, SparseLayers
@@ -159,7 +158,6 @@ ROWS = (
         not_estimated=(AUXILIARY,),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"),
-            norms_projected=True,
             window=SlidingWindow(default=4096, switch="use_sliding_window"),
         ),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", adapted_by_name=True, layers=_QWEN_LAYERS)),
@@ -213,9 +211,7 @@ ROWS = (
             *TWO_NORMS,
         ),
         not_estimated=(AUXILIARY,),
-        attention=Attention(
-            qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor", joins_last=True)
-        ),
+        attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
         mlp=Mlp(experts=SIGMOID_EXPERTS),
     ),
     Architecture(
@@ -252,7 +248,7 @@ ROWS = (
         not_estimated=(AUXILIARY,),
         head_bias="use_bias",
         attention=Attention(
-            rotary=Rotary(interleaved=True, expands_tables=True, fp32_tables=True, upcasts="factors"),
+            rotary=Rotary(interleaved=True, expands_tables=True, fp32_tables=True),
             dropout=Dropout(key="no_dropout"),
         ),
         mlp=Mlp(
@@ -290,7 +286,7 @@ ROWS = (
             *TWO_NORMS,
         ),
         not_estimated=(AUXILIARY,),
-        attention=Attention(qk_norms=("query_layernorm", "key_layernorm"), norms_rotated=True, norms_apart=True),
+        attention=Attention(qk_norms=("query_layernorm", "key_layernorm"), norms_apart=True),
         mlp=Mlp(
             experts=Experts(
                 chosen="moe_topk",
@@ -326,7 +322,6 @@ ROWS = (
             *TWO_NORMS,
         ),
         not_estimated=(AUXILIARY,),
-        norm=Norm(casts_last=True),
         attention=Attention(
             rotary=Rotary(halves=True), window=periodic_window(2, default=128), fp32_softmax=False, sinks=True
         ),
@@ -352,7 +347,7 @@ ROWS = (
         aliases={"num_local_experts": "num_experts"},
         tensors=(*CONFIGURED_ATTENTION, *_WIDE_NORMS, ROUTER, GATES, DOWN, *TWO_NORMS),
         not_estimated=(AUXILIARY, "clip_qkv"),
-        attention=Attention(qk_norms=("q_norm", "k_norm"), norms_projected=True),
+        attention=Attention(qk_norms=("q_norm", "k_norm")),
         mlp=Mlp(experts=Experts()),
         auxiliary_loss=AUXILIARY,
     ),
@@ -371,8 +366,7 @@ ROWS = (
             *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
         ),
         not_estimated=(AUXILIARY,),
-        norm=Norm(casts_last=True),
-        attention=Attention(qk_norms=("q_norm", "k_norm"), norms_projected=True, rotary=Rotary(fp32_tables=True)),
+        attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
         mlp=Mlp(experts=Experts()),
         layer_norms=AFTER_SUBLAYERS,
         auxiliary_loss=AUXILIARY,

@@ -53,7 +53,8 @@ _V3 = Architecture(
         *TWO_NORMS,
     ),
     not_estimated=(AUXILIARY,),
-    attention=Attention(grouped=False, latent=True, rotary=Rotary(pairs_when="rope_interleave")),
+    switches={"rope_interleave": True},
+    attention=Attention(grouped=False, latent=True, rotary=Rotary(other=True)),
     mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 3)))),
 )
 
@@ -108,7 +109,7 @@ ROWS = (
             *TWO_NORMS,
         ),
         not_estimated=(AUXILIARY,),
-        attention=Attention(grouped=False, latent=True, rotary=Rotary(complex_products="each")),
+        attention=Attention(grouped=False, latent=True, rotary=Rotary(complex_products=True)),
         mlp=Mlp(
             experts=replace(
                 SIGMOID_EXPERTS,

@@ -7,7 +7,6 @@ from ligerprof.models.architecture import (
     Attention,
     LayerNorms,
     Mlp,
-    Norm,
     ResidualDropout,
     Rotary,
 )
@@ -49,8 +48,7 @@ _OLMO2 = Architecture(
         *PLAIN_GATED,
         *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
-    norm=Norm(casts_last=True),
-    attention=Attention(qk_norms=_QK_NORMS, norms_projected=True, rotary=Rotary(fp32_tables=True)),
+    attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(fp32_tables=True)),
     layer_norms=AFTER_SUBLAYERS,
 )
 
@@ -60,9 +58,7 @@ _GLM = Architecture(
     class_prefix="Glm",
     defaults={"num_key_value_heads": 2, "head_dim": 128, "attention_bias": True, "partial_rotary_factor": 0.5},
     tensors=(*attention_tensors(qkv_bias="attention_bias"), *joint_gated_tensors(), *TWO_NORMS),
-    attention=Attention(
-        rotary=Rotary(share="partial_rotary_factor", interleaved=True, expands_tables=True, joins_last=True)
-    ),
+    attention=Attention(rotary=Rotary(share="partial_rotary_factor", interleaved=True, expands_tables=True)),
     mlp=JOINT_SWIGLU,
 )
 
@@ -95,7 +91,7 @@ ROWS = (
         class_prefix="Qwen3",
         defaults={"head_dim": 128},
         tensors=(*CONFIGURED_ATTENTION, *head_norms(), *PLAIN_GATED, *TWO_NORMS),
-        attention=Attention(qk_norms=_QK_NORMS, norms_projected=True, window=QWEN_WINDOW),
+        attention=Attention(qk_norms=_QK_NORMS, window=QWEN_WINDOW),
     ),
     Architecture(
         model_type="phi3",
@@ -107,9 +103,7 @@ ROWS = (
             *joint_gated_tensors(),
             *TWO_NORMS,
         ),
-        attention=Attention(
-            qkv=("qkv_proj",), slices=True, rotary=Rotary(share="partial_rotary_factor"), window=SlidingWindow()
-        ),
+        attention=Attention(qkv=("qkv_proj",), rotary=Rotary(share="partial_rotary_factor"), window=SlidingWindow()),
         mlp=JOINT_SWIGLU,
         residual_dropout=ResidualDropout(
             after_attention="resid_attn_dropout", after_mlp="resid_mlp_dropout", dropout=Dropout(key="resid_pdrop")
@@ -179,7 +173,7 @@ ROWS = (
         class_prefix="Ministral3",
         defaults={"num_key_value_heads": 8, "head_dim": 128},
         tensors=(*attention_tensors(), *PLAIN_GATED, *TWO_NORMS),
-        attention=Attention(scales_query=True, window=SlidingWindow()),
+        attention=Attention(window=SlidingWindow()),
     ),
     Architecture(
         model_type="smollm3",
@@ -215,7 +209,7 @@ ROWS = (
         peft_targets=(),
         class_prefix="HunYuanDenseV1",
         tensors=(*CONFIGURED_ATTENTION, *head_norms("query_layernorm", "key_layernorm"), *PLAIN_GATED, *TWO_NORMS),
-        attention=Attention(qk_norms=("query_layernorm", "key_layernorm"), norms_rotated=True, norms_apart=True),
+        attention=Attention(qk_norms=("query_layernorm", "key_layernorm"), norms_apart=True),
     ),
     Architecture(
         model_type="ernie4_5",
@@ -227,9 +221,7 @@ ROWS = (
             *gated_tensors(bias="use_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(
-            rotary=replace(_EXPANDED, fp32_tables=True, upcasts="factors"), dropout=Dropout(key="no_dropout")
-        ),
+        attention=Attention(rotary=replace(_EXPANDED, fp32_tables=True), dropout=Dropout(key="no_dropout")),
     ),
     Architecture(
         model_type="helium",
@@ -242,7 +234,6 @@ ROWS = (
             *gated_tensors(bias="mlp_bias"),
             *TWO_NORMS,
         ),
-        norm=Norm(casts_last=True),
         attention=Attention(rotary=_EXPANDED),
     ),
     _GLM,

@@ -29,7 +29,7 @@ from ligerprof.models.rows.parts import (
 )
 
 _LAYER_NORM = Norm(form=NormForm.LAYER)
-_PARTIAL = Rotary(share="partial_rotary_factor", joins_last=True)
+_PARTIAL = Rotary(share="partial_rotary_factor")
 _NO_DROPOUT = "no_dropout"
 
 _COHERE = Architecture(
@@ -45,8 +45,8 @@ _COHERE = Architecture(
         *norm_tensors("input_layernorm"),
     ),
     norm=Norm(form=NormForm.CENTERED),
-    attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(interleaved=True, upcasts="first")),
-    layer_norms=LayerNorms(before_mlp=None, parallel="stream"),
+    attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(interleaved=True)),
+    layer_norms=LayerNorms(before_mlp=None, parallel=True),
     logit_scale="logit_scale",
 )
 
@@ -86,7 +86,7 @@ ROWS = (
             function=("activation_function", "gelu_new"),
             dropout=Dropout(key="resid_pdrop", default=0.1),
         ),
-        layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2", held=("attention output", "mlp input")),
+        layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2"),
         embedding_dropout=Dropout(key="embd_pdrop", default=0.1),
         tied_by_default=True,
         mask_by_position=True,
@@ -168,11 +168,10 @@ ROWS = (
             NormWeight(name="post_attention_layernorm", unless="use_parallel_residual"),
         ),
         not_estimated=("qk_layernorm",),
+        switches={"use_parallel_residual": False},
         norm=_LAYER_NORM,
-        layer_norms=LayerNorms(
-            parallel="stream", parallel_when="use_parallel_residual", held=("attention input", "attention output")
-        ),
-        attention=Attention(splits_hidden=True, rotary=replace(_PARTIAL, holds_parts=True)),
+        layer_norms=LayerNorms(parallel=True, parallel_when="use_parallel_residual"),
+        attention=Attention(splits_hidden=True, rotary=_PARTIAL),
         residual_dropout=ResidualDropout(
             after_attention=None, after_mlp="dropout", dropout=Dropout(key="hidden_dropout")
         ),
@@ -200,11 +199,11 @@ ROWS = (
         final_norm="model.final_layernorm",
         head_bias=True,
         norm=_LAYER_NORM,
-        attention=Attention(out="dense", rotary=replace(_PARTIAL, holds_parts=True)),
+        attention=Attention(out="dense", rotary=_PARTIAL),
         mlp=Mlp(
             gate=None, inputs=("fc1",), down="fc2", activation="activation_fn", function=("hidden_act", "gelu_new")
         ),
-        layer_norms=LayerNorms(before_mlp=None, parallel="attention"),
+        layer_norms=LayerNorms(before_mlp=None, parallel=True),
         residual_dropout=ResidualDropout(
             after_attention="resid_dropout", after_mlp="resid_dropout", dropout=Dropout(key="resid_pdrop")
         ),
@@ -242,6 +241,7 @@ ROWS = (
         model_type="gpt_neox",
         peft_targets=("query_key_value",),
         class_prefix="GPTNeoX",
+        switches={"use_parallel_residual": True},
         defaults={
             "attention_bias": True,
             "use_parallel_residual": True,
@@ -269,7 +269,7 @@ ROWS = (
             activation="act",
             function=("hidden_act", "gelu"),
         ),
-        layer_norms=LayerNorms(parallel="mlp", parallel_when="use_parallel_residual"),
+        layer_norms=LayerNorms(parallel=True, parallel_when="use_parallel_residual"),
         residual_dropout=ResidualDropout(
             after_attention="post_attention_dropout",
             after_mlp="post_mlp_dropout",
@@ -285,7 +285,7 @@ ROWS = (
         class_prefix="Cohere2",
         tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *norm_tensors("input_layernorm")),
         attention=Attention(
-            rotary=Rotary(interleaved=True, upcasts="first", only_with_window="never"),
+            rotary=Rotary(interleaved=True, only_with_window="never"),
             window=periodic_window(4, key="sliding_window_pattern"),
         ),
     ),

@@ -63,7 +63,7 @@ JOINT_SWIGLU = Mlp(inputs=("gate_up_proj",), activation="activation_fn")
 SQUARED_RELU = Mlp(gate=None, inputs=("up_proj",), function=("hidden_act", "relu2"))
 GEGLU = Mlp(gate=Feature.GEGLU, function=("hidden_activation", "gelu_pytorch_tanh"))
 
-GEMMA_NORM = Norm(eps="eps", offset=1.0, casts_last=True)
+GEMMA_NORM = Norm(eps="eps", offset=1.0)
 # the norms that follow both sublayers in OLMo 2
 AFTER_SUBLAYERS = LayerNorms(
     before_attention=None,

@@ -39,7 +39,6 @@ ROWS = (
         not_estimated=(AUXILIARY,),
         attention=Attention(
             qk_norms=_QK_NORMS,
-            norms_projected=True,
             window=SlidingWindow(default=4096, layers=LayerChoice(from_layer=("max_window_layers", 62))),
         ),
         mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 0)))),
@@ -110,9 +109,7 @@ ROWS = (
             *TWO_NORMS,
         ),
         not_estimated=(AUXILIARY,),
-        attention=Attention(
-            qk_norms=_QK_NORMS, norms_projected=True, rotary=Rotary(share="partial_rotary_factor", joins_last=True)
-        ),
+        attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(share="partial_rotary_factor")),
         mlp=Mlp(
             experts=Experts(
                 count="num_local_experts",

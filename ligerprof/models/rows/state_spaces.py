@@ -72,7 +72,6 @@ ROWS = (
         ),
         not_estimated=("mamba_rms_norm",),
         final_norm="model.final_layernorm",
-        attention=Attention(scales_parts=True),
         state_space=StateSpace(norm=None, adapts_out=False, scales_parts=True),
         mlp=Mlp(name="feed_forward", multipliers=("gate_multiplier", "down_multiplier")),
         layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
@@ -91,7 +90,7 @@ ROWS = (
             *_INSTEAD,
         ),
         final_norm="model.final_layernorm",
-        attention=Attention(rotary=Rotary(share="partial_rotary_factor", joins_last=True)),
+        attention=Attention(rotary=Rotary(share="partial_rotary_factor")),
         state_space=StateSpace(
             layers=LayerChoice(
                 key="layers_block_type", chosen="linear_attention", others="attn_layer_indices", without_others=True

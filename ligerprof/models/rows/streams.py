@@ -56,7 +56,7 @@ ROWS = (
             Linear(name="per_layer_projection", inputs="layer input", outputs=("hidden",)),
             NormWeight(name="post_per_layer_input_norm"),
         ),
-        norm=Norm(eps="eps", casts_last=True),
+        norm=Norm(eps="eps"),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"),
             rotary=Rotary(other=True, tables_by_kind=True),

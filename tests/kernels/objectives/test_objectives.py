@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from ligerprof.runs.kernel_check.check import ByteMeter
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -18,6 +17,7 @@ from ligerprof.errors import KernelInputError, RecipeError
 from ligerprof.kernels.objectives import PRESETS, PreferenceObjective, linear_objective, objective
 from ligerprof.kernels.objectives.formulas import PAIR_LOSSES
 from ligerprof.kernels.options import LossOptions
+from ligerprof.runs.kernel_check.check import ByteMeter
 from tests.kernels.oracle import LOSS_ROUNDINGS, leaves, relative_error
 
 VOCAB, HIDDEN = 150, 24

@@ -1,0 +1,181 @@
+"""Record the decoder layers of every architecture from small models of transformers: ligerprof/models/layer_tapes.json.
+
+Run from the repository root, with the transformers whose layers the estimate is to follow; it takes a minute:
+python -m benchmarks.layer_tapes
+"""
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from ligerprof.kernels.norm.reference import rms_norm
+from ligerprof.models import ARCHITECTURES, spec_from_config
+from ligerprof.models.architecture import NormForm
+from ligerprof.models.layer_tape import FILE, layer_kind
+from ligerprof.runs.tapes.layers import SmallModel, UnknownOperatorError, record_function
+
+Tape = list[Any]
+
+# No two sizes that views are told apart by are alike; a quarter of a head's elements rotate where a part does.
+_SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 128,
+    "pad_token_id": 0,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "sliding_window": 4,
+}
+_LATENT = {
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 56,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_d_ssm": 256}
+_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+# what the configs of some architectures need besides the sizes
+_OWN: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 128, "n_layer": 6, "n_head": 4, "n_positions": 64},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), _LATENT),
+    "exaone_moe": {"sliding_window_pattern": 2},
+    "bamba": {**_MAMBA, "attn_layer_indices": [2, 5]},
+    "falcon_h1": _MAMBA,
+    "granitemoehybrid": {
+        **_MAMBA,
+        "shared_intermediate_size": 32,
+        "layer_types": ["mamba", "mamba", "attention"] * 2,
+    },
+    "granitemoeshared": {"shared_intermediate_size": 32},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 3},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3, "num_dense_layers": 2},
+    "llama4_text": {"intermediate_size_mlp": 96, "interleave_moe_layer_step": 2},
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
+}
+# other values of keys that change the layers
+_VARIANTS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "cohere": {"use_qk_norm": (False, True)},
+    "gpt_neox": {"use_parallel_residual": (True, False)},
+    "glm4_moe": {"use_qk_norm": (False, True)},
+    "granitemoehybrid": {"position_embedding_type": ("rope", None), "num_local_experts": (4, 0)},
+    "hyperclovax": {"use_post_norm": (True, False)},
+    "llama4_text": {"use_qk_norm": (True, False), "attn_temperature_tuning": (True, False)},
+    "stablelm": {"use_parallel_residual": (False, True)},
+    "ernie4_5_moe": {"moe_num_shared_experts": (1, 0)},
+    "dots1": {"first_k_dense_replace": (0, 1)},
+    "deepseek_v2": {"q_lora_rank": (56, None)},
+    **{
+        name: {"q_lora_rank": (56, None), "rope_interleave": (True, False)}
+        for name in ("deepseek_v3", "glm4_moe_lite", "youtu")
+    },
+    **{name: {"mlp_only_layers": ([], [0])} for name in ("qwen2_moe", "qwen3_moe", "qwen3_next")},
+}
+
+# functions with weights, which the estimate has by itself
+_LEARNED = ("prelu", "xielu")
+
+
+def configs_of(model_type: str) -> Iterator[dict[str, Any]]:
+    """Small configs whose layers are of every kind."""
+    variants, rotary = _VARIANTS.get(model_type, {}), ARCHITECTURES[model_type].attention.rotary
+    share = {} if rotary is None or rotary.share is None else {rotary.share: 0.25}
+    for values in product(*variants.values()):
+        yield {
+            "model_type": model_type,
+            **_SIZES,
+            **share,
+            **_OWN.get(model_type, {}),
+            **dict(zip(variants, values, strict=True)),
+        }
+
+
+def record(model_type: str) -> tuple[list[tuple[list[str], Tape]], dict[str, Tape | None]]:
+    """The kinds of layers of an architecture with the tape of each, and the tapes of its norms."""
+    found: dict[str, tuple[list[str], Tape]] = {}
+    norms: dict[str, Tape | None] = {}
+    for config in configs_of(model_type):
+        spec = spec_from_config(config, name=model_type)
+        model = SmallModel(spec)
+        for index in range(spec.layers):
+            kind = layer_kind(spec, index)
+            if str(kind) not in found:
+                found[str(kind)] = kind, model.record(index)
+        if spec.architecture.norm.form in (NormForm.RMS, NormForm.CENTERED):
+            norms = norms or {"norms": model.record_norm(), "bare norms": model.record_bare_norm()}
+    return list(found.values()), norms
+
+
+def functions() -> Iterator[tuple[str, Tape]]:
+    """The activation functions whose operators tapes have, and the norm that kernels are compared with."""
+    spec = spec_from_config({"model_type": "llama", **_SIZES}, name="functions")
+    width = (spec.intermediate_size,)
+    for name in sorted(ACT2FN):
+        module = ACT2FN[name] if name not in _LEARNED else None
+        with suppress(UnknownOperatorError):
+            if isinstance(module, nn.Module) and (tape := record_function(spec, module, module, width))[:-1]:
+                yield name, tape
+    weight = nn.LayerNorm(width, dtype=torch.bfloat16)
+    yield "rms_norm", record_function(spec, weight, lambda value: rms_norm(value, weight.weight, 1e-6), width)
+
+
+def main() -> None:
+    """Write the tapes."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    tapes: dict[str, int] = {}
+
+    def number(tape: Tape) -> int:
+        return tapes.setdefault(json.dumps(tape, separators=(",", ":")), len(tapes))
+
+    content: dict[str, dict[str, Any]] = {"architectures": {}, "norms": {}, "bare norms": {}, "functions": {}}
+    # an architecture with several residual streams is traced as a whole
+    for model_type in sorted(name for name, row in ARCHITECTURES.items() if row.streams is None):
+        layers, norms = record(model_type)
+        content["architectures"][model_type] = [(kind, number(tape)) for kind, tape in layers]
+        for group, tape in norms.items():
+            content[group].update({} if tape is None else {model_type: number(tape)})
+        print(model_type, len(layers), flush=True)
+    content["functions"] = {name: number(tape) for name, tape in functions()}
+    groups = [f'"{group}":{{\n{_lines(rows)}\n}}' for group, rows in content.items()]
+    FILE.write_text("{" + ",\n".join([f'"tapes":[\n{_joined(tapes)}\n]', *groups]) + "}\n")
+
+
+def _lines(rows: dict[str, Any]) -> str:
+    return _joined(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in rows.items())
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return ",\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""Recorded operators of a module, carried out on a tape: which tensors they make, keep and read."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from ligerprof.analyzers.estimate.context import Context
+from ligerprof.analyzers.estimate.operation import Operation
+from ligerprof.analyzers.estimate.operations import (
+    add,
+    dropout,
+    in_order,
+    multiply,
+    scale,
+    scale_columns,
+    scale_rows,
+    square,
+    unary,
+)
+from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
+from ligerprof.models.config_keys import Dropout
+from ligerprof.models.layer_tape import Operand, Step
+from ligerprof.roles import Role
+from ligerprof.torch_memory.dtypes import FP32_BYTES
+
+_VIEWS = ("cut", "split", "expand", "write")
+
+
+class Replay:
+    """Runs the steps of a module's tape; each kind of step is a method.
+
+    Args:
+        value: the module's input, which is never dropped.
+        name: the module's path.
+        columns: elements of each row that a mean is of.
+        output_role: the role of the module's output if that is a sum.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        value: Value,
+        name: str = "",
+        *,
+        columns: int = 1,
+        output_role: Role = Role.ACTIVATIONS,
+    ) -> None:
+        self.context, self.tape, self.name, self._columns = context, context.tape, name, columns
+        self._output_role, self._role = output_role, Role.ACTIVATIONS
+        self._values: dict[int, Tensor] = {0: value}
+        # the value whose memory a value shows, and by that the variables that end when it is dropped
+        self._roots: dict[int, int] = {0: 0}
+        self._held: dict[int, list[Value]] = {0: []}
+
+    def run(self, steps: Sequence[Step]) -> Value:
+        """The module's output, which one variable holds."""
+        at, (_, output) = 0, steps[-1]
+        while at < len(steps) - 1:
+            kind, results, *rest = steps[at]
+            at += 1
+            if kind == "drop":
+                self.tape.release(*self._held.pop(results))
+                continue
+            operands, *details = rest
+            self._role = self._output_role if results == output else Role.ACTIVATIONS
+            values = [self._operand(item) for item in operands]
+            made, skipped = self.replaced(steps[at - 1], values, steps[at : at + 2])
+            at += skipped
+            if not made:
+                result = getattr(self, f"make_{kind.replace(' ', '_')}")(*values, *details)
+                made = result if isinstance(result, tuple) else (result,)
+            self._put(results, made, self._roots[operands[0]] if kind in _VIEWS else None)
+        kept = self._roots[output]
+        # what the caller's variables hold besides the output ends with them
+        self.tape.release(*(value for root, held in self._held.items() if root not in (0, kept) for value in held))
+        result = self._values[output]
+        assert isinstance(result, Value)
+        return result
+
+    def replaced(
+        self, _step: Step, _values: Sequence[Any], _following: Sequence[Step]
+    ) -> tuple[Sequence[Tensor | None], int]:
+        """What something else makes in place of a step, if it does, and how many of the next steps it replaces."""
+        return (), 0
+
+    def _put(self, results: int | Sequence[int], made: Sequence[Tensor | None], root: int | None) -> None:
+        """Give values their numbers; those of views end with the memory that they show, and some are not made."""
+        numbers = [results] if isinstance(results, int) else results
+        for number, value in zip_longest(numbers, made[: len(numbers)]):
+            self._roots[number] = number if root is None else root
+            held = self._held.setdefault(self._roots[number], [])
+            if value is not None:
+                self._values[number] = value
+            if isinstance(value, Value):
+                held.append(value)
+
+    def _operand(self, operand: Operand) -> Tensor | str:
+        if isinstance(operand, int):
+            return self._values[operand]
+        if operand.startswith("p:"):
+            return self.context.weights[f"{self.name}.{operand[2:]}"]
+        return operand
+
+    def _width(self, like: Operand) -> int:
+        """Bytes per element of what is in fp32, or has the dtype of a value or of the residual stream."""
+        if isinstance(like, int):
+            return self._values[like].width
+        return FP32_BYTES if like == "wide" else self.context.stream_bytes
+
+    def make_dropout(self, value: Value, key: str | None, rate: float) -> Value:
+        """Dropout by the probability under a config key, or a fixed one."""
+        found = rate if key is None else self.context.spec.dropout_rate(Dropout(key=key, default=rate))
+        return dropout(self.context, value, found)
+
+    def make_table(self, elements: str, like: Operand) -> Value:
+        """A tensor without a gradient, with so many elements for each token of a sequence."""
+        per_token = {"one": 1, "rotated": self.context.spec.rotary_dim}[elements]
+        return self.tape.run(Operation(elements=self.context.recipe.row_tokens * per_token, width=self._width(like)))
+
+    def make_cast(self, value: Tensor, like: Operand) -> Tensor:
+        """`to(dtype)`; a weight's copy is not kept."""
+        if isinstance(value, Weight):
+            return self.context.cast_weight(value, self._width(like))
+        return self.context.cast(value, self._width(like))
+
+    def make_copy(self, value: Value) -> Value:
+        """`contiguous()`."""
+        return in_order(self.context, value, copies=True)
+
+    def make_negate(self, value: Value) -> Value:
+        """The opposite."""
+        return scale(self.context, value)
+
+    def make_keep_input(self, value: Value) -> Value:
+        """A function whose gradient reads its input."""
+        return unary(self.context, value)
+
+    def make_keep_output(self, value: Value) -> Value:
+        """A function whose gradient reads its output."""
+        return unary(self.context, value, saves_output=True)
+
+    def make_power(self, value: Value) -> Value:
+        """A power, which autocast computes in fp32."""
+        wide = self.context.cast_for("pow.Tensor_Scalar", value)
+        result = square(self.context, wide)
+        self.tape.release(wide)
+        return result
+
+    def make_mean(self, value: Value) -> Value:
+        """One number for each row."""
+        elements = value.elements // self._columns
+        return self.tape.run(Operation(elements=elements, width=value.width, inputs=(value,)))
+
+    def make_add(self, left: Tensor, right: Value | None = None) -> Value:
+        """The sum of two values, or of one and a number."""
+        if right is None:
+            return self.tape.run(Operation(elements=left.elements, width=left.width, passes=(left,)))
+        assert isinstance(left, Value)
+        return add(self.context, left, right, role=self._role)
+
+    def make_subtract(self, left: Value, right: Value) -> Value:
+        """The difference; a smaller `right` has a number for each row."""
+        width = max(left.width, right.width)
+        return self.tape.run(Operation(elements=left.elements, width=width, inputs=(right,), passes=(left,)))
+
+    def make_cut(self, value: Value, share: str) -> Value:
+        """A view of a part, whose gradient is copied into zeros as large as the whole."""
+        spec = self.context.spec
+        heads = spec.heads + 2 * spec.kv_heads
+        part, whole = {
+            "half": (1, 2),
+            "rotated": (spec.rotary_dim, spec.head_dim),
+            "rest": (spec.head_dim - spec.rotary_dim, spec.head_dim),
+            "query": (spec.heads, heads),
+            "key": (spec.kv_heads, heads),
+        }[share]
+        if part == whole:
+            return self.tape.name(value)
+        return self.tape.slice(value, value.elements * part // whole)
+
+    def make_split(self, value: Value, parts: int | Sequence[str]) -> tuple[Value, ...]:
+        """Views of equal parts, or of parts of latents."""
+        if isinstance(parts, int):
+            return self.tape.split(value, parts)
+        sizes = self.context.spec.latent
+        assert sizes is not None
+        widths = {
+            "plain": sizes.plain_dim,
+            "rotated": sizes.rotated_dim,
+            "value": sizes.value_dim,
+            "latent key": sizes.key_rank,
+        }
+        whole = sum(widths[part] for part in parts)
+        return self.tape.split(value, tuple(value.elements * widths[part] // whole for part in parts))
+
+    def make_expand(self, value: Value) -> Value:
+        """A view with a copy for each head, whose gradients are added up."""
+        elements = value.elements * self.context.spec.heads
+        return self.tape.run(Operation(elements=elements, width=value.width, inputs=(value,), view_of=value))
+
+    def make_empty(self, _elements: str, like: Operand) -> Value:
+        """Memory for the plain and the rotated elements of each head."""
+        sizes = self.context.spec.latent
+        assert sizes is not None
+        elements = self.context.tokens * self.context.spec.heads * (sizes.plain_dim + sizes.rotated_dim)
+        return self.tape.run(Operation(elements=elements, width=self._width(like)))
+
+    def make_write(self, base: Value, value: Value) -> Value:
+        """`base[...] = value`: CopySlices copies the gradient of all of it, and that of the part once more."""
+        return self.tape.run(
+            Operation(
+                elements=base.elements,
+                width=base.width,
+                inputs=(base, value) if base.needs_gradient else (value,),
+                view_of=base,
+                backward_scratch_bytes=0 if base.needs_gradient else base.size_bytes,
+            )
+        )
+
+    def make_join(self, *parts: Value) -> Value:
+        """`torch.cat`: in the widest dtype; gradients of that dtype are views."""
+        width = max(part.width for part in parts)
+        return self.tape.run(
+            Operation(
+                elements=sum(part.elements for part in parts),
+                width=width,
+                inputs=tuple(part for part in parts if part.width != width),
+                passes=tuple(part for part in parts if part.width == width),
+            )
+        )
+
+    def make_multiply(self, left: Any, right: Any = None, shape: str = "") -> Value:
+        """The product of two values, of a value and a tensor without a gradient, or of a value and a number.
+
+        Args:
+            shape: whether `right` has a number for each of the `rows` or `columns` of `left`.
+        """
+        context = self.context
+        if shape:
+            return (scale_columns if shape == "columns" else scale_rows)(context, left, right)
+        if right is None:
+            return scale(context, left)
+        if isinstance(right, str):
+            return self._times_table(left, right, ())
+        if not right.needs_gradient and right.elements < left.elements:
+            return self._times_table(left, right.width, (right,))
+        return multiply(context, left, right)
+
+    def _times_table(self, value: Value, table: str | int, saves: tuple[Value, ...]) -> Value:
+        """Times a tensor without a gradient; if that is wider, the gradient is computed in its dtype and cast."""
+        table_bytes, scratch_bytes = table if isinstance(table, int) else self._table_bytes(table), 0
+        width = max(value.width, table_bytes)
+        if table == "complex":
+            # backward multiplies by the conjugate, a copy of the table
+            scratch_bytes = self.context.recipe.row_tokens * self.context.spec.rotary_dim * FP32_BYTES
+        elif width != value.width:
+            scratch_bytes = value.elements * width
+        return self.tape.run(
+            Operation(
+                elements=value.elements, width=width, inputs=(value,), saves=saves, backward_scratch_bytes=scratch_bytes
+            )
+        )
+
+    def _table_bytes(self, kind: str) -> int:
+        """FSDP2's mixed precision casts what layers receive."""
+        narrow = kind == "narrow" or (kind == "wide" and self.context.recipe.casts_gathered)
+        return self.context.stream_bytes if narrow else FP32_BYTES

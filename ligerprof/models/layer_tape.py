@@ -1,0 +1,100 @@
+"""Tapes of decoder layers: the tensor operators of transformers' own code in order, recorded by a script.
+
+`layer_tapes.json` has each different tape once, and for each architecture the tapes of the kinds of its layers and
+of its norms.
+`python -m benchmarks.layer_tapes` writes it.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ligerprof.errors import UnsupportedError
+from ligerprof.models.spec import ModelSpec
+
+# of a layer: the number of a value, which is 0 for its input, or "p:" and the name of a parameter; from outside,
+# tensors without a gradient: "wide" in fp32, "narrow" in the dtype of the residual stream, "complex"
+Operand = int | str
+
+# The kind of step, the number of its result or of several, its operands, and more about it:
+#   linear, norm, bare norm, activate: the module's path
+#   mixture, routed, mixer: the path of a module that runs as a whole
+#   gated: path of a module, and how many of the steps that follow are its own; a kernel may be in their place
+#   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
+#   attend: of query, key and value
+#   cut: the share of the source that a view has; split: views of so many equal parts, or of named ones
+#   expand: a view with a copy for each head; empty, write: new memory, and a value written into a part of it
+#   join: a new tensor of all operands
+#   cast: "wide" to fp32, else the value whose dtype it takes; dropout: config key and default, or None and probability
+#   table: "one" number or "rotated" ones per token without a gradient, "wide" or "narrow"
+#   mean: one number for each row; multiply: with one for each of the "rows" or "columns" if it says so
+#   add, subtract, power, negate, copy; keep input, keep output: elementwise functions by what backward needs
+# And ["drop", number]: the last Python variable of a tensor and its views ends. ["output", number] is the last step.
+Step = Sequence[Any]
+
+FILE = Path(__file__).with_name("layer_tapes.json")
+
+
+def layer_tape(spec: ModelSpec, index: int) -> Sequence[Step]:
+    """The tape of a decoder layer.
+
+    Raises:
+        UnsupportedError: no layer of its kind was recorded.
+    """
+    key = layer_kind(spec, index)
+    found = next((tape for kind, tape in tapes_of(spec.model_type) if kind == key), None)
+    if found is None:
+        raise UnsupportedError(
+            f"estimate: {spec.name} has layers of a kind that was not recorded ({', '.join(key)}). Use `ligerprof step"
+            " --device simulated`."
+        )
+    return found
+
+
+def tapes_of(model_type: str) -> Sequence[tuple[Sequence[str], Sequence[Step]]]:
+    """The kinds of layers of an architecture, and the tape of each."""
+    content = _content()
+    return [(kind, content["tapes"][number]) for kind, number in content["architectures"].get(model_type, ())]
+
+
+def norm_tape(spec: ModelSpec, *, bare: bool = False) -> Sequence[Step]:
+    """The tape of a norm in plain torch, with or without a weight."""
+    content = _content()
+    found: Sequence[Step] = content["tapes"][content["bare norms" if bare else "norms"][spec.model_type]]
+    return found
+
+
+def function_tape(name: str) -> Sequence[Step]:
+    """The tape of an activation function of transformers, or of `rms_norm`, the reference of kernels."""
+    content = _content()
+    found: Sequence[Step] = content["tapes"][content["functions"][name]]
+    return found
+
+
+def activation_functions() -> list[str]:
+    """The activation functions that have a tape, by transformers' names."""
+    return [name for name in _content()["functions"] if name != "rms_norm"]
+
+
+def layer_kind(spec: ModelSpec, index: int) -> list[str]:
+    """What decides which operators a layer runs: its modules with parameters, its kind and the config's switches."""
+    kinds, row = spec.layer_kinds, spec.architecture
+    start = f"{row.layers}.{index}."
+    modules = {
+        item.name.removeprefix(start).rpartition(".")[0] for item in spec.parameters if item.name.startswith(start)
+    }
+    flags = {
+        "rotated": kinds.rotated[index],
+        "sparse": kinds.sparse[index],
+        "recurrent": kinds.recurrent[index],
+        **{key: bool(spec.setting(key, default)) for key, default in row.switches.items()},
+    }
+    return [*(name for name, is_on in flags.items() if is_on), *sorted(modules)]
+
+
+@cache
+def _content() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content

@@ -1,0 +1,449 @@
+"""Record the decoder layers of a small model as tapes: the tensor operators of transformers' own code, in order."""
+
+import importlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+
+from ligerprof.models import ModelSpec
+from ligerprof.models.layer_tape import Operand, Step
+from ligerprof.runs.checkpointing import checkpointed_layers
+
+_ATTENTION = "ligerprof_recorded"
+_ROTATIONS = ("apply_rotary_pos_emb", "apply_rotary_emb")
+ROWS, TOKENS = 2, 6
+# the steps of operators
+_JOINS = ("cat", "stack")
+_STEPS = {
+    **dict.fromkeys(_JOINS, "join"),
+    **dict.fromkeys(("gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "silu"), "keep input"),
+    **dict.fromkeys(("relu", "rsqrt", "sigmoid", "tanh"), "keep output"),
+    "add": "add",
+    "mul": "multiply",
+    "sub": "subtract",
+    "neg": "negate",
+    "clone": "copy",
+    "pow": "power",
+    "mean": "mean",
+}
+_CUTS = ("slice", "select")
+_SPLITS = ("split", "split_with_sizes", "unbind")
+
+
+class UnknownOperatorError(Exception):
+    """A layer runs an operator that tapes of layers do not have."""
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+    """Records one layer's operators, without those of modules that have steps of their own."""
+
+    def __init__(self, spec: ModelSpec, layer: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._spec = spec
+        self.steps: list[Step] = []
+        self._tables: set[int] = set()
+        self._empty: set[Operand] = set()
+        self.active, self.muted = False, 0
+        self._numbers: dict[int, int] = {}
+        self._blocks: dict[int, list[int]] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
+        self._sources: dict[int, Operand] = {}
+        self._names = {id(parameter): f"p:{name}" for name, parameter in layer.named_parameters()}
+
+    def add(self, tensor: Tensor, source: Operand | None = None) -> int:
+        """Give a tensor a number."""
+        number = len(self._dtypes)
+        self._numbers[id(tensor)], self._dtypes[number] = number, tensor.dtype
+        if source is not None:
+            self._sources[number] = source
+        self._hold(tensor, number)
+        return number
+
+    def _hold(self, tensor: Tensor, number: int) -> None:
+        """Note where the last Python variable of the tensor's memory ends; views hold it as well."""
+        block = tensor.untyped_storage()._cdata
+        self._blocks.setdefault(block, [number, 0])[1] += 1
+        weakref.finalize(tensor, self._end, id(tensor), block)
+
+    def _end(self, tensor: int, block: int) -> None:
+        self._numbers.pop(tensor, None)
+        held = self._blocks[block]
+        held[1] -= 1
+        if not held[1]:
+            del self._blocks[block]
+            if self.active:
+                self.steps.append(["drop", held[0]])
+
+    def operand(self, tensor: Tensor) -> Operand:
+        """The number of a tensor, the name of a parameter, or what is known of another tensor from outside."""
+        found: Operand | None = self._numbers.get(id(tensor), self._names.get(id(tensor)))
+        if found is not None:
+            return found
+        return "complex" if tensor.is_complex() else "wide" if tensor.dtype is torch.float32 else "narrow"
+
+    def macro(self, kind: str, inputs: Sequence[Operand], outputs: Sequence[Tensor], *details: Any) -> None:
+        """A step in place of all operators of a module or function."""
+        made = [self.add(tensor, inputs[0]) for tensor in outputs]
+        self.steps.append([kind, made if len(made) > 1 else made[0], list(inputs), *details])
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.active and not self.muted and isinstance(result, (Tensor, list, tuple)):
+            self._operator(func._schema.name.removeprefix("aten::"), args, kwargs or {}, result)
+        return result
+
+    def _operator(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        given = args[0] if name in _JOINS else args
+        inputs = [self.operand(item) for item in given if isinstance(item, Tensor)]
+        is_view = self._is_view(next(iter(given), None), results[0])
+        if not any(map(self._has_gradient, inputs)):
+            self._table(results[0], next(iter(inputs), "narrow"), is_view=is_view)
+        elif name != "copy_" and is_view and given[0].nbytes == results[0].nbytes:
+            self._again(results[0], inputs[0])
+        elif name == "_to_copy":
+            wide = kwargs.get("dtype") is torch.float32
+            self.macro("cast", inputs, results, "wide" if wide else self._narrow_source(inputs[0]))
+        elif name == "mul" and self._is_scaling(given, inputs):
+            self._scale(given, inputs, results)
+        elif name in _STEPS:
+            self.macro(_STEPS[name], inputs, results)
+        else:
+            self._parts_of_memory(name, given, inputs, results)
+
+    def _parts_of_memory(
+        self, name: str, given: Sequence[Any], inputs: Sequence[Operand], results: Sequence[Tensor]
+    ) -> None:
+        """Operators that show or fill a part of a tensor."""
+        if name in _SPLITS:
+            self.macro("split", inputs, results, self._parts(results))
+        elif name == "new_empty":
+            self._empty.add(self._made("empty", inputs, results[0], self._elements_per_head(results[0]), inputs[0]))
+        elif name in _CUTS and inputs[0] in self._empty:
+            # what is copied into it is written into all of it
+            self.add(results[0], inputs[0])
+        elif name in _CUTS:
+            self.macro("cut", inputs, results, self._share(given[0], results[0]))
+        elif name == "copy_":
+            base = self._sources[inputs[0]] if isinstance(inputs[0], int) else inputs[0]
+            self.steps.append(["write", base, [base, inputs[1]]])
+        elif name == "expand" and results[0].numel() == self._spec.heads * given[0].numel():
+            self.macro("expand", inputs, results)
+        else:
+            raise UnknownOperatorError(name)
+
+    def _has_gradient(self, operand: Operand) -> bool:
+        return operand not in self._tables if isinstance(operand, int) else operand.startswith("p:")
+
+    def _is_scaling(self, given: Sequence[Any], inputs: Sequence[Operand]) -> bool:
+        return len(inputs) > 1 and all(map(self._has_gradient, inputs)) and given[0].shape != given[1].shape
+
+    def _scale(self, given: Sequence[Tensor], inputs: Sequence[Operand], results: Sequence[Tensor]) -> None:
+        """A product with a number for each row or column of the larger factor."""
+        large = 0 if given[0].numel() > given[1].numel() else 1
+        shape = "rows" if given[1 - large].shape[-1] == 1 else "columns"
+        self.macro("multiply", [inputs[large], inputs[1 - large]], results, shape)
+
+    def _table(self, result: Tensor, source: Operand, *, is_view: bool) -> None:
+        """What does not depend on the layer's input has no gradient."""
+        if is_view:
+            if isinstance(source, int):
+                self._again(result, source)
+            return
+        per_token = result.numel() / TOKENS
+        names = {1: "one", self._spec.rotary_dim: "rotated"}
+        if per_token not in names:
+            raise UnknownOperatorError(f"a table of shape {tuple(result.shape)}")
+        number = self.add(result)
+        self._tables.add(number)
+        self.steps.append(["table", number, [], names[int(per_token)], _width(result)])
+
+    def _again(self, result: Tensor, source: Operand) -> None:
+        """A view of all elements has the number of its source."""
+        assert isinstance(source, int)
+        self._numbers[id(result)] = source
+        self._hold(result, source)
+
+    def _made(self, kind: str, operands: Sequence[Operand], result: Tensor, *details: Any) -> int:
+        """The number of what a step without operands makes, on the device and in the dtype of others."""
+        number = self.add(result, operands[0])
+        self.steps.append([kind, number, [], *details])
+        return number
+
+    def _elements_per_head(self, result: Tensor) -> str:
+        if self._spec.latent is None or result.shape[-1] != self._spec.latent.plain_dim + self._spec.latent.rotated_dim:
+            raise UnknownOperatorError(f"a new tensor of shape {tuple(result.shape)}")
+        return "query"
+
+    def _parts(self, results: Sequence[Tensor]) -> int | list[str]:
+        """The number of equal parts, or the names of their sizes."""
+        latent, sizes = self._spec.latent, [item.shape[-1] for item in results]
+        if len(set(sizes)) == 1:
+            return len(results)
+        if latent is None:
+            raise UnknownOperatorError(f"parts of {sizes} elements")
+        names = {
+            latent.plain_dim: "plain",
+            latent.rotated_dim: "rotated",
+            latent.value_dim: "value",
+            latent.key_rank: "latent key",
+        }
+        return [names[size] for size in sizes]
+
+    def _share(self, source: Tensor, result: Tensor) -> str:
+        """The part of the source that a view has."""
+        spec, (whole, part) = self._spec, (source.shape[-1], result.shape[-1])
+        heads = spec.heads + 2 * spec.kv_heads
+        known = {
+            (spec.head_dim, spec.rotary_dim): "rotated",
+            (spec.head_dim, spec.head_dim - spec.rotary_dim): "rest",
+            (heads * spec.head_dim, spec.heads * spec.head_dim): "query",
+            (heads * spec.head_dim, spec.kv_heads * spec.head_dim): "key",
+        }
+        if (whole, part) in known:
+            return known[whole, part]
+        if 2 * part == whole:
+            return "half"
+        raise UnknownOperatorError(f"a view of {part} of {whole} elements")
+
+    @staticmethod
+    def _is_view(source: Any, result: Any) -> bool:
+        return isinstance(source, Tensor) and source.untyped_storage()._cdata == result.untyped_storage()._cdata
+
+    def _narrow_source(self, number: Operand) -> Operand:
+        """The tensor whose dtype a cast from fp32 restores."""
+        while isinstance(number, int) and self._dtypes[number] is not torch.bfloat16:
+            number = self._sources.get(number, "narrow")
+        return number if isinstance(number, int) else "narrow"
+
+
+class _Functions(TorchFunctionMode):
+    """Dropouts, which a CPU computes by other operators than a GPU."""
+
+    def __init__(self, recorder: _Recorder, dropouts: Mapping[float, tuple[str, float]]) -> None:
+        super().__init__()
+        self._recorder, self._dropouts = recorder, dropouts
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named, recorder = kwargs or {}, self._recorder
+        if func is not functional.dropout or not recorder.active or recorder.muted:
+            return func(*args, **named)
+        value, rate = args[0], named.get("p", args[1] if len(args) > 1 else 0.5)
+        with _muted(recorder):
+            result = value.clone()
+        recorder.macro("dropout", [recorder.operand(value)], [result], *self._dropouts.get(rate, (None, rate)))
+        return result
+
+
+@contextmanager
+def _muted(recorder: _Recorder) -> Iterator[None]:
+    recorder.muted += 1
+    yield
+    recorder.muted -= 1
+
+
+def _width(tensor: Tensor) -> str:
+    return "narrow" if tensor.dtype is torch.bfloat16 else "wide"
+
+
+class SmallModel:
+    """A model on the CPU whose layers can be recorded, of small sizes."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        config = AutoConfig.for_model(**spec.config)
+        config.use_cache = False
+        self._dropouts = dict(_named_dropouts(config))
+        self._spec = spec
+        self._recorder: _Recorder | None = None
+        ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, self._attend)
+        self._model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.bfloat16, attn_implementation=_ATTENTION
+        ).train()
+        self._layers = checkpointed_layers(self._model)
+
+    def record(self, index: int) -> list[Step]:
+        """The steps of a layer."""
+        layer, macros = self._layers[index], _macros(self._spec, index)
+        recorder = self._recorder = _Recorder(self._spec, layer)
+        with ExitStack() as stack, torch.no_grad(), recorder:
+            for name, module in layer.named_modules():
+                kind = macros.get(name) or _kind(module)
+                if kind is not None:
+                    _watch(module, partial(_enter_macro, recorder), partial(_leave_macro, recorder, kind, name), stack)
+                elif name in _gated_modules(self._spec, index):
+                    _watch(module, partial(_enter, recorder, "gated", name), partial(_leave, recorder), stack)
+            _watch(layer, partial(_start, recorder), partial(_stop, recorder), stack)
+            modeling = importlib.import_module(type(layer).__module__)
+            for name in _ROTATIONS:
+                if (function := getattr(modeling, name, None)) is not None and self._spec.latent is None:
+                    rotate = partial(_rotate, recorder, function)
+                    stack.enter_context(mock.patch.object(modeling, name, rotate))
+            stack.enter_context(_Functions(recorder, self._dropouts))
+            self._model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long))
+        return recorder.steps
+
+    def record_norm(self) -> list[Step]:
+        """The steps of the norm after the layers, whose code is that of their norms."""
+        norm = self._model.get_submodule(self._spec.architecture.final_norm)
+        return record_function(self._spec, norm, norm, tuple(next(norm.parameters()).shape))
+
+    def record_bare_norm(self) -> list[Step] | None:
+        """The steps of a norm of heads without a weight; None without one."""
+        modules = (module for layer in self._layers for module in layer.modules() if _kind(module) == "bare norm")
+        norm = next(modules, None)
+        return None if norm is None else record_function(self._spec, norm, norm, (self._spec.head_dim,))
+
+    def _attend(
+        self, _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **_options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """In place of attention: its output, and the probabilities that eager attention returns."""
+        recorder = self._recorder
+        rows, heads, tokens, _ = query.shape
+        if recorder is None or not recorder.active or recorder.muted:
+            return query.new_zeros(rows, tokens, heads, value.shape[-1]), None
+        with _muted(recorder):
+            output = query.new_zeros(rows, tokens, heads, value.shape[-1])
+            probabilities = query.new_zeros(rows, heads, tokens, tokens)
+        recorder.macro("attend", [recorder.operand(item) for item in (query, key, value)], [output, probabilities])
+        return output, probabilities
+
+
+def record_function(
+    spec: ModelSpec, module: nn.Module, function: Callable[[Tensor], Tensor], shape: tuple[int, ...]
+) -> list[Step]:
+    """The steps of a function of one tensor, whose rows have this shape; parameters are those of a module."""
+    recorder = _Recorder(spec, module)
+    value = torch.ones(ROWS, TOKENS, *shape, dtype=torch.bfloat16)
+    with torch.no_grad(), recorder:
+        recorder.add(value)
+        recorder.active = True
+        result = function(value)
+        recorder.steps.append(["output", recorder.operand(result)])
+        recorder.active = False
+    return recorder.steps
+
+
+def _named_dropouts(config: PretrainedConfig) -> Iterator[tuple[float, tuple[str, float]]]:
+    """Give each dropout of a config a probability of its own: its key and default by that."""
+    for number, (key, value) in enumerate(sorted(config.to_dict().items())):
+        if isinstance(value, float) and ("dropout" in key or "pdrop" in key):
+            rate = 0.1 + number / 1024
+            setattr(config, key, rate)
+            yield rate, (key, value)
+
+
+def _kind(module: nn.Module) -> str | None:
+    """The step in place of a module's operators, if it has one."""
+    if isinstance(module, (nn.Linear, Conv1D)):
+        return "linear"
+    name = type(module).__name__
+    if "Norm" in name:
+        return "norm" if any(True for _ in module.parameters()) or name.endswith("LayerNorm") else "bare norm"
+    origin = type(module).__module__
+    return "activate" if origin in ("transformers.activations", "torch.nn.modules.activation") else None
+
+
+def _macros(spec: ModelSpec, index: int) -> dict[str, str]:
+    """Modules that forms run as a whole: mixtures of experts, and mixers."""
+    row, found = spec.architecture, {}
+    if spec.layer_kinds.sparse[index]:
+        assert row.mlp.experts is not None
+        shared = row.mlp.experts.shared
+        found[row.mlp.name] = "routed" if shared is not None and shared.in_layer else "mixture"
+    mixer = row.delta or row.short_conv or row.state_space
+    if mixer is not None:
+        found[mixer.name] = "mixer"
+    return found
+
+
+def _gated_modules(spec: ModelSpec, index: int) -> tuple[str, ...]:
+    """Modules whose gated product a kernel can compute."""
+    mlp = spec.architecture.mlp
+    if mlp.gate is None:
+        return ()
+    shared = mlp.experts.shared if mlp.experts is not None and spec.layer_kinds.sparse[index] else None
+    if shared is not None and shared.in_layer:
+        return (shared.name,)
+    return (mlp.name,)
+
+
+def _watch(module: nn.Module, before: Callable[..., None], after: Callable[..., None], stack: ExitStack) -> None:
+    for handle in (
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, with_kwargs=True),
+    ):
+        stack.callback(handle.remove)
+
+
+def _enter_macro(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
+    recorder.muted += recorder.active
+
+
+def _leave_macro(
+    recorder: _Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any, output: Any
+) -> None:
+    if not recorder.active:
+        return
+    recorder.muted -= 1
+    if recorder.muted:
+        return
+    values = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+    made = [item for item in (output if isinstance(output, tuple) else (output,)) if isinstance(item, Tensor)]
+    recorder.macro(kind, [recorder.operand(values[0])], made, name)
+
+
+def _enter(recorder: _Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    if recorder.active and not recorder.muted:
+        value = next(item for item in (*args, *kwargs.values()) if isinstance(item, Tensor))
+        recorder.steps.append([kind, -1, [recorder.operand(value)], name, 0])
+
+
+def _leave(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+    if recorder.active and not recorder.muted:
+        _close(recorder, "gated", [output[0] if isinstance(output, tuple) else output])
+
+
+def _close(recorder: _Recorder, kind: str, outputs: Sequence[Tensor]) -> None:
+    """Say what the steps since a step of this kind have made, and how many they are."""
+    at = next(at for at in reversed(range(len(recorder.steps))) if recorder.steps[at][:2] == [kind, -1])
+    made = [recorder.operand(item) for item in outputs]
+    given = recorder.steps[at][2:-1]
+    recorder.steps[at] = [kind, made if len(made) > 1 else made[0], *given, len(recorder.steps) - at - 1]
+
+
+def _rotate(recorder: _Recorder, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    turned = [item for item in args[:2] if isinstance(item, Tensor) and item.shape[-1] != 0]
+    marks = recorder.active and not recorder.muted
+    if marks:
+        recorder.steps.append(["rotate", -1, [recorder.operand(item) for item in turned], 0])
+    result = function(*args, **kwargs)
+    if marks:
+        _close(recorder, "rotate", result if isinstance(result, tuple) else [result])
+    return result
+
+
+def _start(recorder: _Recorder, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    recorder.active = True
+    recorder.add(args[0] if args else kwargs["hidden_states"])
+
+
+def _stop(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+    result = output[0] if isinstance(output, tuple) else output
+    recorder.steps.append(["output", recorder.operand(result)])
+    recorder.active = False
