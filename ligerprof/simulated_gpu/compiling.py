@@ -4,6 +4,7 @@ Dynamo, AOTAutograd and Inductor trace, fuse and write code as on a GPU. The cod
 torch's operators, and launches kernels of Triton, which nobody compiles and which compute nothing.
 """
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,12 @@ def install(gpu: GpuSpec, values: Values, *, eager: bool) -> None:
         "torch._inductor.runtime.triton_heuristics", lambda module: _leave_out_kernels(module, values.forget)
     )
     after_import_or_now("torch._inductor", _refuse_tuning)
+
+
+def without_caches(paths: list[str]) -> list[str]:
+    """The paths that are not in Inductor's cache, whose place Inductor keeps in the environment."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return [path for path in paths if folder is None or not path.startswith(folder)]
 
 
 def _as_it_is(model: Any = None, **_named: Any) -> Any:

@@ -128,7 +128,7 @@ class Machine:
                 for (what, where, is_shape, is_branch), times in made_up
             ],
             "stand_ins": self.stand_ins.models,
-            "not_written": [] if self._files is None else self._files.new(),
+            "not_written": [] if self._files is None else compiling.without_caches(self._files.new()),
             "unchanged": [] if self._files is None else self._files.unchanged(),
             "pinned_bytes": self._backend.highest_pinned_bytes(),
             "outside_bytes": gpu.memory_bytes - gpu.usable_bytes + nccl_bytes(world_size()),
