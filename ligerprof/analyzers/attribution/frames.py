@@ -33,6 +33,8 @@ EAGER_ATTENTION = "eager_attention_forward"
 # torch 2.13: checkpointing, and functions that each torch optimizer has
 CHECKPOINT = r"torch/utils/checkpoint\.py"
 OPTIMIZER_STATE = r":_?init_(?:group|state)$"
+# torch 2.11 and 2.13: the forward pass of a compiled function, which may have no module whose call is seen
+COMPILED_FORWARD = r"_aot_autograd/runtime_wrappers\.py:forward$"
 # transformers 5.23
 GENERATION = r"(?:^|/)transformers/generation/"
 # transformers 5.23, Lightning 2.6: calls of trainers under which an evaluation runs

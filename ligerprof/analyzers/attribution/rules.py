@@ -374,6 +374,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
     # what a script computes from the model's output, and keeps while the next pass runs
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.SCORES_SIZED)),
+    Rule(Role.LOGITS, _OUTSIDE, stack=frames.COMPILED_FORWARD, has=(Feature.VOCABULARY_SIZED,)),
+    Rule(Role.ACTIVATIONS, _OUTSIDE, stack=frames.COMPILED_FORWARD),
     Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
     # a script's own lists of copies; of tensors that are merely as large, nothing shows what they are
     Rule(Role.PARAMETERS, _OUTSIDE, native=_COPY_OPERATORS, has=(Feature.COPIES_WEIGHTS, Feature.FEEDS_PASS)),

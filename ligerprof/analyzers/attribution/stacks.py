@@ -248,7 +248,8 @@ class Stack:
     @cached_property
     def description(self) -> str:
         """`file:line function` of the most informative call, else the autograd node, else ""."""
-        call = next((call for call in self.calls if not _forwards(call)), None)
+        own = (call for call in self.calls if not _forwards(call))
+        call = next((call for call in own if not (self.is_generated and _is_generated(call))), None)
         in_autograd = bool(self.node) and self.calls[-1:] and self.calls[-1].function not in _MAIN_ROOTS
         if call is None or (in_autograd and not self.recomputes):
             return self.node or (_describe(self.calls[0]) if self.calls else "")
