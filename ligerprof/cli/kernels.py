@@ -54,7 +54,7 @@ def check(ctx: click.Context, name: str, provider: str, as_json: bool) -> None:
     if not _has_gpu():
         os.environ.setdefault("TRITON_INTERPRET", "1")
     from ligerprof.kernels.registry import find_kernel
-    from ligerprof.reports.kernels import kernel_check_json, render_kernel_check
+    from ligerprof.reports.kernel_check import kernel_check_json, render_kernel_check
     from ligerprof.runs.kernel_check import check_kernel
 
     kernel, _, own = name.partition(":")
