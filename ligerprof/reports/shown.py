@@ -15,11 +15,12 @@ from ligerprof.analyzers.trace.report import TraceReport
 from ligerprof.recipe.flags import command_line
 from ligerprof.reports.advise import render_advice
 from ligerprof.reports.compare import render_comparison
+from ligerprof.reports.console import PlainConsole
 from ligerprof.reports.diff import render_diff
 from ligerprof.reports.estimate import render_estimate
 from ligerprof.reports.fit import render_fit
 from ligerprof.reports.peak import render_peak
-from ligerprof.reports.terminal import PLAIN_WIDTH, PlainConsole, console
+from ligerprof.reports.terminal import PLAIN_WIDTH, console
 from ligerprof.reports.trace import render_trace
 from ligerprof.runs.outcome import StepOutcome
 from ligerprof.snapshots.reader import Snapshot

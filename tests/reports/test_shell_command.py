@@ -6,7 +6,8 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.reports.terminal import PlainConsole, ShellCommand
+from ligerprof.reports.console import PlainConsole
+from ligerprof.reports.terminal import ShellCommand
 
 
 def words(printed: str) -> list[str]:

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.terminal import PlainConsole, WholeTable, groups_table, listing_table
+from ligerprof.reports.console import PlainConsole, WholeTable
+from ligerprof.reports.terminal import groups_table, listing_table
 from ligerprof.runs.bench.records import Finding, write_lines
 from ligerprof.runs.sweep.grid import cell_key
 from tests.cli.test_bench import ENVIRONMENT, example_records

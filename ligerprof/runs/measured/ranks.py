@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from ligerprof.errors import LigerprofError, MissingDependencyError, RecipeError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.measured.step import Build, Join, measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
+
+if TYPE_CHECKING:
+    from ligerprof.runs.measured.step import Build, Join
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,8 +250,8 @@ def _redirect_output(log: Path) -> None:
 def measure_on_ranks(
     recipe: TrainingRecipe,
     *,
-    build: Build,
-    join: Join | None = None,
+    build: "Build",
+    join: "Join | None" = None,
     trace_directory: Path | None,
     logs: Path,
     progress: Progress,
@@ -277,9 +279,12 @@ def measure_on_ranks(
 
 
 def _measure_here(
-    recipe: TrainingRecipe, build: Build, join: Join | None, trace_directory: Path | None, progress: Progress
+    recipe: TrainingRecipe, build: "Build", join: "Join | None", trace_directory: Path | None, progress: Progress
 ) -> StepOutcome:
     """Measure in this process, on the GPU of its LOCAL_RANK."""
+    # a simulated step asks this module for its rank, and needs no torch
+    from ligerprof.runs.measured.step import measure_step
+
     local = int(os.environ.get("LOCAL_RANK", "0"))
     _require_devices(local + 1)
     with _stdout_to_stderr():
