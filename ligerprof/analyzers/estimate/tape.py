@@ -71,6 +71,8 @@ class Tape:
         output = Value(operation.elements, operation.width, needs_gradient, None, operation.gradient_role)
         node = Node(operation, (output,))
         saves_now = needs_gradient and operation.saves_anything and not self._stopped
+        if not self._stopped:
+            _tell(self.on_read, operation)
         if saves_now:
             self._save(node)
         # a C++ operation saves its inputs before it computes, so the last one does not compute
@@ -259,7 +261,6 @@ class Tape:
     def _compute_output(self, node: Node) -> Allocation | None:
         """Allocate the output, unless it is a view, and early gradients; returns what else is saved for backward."""
         operation, output = node.operation, node.outputs[0]
-        _tell(self.on_read, operation)
         self.meter.ran(operation)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
         if operation.view_of is None:
