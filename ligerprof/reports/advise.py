@@ -88,7 +88,7 @@ def _cost(step: Step) -> str:
     """The cost in words, with the predicted change of the time per token."""
     if step.time_ratio is None:
         return step.change.cost
-    return f"{100 * (step.time_ratio - 1):+.0f} % of the step's time (predicted); {step.change.cost}"
+    return f"{step.change.cost}; predicted time per token {100 * (step.time_ratio - 1):+.0f} %"
 
 
 def _sizes(step: Step) -> tuple[str, str]:

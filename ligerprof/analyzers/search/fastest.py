@@ -150,7 +150,7 @@ def _timed(
             timed.append((predicted_time(each), each))
         except LigerprofError as error:
             reasons.setdefault(str(error))
-    return sorted(timed, key=lambda item: item[0].seconds)
+    return sorted(timed, key=lambda item: (item[0].seconds, item[0].gpu_seconds))
 
 
 def alternatives(recipe: TrainingRecipe, reasons: dict[str, None]) -> Iterator[TrainingRecipe]:

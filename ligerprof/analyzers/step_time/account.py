@@ -230,7 +230,7 @@ class _WorkMeter(Meter):
         Gradients are computed with it or later; backward of one that computes them later makes the logits again.
         """
         items = [*operation.inputs, *(item for item, _ in operation.early), *operation.saves]
-        weight = next(item for item in items if isinstance(item, Weight))
+        trains_weight = any(isinstance(item, Weight) and item.needs_gradient for item in items)
         recipe, words, hidden = self._recipe, self._recipe.spec.vocab_size, self._recipe.spec.hidden_size
         width = FP32_BYTES if recipe.compute_dtype == "float32" else 2
         rows = recipe.tokens
@@ -241,7 +241,7 @@ class _WorkMeter(Meter):
         logits = [product(name, 1, rows, words, hidden, width)] * chunks
         passes = [Work(Kind.MEMORY, "triton", 3 * rows * words * width)] * chunks
         gradients = [product(name, 1, rows, hidden, words, width)] * chunks
-        if weight.needs_gradient:
+        if trains_weight:
             gradients += [product(name, 1, words, hidden, rows, width)] * chunks
             # chunks add to the sum of those before
             gradients += [Work(Kind.MEMORY, "pointwise", words * hidden * width)] * (chunks - 1)

@@ -96,12 +96,12 @@ def fastest_command(problem: CommandProblem, batches: Batches, tell: Tell, begin
 
     def wanted() -> list[tuple[Change, int | None]]:
         ended = [(batch, others, known[change].outcome) for change, batch, others in alternatives if change in known]
-        left = [
+        left: list[tuple[Change, int | None]] = [
             (change, problem.limit.size_bytes)
             for change, batch, others in alternatives
             if change not in known
             and not any(
-                others == same and (batch > size if outcome is Outcome.OUT_OF_MEMORY else batch < size)
+                others == same and outcome is (Outcome.RAN if batch < size else Outcome.OUT_OF_MEMORY)
                 for size, same, outcome in ended
             )
         ]

@@ -124,7 +124,7 @@ class WorkCounter(OperatorCounter):
         if self._phase is Phase.FORWARD:
             self._in_loss = True
             if hidden.requires_grad:
-                hidden.register_hook(self._gradient_arrives)
+                hidden.register_hook(self._gradient_arrives)  # type: ignore[no-untyped-call]
 
     def _gradient_arrives(self, _gradient: Tensor) -> None:
         self._in_loss = False
