@@ -57,7 +57,11 @@ def data_of(name: str, log_probs: Tensor) -> dict[str, Tensor]:
         return {"ref_log_probs": near[0]}
     if name == "kto":
         desirable = torch.rand(sequences, device=log_probs.device) < 0.5
-        return {"ref_log_probs": near[0].sum(-1), "desirable": desirable, "kl": torch.tensor(0.3, device=log_probs.device)}
+        return {
+            "ref_log_probs": near[0].sum(-1),
+            "desirable": desirable,
+            "kl": torch.tensor(0.3, device=log_probs.device),
+        }
     if name in ("cpo", "simpo", "orpo"):
         return {}
     advantages = torch.randn(sequences, device=log_probs.device)
