@@ -7,12 +7,12 @@ of its norms.
 
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.models.spec import ModelSpec
+from ligerprof.models.spec import ModelSpec, ParameterShape
 
 # of a layer: the number of a value, which is 0 for its input, or "p:" and the name of a parameter; from outside,
 # tensors without a gradient: "wide" in fp32, "narrow" in the dtype of the residual stream, "complex"
@@ -81,17 +81,38 @@ def activation_functions() -> list[str]:
 def layer_kind(spec: ModelSpec, index: int) -> list[str]:
     """What decides which operators a layer runs: its modules with parameters, its kind and the config's switches."""
     kinds, row = spec.layer_kinds, spec.architecture
-    start = f"{row.layers}.{index}."
-    modules = {
-        item.name.removeprefix(start).rpartition(".")[0] for item in spec.parameters if item.name.startswith(start)
-    }
+    modules = _modules(_Parameters(spec.parameters), row.layers).get(index, ())
     flags = {
         "rotated": kinds.rotated[index],
         "sparse": kinds.sparse[index],
         "recurrent": kinds.recurrent[index],
         **{key: bool(spec.setting(key, default)) for key, default in row.switches.items()},
     }
-    return [*(name for name, is_on in flags.items() if is_on), *sorted(modules)]
+    return [*(name for name, is_on in flags.items() if is_on), *modules]
+
+
+class _Parameters:
+    """Parameters of a model as a key, which is the same for the same tuple only."""
+
+    def __init__(self, items: tuple[ParameterShape, ...]) -> None:
+        self.items = items
+
+    def __hash__(self) -> int:
+        return id(self.items)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Parameters) and self.items is other.items
+
+
+@lru_cache(maxsize=16)
+def _modules(parameters: _Parameters, layers: str) -> dict[int, list[str]]:
+    """The paths of the modules with parameters in each layer, sorted."""
+    found: dict[int, set[str]] = {}
+    for item in parameters.items:
+        if item.name.startswith(f"{layers}."):
+            index, _, name = item.name.removeprefix(f"{layers}.").partition(".")
+            found.setdefault(int(index), set()).add(name.rpartition(".")[0])
+    return {index: sorted(names) for index, names in found.items()}
 
 
 @cache

@@ -46,7 +46,7 @@ class UnknownOperatorError(Exception):
     """A layer runs an operator that tapes of layers do not have."""
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records one layer's operators, without those of modules that have steps of their own."""
 
     def __init__(self, spec: ModelSpec, layer: nn.Module) -> None:
