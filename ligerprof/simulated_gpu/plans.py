@@ -79,7 +79,7 @@ class NotPlainError(Exception):
     """An argument has no key."""
 
 
-class _Mode(FakeTensorMode):
+class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Fake tensors that ask for nothing on the GPU, which is the program's."""
 
     avoid_device_init = True
