@@ -47,6 +47,8 @@ _SKIPPED = frozenset(
 )
 _NUMBER = re.compile(r"\.\d+\.")
 _original: Any = nn.Module._call_impl
+# the Siblings of this process: a closure over it would break the graphs of compiled functions
+_installed: list[Any] = []
 
 
 class _NotAlikeError(Exception):
@@ -107,6 +109,12 @@ class _Pass(NamedTuple):
     temporaries: int
 
 
+def _call_or_repeat(layer: nn.Module, *arguments: Any, **named: Any) -> Any:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _installed[0].enabled:
+        return _original(layer, *arguments, **named)
+    return _installed[0]._call(layer, arguments, named)
+
+
 class Siblings:
     """Repeats layers.
 
@@ -127,6 +135,7 @@ class Siblings:
 
     def install(self) -> None:
         """Watch the lists of layers that programs make."""
+        _installed[:] = [self]
         module_list: Any = nn.ModuleList
         extend, append = module_list.extend, module_list.append
         set_attribute: Any = nn.Module.__setattr__
@@ -134,13 +143,15 @@ class Siblings:
         def watched(change: Any) -> Any:
             def method(layers: nn.ModuleList, added: Any) -> Any:
                 result = change(layers, added)
-                self._watch(layers)
+                if not torch.compiler.is_compiling():
+                    _installed[0]._watch(layers)
                 return result
 
             return method
 
         def counted(module: nn.Module, name: str, value: Any) -> None:
-            self._changes += 1
+            if not torch.compiler.is_compiling():
+                _installed[0]._changes += 1
             set_attribute(module, name, value)
 
         module_list.extend, module_list.append = watched(extend), watched(append)
@@ -153,15 +164,7 @@ class Siblings:
             if count < _LEAST_LAYERS or kind in self._classes or kind._call_impl is not _original:
                 continue
             self._classes.add(kind)
-            kind._call_impl = self._method()  # type: ignore[method-assign]
-
-    def _method(self) -> Any:
-        def call(layer: nn.Module, *arguments: Any, **named: Any) -> Any:
-            if torch.is_grad_enabled() or not self.enabled:
-                return _original(layer, *arguments, **named)
-            return self._call(layer, arguments, named)
-
-        return call
+            kind._call_impl = _call_or_repeat  # type: ignore[method-assign]
 
     def _call(self, layer: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         if id(layer) in self._called:

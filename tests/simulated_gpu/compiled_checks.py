@@ -57,6 +57,17 @@ result = compiled(value)
 kept_bytes = torch.cuda.memory_allocated() - before
 assert kept_bytes == (3 if EAGER else 2) * size_bytes, kept_bytes
 del result
+# lists of layers, which the machine watches, break no graph
+stack = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8)) for _ in range(4)).cuda()
+
+
+def through(value: torch.Tensor) -> torch.Tensor:
+    for each in stack[:3]:
+        value = each(value)
+    return value
+
+
+torch.compile(through, fullgraph=True)(torch.ones(2, 8, device="cuda")).sum().backward()
 # with states of random numbers kept for a second forward pass
 trained(torch.compile(layers), value)
 

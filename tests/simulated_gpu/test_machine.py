@@ -62,7 +62,9 @@ def test_compiled_functions_allocate_what_inductor_lets_them(tmp_path: Path) -> 
     compiled = Path(__file__).with_name("compiled_checks.py")
     done = simulate(tmp_path, str(compiled))
     assert "all checks passed" in done.stderr, done.stderr
-    assert not json.loads(done.stdout)["ranks"][0]["simulated"]["made_up"]
+    made_up = json.loads(done.stdout)["ranks"][0]["simulated"]["made_up"]
+    # Inductor copies what a trial of a kernel overwrites to the host where the GPU has no room for a copy
+    assert not [row for row in made_up if "torchinductor" not in row["place"]]
     assert "all checks passed" in simulate(tmp_path, str(compiled), "--eager", options=("--eager", "--force")).stderr
 
 
