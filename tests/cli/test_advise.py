@@ -53,7 +53,8 @@ def test_the_plan_is_simulated_and_its_command_reproduces_it() -> None:
     assert (program, command, flags) == ("ligerprof", "step", found["plan"]["flags"])
     plan = TrainingRecipe.from_json(found["plan"]["recipe"])
     again = CliRunner().invoke(main, ["estimate", *flags, "--json"])
-    assert json.loads(again.stdout) == estimate(plan).to_json()
+    # the command predicts the time, too
+    assert json.loads(again.stdout).items() >= estimate(plan).to_json().items()
 
 
 def test_a_recipe_that_fits_needs_no_change() -> None:

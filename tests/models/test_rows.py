@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "ligerprof"
 OTHER_MEANINGS = {
     ("kernels/providers/liger/functions.py", "gemma"): "Liger's casting mode",
     ("kernels/providers/liger/functions.py", "llama"): "Liger's casting mode",
+    ("analyzers/step_time/account.py", "experts"): "an option",
     ("recipe/conflicts.py", "experts"): "an option",
     ("recipe/configs/settings.py", "experts"): "an option",
     ("recipe/configs/settings.py", "router"): "an option",
@@ -24,7 +25,7 @@ OTHER_MEANINGS = {
 LISTS = {
     "kernels/providers/liger/model_types.py",
     "recipe/configs/open_instruct.py",
-    "recipe/configs/titan_checkpointing.py",
+    "recipe/configs/torchtitan.py",
 }
 
 

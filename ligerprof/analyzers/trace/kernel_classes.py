@@ -33,7 +33,7 @@ RULES: Sequence[tuple[KernelClass, str]] = (
     (KernelClass.COMPILED, r"^triton_(poi|red|per|for|foreach|spl|helper|unk)_"),
     # ligerprof
     (KernelClass.FUSED, r"^_(?!\w*attn)\w+_(fwd|bwd)_kernel|^_(rope|column_sums|total|scale|reciprocal_count)_kernel"),
-    (KernelClass.FUSED, r"^_?cross_entropy_kernel|^_(split_row|block_statistics|block_gradient|accuracy)_kernel"),
+    (KernelClass.FUSED, r"^_?cross_entropy_kernel|^_(split_row|block_statistics|block_gradient|accuracy|divergence)_kernel"),
     (KernelClass.FUSED, r"^_label_(logits|gradients)_kernel"),
     # liger-kernel: most names end in _forward_kernel or _backward_kernel, some in _kernel_forward or _kernel_backward
     (KernelClass.FUSED, r"liger|^_?\w+_(forward|backward)_kernel(_tiled|_inference)?$|^_\w+_kernel_(forward|backward)"),

@@ -39,6 +39,7 @@ FRAMES = {
     "EMBEDDING_TABLE": ["torch/nn/modules/sparse.py:__init__"],
     "EAGER_ATTENTION": ["transformers/models/llama/modeling_llama.py:eager_attention_forward"],
     "CHECKPOINT": ["torch/utils/checkpoint.py:checkpoint", "torch/utils/checkpoint.py:unpack_hook"],
+    "COMPILED_FORWARD": ["torch/_functorch/_aot_autograd/runtime_wrappers.py:forward"],
     "OPTIMIZER_STATE": ["torch/optim/adam.py:_init_group"],
     "GENERATION": ["transformers/generation/utils.py:generate"],
     "EVALUATION": ["transformers/trainer.py:evaluation_loop", "transformers/trainer.py:prediction_step"],
