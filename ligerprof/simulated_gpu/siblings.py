@@ -164,7 +164,7 @@ class Siblings:
             if count < _LEAST_LAYERS or kind in self._classes or kind._call_impl is not _original:
                 continue
             self._classes.add(kind)
-            kind._call_impl = _call_or_repeat  # type: ignore[method-assign]
+            kind._call_impl = _call_or_repeat  # type: ignore[assignment, method-assign]
 
     def _call(self, layer: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         if id(layer) in self._called:

@@ -33,8 +33,8 @@ RULES: Sequence[tuple[KernelClass, str]] = (
     (KernelClass.COMPILED, r"^triton_(poi|red|per|for|foreach|spl|helper|unk)_"),
     # ligerprof
     (KernelClass.FUSED, r"^_(?!\w*attn)\w+_(fwd|bwd)_kernel|^_(rope|column_sums|total|scale|reciprocal_count)_kernel"),
-    (KernelClass.FUSED, r"^_?cross_entropy_kernel|^_(split_row|block_statistics|block_gradient|accuracy|divergence)_kernel"),
-    (KernelClass.FUSED, r"^_label_(logits|gradients)_kernel"),
+    (KernelClass.FUSED, r"^_?cross_entropy_kernel|^_(split_row|block_statistics|block_gradient|accuracy)_kernel"),
+    (KernelClass.FUSED, r"^_label_(logits|gradients)_kernel|^_divergence_kernel"),
     # liger-kernel: most names end in _forward_kernel or _backward_kernel, some in _kernel_forward or _kernel_backward
     (KernelClass.FUSED, r"liger|^_?\w+_(forward|backward)_kernel(_tiled|_inference)?$|^_\w+_kernel_(forward|backward)"),
     (KernelClass.FUSED, r"^element_mul_kernel|^_(llama4_rope|jsd|kldiv|tv_distance)_kernel|^_(triton|fused)_\w+$"),
