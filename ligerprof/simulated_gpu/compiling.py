@@ -6,6 +6,7 @@ torch's operators, and launches kernels of Triton, which nobody compiles and whi
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +45,7 @@ def install(gpu: GpuSpec, values: Values, *, eager: bool) -> None:
 def without_caches(paths: list[str]) -> list[str]:
     """The paths that are not in Inductor's cache, whose place Inductor keeps in the environment."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return [path for path in paths if folder is None or not path.startswith(folder)]
+    return [path for path in paths if folder is None or not Path(path).is_relative_to(folder)]
 
 
 def _as_it_is(model: Any = None, **_named: Any) -> Any:

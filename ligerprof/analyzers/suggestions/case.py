@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import are_codes_of, phase_code
 from ligerprof.analyzers.suggestions.layer_passes import LayerPasses, find_passes
-from ligerprof.analyzers.suggestions.program import EVALUATION, Program, read_program
+from ligerprof.analyzers.suggestions.program import Program, read_program
 from ligerprof.analyzers.suggestions.replayed_change import Edit, Request, RoleBook, Window, find_request
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.distinct import distinct, is_among
@@ -100,7 +101,7 @@ class Case:
         """Blocks that an evaluation or a generation allocated, by a recorder's stamps or the calls of a trainer."""
         shown = self.attribution.phases.shown_of(self.replayed.allocated_by)
         stamped = np.flatnonzero(are_codes_of(shown, Phase.GENERATION, Phase.EVALUATION)).astype(np.int64)
-        return distinct(np.append(stamped, self.blocks_from(EVALUATION))) if self.program.evaluates else stamped
+        return distinct(np.append(stamped, self.blocks_from(frames.EVALUATION))) if self.program.evaluates else stamped
 
     def in_training(self, *roles: Role) -> Int64s:
         """The blocks of some roles that no evaluation allocated."""

@@ -53,7 +53,6 @@ _MODEL = rf"{_INSTALLED}transformers/models/"
 _MODEL_TYPE = rf"{_MODEL}(\w+)/modeling_"
 _PEFT = rf"{_INSTALLED}peft/tuners/"
 _COMPILED = r"torch/_inductor/|/torchinductor_|torch/_functorch/_aot"
-EVALUATION = frames.EVALUATION
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,7 +126,7 @@ class Program:
     @cached_property
     def evaluates(self) -> bool:
         """Whether a trainer evaluates in the recording."""
-        return self.has_call(EVALUATION)
+        return self.has_call(frames.EVALUATION)
 
     @cached_property
     def is_compiled(self) -> bool:
