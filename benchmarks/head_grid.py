@@ -4,7 +4,7 @@
     python benchmarks/head_grid.py table benchmarks/results/head-grid-h200.jsonl
 
 Each run of a candidate is compared with the products (and ours with the bound of its budget, too) right before and
-after it, so that all have the same clock; see `ligerprof.runs.bench.timing`. Intervals are of the median over turns.
+after it, so that all have the same clock; see `ligerprof.runs.bench.accuracy`. Intervals are of the median over turns.
 The bound of a budget runs nothing but the matrix products at the token counts that the budget forces
 (benchmarks/NOTES.md derives them), and one reading and writing of the logits between them at the bandwidth of torch's
 elementwise kernels. `--before TREE` adds the kernels of another tree of this package: `git archive
@@ -28,12 +28,19 @@ from torch import Tensor
 
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
 from ligerprof.kernels.options import LossOptions
-from ligerprof.runs.bench.accuracy import BoundCall, describe_failure, make_tensors
-from ligerprof.runs.bench.operations import OPERATIONS, Kernel, Maker
-from ligerprof.runs.bench.providers import Provided, find_provided
+from ligerprof.runs.bench.accuracy import (
+    BoundCall,
+    Comparison,
+    Contest,
+    Turns,
+    compare_in_turns,
+    describe_failure,
+    make_tensors,
+    median_interval,
+)
+from ligerprof.runs.bench.operations import OPERATIONS, Kernel, Maker, Provided, find_provided
+from ligerprof.runs.bench.records import TINY, BenchShape
 from ligerprof.runs.bench.session import CudaClock, CudaMachine, three_products
-from ligerprof.runs.bench.shapes import TINY, BenchShape
-from ligerprof.runs.bench.timing import Comparison, Contest, Turns, compare_in_turns, median_interval
 
 MIB = 2**20
 # tokens, hidden, vocabulary

@@ -25,11 +25,9 @@ from torch import Tensor
 from ligerprof.kernels.linear_cross_entropy import chunks
 from ligerprof.kernels.linear_cross_entropy.blocks import aligned
 from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, ChunkPlan
-from ligerprof.runs.bench.accuracy import BoundCall, make_tensors
-from ligerprof.runs.bench.operations import OPERATIONS, Maker
-from ligerprof.runs.bench.providers import find_provided
+from ligerprof.runs.bench.accuracy import BoundCall, Contest, Turns, compare_in_turns, make_tensors, median_interval
+from ligerprof.runs.bench.operations import OPERATIONS, Maker, find_provided
 from ligerprof.runs.bench.session import CudaClock, CudaMachine, three_products
-from ligerprof.runs.bench.timing import Contest, Turns, compare_in_turns, median_interval
 
 Run = Callable[[], object]
 TURNS = Turns(rounds=6)

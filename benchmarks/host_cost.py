@@ -82,9 +82,8 @@ def allow_cpu(package: str) -> None:
 def calls(kernel: str, packages: dict[str, str]) -> dict[str, Any]:
     """Each candidate's call on the same tensors."""
     from ligerprof.runs.bench.accuracy import BoundCall, make_tensors
-    from ligerprof.runs.bench.operations import OPERATIONS, Maker
-    from ligerprof.runs.bench.providers import find_provided
-    from ligerprof.runs.bench.shapes import TINY
+    from ligerprof.runs.bench.operations import OPERATIONS, Maker, find_provided
+    from ligerprof.runs.bench.records import TINY
 
     operation = OPERATIONS[kernel]
     maker = Maker(dtype=torch.bfloat16, generator=torch.Generator("cpu").manual_seed(0))

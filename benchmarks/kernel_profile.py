@@ -116,8 +116,7 @@ def profile_loss(tokens: int, hidden: int, vocab: int, budget: str) -> dict[str,
     from head_grid import bench_shape
 
     from ligerprof.runs.bench.accuracy import BoundCall, make_tensors
-    from ligerprof.runs.bench.operations import OPERATIONS, Maker
-    from ligerprof.runs.bench.providers import find_provided
+    from ligerprof.runs.bench.operations import OPERATIONS, Maker, find_provided
 
     operation, shape = OPERATIONS["flce"], bench_shape((tokens, hidden, vocab))
     generator = torch.Generator("cuda").manual_seed(0)
@@ -130,7 +129,7 @@ def profile_loss(tokens: int, hidden: int, vocab: int, budget: str) -> dict[str,
 def measure(results: Path, what: Sequence[str], models: Sequence[str]) -> None:
     import torch
 
-    from ligerprof.runs.versions import package_versions
+    from ligerprof.runs.outcome import package_versions
 
     common = {
         "schema": 1,

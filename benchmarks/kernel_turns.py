@@ -63,7 +63,7 @@ def import_renamed(tree: Path) -> None:
 
 def load_kernel(package: str, name: str, budget: str) -> Any:
     """A tree's kernel and options, as bench's calls take them."""
-    from ligerprof.runs.bench.providers import Provided
+    from ligerprof.runs.bench.operations import Provided
 
     spec = importlib.import_module(f"{package}.kernels").find_kernel(name)
     module, _, function = spec.entry.partition(":")
@@ -96,12 +96,10 @@ def find_operation(kernel: str) -> Any:
 def measure_case(kernel: str, sizes: dict[str, int], budget: str, series: int) -> Iterator[dict[str, Any]]:
     import torch
 
-    from ligerprof.runs.bench.accuracy import BoundCall, make_tensors
+    from ligerprof.runs.bench.accuracy import BoundCall, Repetitions, make_tensors, time_in_turns
     from ligerprof.runs.bench.operations import Maker
-    from ligerprof.runs.bench.records import Direction
+    from ligerprof.runs.bench.records import TINY, Direction
     from ligerprof.runs.bench.session import CudaClock
-    from ligerprof.runs.bench.shapes import TINY
-    from ligerprof.runs.bench.timing import Repetitions, time_in_turns
 
     device = torch.device("cuda", torch.cuda.current_device())
     known = {name: size for name, size in sizes.items() if name != "tokens"}

@@ -24,11 +24,11 @@ from ligerprof.runs.bench.records import (
     Record,
     Subject,
     TimeRecord,
+    find_shapes,
     join_findings,
     read_lines,
     write_lines,
 )
-from ligerprof.runs.bench.shapes import find_shapes
 
 LEAN, BALANCED, LARGE = "ligerprof:lean", "ligerprof", ("ligerprof:1GiB", "ligerprof:4GiB")
 EXACT = ("ligerprof:lean+fp32", "ligerprof:fp32")
@@ -67,8 +67,8 @@ SECTIONS: dict[str, tuple[Cell, ...]] = {
 
 
 def measure(results: Path, cells: Sequence[Cell], minutes: float) -> None:
+    from ligerprof.runs.bench.accuracy import Repetitions
     from ligerprof.runs.bench.session import BenchPlan, CudaMachine, run_bench
-    from ligerprof.runs.bench.timing import Repetitions
 
     machine = CudaMachine()
     deadline = time.monotonic() + 60 * minutes

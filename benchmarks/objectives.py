@@ -24,7 +24,7 @@ from torch import Tensor
 from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES
 from ligerprof.kernels.objectives import distillation_loss, linear_objective, objective
 from ligerprof.kernels.options import LossOptions
-from ligerprof.runs.versions import package_versions
+from ligerprof.runs.outcome import package_versions
 
 MIB = 2**20
 # sequences, positions, hidden, vocabulary

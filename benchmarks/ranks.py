@@ -316,7 +316,7 @@ class Rank:
         """The GPU and the versions of a row."""
         import torch
 
-        from ligerprof.runs.versions import package_versions
+        from ligerprof.runs.outcome import package_versions
 
         gpu = torch.cuda.get_device_name(self.device) if self.on_gpu else "none"
         return {"gpu": gpu, "versions": {**package_versions(), "cuda": torch.version.cuda}}

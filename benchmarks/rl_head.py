@@ -4,8 +4,8 @@
     python benchmarks/rl_head.py table benchmarks/results/rl-head-h200.jsonl
 
 The loss is a policy gradient: each token's log-probability times its advantage, plus its entropy times a coefficient.
-Each run is compared with the three products right before and after it (`ligerprof.runs.bench.timing`); intervals are of
-the median over turns. liger-kernel's chunked losses compute no entropy, so each
+Each run is compared with the three products right before and after it (`ligerprof.runs.bench.accuracy`); intervals are
+of the median over turns. liger-kernel's chunked losses compute no entropy, so each
 candidate runs without entropies, too. Errors are against fp64 on the logits of a smaller head, which are far from
 uniform. `measure` requires a GPU and appends one JSON line; `measure --device cpu` prints the errors alone, from the
 interpreter of Triton.
@@ -29,8 +29,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs, log_probs
 from ligerprof.kernels.options import LossOptions
-from ligerprof.runs.bench.timing import Contest, Turns, compare_in_turns, median_interval
-from ligerprof.runs.versions import package_versions
+from ligerprof.runs.bench.accuracy import Contest, Turns, compare_in_turns, median_interval
+from ligerprof.runs.outcome import package_versions
 
 MIB = 2**20
 SEQUENCES, SEQ, HIDDEN, VOCAB = 8, 1024, 4096, 151936

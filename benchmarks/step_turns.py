@@ -27,7 +27,7 @@ from typing import Any
 from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.bench.timing import median_interval, turn_order
+from ligerprof.runs.bench.accuracy import median_interval, turn_order
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,8 @@ def device_timeline(run: Callable[[], object], runs: int) -> Timeline:
 def measure_cell(base: TrainingRecipe, *, rounds: int, steps: int) -> dict[str, Any]:
     import torch
 
+    from ligerprof.runs.outcome import package_versions
     from ligerprof.runs.training import built_model
-    from ligerprof.runs.versions import package_versions
 
     found: dict[str, Measured] = {}
     missing: dict[str, str] = {}

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ligerprof.kernels.gated.tiled import tiled_gated_mlp
 from ligerprof.kernels.gated.triton import swiglu_linear
-from ligerprof.runs.versions import package_versions
+from ligerprof.runs.outcome import package_versions
 
 TOKENS, HIDDEN, INNER = 65536, 4096, 14336
 GIB = 2**30

@@ -193,7 +193,7 @@ def kernels_by_operator(step: Any) -> list[list[Any]]:
 def measure(results: Path, kinds: list[str], budget: float) -> None:
     import torch
 
-    from ligerprof.runs.versions import package_versions
+    from ligerprof.runs.outcome import package_versions
 
     about = {
         "gpu": torch.cuda.get_device_name(),

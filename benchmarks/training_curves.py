@@ -100,7 +100,7 @@ def final_loss(curves: list[list[float]]) -> float:
 def measure(results: Path) -> None:
     import torch
 
-    from ligerprof.runs.versions import package_versions
+    from ligerprof.runs.outcome import package_versions
 
     text = read_text()
     curves = {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import ligerprof.kernels
-from ligerprof.runs.versions import package_versions
+from ligerprof.runs.outcome import package_versions
 
 STEPS, PAIRS, LENGTH, COMPLETION = 20, 4, 256, 32
 ALLOWED = 1e-3

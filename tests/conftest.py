@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from ligerprof.runs.sweep import session
+from ligerprof.runs.sweep import runner as session
 from ligerprof.runs.sweep.starting import CellStarter
 from tests import interpreter
 

@@ -12,8 +12,7 @@ from ligerprof.cli.completion import complete_benched, complete_providers
 from ligerprof.cli.output import say, say_written, show
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.runs.bench.records import Direction
-from ligerprof.runs.bench.shapes import BENCH_KERNELS
+from ligerprof.runs.bench.records import BENCH_KERNELS, Direction
 
 if TYPE_CHECKING:
     from ligerprof.runs.bench.records import Finding
@@ -103,13 +102,13 @@ def command(as_json: bool, **options: Any) -> None:
 
 def _measure(options: Mapping[str, Any]) -> "list[Finding]":
     """Run the benchmark; unknown kernels and shapes raise before torch is imported."""
-    from ligerprof.runs.bench.shapes import find_kernels, find_shapes
+    from ligerprof.runs.bench.records import find_kernels, find_shapes
 
     kernels = find_kernels(options["kernels"])
     for kernel in kernels:
         find_shapes(kernel, options["shapes"])
+    from ligerprof.runs.bench.accuracy import Repetitions
     from ligerprof.runs.bench.session import BenchPlan, CudaMachine, run_bench
-    from ligerprof.runs.bench.timing import Repetitions
 
     providers = options["providers"]
     plan = BenchPlan(

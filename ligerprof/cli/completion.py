@@ -36,7 +36,7 @@ def _kernels() -> Iterable[str]:
 
 
 def _benched() -> Iterable[str]:
-    from ligerprof.runs.bench.shapes import BENCH_KERNELS
+    from ligerprof.runs.bench.records import BENCH_KERNELS
 
     return (*BENCH_KERNELS, "all")
 

@@ -219,7 +219,7 @@ def grid_options(function: Command) -> Command:
 
     @functools.wraps(function)
     def with_grid(**arguments: Any) -> Any:
-        from ligerprof.runs.sweep.grid import Grid
+        from ligerprof.runs.sweep.cells import Grid
 
         options = {name: arguments.pop(name) for name in RECIPE_OPTIONS}
         for name, declared in RECIPE_OPTIONS.items():

@@ -28,9 +28,9 @@ from ligerprof.text import short_repr
 from ligerprof.words import did_you_mean
 
 if TYPE_CHECKING:
-    from ligerprof.runs.study.outline import Part, Study
+    from ligerprof.runs.study import Part, Study
     from ligerprof.runs.sweep.cells import SweepFolder
-    from ligerprof.runs.sweep.session import SweepPlan
+    from ligerprof.runs.sweep.runner import SweepPlan
 
 
 @click.command(cls=DocumentedCommand, name="study", short_help="Run the grids of a study file and report them.")
@@ -66,10 +66,9 @@ def command(file: Path | None, output: Path | None, as_json: bool, **how: Any) -
     kernels with liger-kernel's, and measures each kernel alone, the loss of 2024, and the Liger paper's
     Llama-3-8B. A study that was stopped continues when it is started again.
     """
-    from ligerprof.runs.study.file import load_study
+    from ligerprof.runs.study import load_study
     from ligerprof.runs.sweep.cells import SweepFolder
-    from ligerprof.runs.sweep.runner import SweepSettings
-    from ligerprof.runs.sweep.session import run_sweep
+    from ligerprof.runs.sweep.runner import SweepSettings, run_sweep
 
     study = load_study(file)
     folder = SweepFolder(path=output or Path("runs") / (file.stem if file else "study"))
@@ -95,7 +94,7 @@ def _write_report(
     study: "Study", folder: "SweepFolder", earlier: tuple[Path, ...], *, command: str, force: bool
 ) -> Path:
     """Write the report of the folder's cells and those of earlier runs."""
-    from ligerprof.reports.study.document import write_report
+    from ligerprof.reports.study import write_report
     from ligerprof.runs.sweep.cells import RESULTS_NAME
 
     own = [folder.path] if (folder.path / RESULTS_NAME).exists() else []
@@ -108,7 +107,7 @@ def _write_report(
 def _plan(study: "Study", how: dict[str, Any]) -> "SweepPlan":
     """The cells of the parts that can run on this machine; in a dry run with `--device auto`, of all parts."""
     from ligerprof.runs.step import choose_backend
-    from ligerprof.runs.sweep.session import make_plan
+    from ligerprof.runs.sweep.runner import make_plan
 
     chosen = _choose(how["only"], [part.name for part in study.parts], "part")
     parts = [part for part in study.parts if part.name in chosen]

@@ -22,10 +22,8 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Axis
 
 if TYPE_CHECKING:
-    from ligerprof.runs.sweep.cells import SweepFolder
-    from ligerprof.runs.sweep.grid import Grid
-    from ligerprof.runs.sweep.runner import Watcher
-    from ligerprof.runs.sweep.session import SweepPlan, SweepResult
+    from ligerprof.runs.sweep.cells import Grid, SweepFolder
+    from ligerprof.runs.sweep.runner import SweepPlan, SweepResult, Watcher
 
 
 @click.command(cls=RecipeCommand, name="sweep", short_help="Run a grid of steps; out of memory is a result.")
@@ -55,8 +53,7 @@ def command(grid: "Grid", output: Path, dry_run: bool, as_json: bool, **how: Any
     continues when it is started again.
     """
     from ligerprof.runs.sweep.cells import SweepFolder
-    from ligerprof.runs.sweep.runner import SweepSettings
-    from ligerprof.runs.sweep.session import make_plan, on_this_machine, run_sweep
+    from ligerprof.runs.sweep.runner import SweepSettings, make_plan, on_this_machine, run_sweep
 
     here = on_this_machine(grid)
     searches = ((how["find_limit"], here),) if how["find_limit"] else ()
@@ -93,7 +90,7 @@ def print_plan(plan: "SweepPlan", folder: "SweepFolder", *, as_json: bool) -> No
 def watching(plan: "SweepPlan") -> "Iterator[Watcher]":
     """Show the progress on stderr: a bar in a terminal, otherwise one line per cell."""
     from ligerprof.reports.sweep import BarWatcher, PlainWatcher, progress_bar
-    from ligerprof.runs.sweep.grid import distinguishing_options
+    from ligerprof.runs.sweep.cells import distinguishing_options
 
     distinguishing = distinguishing_options(plan.recipes)
     if sys.stderr.isatty():

@@ -8,10 +8,8 @@ from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.terminal import add_listing_row, listing_table
 from ligerprof.roles import Backend
-from ligerprof.runs.sweep.cells import Cell, CellStatus
-from ligerprof.runs.sweep.grid import cell_key, describe, distinguishing_options
-from ligerprof.runs.sweep.runner import Border, Watcher
-from ligerprof.runs.sweep.session import SweepPlan, SweepResult
+from ligerprof.runs.sweep.cells import Cell, CellStatus, cell_key, describe, distinguishing_options
+from ligerprof.runs.sweep.runner import Border, SweepPlan, SweepResult, Watcher
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ligerprof.errors import RunDirectoryError
+from ligerprof.errors import LigerprofError, OutputError, RunDirectoryError
 from ligerprof.files import FileKind, read_json, write_new_file
 from ligerprof.recipe import RECIPE_NAME
 from ligerprof.snapshots import SNAPSHOT_NAME
@@ -156,3 +156,19 @@ def read_result(path: Path) -> dict[str, Any]:
         RunDirectoryError: the file is missing or not a JSON object.
     """
     return read_json(path / RESULT, _RESULT_FILE)
+
+
+_MOST = 1000
+
+
+def create_rank_directory(common: Path, rank: int | None) -> RunDirectory:
+    """Create `rank3` in a common folder, or `rank3-2` and so on if that has files; without a rank, `process`.
+
+    Raises:
+        OutputError: no folder can be created.
+    """
+    name = "process" if rank is None else f"rank{rank}"
+    for number in range(1, _MOST):
+        with suppress(LigerprofError):
+            return create_run_directory(common / (name if number == 1 else f"{name}-{number}"))
+    raise OutputError(f"{common}: no folder for the recording of {name} can be created there. Is it writable?")

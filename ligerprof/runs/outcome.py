@@ -1,12 +1,25 @@
 """The result of one profiled step, measured or simulated."""
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from ligerprof.recipe.categories import Engine
 from ligerprof.roles import Backend, Phase
 from ligerprof.serialization import Printed
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of Python and of each installed package that a step may run."""
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "triton", "transformers", "peft", "liger_kernel", "deepspeed"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
+
 
 # callback that receives a short status message
 Progress = Callable[[str], None]

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ligerprof.kernels.device import is_simulated
 from ligerprof.recipe.categories import GradSync, Offload, Wrap
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.checkpointing import checkpointed_layers
+from ligerprof.runs.activation_offload import checkpointed_layers
 from ligerprof.runs.training import Trainer, built_model, load_model, make_optimizer, make_scaler
 
 

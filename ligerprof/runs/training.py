@@ -20,11 +20,9 @@ from ligerprof.models.spec import Task
 from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
-from ligerprof.runs.activation_offload import ActivationOffload
-from ligerprof.runs.adapters import with_adapters
-from ligerprof.runs.checkpointing import enable_checkpointing
+from ligerprof.runs.activation_offload import ActivationOffload, enable_checkpointing
 from ligerprof.runs.losses import install_loss
-from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_linears
+from ligerprof.runs.low_bit import linears_on_meta, low_bit_optimizer, quantize_linears, with_adapters
 from ligerprof.torch_memory.low_bit import is_hidden_matrix
 
 

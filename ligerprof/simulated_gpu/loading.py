@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ligerprof.runs.recording.imports import after_import_or_now
-from ligerprof.runs.recording.messages import say
+from ligerprof.runs.recording.progress import say
 from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.stand_ins import StandIns
 

@@ -11,7 +11,7 @@ import torch
 
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
-from ligerprof.runs.recording.messages import say
+from ligerprof.runs.recording.progress import say
 from ligerprof.simulated_gpu import recurrent
 from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.values import SKIPPED_FILES, place

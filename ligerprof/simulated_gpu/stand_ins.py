@@ -16,7 +16,7 @@ import torch
 
 from ligerprof.models.catalog import hub_names
 from ligerprof.models.hub_cache import find_cached_config
-from ligerprof.runs.recording.messages import say
+from ligerprof.runs.recording.progress import say
 from ligerprof.units import GIB
 
 _SHARD_BYTES = 4 * GIB

@@ -18,9 +18,9 @@ from ligerprof.runs.bench.records import (
     Record,
     Subject,
     TimeRecord,
+    find_shapes,
     write_lines,
 )
-from ligerprof.runs.bench.shapes import find_shapes
 from tests.golden import assert_matches_golden
 
 RUNNER = CliRunner()

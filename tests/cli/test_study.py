@@ -13,9 +13,8 @@ from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.figures.kinds import KINDS
 from ligerprof.reports.figures.names import OF_A_RECIPE
-from ligerprof.runs.study.file import load_study
-from ligerprof.runs.study.outline import FigureKind
-from ligerprof.runs.sweep.grid import cell_key, expand
+from ligerprof.runs.study import FigureKind, load_study
+from ligerprof.runs.sweep.cells import cell_key, expand
 from ligerprof.units import GIB, format_bytes
 from tests.paths import REPOSITORY
 

@@ -20,7 +20,7 @@ from ligerprof.models.catalog import CONFIGS
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.bench.records import read_lines
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary, read_summary
-from ligerprof.runs.study.file import load_study
+from ligerprof.runs.study import load_study
 from ligerprof.runs.sweep.cells import read_cells
 from tests.paths import DATA, RECORDINGS, RESULTS
 from tests.snapshots.mutations import originals

@@ -16,7 +16,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.console import PlainConsole, WholeTable
 from ligerprof.reports.terminal import groups_table, listing_table
 from ligerprof.runs.bench.records import Finding, write_lines
-from ligerprof.runs.sweep.grid import cell_key
+from ligerprof.runs.sweep.cells import cell_key
 from tests.cli.test_bench import ENVIRONMENT, example_records
 from tests.paths import DATA, RECORDINGS
 

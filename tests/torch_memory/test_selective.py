@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ligerprof.runs.checkpointing import selective_contexts
+from ligerprof.runs.activation_offload import selective_contexts
 from ligerprof.torch_memory.saved_tensors import FUSED_ATTENTION, MATMULS, Selection, find_policy, policy_text
 
 

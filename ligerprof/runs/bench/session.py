@@ -16,10 +16,23 @@ from torch import Tensor
 
 from ligerprof import __version__
 from ligerprof.errors import MissingDependencyError
-from ligerprof.runs.bench.accuracy import EAGER, BoundCall, CallTensors, describe_failure, make_tensors, measure_errors
-from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors
-from ligerprof.runs.bench.providers import find_provided
+from ligerprof.runs.bench.accuracy import (
+    EAGER,
+    BoundCall,
+    CallTensors,
+    Candidate,
+    Clock,
+    Quantiles,
+    Repetitions,
+    describe_failure,
+    make_tensors,
+    measure_errors,
+    time_in_turns,
+)
+from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors, find_provided
 from ligerprof.runs.bench.records import (
+    TINY,
+    BenchShape,
     Direction,
     ErrorRecord,
     Finding,
@@ -28,9 +41,8 @@ from ligerprof.runs.bench.records import (
     Record,
     Subject,
     TimeRecord,
+    find_shapes,
 )
-from ligerprof.runs.bench.shapes import TINY, BenchShape, find_shapes
-from ligerprof.runs.bench.timing import Candidate, Clock, Quantiles, Repetitions, time_in_turns
 from ligerprof.runs.measured.step import NvmlDevice
 from ligerprof.runs.outcome import Progress
 from ligerprof.units import GIB, MIB

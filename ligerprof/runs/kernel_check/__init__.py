@@ -1,7 +1,7 @@
 """Check a kernel of any provider against its reference: values, gradients, strides, dtypes, compilation and bytes."""
 
+from ligerprof.runs.kernel_check.cases import find_checked
 from ligerprof.runs.kernel_check.check import check_kernel
-from ligerprof.runs.kernel_check.objectives import find_checked
 from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
 
 __all__ = ["KernelCheck", "Result", "Row", "check_kernel", "find_checked"]

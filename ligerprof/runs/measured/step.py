@@ -17,12 +17,19 @@ from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Backend, Phase
-from ligerprof.runs.outcome import OutOfMemory, OutsideMemory, OutsideMoment, Progress, StepOutcome, figures_of
+from ligerprof.runs.outcome import (
+    OutOfMemory,
+    OutsideMemory,
+    OutsideMoment,
+    Progress,
+    StepOutcome,
+    figures_of,
+    package_versions,
+)
 from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.runs.training import Training, make_batch, torch_trainer, train_step
-from ligerprof.runs.versions import package_versions
 from ligerprof.snapshots.stamp import with_saved_tensors
 
 _LIBRARY = "libnvidia-ml.so.1"

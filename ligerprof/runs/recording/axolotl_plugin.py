@@ -6,7 +6,7 @@ from typing import Any
 
 from axolotl.integrations.base import BasePlugin
 
-from ligerprof.runs.recording.folders import create_rank_directory
+from ligerprof.runs.directory import create_rank_directory
 from ligerprof.runs.recording.record import CudaHistory, Recorder
 from ligerprof.runs.recording.summary import current_rank
 

@@ -20,8 +20,7 @@ from ligerprof.errors import LigerprofError
 from ligerprof.roles import Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.live import LiveFile
-from ligerprof.runs.recording.messages import say
-from ligerprof.runs.recording.progress import Progress
+from ligerprof.runs.recording.progress import Progress, say
 from ligerprof.runs.recording.record import CudaHistory, Recorder
 from ligerprof.runs.recording.saved import unix_time_us
 from ligerprof.runs.recording.settings import Settings

@@ -1,9 +1,16 @@
-"""How far a simulated command has come, now and then."""
+"""Messages of a recorded process, which shares its stderr with the program, and its progress if it is simulated."""
 
 import sys
 import time
 
-from ligerprof.runs.recording.messages import say
+from ligerprof.text import printable
+
+
+def say(text: str) -> None:
+    """Print one line to stderr, if there is one."""
+    if sys.stderr is not None:
+        print(f"ligerprof: {printable(text)}", file=sys.stderr, flush=True)  # noqa: T201 - no click in this process
+
 
 _SECONDS_ON_TERMINAL, _SECONDS_ELSEWHERE = 3, 60
 

@@ -14,9 +14,8 @@ from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError
 from ligerprof.files import require_absent
 from ligerprof.roles import INFERENCE_PHASES, Phase, Role
 from ligerprof.runs.directory import RunDirectory
-from ligerprof.runs.recording.gap import Bridge
 from ligerprof.runs.recording.live import tensors_by_role
-from ligerprof.runs.recording.parts import LostPeak, Parts
+from ligerprof.runs.recording.parts import Bridge, LostPeak, Parts
 from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.settings import DISK_BYTES

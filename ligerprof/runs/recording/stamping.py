@@ -13,8 +13,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ligerprof.roles import Phase
-from ligerprof.runs.recording.backward_entries import Callback, Hook, OpenCall, sequence_number
-from ligerprof.runs.recording.module_calls import release_calls, replace_calls
+from ligerprof.runs.recording.module_calls import (
+    Callback,
+    Hook,
+    OpenCall,
+    release_calls,
+    replace_calls,
+    sequence_number,
+)
 from ligerprof.runs.recording.patches import Patches
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.snapshots.stamp import RECOMPUTE, Stamp

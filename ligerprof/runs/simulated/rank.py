@@ -19,7 +19,7 @@ from ligerprof.roles import Backend, Phase
 from ligerprof.runs.measured.engines import engine_of
 from ligerprof.runs.measured.step import Build
 from ligerprof.runs.model_errors import model_failures_in_a_line
-from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of
+from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions
 from ligerprof.runs.parallel import ShardedTrainer
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import Stamper
@@ -27,7 +27,6 @@ from ligerprof.runs.simulated.forks import apart
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
 from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer, train_step
-from ligerprof.runs.versions import package_versions
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.simulated_gpu.machine import Machine, install
 from ligerprof.simulated_gpu.ranks.group import SimulatedGroup

@@ -20,7 +20,7 @@ from ligerprof.errors import LigerprofError
 from ligerprof.gpus import DEFAULT_GPU, find_gpu
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated.forks import end, end_with, received
-from ligerprof.runs.sweep.imports import import_model
+from ligerprof.runs.sweep.fork_server import import_model
 from ligerprof.snapshots.collector import collector_paused
 
 

@@ -1,4 +1,4 @@
-"""Run the cells of a sweep that are not finished yet, each in a process, and search for the largest size that runs."""
+"""Plan and run the cells of a sweep, and find the largest sizes that fit."""
 
 import dataclasses
 import json
@@ -6,24 +6,35 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.estimate import estimate
+from ligerprof.analyzers.estimate import estimate, require_host_memory
 from ligerprof.analyzers.search.fit import SEQ_STEP, find_border
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import write_new_file
-from ligerprof.recipe.categories import Axis
+from ligerprof.recipe.categories import Axis, Device
+from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
-from ligerprof.runs.sweep.cells import Cell, CellStatus, SweepFolder, cell_from_json, disk_errors_in_a_line
-from ligerprof.runs.sweep.grid import cell_key
+from ligerprof.roles import Backend
+from ligerprof.runs.sweep.cells import (
+    Cell,
+    CellStatus,
+    Grid,
+    Refusal,
+    SweepFolder,
+    cell_from_json,
+    cell_key,
+    disk_errors_in_a_line,
+    expand,
+)
 from ligerprof.runs.sweep.starting import CellStarter, Command
-from ligerprof.serialization import document
+from ligerprof.serialization import document, select, to_json
 
 # done and out of memory
 _EXIT_CODES_WITH_RESULT = (0, 3)
@@ -386,3 +397,120 @@ def _guess(recipe: TrainingRecipe, axis: Axis, known: Edges) -> int:
     except LigerprofError:
         return own
     return guess or own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepPlan:
+    """The cells to run.
+
+    Attributes:
+        recipes: the cells of the grids, in order, without duplicates.
+        searches: axes along which to search for borders afterwards, each with the grid to search from.
+    """
+
+    grids: tuple[Grid, ...]
+    recipes: tuple[TrainingRecipe, ...]
+    refusals: tuple[Refusal, ...] = ()
+    searches: tuple[tuple[Axis, Grid], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepResult:
+    """The result of a sweep.
+
+    Attributes:
+        cells: the cells of the plan and of the searches, in the order in which they were requested.
+        rows: the cells' rows in results.jsonl.
+        left_out: steps skipped because a smaller one was out of memory.
+    """
+
+    plan: SweepPlan
+    folder: SweepFolder
+    cells: tuple[Cell, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    borders: tuple[Border, ...]
+    left_out: tuple[TrainingRecipe, ...]
+
+    def count(self, status: CellStatus) -> int:
+        """The number of cells that ended this way."""
+        return sum(cell.status is status for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `ligerprof sweep --json`."""
+        counts = {status.value: self.count(status) for status in CellStatus} | {"left_out": len(self.left_out)}
+        return document(
+            "sweep",
+            select(self, "folder=folder.path", "plan.grids"),
+            {"counts": counts},
+            select(self, "cells=rows", "borders", "refused=plan.refusals"),
+        )
+
+
+def on_this_machine(grid: Grid) -> Grid:
+    """The grid with `auto` replaced by this machine's device: measured and simulated cells need different keys."""
+    from ligerprof.runs.step import choose_backend
+
+    devices = tuple(Device(word) for word in grid.options.get("device", (Device.AUTO,)))
+    if Device.AUTO in devices:
+        here = Device.CUDA if choose_backend(TrainingRecipe()) is Backend.MEASURED else Device.SIMULATED
+        devices = tuple(dict.fromkeys(here if device is Device.AUTO else device for device in devices))
+    return replace(grid, options={**grid.options, "device": devices})
+
+
+def make_plan(
+    grids: tuple[Grid, ...], *, searches: tuple[tuple[Axis, Grid], ...] = (), skip_invalid: bool = False
+) -> SweepPlan:
+    """The cells of grids whose devices are not `auto`.
+
+    Raises:
+        RecipeError: a combination cannot be trained and `skip_invalid` is not set, or none can.
+    """
+    recipes, refusals = expand(grids, _require_runnable)
+    if refusals and (not skip_invalid or not recipes):
+        first = refusals[0]
+        options = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in first.options.items())
+        raise RecipeError(
+            f"{len(refusals)} of {len(refusals) + len(recipes)} combinations cannot be trained, such as {options}: "
+            f"{first.reason} Change the grid, or add --skip-invalid to leave them out."
+        )
+    return SweepPlan(grids=grids, recipes=recipes, refusals=refusals, searches=searches)
+
+
+def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: SweepSettings, watcher: Watcher) -> SweepResult:
+    """Run the cells that are not finished, then search for the borders.
+
+    Raises:
+        RecipeError: several jobs, and cells are timed.
+        RunDirectoryError: another sweep is running in the folder, or it contains something else.
+        SweepInterruptedError: on Ctrl-C.
+    """
+    if settings.jobs > 1 and any(recipe.device is not Device.SIMULATED for recipe in plan.recipes):
+        raise RecipeError(
+            f"--jobs {settings.jobs}: measured cells run one at a time, or they slow each other down. Leave it out."
+        )
+    folder.make()
+    with folder.locked(), CellStarter(folder.path) as starter:
+        folder.repair()
+        folder.record_grids(to_json(plan.grids))
+        runner = Runner(folder, settings, watcher, starter)
+        left_out = runner.run(plan.recipes)
+        borders = [
+            border
+            for axis, grid in plan.searches
+            for border in find_borders(runner, expand([grid], _require_runnable)[0], axis)
+        ]
+        rows = folder.rows()
+    keys = [key for key in runner.requested if key in rows]
+    return SweepResult(
+        plan=plan,
+        folder=folder,
+        cells=tuple(runner.cells[key] for key in keys),
+        rows=tuple(rows[key] for key in keys),
+        borders=tuple(borders),
+        left_out=left_out,
+    )
+
+
+def _require_runnable(recipe: TrainingRecipe) -> None:
+    require_supported(recipe, command="sweep", simulated=recipe.device is Device.SIMULATED)
+    require_host_memory(recipe)

@@ -61,7 +61,7 @@ class CellStarter:
         prepares: name of the module whose function `prepare` imports what a simulated recipe needs.
     """
 
-    def __init__(self, folder: Path, prepares: str = "ligerprof.runs.sweep.imports") -> None:
+    def __init__(self, folder: Path, prepares: str = "ligerprof.runs.sweep.fork_server") -> None:
         # forks have the command line of the server: the folder shows to which sweep they belong
         self._arguments = (str(folder), prepares)
         self._server: _ForkServer | None = None

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ligerprof.models import ModelSpec
 from ligerprof.models.layer_tape import Operand, Step
-from ligerprof.runs.checkpointing import checkpointed_layers
+from ligerprof.runs.activation_offload import checkpointed_layers
 
 _ATTENTION = "ligerprof_recorded"
 _ROTATIONS = ("apply_rotary_pos_emb", "apply_rotary_emb")

@@ -17,7 +17,7 @@ from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.models.tape import SCRATCHES, TapeParameter, encoded
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import ROLES, Phase, Role
-from ligerprof.runs.checkpointing import checkpointed_layers
+from ligerprof.runs.activation_offload import checkpointed_layers
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.meter import PhaseMeter

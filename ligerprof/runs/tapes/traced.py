@@ -13,9 +13,9 @@ from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.training_options import TrainingOptions
+from ligerprof.runs.outcome import package_versions
 from ligerprof.runs.simulated.worker import worker
 from ligerprof.runs.tapes.recipes import REPLAYED, Way, to_trace, with_tape_of
-from ligerprof.runs.versions import package_versions
 
 
 def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRecipe:

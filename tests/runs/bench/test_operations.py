@@ -19,10 +19,8 @@ from ligerprof.runs.bench.accuracy import (
     relative_error,
     same_chunks,
 )
-from ligerprof.runs.bench.operations import OPERATIONS, Maker
-from ligerprof.runs.bench.providers import Provided, find_provided, provider_names
-from ligerprof.runs.bench.records import Direction, ErrorRecord
-from ligerprof.runs.bench.shapes import BENCH_KERNELS, BenchShape, find_shapes
+from ligerprof.runs.bench.operations import OPERATIONS, Maker, Provided, find_provided, provider_names
+from ligerprof.runs.bench.records import BENCH_KERNELS, BenchShape, Direction, ErrorRecord, find_shapes
 
 # no size is a multiple of a block
 SMALL = BenchShape(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ligerprof.runs.bench.accuracy import RUNS_PER_TURN, Repetitions
 from ligerprof.runs.bench.operations import OPERATIONS
 from ligerprof.runs.bench.records import Direction, ErrorRecord, HostRecord, MissingRecord, Record, TimeRecord
 from ligerprof.runs.bench.session import BenchPlan, CudaMachine, Run, run_bench, three_products
-from ligerprof.runs.bench.timing import RUNS_PER_TURN, Repetitions
 
 # Triton interprets the loss row by row
 TOKENS = 2

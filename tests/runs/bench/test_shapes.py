@@ -2,8 +2,7 @@ import pytest
 
 from ligerprof.errors import RecipeError, UnknownModelError
 from ligerprof.runs.bench.operations import OPERATIONS
-from ligerprof.runs.bench.records import Direction
-from ligerprof.runs.bench.shapes import BENCH_KERNELS, find_kernels, find_shapes
+from ligerprof.runs.bench.records import BENCH_KERNELS, Direction, find_kernels, find_shapes
 
 MB = 10**6
 

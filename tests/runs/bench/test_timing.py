@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.runs.bench.timing import (
+from ligerprof.runs.bench.accuracy import (
     RUNS_PER_TURN,
     WARM_UP_ROUNDS,
     Candidate,

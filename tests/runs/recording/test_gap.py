@@ -12,8 +12,7 @@ import pytest
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.roles import Phase, Role
 from ligerprof.runs.recording import parts
-from ligerprof.runs.recording.gap import Bridge
-from ligerprof.runs.recording.parts import Parts
+from ligerprof.runs.recording.parts import Bridge, Parts
 from ligerprof.runs.recording.record import Failure
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.roles import Phase
-from ligerprof.runs.recording import resting
+from ligerprof.runs.recording import phases as resting
 from ligerprof.runs.recording.phases import LoopPhases
 from ligerprof.runs.recording.record import Recorder, running
 from ligerprof.snapshots.stamp import Stamp

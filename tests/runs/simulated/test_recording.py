@@ -8,9 +8,8 @@ import pytest
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
-from ligerprof.runs.outcome import StepOutcome
+from ligerprof.runs.outcome import StepOutcome, package_versions
 from ligerprof.runs.simulated import simulate_step
-from ligerprof.runs.versions import package_versions
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.units import MIB
 from tests.paths import RECORDINGS

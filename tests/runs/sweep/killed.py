@@ -17,10 +17,8 @@ from ligerprof.recipe.categories import Device
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep import cells as folder_module
 from ligerprof.runs.sweep import runner
-from ligerprof.runs.sweep.cells import SweepFolder
-from ligerprof.runs.sweep.grid import Grid, cell_key
-from ligerprof.runs.sweep.runner import SweepSettings, Watcher
-from ligerprof.runs.sweep.session import make_plan, run_sweep
+from ligerprof.runs.sweep.cells import Grid, SweepFolder, cell_key
+from ligerprof.runs.sweep.runner import SweepSettings, Watcher, make_plan, run_sweep
 
 LINES, BYTES = 60, 12
 PLAN = make_plan((Grid(options={"model": ("tiny",), "batch": (1, 2, 4), "device": (Device.SIMULATED,)}),))

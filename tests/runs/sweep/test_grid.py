@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.sweep.grid import Grid, cell_key, describe, distinguishing_options, expand
+from ligerprof.runs.sweep.cells import Grid, cell_key, describe, distinguishing_options, expand
 from ligerprof.runs.sweep.runner import largest_fitting
 
 TINY = {"model": ("tiny",)}

@@ -11,8 +11,7 @@ import pytest
 from ligerprof.recipe.categories import Axis, Device
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.sweep import runner as sweep_runner
-from ligerprof.runs.sweep.cells import Cell, CellStatus, SweepFolder
-from ligerprof.runs.sweep.grid import Grid, cell_key, expand
+from ligerprof.runs.sweep.cells import Cell, CellStatus, Grid, SweepFolder, cell_key, expand
 from ligerprof.runs.sweep.runner import CellProcess, Runner, SweepInterruptedError, SweepSettings, Watcher, find_borders
 from ligerprof.runs.sweep.starting import CellStarter
 from tests.runs.sweep.imports import CRASHES, HANGS, PRINTS
