@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, SlidingWindow, Softcap
-from ligerprof.models.delta import DeltaNet, ShortConv
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
-from ligerprof.models.mixtures import Experts
-from ligerprof.models.state_space import StateSpace
-from ligerprof.models.streams import Streams
+from ligerprof.models.mixers import DeltaNet, Experts, ShortConv, StateSpace, Streams
 from ligerprof.words import Word
 
 

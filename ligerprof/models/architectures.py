@@ -5,41 +5,31 @@ from dataclasses import replace
 from ligerprof.models.architecture import Architecture, Attention
 from ligerprof.models.composites import TEXT_MODELS
 from ligerprof.models.config_keys import Softcap
-from ligerprof.models.rows import (
-    batched_experts,
-    delta,
-    experts,
-    gemma_like,
-    latent,
-    llama_like,
-    others,
-    short_convs,
-    sigmoid_experts,
-    state_spaces,
-    streams,
-)
+from ligerprof.models.rows.dense import GEMMA_ROWS, LLAMA, LLAMA_ROWS, OTHER_ROWS
+from ligerprof.models.rows.experts import BATCHED_ROWS, EXPERT_ROWS, LATENT_ROWS, SIGMOID_ROWS
+from ligerprof.models.rows.mixers import DELTA_ROWS, SHORT_CONV_ROWS, STATE_SPACE_ROWS, STREAM_ROWS
 
 ARCHITECTURES: dict[str, Architecture] = {
     row.model_type: row
     for row in (
-        *llama_like.ROWS,
-        *gemma_like.ROWS,
-        *others.ROWS,
-        *experts.ROWS,
-        *latent.ROWS,
-        *batched_experts.ROWS,
-        *delta.ROWS,
-        *sigmoid_experts.ROWS,
-        *short_convs.ROWS,
-        *state_spaces.ROWS,
-        *streams.ROWS,
+        *LLAMA_ROWS,
+        *GEMMA_ROWS,
+        *OTHER_ROWS,
+        *EXPERT_ROWS,
+        *LATENT_ROWS,
+        *BATCHED_ROWS,
+        *DELTA_ROWS,
+        *SIGMOID_ROWS,
+        *SHORT_CONV_ROWS,
+        *STATE_SPACE_ROWS,
+        *STREAM_ROWS,
     )
 }
 
 
 # most models without a row resemble Llama; messages name the softcaps
 _UNLISTED = replace(
-    llama_like.LLAMA,
+    LLAMA,
     attention=Attention(softcap=Softcap(key="attn_logit_softcapping")),
     final_softcap=Softcap(key="final_logit_softcapping"),
 )

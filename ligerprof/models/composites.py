@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ligerprof.models.architecture import Architecture, Attention, Rotary
-from ligerprof.models.rows.llama_like import LLAMA
+from ligerprof.models.rows.dense import LLAMA
 from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, TWO_NORMS, attention_tensors, head_norms
 
 # model types whose `text_config` is the config of the text model

@@ -9,14 +9,18 @@ from ligerprof.models.architecture import Architecture
 from ligerprof.models.architectures import find_architecture, has_row
 from ligerprof.models.composites import TEXT_ALONE, text_config
 from ligerprof.models.config_keys import Softcap
-from ligerprof.models.delta import DeltaSizes
-from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
-from ligerprof.models.mixtures import COVERED, SharedExpert
+from ligerprof.models.mixers import (
+    COVERED,
+    DeltaSizes,
+    LatentSizes,
+    SharedExpert,
+    StateSpaceSizes,
+    Streams,
+    StreamSizes,
+)
 from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json
-from ligerprof.models.state_space import StateSpaceSizes
-from ligerprof.models.streams import Streams, StreamSizes
 from ligerprof.text import short_repr
 
 Config = Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture
 from ligerprof.models.config_keys import LayerChoice, SparseLayers
-from ligerprof.models.streams import reusing, thinned
+from ligerprof.models.mixers import reusing, thinned
 from ligerprof.text import short_repr
 
 # _LEGACY_LAYER_TYPE_REMAP in transformers' configuration_utils.py

@@ -11,11 +11,8 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Feature
 from ligerprof.models.architectures import find_architecture
 from ligerprof.models.config_keys import Dropout
-from ligerprof.models.delta import DeltaSizes
-from ligerprof.models.latent import LatentSizes
 from ligerprof.models.layer_kinds import LayerKinds, layer_kinds
-from ligerprof.models.state_space import StateSpaceSizes
-from ligerprof.models.streams import StreamSizes
+from ligerprof.models.mixers import DeltaSizes, LatentSizes, StateSpaceSizes, StreamSizes
 from ligerprof.models.tape import Tape
 from ligerprof.text import short_repr
 from ligerprof.words import Word

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ligerprof.models.catalog import hub_names
-from ligerprof.models.hub_cache import find_cached_config
+from ligerprof.models.names import find_cached_config
 from ligerprof.runs.recording.progress import say
 from ligerprof.units import GIB
 

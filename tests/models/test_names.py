@@ -7,7 +7,7 @@ import pytest
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import load_model
-from ligerprof.models.hub_cache import cache_folder, find_cached_config
+from ligerprof.models.names import cache_folder, find_cached_config
 from ligerprof.words import nearest_names
 from tests.models.test_models import SMALL_LLAMA
 

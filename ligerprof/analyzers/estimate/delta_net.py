@@ -17,7 +17,7 @@ from ligerprof.analyzers.estimate.operations import (
     unary,
 )
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.models.delta import DeltaNet, DeltaSizes
+from ligerprof.models.mixers import DeltaNet, DeltaSizes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 Project = Callable[[Context, Value, str], Value]

@@ -14,7 +14,7 @@ from ligerprof.analyzers.estimate.operations import (
     unary,
 )
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.models.delta import CHUNK_TOKENS, DeltaSizes
+from ligerprof.models.mixers import CHUNK_TOKENS, DeltaSizes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.saved_tensors import BMM
 

@@ -5,7 +5,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import linear, multiply, renamed, unary
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.models.mixtures import Experts
+from ligerprof.models.mixers import Experts
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 from ligerprof.torch_memory.saved_tensors import BMM
 

@@ -23,7 +23,7 @@ from ligerprof.analyzers.estimate.operations import (
     unary,
 )
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
-from ligerprof.models.mixtures import Experts, Scoring
+from ligerprof.models.mixers import Experts, Scoring
 from ligerprof.torch_memory import softmax
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 

@@ -31,7 +31,7 @@ from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.kernels.slots import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.models.layer_tape import Step, layer_tape
-from ligerprof.models.mixtures import Experts
+from ligerprof.models.mixers import Experts
 from ligerprof.roles import Role
 
 

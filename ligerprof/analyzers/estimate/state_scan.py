@@ -15,7 +15,7 @@ from ligerprof.analyzers.estimate.operations import (
     unary,
 )
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.models.state_space import StateSpaceSizes
+from ligerprof.models.mixers import StateSpaceSizes
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 

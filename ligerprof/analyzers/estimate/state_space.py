@@ -17,7 +17,7 @@ from ligerprof.analyzers.estimate.operations import (
 )
 from ligerprof.analyzers.estimate.state_scan import scan_states
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.models.state_space import StateSpaceSizes
+from ligerprof.models.mixers import StateSpaceSizes
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 
 

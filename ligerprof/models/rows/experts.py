@@ -1,17 +1,11 @@
-"""Decoders whose MLPs are mixtures of experts."""
+"""Decoders whose MLPs are mixtures of experts, also with latent attention."""
 
 from dataclasses import replace
 
-from ligerprof.models.architecture import (
-    Architecture,
-    Attention,
-    LayerNorms,
-    Mlp,
-    Rotary,
-)
-from ligerprof.models.config_keys import Dropout, SlidingWindow, SparseLayers
+from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp, Norm, Rotary
+from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, SparseLayers
 from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
-from ligerprof.models.mixtures import Experts, Scoring, SharedExpert
+from ligerprof.models.mixers import Experts, Scoring, SharedExpert
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
@@ -116,7 +110,7 @@ GRANITE_SHARED = replace(
     layer_norms=LayerNorms(scales_sublayers="residual_multiplier", own_forward=True),
 )
 
-ROWS = (
+EXPERT_ROWS = (
     Architecture(
         model_type="mixtral",
         peft_targets=("q_proj", "v_proj"),
@@ -369,6 +363,286 @@ ROWS = (
         attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
         mlp=Mlp(experts=Experts()),
         layer_norms=AFTER_SUBLAYERS,
+        auxiliary_loss=AUXILIARY,
+    ),
+)
+
+
+_ATTENTION = (
+    Linear(name="self_attn.q_proj", inputs="hidden", outputs=("direct query",)),
+    Linear(name="self_attn.q_a_proj", inputs="hidden", outputs=("query rank",), bias="attention_bias"),
+    NormWeight(name="self_attn.q_a_layernorm", width="query rank"),
+    Linear(name="self_attn.q_b_proj", inputs="query rank", outputs=("latent query",)),
+    Linear(name="self_attn.kv_a_proj_with_mqa", inputs="hidden", outputs=("key rank rotated",), bias="attention_bias"),
+    NormWeight(name="self_attn.kv_a_layernorm", width="key rank"),
+    Linear(name="self_attn.kv_b_proj", inputs="key rank", outputs=("key and value",)),
+    Linear(name="self_attn.o_proj", inputs="attended", outputs=("hidden",), bias="attention_bias"),
+)
+
+_V3 = Architecture(
+    model_type="deepseek_v3",
+    peft_targets=(),
+    class_prefix="DeepseekV3",
+    defaults={
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "norm_topk_prob": True,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "rope_interleave": True,
+    },
+    aliases={"num_local_experts": "n_routed_experts"},
+    tensors=(
+        *_ATTENTION,
+        *gated_tensors(sparse=False),
+        *only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts")),
+        *TWO_NORMS,
+    ),
+    not_estimated=(AUXILIARY,),
+    switches={"rope_interleave": True},
+    attention=Attention(grouped=False, latent=True, rotary=Rotary(other=True)),
+    mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 3)))),
+)
+
+LATENT_ROWS = (
+    _V3,
+    replace(
+        _V3,
+        model_type="glm4_moe_lite",
+        class_prefix="Glm4MoeLite",
+        defaults={
+            **_V3.defaults,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+        },
+        mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=(None, 1), kinds="mlp_layer_types"))),
+    ),
+    replace(
+        _V3,
+        model_type="youtu",
+        class_prefix="Youtu",
+        defaults={**_V3.defaults, "tie_word_embeddings": True},
+        aliases={},
+        tensors=(*_ATTENTION, *gated_tensors(), *TWO_NORMS),
+        not_estimated=(),
+        mlp=Mlp(),
+        tied_by_default=True,
+    ),
+    Architecture(
+        model_type="deepseek_v2",
+        peft_targets=(),
+        class_prefix="DeepseekV2",
+        defaults={
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1407,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "topk_method": "greedy",
+        },
+        aliases={"num_experts": "n_routed_experts"},
+        tensors=(
+            *_ATTENTION,
+            *gated_tensors(bias="mlp_bias", sparse=False),
+            *only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts", bias="mlp_bias")),
+            *TWO_NORMS,
+        ),
+        not_estimated=(AUXILIARY,),
+        attention=Attention(grouped=False, latent=True, rotary=Rotary(complex_products=True)),
+        mlp=Mlp(
+            experts=replace(
+                SIGMOID_EXPERTS,
+                scoring=Scoring.GROUPED_SOFTMAX,
+                layers=SparseLayers(first=("first_k_dense_replace", 0)),
+            )
+        ),
+    ),
+)
+
+
+_GATES = RawWeight(
+    name="feed_forward.experts", parameter="gate_up_proj", shape=(("experts",), ("hidden",), ("expert", "expert"))
+)
+_DOWN = RawWeight(name="feed_forward.experts", parameter="down_proj", shape=(("experts",), ("expert",), ("hidden",)))
+
+BATCHED_ROWS = (
+    Architecture(
+        model_type="llama4_text",
+        modeling="llama4",
+        peft_targets=(),
+        class_prefix="Llama4Text",
+        defaults={
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "attention_chunk_size": 8192,
+            "use_qk_norm": True,
+            "attn_temperature_tuning": True,
+        },
+        tensors=(
+            *CONFIGURED_ATTENTION,
+            *only_sparse(
+                _GATES,
+                _DOWN,
+                # a linear layer with two results, which peft cannot adapt
+                RawWeight(name="feed_forward.router", parameter="weight", shape=(("experts",), ("hidden",))),
+                *(
+                    replace(item, name=f"feed_forward.{item.name.removeprefix('mlp.')}")
+                    for item in shared_expert("shared_expert")
+                ),
+            ),
+            *(
+                replace(item, name=f"feed_forward.{item.name.removeprefix('mlp.')}")
+                for item in gated_tensors(sparse=False)
+            ),
+            *TWO_NORMS,
+        ),
+        switches={"use_qk_norm": True, "attn_temperature_tuning": True},
+        norm=Norm(eps="eps"),
+        attention=Attention(
+            rotary=Rotary(
+                complex_products=True,
+                layers=LayerChoice(key="no_rope_layers", chosen=1, period=4, period_key="no_rope_layer_interval"),
+            ),
+            fp32_softmax=False,
+            window=SlidingWindow(
+                key="attention_chunk_size",
+                layers=LayerChoice(
+                    chosen="chunked_attention",
+                    instead=("no_rope_layers", 1),
+                    period=4,
+                    period_key="no_rope_layer_interval",
+                ),
+                makes_both=True,
+            ),
+        ),
+        mlp=Mlp(
+            name="feed_forward",
+            activation="activation_fn",
+            width="intermediate_size_mlp",
+            experts=Experts(
+                count="num_local_experts",
+                router="router",
+                multiplies_all=True,
+                shared=SharedExpert(width="intermediate_size", gate=None),
+                layers=SparseLayers(every=("interleave_moe_layer_step", 1), listed="moe_layers"),
+            ),
+        ),
+        layer_norms=LayerNorms(own_forward=True),
+    ),
+)
+
+
+_QK_NORMS = ("q_norm", "k_norm")
+_EXPERTS = only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts"))
+_NUMBERS = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True}
+
+SIGMOID_ROWS = (
+    Architecture(
+        model_type="dots1",
+        peft_targets=(),
+        class_prefix="Dots1",
+        defaults={"norm_topk_prob": False},
+        aliases={"num_local_experts": "n_routed_experts"},
+        tensors=(*CONFIGURED_ATTENTION, *head_norms(), *gated_tensors(sparse=False), *_EXPERTS, *TWO_NORMS),
+        not_estimated=(AUXILIARY,),
+        attention=Attention(
+            qk_norms=_QK_NORMS,
+            window=SlidingWindow(default=4096, layers=LayerChoice(from_layer=("max_window_layers", 62))),
+        ),
+        mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 0)))),
+    ),
+    Architecture(
+        model_type="solar_open",
+        peft_targets=(),
+        class_prefix="SolarOpen",
+        defaults={**_NUMBERS, "num_key_value_heads": 8, "head_dim": 128, "moe_intermediate_size": 1280},
+        aliases={"num_local_experts": "n_routed_experts"},
+        tensors=(*attention_tensors(qkv_bias="attention_bias"), *_EXPERTS, *TWO_NORMS),
+        not_estimated=(AUXILIARY,),
+        mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=None), width="moe_intermediate_size"),
+    ),
+    Architecture(
+        model_type="exaone_moe",
+        peft_targets=(),
+        class_prefix="ExaoneMoe",
+        defaults={
+            "num_key_value_heads": 32,
+            "num_experts": 64,
+            "num_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1024,
+            "norm_topk_prob": True,
+        },
+        tensors=(*attention_tensors(), *head_norms(), *gated_tensors(sparse=False), *_EXPERTS, *TWO_NORMS),
+        not_estimated=(AUXILIARY,),
+        attention=Attention(
+            qk_norms=_QK_NORMS,
+            norms_apart=True,
+            rotary=Rotary(only_with_window="unless off"),
+            window=periodic_window(4, key="sliding_window_pattern", makes_both=False),
+        ),
+        mlp=Mlp(
+            experts=replace(
+                SIGMOID_EXPERTS,
+                count="num_experts",
+                shared=SharedExpert(
+                    width="moe_intermediate_size",
+                    times="num_shared_experts",
+                    name="shared_experts",
+                    gate=None,
+                    runs_last=True,
+                ),
+                layers=SparseLayers(first=("first_k_dense_replace", 1), kinds="mlp_layer_types"),
+            )
+        ),
+    ),
+    Architecture(
+        model_type="minimax_m2",
+        peft_targets=(),
+        class_prefix="MiniMaxM2",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+        },
+        aliases={"num_experts": "num_local_experts"},
+        tensors=(
+            *attention_tensors(),
+            NormWeight(name="self_attn.q_norm", width="query"),
+            NormWeight(name="self_attn.k_norm", width="key"),
+            ROUTER,
+            GATES,
+            DOWN,
+            *TWO_NORMS,
+        ),
+        not_estimated=(AUXILIARY,),
+        attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(share="partial_rotary_factor")),
+        mlp=Mlp(
+            experts=Experts(
+                count="num_local_experts",
+                scoring=Scoring.WIDE_SIGMOID,
+                normalizes=True,
+                noise="router_jitter_noise",
+                narrows_scores=False,
+            )
+        ),
         auxiliary_loss=AUXILIARY,
     ),
 )

@@ -1,0 +1,349 @@
+"""What decoder layers have next to plain attention and MLPs: latent attention, gated delta nets, Mamba-2 mixers, short
+convolutions, residual streams and mixtures of experts, with their sizes from a config.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ligerprof.errors import UnknownModelError
+from ligerprof.models.config_keys import LayerChoice, SparseLayers
+from ligerprof.text import short_repr
+from ligerprof.words import Word
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentSizes:
+    """Ranks of the latents, and elements per head.
+
+    Attributes:
+        query_rank: of the query's latent; 0 if the query has none.
+        key_rank: of the latent of key and value.
+        plain_dim, rotated_dim: elements of query and key that are not rotated, and that are.
+        value_dim: elements of the value.
+    """
+
+    query_rank: int
+    key_rank: int
+    plain_dim: int
+    rotated_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateSpace:
+    """Where a layer has a Mamba-2 mixer. Module names are relative to `name`.
+
+    Attributes:
+        joint: the projection of gate, values, both kinds of states and time steps.
+        norm: the norm of the gated output; None: the output is gated only.
+        layers: the layers that have one instead of attention; None: all layers have both, in parallel.
+        adapts_out: whether peft adapts its last projection (`_check_lora_target_modules_mamba` refuses some).
+        scales_parts: whether numbers multiply its input and each part of the projection.
+    """
+
+    name: str = "mamba"
+    joint: str = "in_proj"
+    conv: str = "conv1d"
+    out: str = "out_proj"
+    norm: str | None = "norm"
+    layers: LayerChoice | None = None
+    adapts_out: bool = True
+    scales_parts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateSpaceSizes:
+    """Heads, and elements per head and per state.
+
+    Attributes:
+        groups: groups of heads that share the states' inputs and outputs.
+        kernel: tokens that the convolution before it reads.
+        chunk: tokens that are multiplied with each other.
+    """
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    kernel: int
+    chunk: int
+
+    @property
+    def inner(self) -> int:
+        """Elements of the value of one token."""
+        return self.heads * self.head_dim
+
+    @property
+    def states(self) -> int:
+        """Elements of one of the two projections to and from states of one token."""
+        return self.groups * self.state
+
+    @property
+    def convolved(self) -> int:
+        """Elements of one token that the convolution mixes."""
+        return self.inner + 2 * self.states
+
+
+# torch_chunk_gated_delta_rule in transformers
+CHUNK_TOKENS = 64
+_MOST_LAYERS = LayerChoice(chosen="linear_attention", period=4, period_key="full_attention_interval")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaNet:
+    """Where a layer has a gated delta net instead of attention. Module names are relative to `name`.
+
+    Attributes:
+        inputs: the projections: one of query, key, value and gate and one of both rates, with the heads interleaved, or
+            one of query, key and value, and one each of gate, write strength and decay.
+        layers: the layers that have one.
+    """
+
+    name: str = "linear_attn"
+    inputs: tuple[str, ...]
+    conv: str = "conv1d"
+    norm: str = "norm"
+    out: str = "out_proj"
+    layers: LayerChoice = _MOST_LAYERS
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether the projections interleave the heads, so that each part is copied."""
+        return len(self.inputs) == 2
+
+
+_CONVOLVED = LayerChoice(chosen="conv", others="full_attn_idxs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConv:
+    """Where a layer has a gated convolution over a few tokens instead of attention.
+
+    Attributes:
+        joint: the projection of both gates and the convolution's input.
+        kernel: the config key of the number of tokens that it reads.
+        layers: the layers that have one.
+    """
+
+    name: str = "conv"
+    joint: str = "in_proj"
+    conv: str = "conv"
+    out: str = "out_proj"
+    kernel: str = "conv_L_cache"
+    layers: LayerChoice = _CONVOLVED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaSizes:
+    """Heads and elements per head.
+
+    Attributes:
+        key_heads, value_heads: each key head serves `value_heads // key_heads` value heads.
+        kernel: tokens that the convolution before it reads.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def keys(self) -> int:
+        """Elements of the key of one token."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Elements of the value of one token."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def repeats(self) -> int:
+        """How many value heads read one key head."""
+        return self.value_heads // self.key_heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Streams:
+    """Gemma 3n's decoder: several residual streams, and inputs of each layer. Module names are those in transformers.
+
+    Attributes:
+        count: the config key of the number of streams.
+        rank: that of the width between the projections of a Laurel block.
+        width: that of the width of a layer's own input.
+        vocabulary: that of the number of tokens that have such inputs.
+        shared: that of the number of layers at the end that reuse keys and values.
+        sparsities: that of a list of the share of each layer's gates that are set to zero.
+        model_projection, projection_norm, embedding: what makes the inputs of the layers.
+        spread, merge: lists of projections, from the embedding to each further stream, and back.
+    """
+
+    count: str = "altup_num_inputs"
+    rank: str = "laurel_rank"
+    width: str = "hidden_size_per_layer_input"
+    vocabulary: str = "vocab_size_per_layer_input"
+    shared: str = "num_kv_shared_layers"
+    sparsities: str = "activation_sparsity_pattern"
+    embedding: str = "model.embed_tokens_per_layer"
+    model_projection: str = "model.per_layer_model_projection"
+    projection_norm: str = "model.per_layer_projection_norm"
+    spread: str = "model.altup_projections"
+    merge: str = "model.altup_unembed_projections"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamSizes:
+    """The sizes of these parts in a model.
+
+    Attributes:
+        count: number of streams.
+        rank: the width between the projections of a Laurel block.
+        width: the width of a layer's own input.
+        vocabulary: number of tokens that have such inputs.
+    """
+
+    count: int
+    rank: int
+    width: int
+    vocabulary: int
+
+    def outer_parameters(self, row: Streams, hidden: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the weights outside of the layers, which follow the final norm."""
+        joint = layers * self.width
+        yield f"{row.embedding}.weight", (self.vocabulary, joint)
+        yield f"{row.model_projection}.weight", (joint, hidden)
+        yield f"{row.projection_norm}.weight", (self.width,)
+        for module in (row.spread, row.merge):
+            for index in range(self.count - 1):
+                yield f"{module}.{index}.weight", (hidden, hidden)
+
+
+def reusing(shared: object, windowed: Sequence[bool], key: str) -> tuple[bool, ...]:
+    """Which layers reuse keys and values: the last layers reuse those of the last others of their kind.
+
+    Raises:
+        UnknownModelError: a layer would reuse what no layer stores.
+    """
+    layers = len(windowed)
+    if not isinstance(shared, int) or isinstance(shared, bool) or shared < 0:
+        raise UnknownModelError(f"{key!r} is {short_repr(shared)}, not a number of layers. Fix the config.")
+    own = windowed[: max(layers - shared, 0)]
+    if set(own) != set(windowed):
+        raise UnknownModelError(f"{key!r} is {shared}: some layers would reuse what no layer stores. Fix the config.")
+    return tuple(index >= len(own) for index in range(layers))
+
+
+def thinned(row: Streams, config: Mapping[str, Any], layers: int, most: int = 10) -> tuple[bool, ...]:
+    """Whether each layer sets most of its gates to zero; by default the first ten of more than ten layers.
+
+    Raises:
+        UnknownModelError: the config's list is not one number per layer.
+    """
+    listed = config.get(row.sparsities)
+    if listed is None:
+        return tuple(layers > most and index < most for index in range(layers))
+    if (
+        not isinstance(listed, list)
+        or len(listed) != layers
+        or not all(isinstance(item, (int, float)) for item in listed)
+    ):
+        raise UnknownModelError(f"{row.sparsities!r} is not a list of {layers} numbers. Fix the config.")
+    return tuple(item > 0 for item in listed)
+
+
+# transformers' implementations of experts that the estimate follows; None: the default, grouped_mm
+COVERED = (None, "grouped_mm", "eager")
+
+
+class Scoring(Word):
+    """How a router turns logits into the scores of each token's experts."""
+
+    # softmax over all experts; the highest scores
+    SOFTMAX = "softmax"
+    # the highest logits; softmax over them
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"
+    # sigmoid of logits in fp32; a bias and the scores of groups of experts decide which are chosen
+    SIGMOID = "sigmoid"
+    # sigmoid of logits that are cast to fp32; a bias decides which are chosen
+    WIDE_SIGMOID = "wide sigmoid"
+    # softmax of logits in fp32; the scores of groups of experts may limit which are chosen; their scores are scaled
+    GROUPED_SOFTMAX = "grouped softmax"
+    # softmax over all experts, outside of autocast; a bias decides which are chosen
+    BIASED_SOFTMAX = "biased softmax"
+    # one expert after another, drawn by a softmax of the logits that are near the highest (`sparsemixer`)
+    DRAWN = "drawn"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedExpert:
+    """A gated MLP next to the experts, which every token goes through.
+
+    Attributes:
+        width: the config key of its intermediate size (0: the layers have no such expert).
+        times: the config key of a number that multiplies this size (0: the layers have no such expert), or None.
+        name: the MLP.
+        gate: the linear layer whose sigmoid multiplies its output, or None.
+        runs_last: whether it runs after the experts, rather than before them.
+        in_layer: whether it is a module of the decoder layer, rather than of the mixture.
+    """
+
+    width: str = "shared_expert_intermediate_size"
+    times: str | None = None
+    name: str = "shared_expert"
+    gate: str | None = "shared_expert_gate"
+    runs_last: bool = False
+    in_layer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """A mixture of experts in place of an MLP, with the weights of all experts in one parameter each.
+
+    Attributes:
+        count: the config key of the number of experts.
+        chosen: the config key of the number of experts per token, or the number that the code draws whatever the key.
+        width: the config key of an expert's intermediate size.
+        router: the module that has the router's weight.
+        widens_router: whether the router casts its input to fp32.
+        widens_chosen: whether the logits of the chosen experts are softened in fp32.
+        casts_logits: whether the router casts its logits to fp32 before the softmax.
+        normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
+        noise: the config key of the amplitude of random factors that training multiplies the input by, in place.
+        noise_in_router: whether the router multiplies its view of the input once more.
+        narrows_scores: whether the scores are cast to the dtype of the logits.
+        multiplies_all: whether every expert multiplies all tokens, which the sigmoid of the highest logits scales, so
+            that the weights are factors of a batched product, stored as (in, out).
+        clamped: whether gate and up lie interleaved in the experts' weights and are clamped, and the weights are stored
+            as (in, out) with biases.
+        shared: an expert that every token goes through, or None.
+        adapted_by_name: whether peft adapts the experts' parameters where an MLP's layers are named, and leaves the
+            linear layers of these names alone.
+        optional: whether a config may have 0 experts.
+        layers: the layers that have experts, while others have an MLP; None: all of them.
+    """
+
+    count: str = "num_experts"
+    chosen: str | int = "num_experts_per_tok"
+    width: str = "intermediate_size"
+    name: str = "experts"
+    router: str = "gate"
+    scoring: Scoring = Scoring.SOFTMAX
+    widens_router: bool = False
+    widens_chosen: bool = True
+    casts_logits: bool = False
+    normalizes: bool | str = "norm_topk_prob"
+    noise: str | None = None
+    noise_in_router: bool = False
+    narrows_scores: bool = True
+    multiplies_all: bool = False
+    clamped: bool = False
+    shared: SharedExpert | None = None
+    adapted_by_name: bool = False
+    optional: bool = False
+    layers: SparseLayers | None = None
+
+    def are_left_out(self, config: Mapping[str, Any]) -> bool:
+        """Whether the layers have the expert that all tokens share alone, as their MLP."""
+        return self.optional and config.get(self.count) == 0
