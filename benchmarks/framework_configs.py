@@ -28,7 +28,7 @@ import yaml
 
 import ligerprof
 from ligerprof.models import load_model
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.units import GIB, MIB
 
 FILES = Path(__file__).parents[1] / "tests/data/configs/files"

@@ -23,8 +23,7 @@ from head_grid import BOUND, FLOOR, SHAPES, bench_shape, bound, plan_of
 from torch import Tensor
 
 from ligerprof.kernels.linear_cross_entropy import chunks
-from ligerprof.kernels.linear_cross_entropy.blocks import aligned
-from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, ChunkPlan
+from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, ChunkPlan, aligned
 from ligerprof.runs.bench.accuracy import BoundCall, Contest, Turns, compare_in_turns, make_tensors, median_interval
 from ligerprof.runs.bench.operations import OPERATIONS, Maker, find_provided
 from ligerprof.runs.bench.session import CudaClock, CudaMachine, three_products

@@ -31,7 +31,7 @@ from typing import Any
 from ligerprof.errors import LigerprofError, UnknownModelError
 from ligerprof.models import CONFIGS
 from ligerprof.models.architectures import has_row
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.configs.sources import read_sources
 
 # what each repository ships as examples of training

@@ -10,7 +10,7 @@ import pytest
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import KernelUnavailableError, RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.models import ModelSpec, spec_from_config
-from ligerprof.recipe.configs.load import load_options
+from ligerprof.recipe.configs.resolve import load_options
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import draw_deepspeed_recipe, draw_rank_recipe

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from tests.paths import DATA

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.changed_copies import changed_copy_option, check_copies, write_copies
 from ligerprof.cli.command_search import advise_command, command_options, refuse_with_command, require_command
 from ligerprof.cli.common_options import force_option, json_option, simulate_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, show
+from ligerprof.cli.own_file import changed_copy_option, check_copies, write_copies
 from ligerprof.cli.progress import stages
 from ligerprof.cli.searched_files import recipe_and_files, sharding_of
 from ligerprof.errors import DoesNotFitError, LigerprofError, MissingDependencyError, UnsupportedError
@@ -70,7 +70,7 @@ def command(  # noqa: PLR0913 - one argument per option
         return
     require_command(search)
     from ligerprof.library import advise
-    from ligerprof.reports.advise import render_advice
+    from ligerprof.reports.search import render_advice
 
     report = config_report()
     files = () if report is None else report.files

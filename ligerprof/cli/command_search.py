@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.changed_copies import changed_copy_option
 from ligerprof.cli.common_options import Command
 from ligerprof.cli.interrupts import EXIT_CODE, take_longer
 from ligerprof.cli.options import was_given
 from ligerprof.cli.output import print_text, say_written, show
+from ligerprof.cli.own_file import changed_copy_option
 from ligerprof.cli.progress import Stages, stages
 from ligerprof.errors import DoesNotFitError, LigerprofError, OutputError
 from ligerprof.files import require_absent, write_new_file

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ligerprof.cli.changed_copies import changed_copy_option
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import (
     INPUT,
@@ -19,7 +18,7 @@ from ligerprof.cli.common_options import (
     word_option,
 )
 from ligerprof.cli.output import limit_json, print_markdown, say_written, show
-from ligerprof.cli.own_file import OwnConfig, own_file_option
+from ligerprof.cli.own_file import OwnConfig, changed_copy_option, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.roles import View
@@ -199,7 +198,7 @@ def _recipe(source: Path) -> "TrainingRecipe | None":
     """The recipe of a run directory."""
     if not source.is_dir():
         return None
-    from ligerprof.recipe.saved import read_run_recipe
+    from ligerprof.recipe.flags import read_run_recipe
 
     return read_run_recipe(source)
 
@@ -224,7 +223,7 @@ def _text(report: "PeakReport", by: View, top: int, *, all_settings: bool) -> "R
         return peak
     from rich.console import Group
 
-    from ligerprof.reports.alloc_settings import render_settings
+    from ligerprof.reports.peak import render_settings
 
     return Group(peak, render_settings(report))
 

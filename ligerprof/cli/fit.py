@@ -96,7 +96,7 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.library import fit
     from ligerprof.reports.figures.curves import draw_frontier
     from ligerprof.reports.figures.style import check_format, write_figure
-    from ligerprof.reports.fit import render_fit
+    from ligerprof.reports.search import render_fit
 
     if figure is not None:
         check_format(figure.suffix)
@@ -134,7 +134,7 @@ def _fit_fastest(recipe: TrainingRecipe, *, simulate: bool, as_json: bool) -> No
     from rich.text import Text
 
     from ligerprof.library import fastest
-    from ligerprof.reports.fastest import candidate_line, render_fastest
+    from ligerprof.reports.search import candidate_line, render_fastest
 
     with stages() as progress:
 
@@ -160,7 +160,7 @@ def _teller(recipe: TrainingRecipe, progress: Stages) -> "Answered":
     """Prints each answer when it is known, the first one below the recipe and its limit."""
     from rich.text import Text
 
-    from ligerprof.reports.fit import answer_line, heading
+    from ligerprof.reports.search import answer_line, heading
 
     def tell(name: str, answer: "Verdict | Point | None") -> None:
         with progress.aside():

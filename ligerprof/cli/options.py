@@ -116,11 +116,11 @@ _config_option = click.option(
 
 def _from_files(sources: tuple[str, ...], given: Mapping[str, Any], command: tuple[str, ...] = ()) -> dict[str, Any]:
     """Values of recipe options from --config files, a training command, and the options typed; reports to stderr."""
-    from ligerprof.recipe.configs.load import load_options
+    from ligerprof.recipe.configs.resolve import load_options
 
     readings: list[Reading] = []
     if command:
-        from ligerprof.recipe.commands.read import read_command
+        from ligerprof.recipe.commands.program import read_command
 
         readings = read_command(command, given)
     options, report = load_options(sources, given, command=readings)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ligerprof.cli.changed_copies import changed_copy_option
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import (
     WordChoice,
@@ -23,7 +22,7 @@ from ligerprof.cli.common_options import (
     top_option,
 )
 from ligerprof.cli.output import print_json, say
-from ligerprof.cli.own_file import OwnConfig, own_file_option
+from ligerprof.cli.own_file import OwnConfig, changed_copy_option, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.files import is_file, is_folder
 from ligerprof.recipe.routing import canonical_routing

@@ -1,6 +1,4 @@
-"""What decoder layers have next to plain attention and MLPs: latent attention, gated delta nets, Mamba-2 mixers, short
-convolutions, residual streams and mixtures of experts, with their sizes from a config.
-"""
+"""What decoder layers have next to plain attention and MLPs: other mixers, residual streams, mixtures of experts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,13 @@
-"""How a recipe is typed: the options that differ from the defaults, so that any recipe can be run again."""
+"""How a recipe is typed: the options that differ from the defaults; and the recipe.json of a run directory."""
 
 import dataclasses
 import shlex
+from pathlib import Path
 from typing import Any
 
+from ligerprof.errors import LigerprofError, RecipeError
+from ligerprof.files import FileKind, read_json
+from ligerprof.recipe import RECIPE_NAME
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 
 
@@ -25,3 +29,17 @@ def recipe_flags(recipe: TrainingRecipe) -> tuple[str, ...]:
 def command_line(command: str, recipe: TrainingRecipe) -> str:
     """The whole line to type in a shell."""
     return shlex.join(["ligerprof", command, *recipe_flags(recipe)])
+
+
+_FILE = FileKind(error=RecipeError, hint="Give a directory that `ligerprof step` wrote.")
+
+
+def read_run_recipe(directory: Path) -> TrainingRecipe | None:
+    """The recipe of a run directory; None if it has none, or one that this version cannot read."""
+    file = directory / RECIPE_NAME
+    if not file.is_file():
+        return None
+    try:
+        return TrainingRecipe.from_json(read_json(file, _FILE))
+    except LigerprofError:
+        return None

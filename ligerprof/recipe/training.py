@@ -11,8 +11,7 @@ from ligerprof.recipe.categories import Axis, Engine
 from ligerprof.recipe.conflicts import require_compatible
 from ligerprof.recipe.deepspeed import deepspeed_config, read_deepspeed_config
 from ligerprof.recipe.options import options_of
-from ligerprof.recipe.run_options import RunOptions
-from ligerprof.recipe.training_options import TrainingOptions
+from ligerprof.recipe.training_options import RunOptions, TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,19 @@
 """The options of a recipe that decide what a step allocates."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from ligerprof.errors import RecipeError
+from ligerprof.files import FileKind, is_file, read_listed
 from ligerprof.gpus import DEFAULT_GPU, GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_providers
-from ligerprof.models import ModelSpec
+from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import (
     AdapterDtype,
     Attention,
+    Device,
     Engine,
     ExpertsImplementation,
     FlceBudget,
@@ -24,10 +28,109 @@ from ligerprof.recipe.categories import (
     ReduceDtype,
     Wrap,
 )
-from ligerprof.recipe.model_options import ModelOptions, described
-from ligerprof.recipe.options import Group, option
-from ligerprof.recipe.selective import canonical_policy
+from ligerprof.recipe.options import Group, Options, option
+from ligerprof.recipe.routing import UNIFORM, canonical_routing
+from ligerprof.text import short_repr
+from ligerprof.torch_memory.saved_tensors import NAMES, SavePolicy, find_policy, policy_text
 from ligerprof.units import MIB
+
+_HINT = "--selective names a policy or a file with one operator per line."
+_FILE = FileKind(error=RecipeError, hint=_HINT, max_bytes=2**16)
+
+
+def canonical_policy(value: Any) -> str:
+    """A policy as a recipe stores it: a name, or operators joined by `+`.
+
+    A file has one operator per line, such as `aten.mm.default`, or `aten.mm.default/2` to keep the first of each two
+    calls; `#` starts a comment. `find_policy` says what else may follow.
+
+    Raises:
+        RecipeError: not a policy, or a file that cannot be read.
+    """
+    text = str(value)
+    if text.partition("-")[0] in NAMES and not is_file(text):
+        _read(text, "")
+        return text
+    if is_file(text):
+        operators, where = read_listed(Path(text), _FILE), f"{text}: "
+    else:
+        operators, where = text.split("+"), ""
+    if not operators:
+        raise RecipeError(f"{where}names no operator. {_HINT}")
+    return policy_text(_read("+".join(operators), where))
+
+
+def _read(text: str, where: str) -> SavePolicy:
+    try:
+        return find_policy(text)
+    except ValueError as error:
+        raise RecipeError(
+            f"{where}{short_repr(str(error))} is neither a file nor an operator such as aten.mm.default."
+            f" Known policies: {', '.join(NAMES)}."
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options):
+    """The model, the micro-batch, and how tokens choose experts."""
+
+    model: str | ModelSpec = option(
+        Group.MODEL,
+        "A name or hub id from `ligerprof models` or the local Hugging Face cache, a config.json, or a model folder.",
+        default=DEFAULT_MODEL,
+        metavar="NAME|PATH",
+    )
+    like: str | None = option(
+        Group.MODEL,
+        "A known model whose architecture and sizes stand in where the model's name is unknown, as a fine-tune's.",
+        metavar="NAME|PATH",
+    )
+    batch: int = option(Group.MODEL, "Sequences per micro-batch and GPU.", default=4, minimum=1)
+    seq: int = option(Group.MODEL, "Tokens per sequence.", default=1024, minimum=1)
+    grad_accum: int = option(Group.MODEL, "Micro-batches accumulated before the optimizer steps.", default=1, minimum=1)
+    padding: float = option(
+        Group.MODEL,
+        "Share of tokens that are padding; 0 passes no mask.",
+        default=0.0,
+        minimum=0,
+        below=1,
+        requirement="a share from 0 up to, but not including, 1",
+    )
+    packing: bool = option(
+        Group.MODEL,
+        "Train on one row of batch x seq tokens without padding, in which positions restart with each document.",
+        default=False,
+        negatable=True,
+    )
+    eval_batch: int | None = option(
+        Group.MODEL, "Sequences per evaluation batch; without it, nothing is evaluated.", minimum=1
+    )
+    eval_follows_batch: bool = option(
+        Group.MODEL, "Evaluate with as many sequences as --batch, also where a search changes that.", default=False
+    )
+    experts: ExpertsImplementation | None = option(
+        Group.MODEL,
+        "Implementation of a mixture of experts, as transformers names it: all experts in one product, or one after"
+        " another.",
+        default_text="that of the config, else grouped_mm",
+    )
+    routing: str = option(
+        Group.MODEL,
+        "How tokens choose experts: evenly, all the same ones, or in the shares of a file. It matters if experts run"
+        " one after another.",
+        default=UNIFORM,
+        metavar="uniform|worst|FILE",
+        canonical=canonical_routing,
+        has_commas=True,
+    )
+
+
+def described(model: str | ModelSpec, like: str | None) -> ModelSpec:
+    """The spec of a recipe's model; `like` stands in for an unknown name, and is in JSON next to its sizes."""
+    if isinstance(model, str):
+        return load_model(model, like)
+    return model if model.like == like else replace(model, like=like)
+
 
 ALL_LINEAR = "all-linear"
 
@@ -408,3 +511,19 @@ class TrainingOptions(ModelOptions):
     def provider_names(self) -> str:
         """The provider of all kernels, or the providers joined by `+`."""
         return "+".join(dict.fromkeys(self.providers.values())) or self.provider
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """Where a step runs, and how often. The steady step allocates the same bytes whatever these are."""
+
+    device: Device = option(Group.RUN, "Where the step runs.", default=Device.AUTO)
+    warmup: int = option(
+        Group.RUN,
+        "Steps before the profiled one.",
+        default=1,
+        default_text="1; 2 with ddp",
+        minimum=1,
+        requirement="at least 1: the first step is not the steady one",
+    )
+    repeats: int = option(Group.RUN, "Steps that are timed.", default=10, minimum=1)

@@ -9,8 +9,7 @@ from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.reports.diff import change_cells, change_rows, difference_sentence, group_rows, signed_mib, total_rows
 from ligerprof.reports.estimate import summary
-from ligerprof.reports.failure import failure_lines
-from ligerprof.reports.peak import finding_lines, phase_lines, sentence
+from ligerprof.reports.peak import failure_lines, finding_lines, phase_lines, sentence
 from ligerprof.reports.terminal import percent_share
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.units import format_mib

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.changes import LADDER
 from ligerprof.cli.main import main
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import MIB
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ligerprof.cli.main import COMMANDS, main
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 

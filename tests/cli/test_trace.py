@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ligerprof.analyzers.trace.kernel_classes import KernelClass
-from ligerprof.analyzers.trace.times import GapCause, HostLayer
+from ligerprof.analyzers.trace.times import GapCause, HostLayer, KernelClass
 from ligerprof.cli.main import main
 from tests.analyzers.trace.entries import RECORDING, call, kernel, operator, step, write
 from tests.analyzers.trace.test_kernel_classes import KNOWN

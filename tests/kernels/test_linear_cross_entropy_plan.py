@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ligerprof.errors import RecipeError
-from ligerprof.kernels.cross_entropy.statistics import statistics_bytes
-from ligerprof.kernels.linear_cross_entropy.blocks import aligned, split_words
+from ligerprof.kernels.cross_entropy.spec import statistics_bytes
 from ligerprof.kernels.linear_cross_entropy.plan import (
     BALANCED_BYTES,
+    aligned,
     lean_chunk_tokens,
     plan_chunks,
+    split_words,
 )
 from ligerprof.units import MIB
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ligerprof.kernels.norm.rounding import CASTINGS
+from ligerprof.kernels.norm.rows import CASTINGS
 from ligerprof.models import ARCHITECTURES
 
 PACKAGE = Path(__file__).parents[2] / "ligerprof"

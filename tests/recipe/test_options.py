@@ -12,9 +12,8 @@ from ligerprof.cli.step import command as step
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.options import Option, options_of
-from ligerprof.recipe.run_options import RunOptions
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
-from ligerprof.recipe.training_options import TrainingOptions
+from ligerprof.recipe.training_options import RunOptions, TrainingOptions
 from tests.golden import assert_matches_golden
 from tests.paths import REPOSITORY
 

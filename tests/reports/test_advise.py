@@ -7,7 +7,7 @@ from ligerprof.analyzers.search.budget import Method, Verdict
 from ligerprof.analyzers.search.changes import LADDER, expandable_segments
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit
-from ligerprof.reports.advise import render_advice
+from ligerprof.reports.search import render_advice
 from ligerprof.reports.terminal import console
 from ligerprof.units import GIB
 from tests.golden import assert_matches_golden

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ligerprof.analyzers.estimate.step import step_kinds, step_peaks
 from ligerprof.errors import UnknownModelError
-from ligerprof.kernels.linear_cross_entropy.blocks import aligned
+from ligerprof.kernels.linear_cross_entropy.plan import aligned
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.categories import FlceBudget

@@ -326,7 +326,7 @@ def analyze(  # noqa: PLR0913 - one argument per option
         is_ours = consume or not isinstance(source, Snapshot)
         snapshot = source if isinstance(source, Snapshot) else read_snapshot(source)
         if recipe is None and not isinstance(source, Snapshot) and Path(source).is_dir():
-            from ligerprof.recipe.saved import read_run_recipe
+            from ligerprof.recipe.flags import read_run_recipe
 
             recipe = read_run_recipe(Path(source))
         replayed, notes = _choose_device(snapshot, device_index, consume=is_ours)

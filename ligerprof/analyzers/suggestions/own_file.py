@@ -7,7 +7,7 @@ from ligerprof.analyzers.suggestions.rows import ROWS
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.recipe.configs.edits import EDITABLE, FileEdit, OwnFiles, can_edit, edit_files
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 
 
 def edits_for(suggestion: Suggestion, own: OwnFiles) -> tuple[FileEdit, ...]:

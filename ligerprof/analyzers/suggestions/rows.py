@@ -117,8 +117,8 @@ def _written(framework: Framework, changes: Mapping[str, Any]) -> Lines:
     """The lines that set options of a recipe, as flags of ours, lines of YAML, or arguments in Python."""
     if not changes or framework not in (Framework.LIGERPROF, *_TABLES):
         return ()
+    from ligerprof.recipe.configs.documents import yaml_text
     from ligerprof.recipe.configs.edits import keys_for
-    from ligerprof.recipe.configs.rewriting import yaml_text
     from ligerprof.recipe.training import RECIPE_OPTIONS
 
     if framework is Framework.LIGERPROF:

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 
 from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Mask, Numbers, Times, Trace, first_match
-from ligerprof.analyzers.trace.kernel_classes import KernelClass, kernel_class
 from ligerprof.analyzers.trace.report import (
     DeviceUse,
     GapGroup,
@@ -22,12 +21,14 @@ from ligerprof.analyzers.trace.times import (
     SIZE_BOUNDS_US,
     Gaps,
     HostLayer,
+    KernelClass,
     WorkPhase,
     calls_by_layer,
     clip,
     find_gaps,
     group_indices,
     host_layers,
+    kernel_class,
     length,
     union,
     work_phases,

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.trace.kernel_classes import KernelClass
-from ligerprof.analyzers.trace.times import GapCause, HostLayer, WorkPhase
+from ligerprof.analyzers.trace.times import GapCause, HostLayer, KernelClass, WorkPhase
 from ligerprof.serialization import JsonKeys, document, select, to_json
 
 

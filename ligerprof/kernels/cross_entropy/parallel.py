@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.blocks import count_words, finish_rows, gradient_of_words
-from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
+from ligerprof.kernels.cross_entropy.spec import statistics_per_token
 from ligerprof.kernels.options import VocabularyShard
 from ligerprof.kernels.sizes import ceil_div
 

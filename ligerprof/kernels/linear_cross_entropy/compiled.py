@@ -14,8 +14,7 @@ from ligerprof.kernels.cross_entropy.compiled import (
     register_backward,
     unpack_request,
 )
-from ligerprof.kernels.linear_cross_entropy.chunks import Gradients
-from ligerprof.kernels.linear_cross_entropy.loss import Inputs, loss_and_gradients, waiting_gradients
+from ligerprof.kernels.linear_cross_entropy.chunks import Gradients, Inputs, loss_and_gradients, waiting_gradients
 from ligerprof.kernels.options import LossOutputs, LossRequest, PackedOptions
 
 

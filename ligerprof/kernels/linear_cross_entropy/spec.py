@@ -1,6 +1,6 @@
 """The memory of the fused linear cross-entropy."""
 
-from ligerprof.kernels.cross_entropy.results import ResultBytes, result_bytes
+from ligerprof.kernels.cross_entropy.spec import ResultBytes, result_bytes
 from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.kernels.spec import KernelMemory, KernelShape, plain_torch, triton_kernel
 

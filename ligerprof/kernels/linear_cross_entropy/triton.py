@@ -16,9 +16,8 @@ from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor
 from ligerprof.kernels.cross_entropy.loss import check_label_dtype
 from ligerprof.kernels.cross_entropy.triton import check_predictions, mark_outputs
-from ligerprof.kernels.linear_cross_entropy.chunks import Gradients
+from ligerprof.kernels.linear_cross_entropy.chunks import Gradients, loss_and_gradients, waiting_gradients
 from ligerprof.kernels.linear_cross_entropy.compiled import compiled_loss
-from ligerprof.kernels.linear_cross_entropy.loss import loss_and_gradients, waiting_gradients
 from ligerprof.kernels.options import (
     PLAIN_LOSS,
     IncomingGradients,

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ligerprof.kernels.linear_cross_entropy.blocks import aligned
-from ligerprof.kernels.linear_cross_entropy.chunks import Gradients, Operands, add_products
-from ligerprof.kernels.linear_cross_entropy.loss import Inputs, finished, prepared
+from ligerprof.kernels.linear_cross_entropy.chunks import Gradients, Inputs, Operands, add_products, finished, prepared
+from ligerprof.kernels.linear_cross_entropy.plan import aligned
 from ligerprof.kernels.linear_cross_entropy.triton import scaled_gradients
 from ligerprof.kernels.options import LossRequest
 from ligerprof.kernels.tensors import first_order_only

@@ -15,10 +15,9 @@ from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_words
 from ligerprof.kernels.cross_entropy.loss import check_labels
 from ligerprof.kernels.cross_entropy.reference import next_labels
-from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
-from ligerprof.kernels.linear_cross_entropy.blocks import aligned
+from ligerprof.kernels.cross_entropy.spec import statistics_per_token
 from ligerprof.kernels.linear_cross_entropy.chunks import Operands
-from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, plan_chunks
+from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, aligned, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.scores import per_token
 from ligerprof.kernels.linear_cross_entropy.triton import check_head
 from ligerprof.kernels.objectives.chunks import Chunk, ChunkedLoss, Differentiate

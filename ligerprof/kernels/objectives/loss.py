@@ -14,9 +14,8 @@ from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_words
 from ligerprof.kernels.cross_entropy.loss import check_labels
 from ligerprof.kernels.cross_entropy.reference import next_labels
-from ligerprof.kernels.cross_entropy.statistics import statistics_per_token
-from ligerprof.kernels.linear_cross_entropy.blocks import aligned
-from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, plan_chunks
+from ligerprof.kernels.cross_entropy.spec import statistics_per_token
+from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, aligned, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs, per_token
 from ligerprof.kernels.linear_cross_entropy.triton import check_factors, check_head
 from ligerprof.kernels.objectives.chunks import Chunk, ChunkedLoss, rows_of

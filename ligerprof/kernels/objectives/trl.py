@@ -16,7 +16,7 @@ from ligerprof.errors import KernelInputError, KernelUnavailableError
 from ligerprof.kernels.linear_cross_entropy.scores import linear_log_sum_exp
 from ligerprof.kernels.linear_cross_entropy.triton import fused_linear_cross_entropy_outputs
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.patching.swap import Patch
+from ligerprof.kernels.patching.patcher import Patch
 
 _MODULE, _NAME = "trl.trainer.utils", "_ChunkedLogProbFunction"
 _OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")

@@ -7,9 +7,8 @@ from torch import nn
 
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.patching.heads import refuse_adapters
-from ligerprof.kernels.patching.patcher import Patcher, Request
-from ligerprof.kernels.patching.swap import Patch
+from ligerprof.kernels.patching.causal_lm import refuse_adapters
+from ligerprof.kernels.patching.patcher import Patch, Patcher, Request
 from ligerprof.kernels.providers.liger.patching import patch_with_liger
 from ligerprof.kernels.providers.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.registry import find_kernel_set, require_available

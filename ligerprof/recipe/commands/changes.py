@@ -11,12 +11,10 @@ from typing import Any
 
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, is_file, read_text
-from ligerprof.recipe.commands.arguments import scalar
 from ligerprof.recipe.commands.launch import Launch, find_launch
-from ligerprof.recipe.commands.program import CONFIG_SUFFIXES, merged
-from ligerprof.recipe.commands.programs import framework_of, is_known_command
-from ligerprof.recipe.configs.documents import parse_document
-from ligerprof.recipe.configs.rewriting import rewrite, value_at
+from ligerprof.recipe.commands.program import CONFIG_SUFFIXES, framework_of, is_known_command, merged
+from ligerprof.recipe.commands.shell import scalar
+from ligerprof.recipe.configs.documents import parse_document, rewrite, value_at
 
 _FILE = FileKind(error=RecipeError, hint="The command names it.", max_bytes=2**18)
 _OPTION = re.compile(r"--?[A-Za-z]")

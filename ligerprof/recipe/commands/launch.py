@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from ligerprof.recipe.commands.arguments import scalar
-from ligerprof.recipe.commands.shell import OPEN
+from ligerprof.recipe.commands.shell import OPEN, scalar
 
 # commands that run the rest of their line; their own options may take values
 _WRAPPER_NAMES = (

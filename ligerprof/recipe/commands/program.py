@@ -1,31 +1,285 @@
-"""One program that trains, with its launcher: what its arguments, and the files that they name, set."""
+"""Read a training command as a configuration file is read: find the program that trains, and what its arguments set."""
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from ligerprof.errors import RecipeError
-from ligerprof.files import is_file
-from ligerprof.recipe.commands.arguments import negated, read_arguments, scalar
-from ligerprof.recipe.commands.launch import Launch, visible_gpus
-from ligerprof.recipe.commands.programs import (
-    SUBCOMMANDS,
-    framework_of,
-    label_of,
-    names_method,
-    refuse_other_programs,
-)
-from ligerprof.recipe.commands.unresolved import is_open, is_path, settled, unset
+from ligerprof.errors import RecipeError, UnsupportedError
+from ligerprof.files import FileKind, is_file, read_text
+from ligerprof.recipe.commands.launch import Launch, find_launch, visible_gpus
+from ligerprof.recipe.commands.shell import OPEN, SimpleCommand, negated, read_arguments, scalar, simple_commands
 from ligerprof.recipe.configs.accelerate import ACCELERATE
+from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.framework import Framework
+from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.methods import settle_method
-from ligerprof.recipe.configs.settings import Reading, Setting
-from ligerprof.recipe.configs.sources import read_named
+from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
+from ligerprof.recipe.configs.report import OPTION_SETTINGS
+from ligerprof.recipe.configs.rows import BadValueError, Row
+from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.sources import foreign_framework, read_named, recognize
+from ligerprof.recipe.configs.trainer import TRANSFORMERS
+from ligerprof.recipe.configs.trl import TRL_SFT
+from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.text import printable
+
+_PREFERENCES = "DPO or another preference method, with pairs of sequences"
+_REINFORCEMENT = "reinforcement learning"
+# words in the names of programs, each with the method that it means
+_METHODS: Mapping[str, str] = {
+    **dict.fromkeys(("dpo", "kto", "orpo", "cpo", "simpo", "ipo", "bco", "preference"), _PREFERENCES),
+    **dict.fromkeys(("grpo", "ppo", "rloo", "gkd", "xpo", "nash", "dapo", "gspo", "rlhf", "rl"), _REINFORCEMENT),
+    **dict.fromkeys(("reinforce", "rlvr", "papo"), _REINFORCEMENT),
+    **dict.fromkeys(("reward", "prm", "rm"), "reward modeling, with a classification head"),
+    # transformers' example scripts for other models
+    **dict.fromkeys(("mlm", "glue", "qa", "ner", "swag", "classification", "cls"), "a model that is not causal"),
+    **dict.fromkeys(("plm", "fim", "seq2seq", "translation", "summarization"), "a model that is not causal"),
+    **dict.fromkeys(("embedding", "contrastive", "mntp", "retriever", "reranker"), "training of embeddings"),
+    **dict.fromkeys(("distill", "distillation", "gkd"), "distillation"),
+}
+_SFT = "sft"
+# words in the names of programs for causal language models
+_SUPERVISED = frozenset({_SFT, "clm", "pretrain", "pretraining", "cpt"})
+# command lines of frameworks, each with the subcommands that train
+SUBCOMMANDS: Mapping[str, tuple[str, ...]] = {
+    "trl": ("sft", *_METHODS),
+    "llamafactory-cli": ("train",),
+    "lmf": ("train",),
+    "axolotl": ("train",),
+}
+# the package of a module, a part of a script's path, or a command
+_FRAMEWORKS: Mapping[str, Framework] = {
+    "axolotl": AXOLOTL,
+    "trl": TRL_SFT,
+    "open_instruct": OPEN_INSTRUCT,
+    "run_clm.py": TRANSFORMERS,
+}
+# programs of frameworks whose configurations are not read: commands, and the first parts of modules and of scripts
+_FOREIGN: Mapping[str, str] = {
+    "swift": "ms-swift",
+    "megatron": "ms-swift",
+    "tune": "torchtune",
+    "litgpt": "LitGPT",
+    "composer": "LLM Foundry",
+    "oumi": "Oumi",
+    "autotrain": "AutoTrain",
+    "ludwig": "Ludwig",
+    "xtuner": "XTuner",
+    "colossalai": "ColossalAI",
+    "nemo": "NeMo",
+}
+_FOREIGN_MODULES: Mapping[str, str] = {
+    **{name: title for name, title in _FOREIGN.items() if name not in ("megatron", "tune", "composer", "nemo")},
+    "verl": "verl",
+    "openrlhf": "OpenRLHF",
+    "torchtune": "torchtune",
+    "llmfoundry": "LLM Foundry",
+    "nanotron": "nanotron",
+    "nemo_rl": "NeMo RL",
+}
+_FOREIGN_SCRIPTS: Mapping[str, str] = {
+    "deepy.py": "GPT-NeoX",
+    "pretrain_gpt.py": "Megatron-LM",
+    "swift/cli/sft.py": "ms-swift",
+    "verl/trainer/main_ppo.py": "verl",
+    "verl/trainer/fsdp_sft_trainer.py": "verl",
+}
+
+
+def is_known_command(word: str) -> bool:
+    """Whether a word is the command of a framework."""
+    name = PurePath(word).name
+    return name in SUBCOMMANDS or name in _FOREIGN
+
+
+def refuse_other_programs(launch: Launch) -> None:
+    """Raise if a program is known to be of a framework that is not read, or to train with another method.
+
+    Raises:
+        RecipeError: a framework whose command lines are not read, or a subcommand that does not train.
+        UnsupportedError: a method that recipes do not cover.
+    """
+    program, name = launch.program, launch.name
+    script = next((title for end, title in _FOREIGN_SCRIPTS.items() if f"/{program}".endswith(f"/{end}")), None)
+    module = _FOREIGN_MODULES.get(program.partition(".")[0]) if launch.is_module else None
+    if title := script or module or (None if launch.is_module else _FOREIGN.get(name)):
+        raise _foreign(program, title)
+    if name in SUBCOMMANDS and not launch.is_module:
+        _require_training(launch, name)
+    words = _name_words(launch)
+    method = next((_METHODS[word] for word in words if word in _METHODS), None)
+    if method is not None and _SFT not in words:
+        raise UnsupportedError(
+            f"{_shown(launch)}: {method} is not supported yet. Only supervised fine-tuning is covered."
+        )
+
+
+def _foreign(program: str, title: str) -> RecipeError:
+    return RecipeError(
+        f"{printable(program)}: a command of {title}, whose settings ligerprof does not read. Give its values as"
+        " options, such as --model, --batch, --seq and --precision."
+    )
+
+
+def _require_training(launch: Launch, name: str) -> None:
+    subcommand = next(iter(launch.words), "")
+    if subcommand not in SUBCOMMANDS[name]:
+        raise RecipeError(
+            f"{name} {printable(subcommand)[:40]}: not a command that trains. Give one such as `{name}"
+            f" {SUBCOMMANDS[name][0]}`."
+        )
+
+
+def _name_words(launch: Launch) -> list[str]:
+    """The words of a program's name that may say which method it is: `train_dpo.py` is train and dpo."""
+    name = launch.name.removesuffix(".py")
+    if launch.is_module:
+        name = launch.program.rpartition(".")[2]
+    elif name == "trl":
+        name = next(iter(launch.words), "")
+    return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+
+
+def _shown(launch: Launch) -> str:
+    subcommand = f" {launch.words[0]}" if launch.name in SUBCOMMANDS and launch.words else ""
+    return printable(f"{launch.program}{subcommand}")[:80]
+
+
+def label_of(launch: Launch) -> str:
+    """What messages call the program."""
+    return _shown(launch)
+
+
+def framework_of(launch: Launch, values: Mapping[str, Any], source: str) -> tuple[Framework, str | None]:
+    """The framework that reads a program's arguments, and what choosing it assumes.
+
+    Args:
+        values: the arguments, with those of the file that they name.
+        source: what messages call them.
+
+    Raises:
+        RecipeError: the arguments are of no framework that is read.
+    """
+    name, words = launch.name, _name_words(launch)
+    parts = launch.program.split(".")[:1] if launch.is_module else PurePath(launch.program).parts
+    known = next((framework for part, framework in _FRAMEWORKS.items() if part in parts), None)
+    if name in ("llamafactory-cli", "lmf"):
+        known = LLAMA_FACTORY_1 if LLAMA_FACTORY_1.signature & values.keys() else LLAMA_FACTORY
+    if known is not None:
+        if not known.knows_most(values):
+            raise RecipeError(
+                f"{source}: most of its keys are not those of {known.title}. Is it a file of another one?"
+            )
+        return known, None
+    found = _recognized(values, source)
+    if found is TRL_SFT and "model_max_length" in values:
+        # scripts that descend from Alpaca's have the keys of adapters, too
+        return TRANSFORMERS, None
+    if found is TRANSFORMERS and _SFT in words:
+        return TRL_SFT, f"{source} takes the arguments of TRL's script of supervised fine-tuning"
+    return found, None
+
+
+def names_method(launch: Launch, framework: Framework) -> bool:
+    """Whether a program, or the framework whose program it is, trains with supervised fine-tuning alone."""
+    return not framework.family or framework is OPEN_INSTRUCT or not _SUPERVISED.isdisjoint(_name_words(launch))
+
+
+def _recognized(values: Mapping[str, Any], source: str) -> Framework:
+    if (title := foreign_framework(values)) is not None:
+        raise _foreign(source, title)
+    try:
+        return recognize(values, source)
+    except RecipeError:
+        shown = ", ".join(f"--{printable(key)[:40]}" for key in list(values)[:5]) or "none"
+        raise RecipeError(
+            f"{source}: not a training command that ligerprof knows (its first arguments: {shown}). Give its values as"
+            " options, such as --model, --batch, --seq and --precision."
+        ) from None
+
+
+# one of them is a value that a row takes
+_SAMPLES: tuple[Any, ...] = ("1", "true", "none", "text")
+
+
+def is_open(value: Any) -> bool:
+    """Whether a value, or one of a list, has a part that only a running shell knows."""
+    return any(is_open(each) for each in value) if isinstance(value, list) else bool(OPEN.search(str(value)))
+
+
+def is_path(name: str) -> bool:
+    """Whether at most the first folder of a path is a variable: as that of another machine, it is found by its end."""
+    found = OPEN.match(name)
+    rest = name if found is None else name[found.end() :]
+    return (found is None or rest.startswith("/")) and not is_open(rest)
+
+
+def settled(values: Mapping[str, Any], framework: Framework, given: Mapping[str, Any], program: str) -> dict[str, Any]:
+    """The arguments that count, without those that variables decide and options replace.
+
+    Args:
+        values: arguments by key.
+        given: recipe options that replace arguments.
+        program: what messages call the program.
+
+    Raises:
+        RecipeError: a variable decides an argument that counts, and no option replaces it.
+    """
+    kept = {}
+    for key, value in values.items():
+        row = framework.rows.get(key)
+        if not is_open(value) or row is None or _is_harmless(row, value):
+            kept[key] = value
+            continue
+        outcome, option = _outcome(row, value), _option_of(row)
+        if (option == "model" and "like" in given) or (isinstance(outcome, Names) and is_path(outcome.file)):
+            kept[key] = value
+        elif option not in given:
+            raise RecipeError(unset(program, f"--{key}", value, option))
+    return kept
+
+
+def unset(program: str, key: str, value: Any, option: str | None) -> str:
+    """The error about an argument that a variable decides."""
+    names = tuple(dict.fromkeys(OPEN.findall(str(value))))
+    declared = RECIPE_OPTIONS.get(option or "")
+    given = "" if declared is None else f", or give {declared.flag}"
+    shown, listed = printable(str(value))[:80], printable(", ".join(names))[:80]
+    if any(name.startswith(("$(", "`")) for name in names):
+        return f"{printable(program)}: {key} is {shown}, which a running shell computes. Write its value{given}."
+    return f"{printable(program)}: {key} is {shown}, and nothing here sets {listed}. Set it in the environment{given}."
+
+
+def _outcome(row: Row, value: Any) -> Outcome | None:
+    try:
+        return row.read(value)
+    except BadValueError:
+        return None
+
+
+def _is_harmless(row: Row, value: Any) -> bool:
+    """Whether a key has no effect, or one that the figures leave out, whatever its value."""
+    outcome = _outcome(row, value)
+    return isinstance(outcome, LeftOut) or (isinstance(outcome, Ignored) and outcome.reason is not Reason.UNSET)
+
+
+def _option_of(row: Row) -> str | None:
+    """The option of ligerprof that replaces a key, or None."""
+    outcomes = [_outcome(row, sample) for sample in _SAMPLES]
+    settings = [next(iter(each.values)) for each in outcomes if isinstance(each, Sets) and each.values]
+    settings += [each.setting for each in outcomes if isinstance(each, Lacking) and each.setting is not None]
+    return _option_named(settings[0]) if settings else None
+
+
+def _option_named(setting: Setting) -> str:
+    named = (option for option, settings in OPTION_SETTINGS.items() if setting in settings)
+    return setting.value if setting.value in RECIPE_OPTIONS else next(named, setting.value)
+
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 # keys that name the file with the program's arguments
@@ -222,3 +476,104 @@ def _own_processes(launch: Launch) -> int | None:
             return int(passed[key])
     each, nodes = environment.get("NPROC_PER_NODE", str(visible_gpus(environment))), environment.get("NNODES", "1")
     return int(each) * int(nodes) if each.isdecimal() and nodes.isdecimal() else None
+
+
+_SCRIPT = FileKind(
+    error=RecipeError, hint="COMMAND takes a training command or a shell script with one.", max_bytes=2**18
+)
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "source", "."})
+_DEEPEST = 4
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+
+
+def read_command(words: Sequence[str], given: Mapping[str, Any]) -> list[Reading]:
+    """Read a command: the settings of its launcher first, which those of the program win over.
+
+    Args:
+        words: a command as typed; one word with blanks is a line of a shell, and `x.sh` is a script with one command
+            that trains.
+        given: recipe options of ligerprof's own command line, which settle what the command leaves to variables.
+
+    Raises:
+        RecipeError: not a training command, of a framework that is not read, or with a variable that is not set.
+        UnsupportedError: a method that recipes do not cover.
+    """
+    programs = [Program(launch=launch, script=script) for launch, script in _launches(_typed(words), "", 0)]
+    if not programs:
+        raise RecipeError(_no_training(words))
+    return (programs[0] if len(programs) == 1 else _only_one(programs)).readings(given)
+
+
+def _typed(words: Sequence[str]) -> list[SimpleCommand]:
+    if len(words) == 1 and any(map(str.isspace, words[0])):
+        return simple_commands(words[0], os.environ)
+    filled = [os.path.expandvars(word) for word in words]
+    own = {}
+    while filled and _ASSIGNED.match(filled[0]):
+        name, _, own[name] = filled.pop(0).partition("=")
+    return [SimpleCommand(words=tuple(filled), environment={**os.environ, **own})]
+
+
+def _no_training(words: Sequence[str]) -> str:
+    shown = printable(" ".join(words))[:60]
+    if len(words) == 1 and words[0].endswith(CONFIG_SUFFIXES):
+        return f"{shown}: a file, not a command. Give it as --config {shown}."
+    if len(words) == 1 and not words[0].startswith("-"):
+        return f"{shown}: no training command. A model is named with --model {shown}, a file with --config."
+    return (
+        f"{shown}: no training command. Give one such as `python train.py --per_device_train_batch_size 2 …`, or a file"
+        " with --config."
+    )
+
+
+def _launches(commands: Sequence[SimpleCommand], script: str, depth: int) -> Iterator[tuple[Launch, str]]:
+    """The programs that commands start, also in scripts that they run; each with its script."""
+    for command in commands:
+        inner = _inner_script(command)
+        if inner is not None and depth < _DEEPEST:
+            yield from _launches(inner[0], inner[1] or script, depth + 1)
+            continue
+        launch = find_launch(command.words, command.environment, is_known_command)
+        if launch is not None:
+            yield launch, script
+
+
+def _inner_script(command: SimpleCommand) -> tuple[list[SimpleCommand], str] | None:
+    """The commands of `bash -c TEXT`, `eval TEXT`, `bash FILE` and `FILE.sh`, and the file."""
+    words = command.words
+    if words[0] == "eval":
+        return simple_commands(" ".join(words[1:]), command.environment), ""
+    place = next((place for place, word in enumerate(words) if PurePath(word).name in _SHELLS), None)
+    rest = words[place + 1 :] if place is not None else words
+    if place is not None:
+        switch = next((at for at, word in enumerate(rest) if re.fullmatch(r"-[a-z]*c", word)), None)
+        if switch is not None and switch + 1 < len(rest):
+            return simple_commands(rest[switch + 1], command.environment), ""
+        rest = tuple(word for word in rest if not word.startswith("-"))
+    if not rest or not (rest[0].endswith((".sh", ".bash", ".slurm", ".sbatch")) or place is not None):
+        return None
+    path = Path(rest[0])
+    if place is not None and not is_file(path) and not rest[0].endswith(".sh"):
+        return None
+    arguments = {str(place): word for place, word in enumerate(rest[1:], 1)}
+    environment = {**command.environment, **arguments, "@": " ".join(rest[1:])}
+    return simple_commands(read_text(path, _SCRIPT), environment), str(path)
+
+
+def _only_one(programs: Sequence[Program]) -> Program:
+    """The one program among several that trains."""
+    found, refused = [], []
+    for program in programs:
+        try:
+            program.framework()
+            found.append(program)
+        except UnsupportedError:
+            found.append(program)
+        except RecipeError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    if len(found) > 1:
+        names = ", ".join(label_of(program.launch) for program in found)[:120]
+        raise RecipeError(f"{len(found)} training commands ({names}). Give one of them, in quotes or after --.")
+    return found[0]

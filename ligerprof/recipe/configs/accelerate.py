@@ -8,6 +8,7 @@ from ligerprof.recipe.configs.deepspeed import set_offload
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     Row,
+    Spelling,
     count,
     file_name,
     ignored_keys,
@@ -21,8 +22,7 @@ from ligerprof.recipe.configs.rows import (
     words,
 )
 from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Reading, Reason, Setting
-from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
-from ligerprof.recipe.configs.spellings import Spelling
+from ligerprof.recipe.configs.shared import FSDP_ROWS, set_fsdp
 
 _OFF = Ignored(reason=Reason.UNSET)
 _SINGLE = {"": "torch", "no": "torch", "false": "torch", "single_gpu": "torch"}

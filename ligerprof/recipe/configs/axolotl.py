@@ -6,12 +6,16 @@ from typing import Any
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
+    BITS,
     Row,
+    adapter,
+    as_read,
     count,
     ignored_keys,
     is_off,
     lacking,
     left_out,
+    liger,
     number,
     part_of,
     section,
@@ -33,22 +37,22 @@ from ligerprof.recipe.configs.settings import (
     Sets,
     Setting,
 )
-from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     CHECKPOINTING_KWARGS,
     DEEPSPEED_SECTION,
     EVALUATION_STRATEGY,
+    FSDP_ROWS,
     FSDP_SWITCH,
     LORA_DROPOUT,
     OPTIMIZER,
     liger_names,
     modules,
     modules_at,
+    set_fsdp,
     whole_number_at,
     without_adapter,
 )
-from ligerprof.recipe.configs.spellings import BITS, adapter, as_read, liger
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, FUSED_ATTENTION, MM
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.configs.framework import Framework, leaves
-from ligerprof.recipe.configs.optimizers import DEEPSPEED_OPTIMIZERS
 from ligerprof.recipe.configs.rows import (
+    DEEPSPEED_OPTIMIZERS,
     BadValueError,
     Row,
     count,

@@ -12,12 +12,11 @@ from ligerprof.recipe.categories import Engine, Offload, Precision
 from ligerprof.recipe.configs.accelerate import ACCELERATE
 from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED
-from ligerprof.recipe.configs.documents import parse_document
+from ligerprof.recipe.configs.documents import parse_document, rewrite, value_at, with_values
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY
-from ligerprof.recipe.configs.load import load_options
-from ligerprof.recipe.configs.rewriting import rewrite, value_at, with_values
+from ligerprof.recipe.configs.resolve import load_options
+from ligerprof.recipe.configs.rows import Spelling
 from ligerprof.recipe.configs.sources import BY_NAME, is_function, read_named
-from ligerprof.recipe.configs.spellings import Spelling
 from ligerprof.recipe.configs.torchtitan import CLASS, FUNCTION_WRITES, TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.torchtitan import SECTION as CHECKPOINTING
 from ligerprof.recipe.configs.trainer import TRANSFORMERS

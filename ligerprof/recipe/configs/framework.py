@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.errors import RecipeError
-from ligerprof.recipe.configs.rows import BadValueError, Row, Table, explain_bad, is_off
+from ligerprof.recipe.configs.rows import BadValueError, Row, Spelling, Table, explain_bad, is_off
 from ligerprof.recipe.configs.settings import Reading, Reason, Setting
-from ligerprof.recipe.configs.spellings import Spelling
 from ligerprof.text import printable
 
 # why such keys are left out, where nothing says that this is meant

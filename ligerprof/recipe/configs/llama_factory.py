@@ -6,11 +6,14 @@ from typing import Any
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     Row,
+    adapter,
+    as_read,
     count,
     ignored_keys,
     is_off,
     lacking,
     left_out,
+    liger,
     number,
     part_of,
     section,
@@ -42,7 +45,6 @@ from ligerprof.recipe.configs.shared import (
     whole_number_at,
     without_adapter,
 )
-from ligerprof.recipe.configs.spellings import adapter, as_read, liger
 from ligerprof.recipe.configs.trainer import TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_WRITES, finish_trainer
 from ligerprof.recipe.training import TrainingRecipe
 

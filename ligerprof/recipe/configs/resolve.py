@@ -11,8 +11,10 @@ from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.capabilities import LOSSES, takes
 from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer, Precision, Quantization
 from ligerprof.recipe.configs.deepspeed import filled
+from ligerprof.recipe.configs.framework import UNUSED
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
+from ligerprof.recipe.configs.report import ConfigReport, report_of
 from ligerprof.recipe.configs.settings import (
     EMBEDDING_AND_HEAD,
     PEFT_DEFAULT,
@@ -26,10 +28,11 @@ from ligerprof.recipe.configs.settings import (
     defaults_of,
     refusal,
 )
+from ligerprof.recipe.configs.sources import Documents, read_sources
 from ligerprof.recipe.configs.torchtitan import selective_policy
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
-from ligerprof.recipe.training import RECIPE_OPTIONS
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.text import printable
 from ligerprof.words import Word
@@ -508,3 +511,36 @@ class Resolver:
             raise self._refuse(rows.what, S.PACKING)
         self.assumed.append(rows.assumed)
         return dict(rows.options)
+
+
+def load_options(
+    sources: Sequence[str],
+    given: Mapping[str, Any],
+    documents: Documents | None = None,
+    command: Sequence[Reading] = (),
+) -> tuple[dict[str, Any], ConfigReport]:
+    """Read configuration files into values of recipe options.
+
+    Args:
+        sources: files in order, as `read_sources` takes them; later ones win.
+        given: recipe options that win over all files.
+        documents: the content of some of the files, as `read_sources` takes it.
+        command: what a training command sets, which wins over the files.
+
+    Raises:
+        RecipeError: a file that cannot be read, or a value that its key does not take.
+        UnsupportedError: a file asks for something that recipes cannot express.
+    """
+    readings = read_sources(sources, documents, command)
+    if "lora" in given or "qlora" in given:
+        for reading in readings:
+            reading.left_out = {key: what for key, what in reading.left_out.items() if what != UNUSED}
+    resolver = Resolver(readings, given)
+    options = resolver.options()
+    return options, report_of(readings, (*counted(options, resolver.found, given), *resolver.assumed))
+
+
+def load_recipe(sources: Sequence[str], given: Mapping[str, Any]) -> tuple[TrainingRecipe, ConfigReport]:
+    """The recipe that configuration files describe; as `load_options`, which it calls."""
+    options, report = load_options(sources, given)
+    return TrainingRecipe(**options), report

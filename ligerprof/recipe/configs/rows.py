@@ -1,16 +1,19 @@
-"""Build the rows of a framework's table: for each key, how its value is read."""
+"""Build the rows of a framework's table: for each key, how its value is read, and how options are written."""
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, Outcome, Reason, Sets, Setting
+from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import printable, short_repr
+from ligerprof.torch_memory.optimizers import OPTIMIZERS as ROWS
 
 Read = Callable[[Any], Outcome]
 Table = Mapping[str, "Row"]
@@ -250,3 +253,83 @@ def section(children: Table, *, read: Read | None = None) -> Row:
 def explain_bad(file: str, key: str, value: Any, problem: BadValueError) -> str:
     """The message about a value that a key does not take."""
     return f"{file}: {key} is {short_repr(value)}, {problem}. Fix the file."
+
+
+# those that this version does not have are refused by name
+_LACKING = ("lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "galore_adamw_8bit", "rmsprop", "adagrad")
+OPTIMIZERS: Mapping[str, str] = {
+    **{name: word for word, row in ROWS.items() for name in row.names},
+    **{name: name.replace("_", "-").removesuffix("-32bit") for name in _LACKING},
+}
+
+# transformers' Trainer keeps the moments of embeddings in fp32 (Trainer.create_optimizer)
+_EIGHT_BIT = {
+    name: Sets(values={Setting.OPTIMIZER: word, Setting.FP32_EMBEDDING_STATES: True})
+    for word, row in ROWS.items()
+    for name in row.names
+    if row.is_eight_bit
+}
+TRAINER_OPTIMIZERS: Mapping[str, Any] = {**OPTIMIZERS, **_EIGHT_BIT}
+
+# DeepSpeed builds its own Adam, in one kernel on the GPU or on the CPU where the optimizer is offloaded
+DEEPSPEED_OPTIMIZERS: Mapping[str, Any] = {
+    "adam": Sets(values={Setting.OPTIMIZER: "default"}),
+    "adamw": Sets(values={Setting.OPTIMIZER: "default"}),
+    "sgd": "sgd",
+    "lion": "lion",
+    "muon": "muon",
+}
+
+
+# the keys of a framework for a value of a recipe, or None if it has none for that value; a dot separates a section
+# from its key
+Spelling = Callable[[TrainingRecipe], Mapping[str, Any] | None]
+# switches of bitsandbytes; both at once are an error
+BITS: Mapping[int | None, Mapping[str, bool]] = {
+    None: {},
+    4: {"load_in_4bit": True, "load_in_8bit": False},
+    8: {"load_in_4bit": False, "load_in_8bit": True},
+}
+
+
+def rows_of(rows: Table, setting: Setting, prefix: str = "") -> Iterator[tuple[str, Row]]:
+    """The rows of a table that set a setting alone, each with its key."""
+    for name, row in rows.items():
+        if row.sets is setting:
+            yield f"{prefix}{name}", row
+        yield from rows_of(row.children or {}, setting, f"{prefix}{name}.")
+
+
+def as_read(rows: Table, options: str) -> dict[str, Spelling]:
+    """Spellings of options, whose names are separated by spaces: by the first row that sets each."""
+    return {name: _as_read(rows, name) for name in options.split()}
+
+
+def _as_read(rows: Table, name: str) -> Spelling:
+    key, row = next(rows_of(rows, Setting(name)))
+
+    def spell(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+        value = row.spell(getattr(recipe, name))
+        return None if value is None else {key: value}
+
+    return spell
+
+
+def liger(keys: Mapping[str, Any], kernels: str = "all", fused_loss: Mapping[str, Any] | None = None) -> Spelling:
+    """The switch of liger-kernel, which selects this set of kernels, and that of its fused loss alone."""
+
+    def spell(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
+        found, switched = set(recipe.kernels), set(select_kernels(kernels, recipe.spec))
+        if found == {"flce"} and found != switched:
+            return fused_loss
+        # the file may have switched on more by itself
+        return keys if switched and switched <= found else None
+
+    return spell
+
+
+def adapter(spelling: Spelling) -> dict[str, Spelling]:
+    """The same keys for LoRA, QLoRA and their weights; a recipe that leaves LoRA for QLoRA changes both."""
+    return dict.fromkeys(
+        ("lora", "qlora", "quantization"), lambda recipe: spelling(recipe) if recipe.lora or recipe.qlora else None
+    )

@@ -14,6 +14,8 @@ from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     Row,
+    Spelling,
+    as_read,
     count,
     ignored_keys,
     is_off,
@@ -38,7 +40,6 @@ from ligerprof.recipe.configs.settings import (
     Setting,
 )
 from ligerprof.recipe.configs.shared import EVALUATION, whole_number_at
-from ligerprof.recipe.configs.spellings import Spelling, as_read
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import error_line, printable, short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS

@@ -8,12 +8,15 @@ from ligerprof.recipe.configs.deepspeed import finish_deepspeed
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     Row,
+    Spelling,
+    as_read,
     count,
     file_name,
     ignored_keys,
     is_off,
     lacking,
     left_out,
+    liger,
     number,
     part_of,
     real_number,
@@ -23,19 +26,19 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
 )
 from ligerprof.recipe.configs.settings import Ignored, Outcome, Reading, Reason, Sets, Setting
-from ligerprof.recipe.configs.sharding import FSDP_ROWS, set_fsdp
 from ligerprof.recipe.configs.shared import (
     ATTENTION,
     CHECKPOINTING_KWARGS,
     DEEPSPEED_SECTION,
     DTYPE,
     EVALUATION_STRATEGY,
+    FSDP_ROWS,
     FSDP_SWITCH,
     LIGER_DEFAULTS,
     OPTIMIZER,
     liger_names,
+    set_fsdp,
 )
-from ligerprof.recipe.configs.spellings import Spelling, as_read, liger
 
 # configurations that extend TrainingArguments; a file that fits several is read as the plainest
 FAMILY = "transformers"

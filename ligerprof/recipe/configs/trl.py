@@ -7,13 +7,17 @@ from typing import Any
 from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
+    BITS,
     Row,
+    adapter,
+    as_read,
     count,
     file_name,
     ignored_keys,
     is_off,
     known_keys,
     lacking,
+    liger,
     part_of,
     section,
     switch,
@@ -42,7 +46,6 @@ from ligerprof.recipe.configs.shared import (
     whole_number_at,
     without_adapter,
 )
-from ligerprof.recipe.configs.spellings import BITS, adapter, as_read, liger
 from ligerprof.recipe.configs.trainer import (
     FAMILY,
     TRAINER_DEFAULTS,

@@ -20,7 +20,7 @@ FRAMES = {
         "liger_kernel/ops/fused_linear_cross_entropy.py:forward",
         "cut_cross_entropy/cce.py:forward",
         "torch/nn/functional.py:linear_cross_entropy",
-        "ligerprof/kernels/linear_cross_entropy/loss.py:loss_and_gradients",
+        "ligerprof/kernels/linear_cross_entropy/chunks.py:loss_and_gradients",
     ],
     "CROSS_ENTROPY": ["torch/nn/functional.py:cross_entropy", "torch/nn/functional.py:nll_loss"],
     "LOG_SOFTMAX": ["torch/nn/functional.py:log_softmax"],

@@ -8,7 +8,7 @@ import pytest
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.estimate.gathered import Gathered
 from ligerprof.recipe.categories import Offload
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from tests.paths import DATA, RESULTS

@@ -7,7 +7,7 @@ import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze, explain
 from ligerprof.analyzers.explain.failure import Cause, FailedAllocation, FreeReason
-from ligerprof.reports.failure import failure_lines
+from ligerprof.reports.peak import failure_lines
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.paths import PROGRAMS, RECORDINGS

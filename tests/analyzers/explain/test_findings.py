@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.reports.failure import failure_lines
-from ligerprof.reports.peak import finding_lines
+from ligerprof.reports.peak import failure_lines, finding_lines
 from ligerprof.roles import Phase
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay

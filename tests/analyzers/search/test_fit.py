@@ -14,7 +14,7 @@ from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, find_limit
-from ligerprof.reports.fit import answer_line, describe_verdict
+from ligerprof.reports.search import answer_line, describe_verdict
 from ligerprof.units import GIB, MIB
 
 MIXTRAL = {

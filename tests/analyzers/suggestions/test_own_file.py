@@ -11,7 +11,7 @@ from ligerprof.analyzers.suggestions.rows import ROWS
 from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.edits import edit_file
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from tests.recipe.configs.test_edits import FILES
 from tests.recipe.configs.texts import write
 

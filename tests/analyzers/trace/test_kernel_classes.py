@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ligerprof
-from ligerprof.analyzers.trace.kernel_classes import KernelClass, kernel_class, short_name
+from ligerprof.analyzers.trace.times import KernelClass, kernel_class, short_name
 
 ELEMENTWISE = (
     "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>,"

@@ -10,7 +10,7 @@ from ligerprof.errors import RecipeError
 from ligerprof.kernels import apply, find_kernel
 from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.patching.measured_budget import MeasuredBudget
+from ligerprof.kernels.patching.causal_lm import MeasuredBudget
 from ligerprof.kernels.spec import load_entry
 from tests.kernels.models import batch, tiny_model
 from tests.kernels.oracle import LOSS_ROUNDINGS, in_fp64, relative_error, run

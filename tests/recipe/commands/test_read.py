@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import LigerprofError, RecipeError, UnsupportedError
-from ligerprof.recipe.commands.arguments import negated, read_arguments
-from ligerprof.recipe.commands.read import read_command
-from ligerprof.recipe.configs.load import load_options
+from ligerprof.recipe.commands.program import read_command
+from ligerprof.recipe.commands.shell import negated, read_arguments
 from ligerprof.recipe.configs.report import ConfigReport
+from ligerprof.recipe.configs.resolve import load_options
 from ligerprof.recipe.training import TrainingRecipe
 
 SFT = "--model_name_or_path tiny --dataset_name d --max_length 128"

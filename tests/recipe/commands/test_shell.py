@@ -3,8 +3,7 @@
 import pytest
 
 from ligerprof.errors import RecipeError
-from ligerprof.recipe.commands.arithmetic import computed
-from ligerprof.recipe.commands.shell import OPEN, simple_commands
+from ligerprof.recipe.commands.shell import OPEN, computed, simple_commands
 
 
 def words(text: str, **environment: str) -> list[list[str]]:

@@ -8,7 +8,7 @@ import pytest
 
 from ligerprof.errors import OutputError, RecipeError
 from ligerprof.recipe.configs.edits import can_edit, edit_file, edit_files, require_editable
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.configs.sources import FRAMEWORKS
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import RecipeError, UnsupportedError
-from ligerprof.recipe.configs.load import load_options, load_recipe
+from ligerprof.recipe.configs.resolve import load_options, load_recipe
 from ligerprof.recipe.configs.rows import known_keys
 from ligerprof.recipe.configs.settings import Ignored, Reason
 from ligerprof.recipe.configs.sources import BY_NAME, recognize

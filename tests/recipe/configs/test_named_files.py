@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import RecipeError, UnsupportedError
-from ligerprof.recipe.configs.load import load_recipe
-from ligerprof.recipe.configs.shipped import TRL_PRESETS
-from ligerprof.recipe.configs.sources import recognize
+from ligerprof.recipe.configs.resolve import load_recipe
+from ligerprof.recipe.configs.sources import TRL_PRESETS, recognize
 from tests.recipe.configs.texts import read
 
 AXOLOTL = {"base_model": "tiny", "micro_batch_size": 1, "gradient_accumulation_steps": 2, "bf16": True}

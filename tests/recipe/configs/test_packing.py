@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.configs.load import load_options
+from ligerprof.recipe.configs.resolve import load_options
 from tests.recipe.configs.texts import read
 
 TRL = {"max_length": 256, "model_name_or_path": "tiny", "dataset_name": "d", "loss_type": "nll"}

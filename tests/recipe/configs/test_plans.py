@@ -10,7 +10,7 @@ import yaml
 from ligerprof.analyzers.search.changes import LADDER
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.configs.edits import OwnFiles
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from tests.recipe.configs.test_edits import ACCELERATE, ACCELERATE_FSDP, FILES, TITAN
 from tests.recipe.configs.texts import write
 

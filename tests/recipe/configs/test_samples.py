@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import LigerprofError, RecipeError, UnknownModelError, UnsupportedError
-from ligerprof.recipe.configs.load import load_options
+from ligerprof.recipe.configs.resolve import load_options
 from ligerprof.recipe.configs.sources import read_sources
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from tests.paths import DATA

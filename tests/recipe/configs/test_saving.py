@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import RecipeError
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from tests.recipe.configs.texts import read, write
 
 TRAINER = {"per_device_train_batch_size": 1, "output_dir": "o", "bf16": True, "model_name_or_path": "tiny"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ligerprof.errors import LigerprofError, MissingDependencyError, RecipeError, UnsupportedError
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.configs.sources import read_sources
 
 TOML = """

@@ -11,7 +11,7 @@ from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environment
 from ligerprof.recipe.configs.documents import read_document
-from ligerprof.recipe.configs.load import load_options
+from ligerprof.recipe.configs.resolve import load_options
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.deepspeed import zero_settings
 from tests.paths import DATA

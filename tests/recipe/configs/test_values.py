@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import RecipeError, UnsupportedError
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from tests.recipe.configs.texts import read
 
 AXOLOTL: dict[str, Any] = {

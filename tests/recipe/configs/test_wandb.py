@@ -7,7 +7,7 @@ import pytest
 
 from ligerprof.errors import LigerprofError, RecipeError, UnsupportedError
 from ligerprof.models import load_model
-from ligerprof.recipe.configs.load import load_recipe
+from ligerprof.recipe.configs.resolve import load_recipe
 from tests.recipe.configs.texts import read, write
 
 ARGUMENTS: dict[str, Any] = {

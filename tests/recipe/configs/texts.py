@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ligerprof.recipe.configs.load import load_recipe
 from ligerprof.recipe.configs.report import ConfigReport
+from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 
 
