@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ligerprof.analyzers import estimate as analytic
-from ligerprof.analyzers.compare import Comparison, Figures, figures_from_json, figures_of_ranks
+from ligerprof.analyzers.compare import Comparison, figures_from_json, figures_of_ranks
 from ligerprof.analyzers.compare import compare as compare_figures
 from ligerprof.analyzers.estimate import MemoryEstimate, Moment
+from ligerprof.analyzers.result_reader import Figures
 from ligerprof.analyzers.search.budget import Judge, Reserved
 from ligerprof.errors import MissingDependencyError, ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ligerprof.analyzers.compare import Comparison, Figures
+from ligerprof.analyzers.compare import Comparison
 from ligerprof.analyzers.explain.diff import GroupChange, PeakDiff
 from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.result_reader import Figures
 from ligerprof.models.module_names import without_indices
 from ligerprof.reports.terminal import FiguresColumn, groups_table, phases_table, roles_table
 from ligerprof.roles import Role

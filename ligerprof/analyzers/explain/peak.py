@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ligerprof.analyzers.compare import ResultReader
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
 from ligerprof.analyzers.explain.growth import Growth
 from ligerprof.analyzers.explain.steps import PhasePeaks
+from ligerprof.analyzers.result_reader import ResultReader
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import ResultFormatError
 from ligerprof.roles import Backend, MemoryBreakdown, Phase, Role
