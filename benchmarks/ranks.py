@@ -277,7 +277,7 @@ class Rank:
             self.say(f"{name}: {seconds} s")
 
     def trainer(self, recipe: TrainingRecipe) -> AbstractContextManager[Any]:
-        from ligerprof.runs.measured.engines import engine_of
+        from ligerprof.runs.measured.ranks import engine_of
 
         build, _ = engine_of(recipe.engine)
         return build(recipe, self.device, lambda _model: None)

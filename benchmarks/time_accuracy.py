@@ -20,7 +20,7 @@ from typing import Any
 
 from ligerprof.analyzers.step_time.account import account, predicted_time
 from ligerprof.analyzers.step_time.predict import Bound
-from ligerprof.analyzers.step_time.work import Host, Ledger, Part, product
+from ligerprof.analyzers.step_time.rates import Host, Ledger, Part, product
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 

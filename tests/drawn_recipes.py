@@ -6,8 +6,7 @@ from random import Random
 from typing import Any
 
 from ligerprof.gpus import GPUS, Vendor
-from ligerprof.kernels.selection import inapplicable_reason
-from ligerprof.kernels.slots import KERNEL_NAMES
+from ligerprof.kernels.selection import KERNEL_NAMES, inapplicable_reason
 from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.models.architectures import find_architecture, has_row
 from ligerprof.recipe.categories import Loss, Precision

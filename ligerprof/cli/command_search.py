@@ -134,7 +134,7 @@ def fit_command(
     as_json: bool,
 ) -> None:
     """Find the largest micro-batch, or value of --vary, with which a command fits."""
-    from ligerprof.recipe.commands.levers import find_batches
+    from ligerprof.recipe.commands.changes import find_batches
     from ligerprof.reports.command_search import render_largest
     from ligerprof.runs.command_search.session import largest_batch, largest_value
 
@@ -167,7 +167,7 @@ def fastest_command(
     as_json: bool,
 ) -> None:
     """Find the fastest of a command's alternatives that fit."""
-    from ligerprof.recipe.commands.levers import find_batches
+    from ligerprof.recipe.commands.changes import find_batches
     from ligerprof.reports.command_search import render_fastest_command
     from ligerprof.runs.command_search.fastest import fastest_command as find
 
@@ -193,7 +193,7 @@ def advise_command(  # noqa: PLR0913 - one argument per option
     as_json: bool,
 ) -> None:
     """Find the cheapest changes with which a command fits."""
-    from ligerprof.recipe.commands.levers import find_batches
+    from ligerprof.recipe.commands.changes import find_batches
     from ligerprof.reports.command_search import render_cheapest
     from ligerprof.runs.command_search.session import cheapest_changes, levers_of
 

@@ -24,7 +24,7 @@ def _gpus() -> Iterable[str]:
 
 
 def _slots() -> Iterable[str]:
-    from ligerprof.kernels.slots import KERNEL_NAMES
+    from ligerprof.kernels.selection import KERNEL_NAMES
 
     return KERNEL_NAMES
 

@@ -131,8 +131,8 @@ def _simulate_run(recipe: TrainingRecipe) -> "WholeRun":
 def _print_more(layers: "Table | None", run: "WholeRun | None") -> None:
     from rich.text import Text
 
+    from ligerprof.reports.estimate import run_lines
     from ligerprof.reports.terminal import console
-    from ligerprof.reports.whole_run import run_lines
 
     for part in (*([] if layers is None else [layers]), *map(Text, [] if run is None else run_lines(run))):
         console().print(part)

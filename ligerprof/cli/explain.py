@@ -206,7 +206,7 @@ def _recipe(source: Path) -> "TrainingRecipe | None":
 def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:
     """The snapshots to compare, by rank; {} for a single snapshot."""
     from ligerprof.runs.directory import recorded_ranks
-    from ligerprof.snapshots.ranks import rank_snapshots
+    from ligerprof.snapshots.reader import rank_snapshots
 
     if of_run and not (source.is_dir() and (source / SNAPSHOT_NAME).exists()):
         raise click.UsageError(f"--ranks needs a run directory, which {source} is not.")

@@ -73,7 +73,7 @@ def _follow(recipe: TrainingRecipe, rank: "Rank", trace: bool) -> bool:
 
     The launcher stops the other ranks when this one exits with an error code.
     """
-    from ligerprof.runs.measured.engines import follow_step
+    from ligerprof.runs.measured.ranks import follow_step
 
     outcome = follow_step(recipe, trace=trace)
     if outcome.oom is None:

@@ -121,8 +121,8 @@ def _values(name: str, live: "Live") -> dict[str, Any]:
 
 def _show(processes: Mapping[str, "Live"]) -> None:
     """Tables in a terminal, which replace those before; otherwise lines."""
+    from ligerprof.reports.run import render_watch, watch_lines
     from ligerprof.reports.terminal import console
-    from ligerprof.reports.watch import render_watch, watch_lines
 
     alone = len(processes) == 1
     target = console()

@@ -11,8 +11,7 @@ from ligerprof.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ligerprof.kernels.patching.apply import Patch, apply
     from ligerprof.kernels.registry import find_kernel, list_kernels, load_registry
-    from ligerprof.kernels.selection import select_kernels
-    from ligerprof.kernels.slots import KERNEL_NAMES
+    from ligerprof.kernels.selection import KERNEL_NAMES, select_kernels
     from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 
 __all__ = [

@@ -17,7 +17,7 @@ from ligerprof.kernels.norm.spec import SPECS as NORM_SPECS
 from ligerprof.kernels.providers.cce.spec import SPECS as CCE_SPECS
 from ligerprof.kernels.providers.liger.spec import SPECS as LIGER_SPECS
 from ligerprof.kernels.rope.spec import SPECS as ROPE_SPECS
-from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
+from ligerprof.kernels.selection import KERNEL_NAMES, SLOTS
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.text import error_line, printable, short_repr

@@ -5,12 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
-from ligerprof.models.architecture import Architecture
-from ligerprof.models.architectures import find_architecture, has_row
-from ligerprof.models.composites import TEXT_ALONE, text_config
+from ligerprof.models.architecture import Architecture, Linear, NormWeight, RawWeight, Width
+from ligerprof.models.architectures import TEXT_ALONE, find_architecture, has_row, text_config
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.layer_kinds import layer_kinds
-from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixers import (
     COVERED,
     DeltaSizes,

@@ -10,9 +10,8 @@ from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.files import FileKind, is_file, is_folder, read_json
-from ligerprof.models.architectures import has_row
+from ligerprof.models.architectures import has_row, is_composite
 from ligerprof.models.catalog import hub_names, models_without_config, short_names
-from ligerprof.models.composites import is_composite
 from ligerprof.models.from_config import spec_from_config
 from ligerprof.models.spec import ModelSpec
 from ligerprof.text import short_repr

@@ -10,7 +10,7 @@ from ligerprof.analyzers.compare import Comparison
 from ligerprof.analyzers.explain.diff import GroupChange, PeakDiff
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.result_reader import Figures
-from ligerprof.models.module_names import without_indices
+from ligerprof.models.architectures import without_indices
 from ligerprof.reports.terminal import FiguresColumn, groups_table, phases_table, roles_table
 from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_like, format_mib, in_one_unit, prints_as_zero

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ligerprof.kernels.device import DEVICE_KINDS
 from ligerprof.kernels.registry import KernelRegistry
-from ligerprof.kernels.selection import inapplicable_reason
-from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.selection import SLOTS, inapplicable_reason
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.reports.env import no_gpu_reason

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.gpus import find_gpu
 from ligerprof.reports.peak import largest_bytes, render_peak
 from ligerprof.reports.ranks import render_ranks
-from ligerprof.reports.terminal import file_text
+from ligerprof.reports.terminal import file_text, listing_table
 from ligerprof.runs.recording.collected import CommandReport, RecordedRank
+from ligerprof.runs.recording.live import Live
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary
-from ligerprof.units import format_bytes, in_one_unit
+from ligerprof.units import format_bytes, format_mib, in_one_unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -102,3 +103,38 @@ def _lines(recorded: RecordedRank, *, of_several: bool) -> list[str]:
     if summary.last_recorded is not None:
         ran += f", recorded up to step {summary.last_recorded}"
     return [f"{ran}; the peak of {format_bytes(recorded.report.peak_bytes)} came {where}."]
+
+
+_WATCH_MOST_ROWS = 8
+
+
+@in_one_unit(lambda live, **_: live.limit_bytes)
+def watch_lines(live: Live, *, name: str = "") -> list[str]:
+    """The newest figures, and what grows."""
+    last = live.samples[-1]
+    now = f"{format_bytes(last.allocated_bytes)} allocated, {format_bytes(last.reserved_bytes)} reserved"
+    peak = f"peak {format_bytes(last.peak_bytes)} of {format_bytes(live.limit_bytes)}"
+    when = f"{'ended after' if live.ended else 'in'} step {last.step}, after {last.seconds:,.1f} s"
+    lines = [f"{name}{when}: {now}, {peak}."]
+    if live.fails_in_step is not None:
+        failure = "" if live.ended else f" At this rate, memory runs out in about step {live.fails_in_step}."
+        lines.append(f"{name}It grows by {format_bytes(live.growth_bytes)} per step.{failure}")
+    return lines
+
+
+def render_watch(live: Live, *, name: str = "") -> "RenderableType":
+    """The lines, and a table of the last steps with their roles in MiB."""
+    from rich.console import Group
+    from rich.text import Text
+
+    shown = live.samples[-_WATCH_MOST_ROWS:]
+    roles = list(dict.fromkeys(role for sample in shown for role in sample.roles))
+    heads = ("allocated", "reserved", "peak", *roles, "other")
+    rows = []
+    for sample in shown:
+        known = [sample.roles.get(role, 0) for role in roles]
+        sizes = (sample.allocated_bytes, sample.reserved_bytes, sample.peak_bytes, *known)
+        other = sample.allocated_bytes - sum(known)
+        rows.append((str(sample.step), *map(format_mib, sizes), format_mib(other)))
+    table = listing_table("step, MiB", *heads, right=heads, rows=rows)
+    return Group(*(Text(line) for line in watch_lines(live, name=name)), table)

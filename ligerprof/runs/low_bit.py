@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ligerprof.analyzers.estimate.lora import is_quantized
 from ligerprof.errors import MissingDependencyError
 from ligerprof.kernels.device import is_simulated
-from ligerprof.models.module_names import is_embedding_weight, is_in_layer
+from ligerprof.models.architectures import is_embedding_weight, is_in_layer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.low_bit import is_hidden_matrix
 

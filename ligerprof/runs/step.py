@@ -227,7 +227,7 @@ def _outcome(recipe: TrainingRecipe, run: RunDirectory, progress: Progress, *, t
 
         return simulate_step(recipe, progress=progress)
     trace_directory = run.tensorboard if trace else None
-    from ligerprof.runs.measured.engines import measure_with_engine
+    from ligerprof.runs.measured.ranks import measure_with_engine
 
     return measure_with_engine(recipe, trace_directory=trace_directory, logs=run.path, progress=progress)
 

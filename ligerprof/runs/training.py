@@ -15,7 +15,7 @@ from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.device import is_simulated
 from ligerprof.kernels.selection import kernel_set_text
 from ligerprof.models import ModelSpec
-from ligerprof.models.module_names import is_in_layer
+from ligerprof.models.architectures import is_in_layer
 from ligerprof.models.spec import Task
 from ligerprof.recipe.categories import Attention, Optimizer
 from ligerprof.recipe.training import TrainingRecipe

@@ -1,20 +1,86 @@
 """Read torch's memory snapshot files without resolving, calling or building anything that a file names."""
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.files import STANDARD_INPUT, opened
+from ligerprof.files import STANDARD_INPUT, UnpackError, opened, unpacked
 from ligerprof.snapshots import SNAPSHOT_NAME
-from ligerprof.snapshots.packed import read_bytes
-from ligerprof.snapshots.pickles.load import load_snapshot_data
-from ligerprof.snapshots.pickles.plain import HOW_TO_RECORD
+from ligerprof.snapshots.pickles.load import HOW_TO_RECORD, PICKLE_START, load_snapshot_data
 from ligerprof.snapshots.stamp import SavedTensor, saved_tensors_of
 from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event, unknown_actions
 from ligerprof.snapshots.watch import AnalysisLimitError, claim
 from ligerprof.text import short_repr
+from ligerprof.units import GIB, MIB, format_bytes
+
+# xz shrinks real recordings 12 to 60 times, and repetitive ones a few hundred times
+_LARGEST_EXPANSION = 1000
+_ALWAYS_ALLOWED_BYTES = 64 * MIB
+# beyond this size, a compressed file may only expand as real recordings do
+_UNUSUAL_BYTES = GIB
+_USUAL_EXPANSION = 100
+# one read returns at most 2147479552 bytes on Linux
+_BYTES_AT_ONCE = GIB
+_SHOWN_BYTES = 16
+_PACKED_HINT = "No recording compresses that well; decompress it yourself if you trust it."
+
+
+def read_bytes(file: IO[bytes]) -> Bytes:
+    """The pickle in an open file, decompressed if it is gzip or xz data; always reads from the start.
+
+    Raises:
+        SnapshotFormatError: damaged data, or more than this machine's memory.
+        OSError: not readable.
+    """
+    file.seek(0)
+    chunks = unpacked(file, allowed_bytes, _PACKED_HINT)
+    if chunks is None:
+        return _read_plain(file)
+    content = bytearray()
+    try:
+        for chunk in chunks:
+            content += chunk
+    except UnpackError as error:
+        raise SnapshotFormatError(str(error)) from None
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def allowed_bytes(packed_bytes: int) -> int:
+    """The most bytes that a compressed snapshot may unpack to."""
+    expanded = max(_ALWAYS_ALLOWED_BYTES, packed_bytes * _LARGEST_EXPANSION)
+    return min(expanded, max(_UNUSUAL_BYTES, packed_bytes * _USUAL_EXPANSION), memory_bytes())
+
+
+def memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _read_plain(file: IO[bytes]) -> Bytes:
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(_SHOWN_BYTES)
+    file.seek(0)
+    if start[:1] != PICKLE_START:
+        # enough for the error, and a sparse file can have any size
+        return np.frombuffer(bytearray(start), dtype=np.uint8)
+    if size > memory_bytes():
+        raise SnapshotFormatError(
+            f"{format_bytes(size)}, more than the {format_bytes(memory_bytes())} of memory that this machine has."
+            " Record fewer steps, or read it on a larger machine."
+        )
+    # unlike a bytearray, it is not cleared first
+    content = np.empty(size, dtype=np.uint8)
+    filled = 0
+    while filled < size and (count := file.readinto(content.data[filled : filled + _BYTES_AT_ONCE])):  # type: ignore[attr-defined]
+        filled += count
+    return content[:filled]
+
 
 # torch's DeviceIndex is an int8 (c10/core/Device.h)
 _MOST_DEVICES = 2**7
@@ -194,3 +260,65 @@ def _list_of(values: Mapping[str, Any], key: str, item: type, source: str) -> li
         what = "dicts" if item is dict else "lists"
         raise SnapshotFormatError(f"{source}: '{key}' is not a list of {what}. {HOW_TO_RECORD}")
     return items
+
+
+_SNAPSHOT_FILE = re.compile(r".*\.(?:pickle|pkl)(?:\.gz|\.xz)?", re.IGNORECASE)
+_RANK = re.compile(r"(?<![a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
+_MOST_ENTRIES = 100_000
+_RANK_HINT = "Name the files rank0.pickle, rank1.pickle and so on, or give one file."
+
+
+def rank_snapshots(folder: Path) -> dict[int, Path]:
+    """The snapshot of each rank, by rank: files in the folder, and run directories in it.
+
+    A rank is the number after `rank` in a name. If no name has one, it is the one number in which the names differ.
+
+    Returns:
+        At least two ranks, or {} if the folder is a run directory itself.
+
+    Raises:
+        SnapshotFormatError: the folder cannot be read, has no snapshots of ranks, or two of one rank.
+    """
+    if (folder / SNAPSHOT_NAME).exists():
+        return {}
+    found = _snapshots_in(folder)
+    ranks = _named_ranks(found) or _numbered_ranks(found)
+    if len(ranks) != len(found):
+        raise SnapshotFormatError(f"{folder}: which of its {len(found)} snapshots are ranks of one run? {_RANK_HINT}")
+    if len(found) < 2:
+        raise SnapshotFormatError(
+            f"{folder}: neither {SNAPSHOT_NAME} nor snapshots of several ranks in it. {_RANK_HINT}"
+        )
+    return dict(sorted(ranks.items()))
+
+
+def _snapshots_in(folder: Path) -> dict[str, Path]:
+    """Snapshot files by name, and those of run directories by the name of the directory."""
+    found: dict[str, Path] = {}
+    try:
+        for number, entry in enumerate(folder.iterdir()):
+            if number >= _MOST_ENTRIES:
+                raise SnapshotFormatError(f"{folder}: more than {_MOST_ENTRIES} files. Give one file.")
+            if entry.is_dir():
+                if (entry / SNAPSHOT_NAME).exists():
+                    found[entry.name] = entry / SNAPSHOT_NAME
+            elif _SNAPSHOT_FILE.fullmatch(entry.name):
+                found[entry.name] = entry
+    except OSError as error:
+        raise SnapshotFormatError(f"{folder}: cannot be read ({error.strerror}).") from None
+    return found
+
+
+def _named_ranks(found: dict[str, Path]) -> dict[int, Path]:
+    return {int(match[1]): path for name, path in found.items() if (match := _RANK.search(name))}
+
+
+def _numbered_ranks(found: dict[str, Path]) -> dict[int, Path]:
+    """Ranks by the only number that differs between the names; {} if more than one does."""
+    numbers = {name: _NUMBER.findall(name) for name in found}
+    if len({(_NUMBER.sub("#", name), len(own)) for name, own in numbers.items()}) != 1:
+        return {}
+    differing = [set(place) for place in zip(*numbers.values(), strict=True)]
+    places = [place for place, values in enumerate(differing) if len(values) > 1]
+    return {int(numbers[name][places[0]]): path for name, path in found.items()} if len(places) == 1 else {}

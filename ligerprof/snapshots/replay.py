@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.state import DeviceState, FinalSegments, HeldBlocks, state_before
 from ligerprof.snapshots.trace import (
@@ -22,6 +21,7 @@ from ligerprof.snapshots.trace import (
     DeviceTrace,
     EventColumns,
     Int64s,
+    distinct,
 )
 from ligerprof.torch_memory.allocator.settings import SizeRules
 

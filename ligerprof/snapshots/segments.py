@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.state import HeldBlock
 from ligerprof.snapshots.trace import (
@@ -19,6 +18,7 @@ from ligerprof.snapshots.trace import (
     SEGMENT_UNMAP,
     EventColumns,
     Int64s,
+    is_among,
 )
 from ligerprof.torch_memory.allocator.caching import SMALL_SEGMENT_BYTES
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.trace import (
     ADDRESS_LIMIT,
     ALLOC,
@@ -29,6 +28,7 @@ from ligerprof.snapshots.trace import (
     DeviceTrace,
     EventColumns,
     Int64s,
+    is_among,
 )
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.allocator.settings import SizeRules

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from ligerprof.cli.main import main
 from ligerprof.kernels.registry import BUILT_IN, build_registry
-from ligerprof.kernels.selection import inapplicable_reason
-from ligerprof.kernels.slots import KERNEL_NAMES, SLOTS
+from ligerprof.kernels.selection import KERNEL_NAMES, SLOTS, inapplicable_reason
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import load_model
 from ligerprof.reports.kernels import kernels_json, list_states, render_kernels

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ligerprof.kernels import KERNEL_NAMES, KernelMemory, KernelShape, find_kernel
 from ligerprof.kernels.device import simulated_device, sm_count
 from ligerprof.kernels.options import RETURNS, LossOptions
-from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.selection import SLOTS
 from ligerprof.kernels.spec import load_entry
 from ligerprof.runs.kernel_check.check import CallBytes, measure_call
 from ligerprof.runs.kernel_check.simulated import RequestedBytes, requested_meter

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.norm import parameters, plan, reference
+from ligerprof.kernels.norm import parameters, reference
 from ligerprof.kernels.norm import rows as pieces
+from ligerprof.kernels.norm import spec as plan
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, relative_error, run
 
 EPS = 1e-5

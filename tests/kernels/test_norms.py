@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.norm import parameters, reference
-from ligerprof.kernels.norm.plan import (
+from ligerprof.kernels.norm.spec import (
     MAX_HELD_COLUMNS,
     backward_programs,
     is_long,

@@ -15,8 +15,7 @@ from ligerprof.kernels import KERNEL_NAMES, KernelSpec, find_kernel, list_kernel
 from ligerprof.kernels.device import DEVICE_KINDS, triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.spec import SPECS as FLCE_SPECS
 from ligerprof.kernels.registry import BUILT_IN, ENTRY_POINT_GROUP, build_registry, find_kernel_set
-from ligerprof.kernels.selection import applies
-from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.selection import SLOTS, applies
 from ligerprof.kernels.spec import KernelMemory, KernelShape, load_entry
 from ligerprof.models import load_model
 from tests.kernels.test_memory import LLAMA_1B

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import ARCHITECTURES, ModelSpec, load_model, spec_from_config
-from ligerprof.models.composites import TEXT_ALONE
+from ligerprof.models.architectures import TEXT_ALONE
 from ligerprof.recipe.training import TrainingRecipe
 
 SMALL_LLAMA = {

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ligerprof.snapshots import distinct as module
-from ligerprof.snapshots.distinct import (
+from ligerprof.snapshots import trace as module
+from ligerprof.snapshots.trace import (
     common,
     distinct,
     distinct_numbers,

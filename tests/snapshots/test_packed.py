@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots import packed
-from ligerprof.snapshots.packed import allowed_bytes, read_bytes
-from ligerprof.snapshots.reader import read_snapshot
+from ligerprof.snapshots import reader as packed
+from ligerprof.snapshots.reader import allowed_bytes, read_bytes, read_snapshot
 from ligerprof.units import GIB, MIB
 from tests.torch_memory.allocator.programs import random_program
 

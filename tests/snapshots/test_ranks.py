@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.ranks import rank_snapshots
+from ligerprof.snapshots.reader import rank_snapshots
 
 
 def make(folder: Path, *names: str) -> Path:

@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.gradients import (
     APPLIED,
     CAST,
@@ -25,12 +24,12 @@ from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECK
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.program import Program
 from ligerprof.analyzers.attribution.rules import BlockFeatures, Feature
+from ligerprof.analyzers.attribution.stacks import CallSite, CallSites
 from ligerprof.analyzers.attribution.weights import WeightCopies, Weights
-from ligerprof.models.module_names import body_of_layer, is_attention, is_head, is_token_embedding
+from ligerprof.models.architectures import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import distinct, distinct_rows, is_among
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct, distinct_rows, is_among
 from ligerprof.units import MIB
 
 _WITHOUT_OUTPUT = re.compile(frames.TILED_LOSS, re.MULTILINE)

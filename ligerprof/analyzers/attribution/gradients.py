@@ -7,12 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, is_among
 
 _CAST = re.compile(r"^ToCopyBackward")
 _PRODUCT = re.compile(r"^B?[Mm]mBackward")

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
-from ligerprof.analyzers.attribution.stacks import PythonCall
+from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask, PythonCall
 from ligerprof.roles import ROLE_CODES, Phase, Role
-from ligerprof.snapshots.distinct import distinct, is_among, number_pairs, numbered
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct, is_among, number_pairs, numbered
 
 Chain = tuple[PythonCall, ...]
 

@@ -11,10 +11,9 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.stacks import Stack, StackReader
+from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Stack, StackReader
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import SavedTensor, Stamp

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.call_sites import CallSites
+from ligerprof.analyzers.attribution.stacks import CallSites
 from ligerprof.roles import INFERENCE_PHASES, Phase
-from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
-from ligerprof.snapshots.trace import DeviceTrace, Int64s
+from ligerprof.snapshots.trace import DeviceTrace, Int64s, is_among
 
 _PHASES = tuple(Phase)
 _CODES = {phase: code for code, phase in enumerate(_PHASES)}

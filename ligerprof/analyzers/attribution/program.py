@@ -5,16 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.layers import Regions, layers_in_passes
 from ligerprof.analyzers.attribution.phases import GENERATE, EventPhases, phase_code
-from ligerprof.analyzers.attribution.stacks import WRAPPERS
+from ligerprof.analyzers.attribution.stacks import WRAPPERS, CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary, is_look_up
 from ligerprof.analyzers.attribution.weights import EarlierModels, find_older_weights
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct, is_among
 
 _CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
 _STATIC_CACHE = re.compile(r"^transformers/cache_utils\.py:lazy_initialization$", re.MULTILINE)

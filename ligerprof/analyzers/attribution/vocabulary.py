@@ -10,15 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.call_sites import CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.gradients import DDP_BUCKET
 from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
-from ligerprof.analyzers.attribution.stacks import PythonCall
-from ligerprof.models.module_names import is_head, is_token_embedding
+from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask, PythonCall
+from ligerprof.models.architectures import is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct, is_among
 
 # bytes of a number of the table, of the looked-up tokens, and of the head's output
 _WIDTHS = np.array(list(product((2, 4), repeat=3)), dtype=np.int64)

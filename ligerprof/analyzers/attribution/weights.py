@@ -17,12 +17,11 @@ from functools import cached_property
 import numpy as np
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.call_sites import CallSites, Mask
 from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
+from ligerprof.analyzers.attribution.stacks import CallSites, Mask
 from ligerprof.roles import Phase
-from ligerprof.snapshots.distinct import distinct, is_among, number_pairs
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct, is_among, number_pairs
 
 # a wrapper that shards weights moves them first
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$|fsdp/\S*:_move_states_to_device$", re.MULTILINE)

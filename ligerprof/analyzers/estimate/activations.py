@@ -14,8 +14,8 @@ from ligerprof.analyzers.estimate.operations import (
 from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.models import ModelSpec
+from ligerprof.models.architecture import RawWeight
 from ligerprof.models.layer_tape import activation_functions, function_tape
-from ligerprof.models.layer_tensors import RawWeight
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 

@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, factor_of, product_operator
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.kernels.slots import find_slot
+from ligerprof.kernels.selection import find_slot
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role

@@ -16,7 +16,7 @@ from ligerprof.analyzers.estimate.partition import weight_width
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models import ParameterShape
-from ligerprof.models.module_names import is_in_layer, layer_index
+from ligerprof.models.architectures import is_in_layer, layer_index
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role

@@ -28,7 +28,7 @@ from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.scaled_dot_product import as_heads
 from ligerprof.analyzers.estimate.state_space import mix_states
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
-from ligerprof.kernels.slots import find_slot
+from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.models.layer_tape import Step, layer_tape
 from ligerprof.models.mixers import Experts

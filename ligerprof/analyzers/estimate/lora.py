@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.operations import add, dropout, linear, rename
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.models import ModelSpec
-from ligerprof.models.module_names import is_in_layer
+from ligerprof.models.architectures import is_in_layer
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role

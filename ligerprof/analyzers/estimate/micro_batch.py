@@ -27,7 +27,7 @@ from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.models.module_names import layer_index
+from ligerprof.models.architectures import layer_index
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES

@@ -5,7 +5,7 @@ from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
-from ligerprof.kernels.slots import find_slot
+from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import NormForm
 from ligerprof.models.layer_tape import function_tape, norm_tape
 from ligerprof.torch_memory.dtypes import FP32_BYTES

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.analyzers.estimate.traced import TracedLayers, layer_of
-from ligerprof.models.module_names import is_embedding_weight
+from ligerprof.models.architectures import is_embedding_weight
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown
 

@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.model import has_fp32_tables
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, renamed
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.kernels.slots import find_slot
+from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.torch_memory.dtypes import FP32_BYTES, together
 

@@ -7,7 +7,7 @@ from ligerprof.analyzers.estimate.masks import has_mask
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import dropout, renamed, saved_factors, scale
 from ligerprof.analyzers.estimate.tensors import Value
-from ligerprof.kernels.slots import find_slot
+from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role

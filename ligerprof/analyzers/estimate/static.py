@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ligerprof.analyzers.estimate.lora import ORIGINAL, adapter_weights, is_quantized
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models import ParameterShape
-from ligerprof.models.module_names import is_embedding_weight, is_in_layer
+from ligerprof.models.architectures import is_embedding_weight, is_in_layer
 from ligerprof.models.spec import Task
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe

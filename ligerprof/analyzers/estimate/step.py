@@ -21,7 +21,7 @@ from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.analyzers.estimate.zero import zero_placement
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.models.module_names import layer_index
+from ligerprof.models.architectures import layer_index
 from ligerprof.recipe.categories import Engine, GradSync, Optimizer, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role

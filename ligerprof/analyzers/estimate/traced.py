@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.masks import layer_memory_kinds
-from ligerprof.models.module_names import layer_index
+from ligerprof.models.architectures import layer_index
 from ligerprof.recipe.training import TrainingRecipe
 
 

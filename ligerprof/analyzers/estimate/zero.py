@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import TracedLayers, traced_layers
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import ParameterShape
-from ligerprof.models.module_names import is_in_layer, layer_index
+from ligerprof.models.architectures import is_in_layer, layer_index
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe

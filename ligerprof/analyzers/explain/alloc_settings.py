@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
-from ligerprof.analyzers.suggestions.program import Framework
+from ligerprof.analyzers.suggestions.case import Framework
 from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
 from ligerprof.errors import LigerprofError
 from ligerprof.serialization import select

@@ -23,18 +23,16 @@ from ligerprof.analyzers.explain.growth import Growth, find_growth
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.steps import step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, role_timeline
-from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.case import Case, Framework
 from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
-from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Window
 from ligerprof.analyzers.suggestions.suggestion import Suggestion
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase
 from ligerprof.snapshots.collector import collector_paused
-from ligerprof.snapshots.distinct import distinct, is_among
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import Replay, replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct, is_among
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:

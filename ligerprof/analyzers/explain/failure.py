@@ -12,10 +12,10 @@ from ligerprof.analyzers.explain.growth import Growth, find_growth, size_ratio
 from ligerprof.analyzers.explain.steps import repetitions
 from ligerprof.roles import PASSES, MemoryBreakdown, Phase, Role
 from ligerprof.serialization import select, to_json
-from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.segments import Piece, PoolId, Segment, pool_id, segments_at
 from ligerprof.snapshots.stamp import Stamp
+from ligerprof.snapshots.trace import is_among
 from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES, segment_bytes
 from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, SizeRules
 from ligerprof.words import ExplainedWord

@@ -11,11 +11,10 @@ from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.owners import Owners
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.attribution.weights import gradients_of_passes
-from ligerprof.models.module_names import without_indices
+from ligerprof.models.architectures import without_indices
 from ligerprof.roles import ROLE_CODES, Phase, Role
-from ligerprof.snapshots.distinct import distinct, distinct_rows, number_pairs, numbered
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct, distinct_rows, number_pairs, numbered
 from ligerprof.units import format_bytes
 
 

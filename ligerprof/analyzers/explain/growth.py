@@ -14,8 +14,7 @@ from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.explain.steps import repetitions
 from ligerprof.roles import Phase, Role
 from ligerprof.serialization import select
-from ligerprof.snapshots.distinct import is_among, numbered
-from ligerprof.snapshots.trace import SIZE_LIMIT, Int64s
+from ligerprof.snapshots.trace import SIZE_LIMIT, Int64s, is_among, numbered
 
 # so many steps back are compared
 _MOST_STEPS = 32

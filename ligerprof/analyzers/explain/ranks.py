@@ -13,7 +13,7 @@ from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.groups import BlockGroup
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.models.module_names import without_indices
+from ligerprof.models.architectures import without_indices
 from ligerprof.roles import Role
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes

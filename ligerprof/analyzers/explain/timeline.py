@@ -9,9 +9,8 @@ import numpy as np
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_of_code
 from ligerprof.roles import ROLE_CODES, ROLES, Phase, Role
-from ligerprof.snapshots.distinct import distinct
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct
 
 # a recording of fewer moments has a column for each
 MOST_COLUMNS = 2**17

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ligerprof.analyzers.step_time.rates import Rates, find_rates
-from ligerprof.analyzers.step_time.work import Kind, Ledger, Part
+from ligerprof.analyzers.step_time.rates import Kind, Ledger, Part, Rates, find_rates
 from ligerprof.serialization import JsonKeys, select
 from ligerprof.words import Word
 

@@ -10,14 +10,294 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.blocks import Attribution
-from ligerprof.analyzers.attribution.phases import are_codes_of, phase_code
-from ligerprof.analyzers.suggestions.layer_passes import LayerPasses, find_passes
-from ligerprof.analyzers.suggestions.program import Program, read_program
+from ligerprof.analyzers.attribution.layers import NO_LAYER
+from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
 from ligerprof.analyzers.suggestions.replayed_change import Edit, Request, RoleBook, Window, find_request
-from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.distinct import distinct, is_among
+from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, distinct, is_among
+from ligerprof.words import ExplainedWord
+
+# a layer's output is its last tensor that lives on, unless that is far smaller than what the layer saves
+_OUTPUT_SHARE = 16
+_NONE = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPasses:
+    """Forward passes of layers, in order; columns have one entry per pass.
+
+    Attributes:
+        span: the span of the forward phase that each pass belongs to.
+        first: event of its first allocation.
+        end: event of the first allocation after it, or the end of the span.
+        output: block of its output, -1 if unknown.
+        output_bytes: size of that block.
+        rise_bytes: how far allocated memory rose within the pass.
+        backward_first: event that first frees a block that the pass saved, in the next backward phase; -1 without.
+        backward_last: event that frees the last one.
+        recompute: the last event before `backward_first` at which backward of later operations frees a block.
+        saved: blocks that live on after their pass, outputs excluded.
+        saved_by: the pass of each of them.
+    """
+
+    span: Int64s
+    first: Int64s
+    end: Int64s
+    output: Int64s
+    output_bytes: Int64s
+    rise_bytes: Int64s
+    backward_first: Int64s
+    backward_last: Int64s
+    recompute: Int64s
+    saved: Int64s
+    saved_by: Int64s
+
+    def __len__(self) -> int:
+        return len(self.span)
+
+
+def find_passes(replayed: Replay, phases: EventPhases, layers: Int64s) -> LayerPasses:
+    """Find the passes; `layers` has the layer of each block, -1 for none."""
+    in_forward = (replayed.allocated_by >= 0) & (phases.codes_of(replayed.allocated_by) == phase_code(Phase.FORWARD))
+    forward = np.flatnonzero(in_forward).astype(np.int64)
+    places = np.flatnonzero(layers[forward] != NO_LAYER)
+    blocks = forward[places]
+    spans = phases.spans_of(replayed.allocated_by[blocks])
+    if not len(blocks):
+        return _no_passes()
+    is_first = np.append(True, (np.diff(layers[blocks]) != 0) | (np.diff(spans) != 0))
+    starts = np.flatnonzero(is_first)
+    pass_of = np.cumsum(is_first) - 1
+    span = spans[starts]
+    first = replayed.allocated_by[blocks[starts]]
+    end = _ends(replayed, phases, forward, places[np.append(starts[1:], len(blocks)) - 1], span)
+    freed = np.where(replayed.freed_by[blocks] < 0, len(replayed.trace), replayed.freed_by[blocks])
+    lives_on = freed >= end[pass_of]
+    sizes = replayed.block_bytes[blocks]
+    largest = np.maximum.reduceat(np.where(lives_on, sizes, 0), starts)
+    may_be_output = lives_on & (sizes * _OUTPUT_SHARE >= largest[pass_of])
+    output = np.maximum.reduceat(np.where(may_be_output, np.arange(len(blocks)), _NONE), starts)
+    is_output = np.zeros(len(blocks), dtype=bool)
+    is_output[output[output >= 0]] = True
+    freed_span = np.append(phases.spans, phases.last_span + 1)[freed]
+    is_saved = lives_on & ~is_output & (freed_span > spans)
+    in_backward = is_saved & (freed_span == _next_backward(phases)[span][pass_of])
+    backward_first = np.minimum.reduceat(np.where(in_backward, freed, len(replayed.trace)), starts)
+    backward_last = np.maximum.reduceat(np.where(in_backward, freed, _NONE), starts)
+    backward_first = np.where(backward_last == _NONE, _NONE, backward_first)
+    return LayerPasses(
+        span=span,
+        first=first,
+        end=end,
+        output=np.where(output >= 0, blocks[output], _NONE),
+        output_bytes=np.where(output >= 0, sizes[output], 0),
+        rise_bytes=_rises(replayed, first, end),
+        backward_first=backward_first,
+        backward_last=backward_last,
+        recompute=last_before(frees_of_saved(replayed, phases, forward), backward_first),
+        saved=blocks[is_saved],
+        saved_by=pass_of[is_saved],
+    )
+
+
+def _ends(replayed: Replay, phases: EventPhases, forward: Int64s, last_places: Int64s, span: Int64s) -> Int64s:
+    """The event of the next allocation of forward after each pass, or the end of its span."""
+    events = np.append(replayed.allocated_by[forward], len(replayed.trace))
+    span_ends = np.searchsorted(phases.spans, span, "right")
+    ends: Int64s = np.minimum(events[last_places + 1], span_ends)
+    return ends
+
+
+def _next_backward(phases: EventPhases) -> Int64s:
+    """The first span of backward after each span; past the last span if there is none."""
+    starts = phases.span_starts
+    backward = np.flatnonzero(phases.codes[starts] == phase_code(Phase.BACKWARD))
+    after = np.searchsorted(backward, np.arange(len(starts)), "right")
+    found: Int64s = np.append(backward, phases.last_span + 2)[after]
+    return found
+
+
+def _rises(replayed: Replay, first: Int64s, end: Int64s) -> Int64s:
+    """The highest allocated bytes from the first event of each pass to its end, above those before it."""
+    bounds = np.column_stack([first, end + 1]).ravel()
+    highest = np.maximum.reduceat(np.append(replayed.allocated_bytes, 0), bounds)[::2]
+    rises: Int64s = highest - replayed.allocated_bytes[first]
+    return rises
+
+
+def frees_of_saved(replayed: Replay, phases: EventPhases, forward: Int64s) -> Int64s:
+    """Events of backward that free a block of forward, ascending."""
+    freed = replayed.freed_by[forward]
+    freed = freed[freed >= 0]
+    return np.sort(freed[phases.codes[freed] == phase_code(Phase.BACKWARD)])
+
+
+def last_before(events: Int64s, limits: Int64s) -> Int64s:
+    """The last of the events before each limit, or the limit itself if there is none."""
+    place = np.searchsorted(events, limits, "left") - 1
+    if not len(events):
+        return limits
+    return np.where(place >= 0, events[np.maximum(place, 0)], limits)
+
+
+def _no_passes() -> LayerPasses:
+    none = np.empty(0, dtype=np.int64)
+    return LayerPasses(
+        span=none,
+        first=none,
+        end=none,
+        output=none,
+        output_bytes=none,
+        rise_bytes=none,
+        backward_first=none,
+        backward_last=none,
+        recompute=none,
+        saved=none,
+        saved_by=none,
+    )
+
+
+class Framework(ExplainedWord):
+    """Whose settings a reader can change."""
+
+    LIGERPROF = "ligerprof", "ligerprof step"
+    AXOLOTL = "axolotl", "axolotl's YAML"
+    LLAMA_FACTORY = "llama-factory", "LLaMA-Factory's YAML"
+    TRL = "trl", "the arguments of a TRL trainer, such as SFTConfig"
+    TRAINER = "transformers", "transformers.TrainingArguments"
+    LIGHTNING = "lightning", "Lightning"
+    DEEPSPEED = "deepspeed", "DeepSpeed's JSON"
+    FSDP2 = "fsdp2", "torch's fully_shard"
+    FSDP1 = "fsdp1", "torch's FullyShardedDataParallel"
+    DDP = "ddp", "torch's DistributedDataParallel"
+    ACCELERATE = "accelerate", "accelerate"
+    MODEL = "transformers-model", "a transformers model in a loop of its own"
+    TORCH = "torch", "plain torch"
+
+
+_WITHOUT_CODE = (Framework.AXOLOTL, Framework.LLAMA_FACTORY)
+_INSTALLED = r"(?:^|/)"
+# the first that matches runs the training loop
+_LOOPS = (
+    (Framework.LIGERPROF, r"ligerprof/runs/"),
+    (Framework.AXOLOTL, rf"{_INSTALLED}axolotl/"),
+    (Framework.LLAMA_FACTORY, rf"{_INSTALLED}llamafactory/"),
+    (Framework.TRL, rf"{_INSTALLED}trl/(?:\w+/)*\w*trainer"),
+    (Framework.TRAINER, rf"{_INSTALLED}transformers/trainer\w*\.py$"),
+    (Framework.LIGHTNING, rf"{_INSTALLED}(?:lightning|pytorch_lightning|lightning_fabric)/"),
+    (Framework.ACCELERATE, rf"{_INSTALLED}accelerate/(?:accelerator|utils/operations)\.py$"),
+)
+_ENGINES = (
+    (Framework.DEEPSPEED, rf"{_INSTALLED}deepspeed/runtime/"),
+    (Framework.FSDP2, r"torch/distributed/(?:fsdp/_fully_shard|_composable/fsdp)/"),
+    (Framework.FSDP1, r"torch/distributed/fsdp/(?:fully_sharded_data_parallel|_runtime_utils|_flat_param)\.py$"),
+    (Framework.DDP, r"torch/nn/parallel/distributed\.py$"),
+)
+_MODEL = rf"{_INSTALLED}transformers/models/"
+_MODEL_TYPE = rf"{_MODEL}(\w+)/modeling_"
+_PEFT = rf"{_INSTALLED}peft/tuners/"
+_COMPILED = r"torch/_inductor/|/torchinductor_|torch/_functorch/_aot"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """What the stacks of a recording show about its program.
+
+    Attributes:
+        files: the files of all Python calls, installed packages by their package's path.
+        calls: all of them as `file:function`.
+    """
+
+    files: frozenset[str]
+    calls: frozenset[str]
+
+    @cached_property
+    def loop(self) -> Framework | None:
+        """The framework that runs the training loop, None for a loop of its own."""
+        return next((one for one, pattern in _LOOPS if self.has_file(pattern)), None)
+
+    @cached_property
+    def engine(self) -> Framework | None:
+        """The engine that shards or replicates the model."""
+        return next((one for one, pattern in _ENGINES if self.has_file(pattern)), None)
+
+    @cached_property
+    def frameworks(self) -> tuple[Framework, ...]:
+        """Everything that the program uses, the outermost first: how a change is made is looked up in this order.
+
+        The users of some programs change their settings, not code; a trainer's settings contain DeepSpeed's.
+        """
+        if self.loop is Framework.LIGERPROF:
+            return (self.loop,)
+        found = [self.loop, self.engine]
+        if self.loop in _WITHOUT_CODE:
+            found = [self.loop, self.engine if self.engine is Framework.DEEPSPEED else None]
+        else:
+            found += [Framework.MODEL if self.has_file(_MODEL) else None, Framework.TORCH]
+        return tuple(one for one in found if one is not None)
+
+    @cached_property
+    def model_types(self) -> frozenset[str]:
+        """The `model_type` of each transformers model that runs."""
+        found = (re.search(_MODEL_TYPE, file) for file in self.files)
+        return frozenset(match.group(1) for match in found if match)
+
+    @cached_property
+    def checkpoints(self) -> bool:
+        """Whether gradient checkpointing runs."""
+        return self.has_file(f"{frames.CHECKPOINT}$")
+
+    @cached_property
+    def has_adapters(self) -> bool:
+        """Whether peft's adapters are trained."""
+        return self.has_file(_PEFT)
+
+    @cached_property
+    def has_fused_loss(self) -> bool:
+        """Whether a loss computes logits chunk by chunk."""
+        return self.has_call(rf"{frames.FUSED_LOSS}|chunked")
+
+    @cached_property
+    def has_cross_entropy(self) -> bool:
+        """Whether torch's cross-entropy runs."""
+        return self.has_call(f"{frames.CROSS_ENTROPY}|{frames.LANGUAGE_MODEL_LOSS}")
+
+    @cached_property
+    def generates(self) -> bool:
+        """Whether the recording is of text generation."""
+        return self.has_file(frames.GENERATION)
+
+    @cached_property
+    def evaluates(self) -> bool:
+        """Whether a trainer evaluates in the recording."""
+        return self.has_call(frames.EVALUATION)
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile's code runs."""
+        return self.has_file(_COMPILED)
+
+    def has_file(self, pattern: str) -> bool:
+        """Whether a call's file matches a regular expression."""
+        return any(re.search(pattern, file) for file in self.files)
+
+    def has_call(self, pattern: str) -> bool:
+        """Whether a call, as `file:function`, matches a regular expression."""
+        return any(re.search(pattern, call) for call in self.calls)
+
+
+def read_program(attribution: Attribution) -> Program:
+    """Read the program off the stacks of its forward and backward passes and optimizer steps, or off all stacks."""
+    replayed, sites = attribution.replayed, attribution.call_sites
+    in_steps = are_codes_of(attribution.phases.codes_of(replayed.allocated_by), *STEP_PHASES)
+    chosen = np.flatnonzero(np.bincount(sites.site_of[in_steps])).tolist() or range(len(sites.sites))
+    calls = {call for site in chosen for call in sites.sites[site].stack.calls}
+    return Program(
+        files=frozenset(call.file for call in calls),
+        calls=frozenset(f"{call.file}:{call.function}" for call in calls),
+    )
+
 
 FoundT = TypeVar("FoundT")
 

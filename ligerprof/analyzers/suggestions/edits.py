@@ -9,12 +9,10 @@ import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import phase_code
-from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.layer_passes import LayerPasses
+from ligerprof.analyzers.suggestions.case import Case, LayerPasses
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.distinct import Flags, common, distinct, is_among
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Flags, Int64s, common, distinct, is_among
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 
 # a few steps of a Llama 1B, placed in a fifth of a second

@@ -9,9 +9,8 @@ import numpy.typing as npt
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.roles import ROLE_CODES, ROLES, Role
-from ligerprof.snapshots.distinct import is_among
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, is_among
 from ligerprof.torch_memory.allocator.settings import SizeRules
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.case import Case, Framework
 from ligerprof.analyzers.suggestions.edits import (
     RANKS,
     with_bucket_views,
@@ -31,7 +31,6 @@ from ligerprof.analyzers.suggestions.fused_loss import (
     with_linear_log_probs,
     without_logits,
 )
-from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.state_edits import (
     ADAPTER_DROPOUT,
@@ -48,7 +47,7 @@ from ligerprof.analyzers.suggestions.state_edits import (
     without_earlier_models,
 )
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
-from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
+from ligerprof.kernels.providers.liger.spec import LIGER_MODEL_TYPES
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.categories import Attention, Offload, Optimizer, Precision
 from ligerprof.roles import Role

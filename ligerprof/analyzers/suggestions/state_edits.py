@@ -8,18 +8,14 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import phase_code
-from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.case import Case, Framework, frees_of_saved, last_before
 from ligerprof.analyzers.suggestions.edits import input_of, interrupted_passes
-from ligerprof.analyzers.suggestions.fused_loss import LossShape, loss_shapes
-from ligerprof.analyzers.suggestions.known_model import find_recipe
-from ligerprof.analyzers.suggestions.layer_passes import frees_of_saved, last_before
-from ligerprof.analyzers.suggestions.program import Framework
+from ligerprof.analyzers.suggestions.fused_loss import LossShape, find_recipe, loss_shapes
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Precision
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.distinct import is_among, numbered
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Int64s, is_among, numbered
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes

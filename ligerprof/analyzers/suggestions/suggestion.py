@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.suggestions.program import Framework
+from ligerprof.analyzers.suggestions.case import Framework
 from ligerprof.roles import Role
 from ligerprof.serialization import select
 from ligerprof.words import ExplainedWord

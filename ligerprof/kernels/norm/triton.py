@@ -22,7 +22,6 @@ from torch import Tensor
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.device import on_device, shared_bytes, sm_count
 from ligerprof.kernels.norm.parameters import ParameterGradients
-from ligerprof.kernels.norm.plan import RowPlan, comes_in_pieces, is_long, plan_backward, plan_forward
 from ligerprof.kernels.norm.rows import (
     CASTINGS,
     Casting,
@@ -31,6 +30,7 @@ from ligerprof.kernels.norm.rows import (
     launch_backward_in_pieces,
     launch_forward_in_pieces,
 )
+from ligerprof.kernels.norm.spec import RowPlan, comes_in_pieces, is_long, plan_backward, plan_forward
 from ligerprof.kernels.tensors import as_rows, check_tensors, columns_of, dense_like, first_order_only, row_stride
 
 

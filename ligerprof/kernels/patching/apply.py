@@ -15,8 +15,7 @@ from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.kernels.selection import select_providers
 from ligerprof.kernels.spec import load_entry
 from ligerprof.models import spec_from_config
-from ligerprof.models.architectures import can_patch, find_architecture
-from ligerprof.models.composites import is_composite
+from ligerprof.models.architectures import can_patch, find_architecture, is_composite
 
 __all__ = ["Patch", "apply", "require_available"]
 

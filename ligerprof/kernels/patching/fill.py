@@ -17,7 +17,7 @@ from torch.nn import functional
 from ligerprof.errors import KernelInputError, KernelUnavailableError
 from ligerprof.kernels.patching.causal_lm import FusedHead, MeasuredBudget, fused_loss_forward, loss_after_head
 from ligerprof.kernels.patching.patcher import Forward, Patcher
-from ligerprof.kernels.slots import Slot
+from ligerprof.kernels.selection import Slot
 from ligerprof.models.architecture import Architecture, Mlp
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.options import LossOptions
-from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.selection import SLOTS
 from ligerprof.kernels.spec import KernelSpec, load_entry
 from ligerprof.models.architecture import Architecture
 

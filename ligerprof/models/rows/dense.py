@@ -6,14 +6,16 @@ from ligerprof.models.architecture import (
     Architecture,
     Attention,
     LayerNorms,
+    Linear,
     Mlp,
     Norm,
     NormForm,
+    NormWeight,
+    RawWeight,
     ResidualDropout,
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
-from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixers import Experts, Scoring
 from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, ROUTER
 from ligerprof.models.rows.parts import (

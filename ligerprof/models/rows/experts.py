@@ -2,9 +2,18 @@
 
 from dataclasses import replace
 
-from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp, Norm, Rotary
+from ligerprof.models.architecture import (
+    Architecture,
+    Attention,
+    LayerNorms,
+    Linear,
+    Mlp,
+    Norm,
+    NormWeight,
+    RawWeight,
+    Rotary,
+)
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, SparseLayers
-from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight
 from ligerprof.models.mixers import Experts, Scoring, SharedExpert
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,

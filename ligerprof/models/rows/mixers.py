@@ -2,9 +2,19 @@
 
 from dataclasses import replace
 
-from ligerprof.models.architecture import Architecture, Attention, LayerNorms, Mlp, Norm, Rotary
+from ligerprof.models.architecture import (
+    Architecture,
+    Attention,
+    LayerNorms,
+    Linear,
+    Mlp,
+    Norm,
+    NormWeight,
+    RawWeight,
+    Rotary,
+    Width,
+)
 from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, Softcap, SparseLayers
-from ligerprof.models.layer_tensors import Linear, NormWeight, RawWeight, Width
 from ligerprof.models.mixers import DeltaNet, Experts, Scoring, SharedExpert, ShortConv, StateSpace, Streams
 from ligerprof.models.rows.experts import (
     AUXILIARY,

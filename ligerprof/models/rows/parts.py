@@ -1,8 +1,7 @@
 """Parts that rows share: tensors of attention, MLP and norms, windows, norms."""
 
-from ligerprof.models.architecture import Feature, LayerNorms, Mlp, Norm
+from ligerprof.models.architecture import Feature, LayerNorms, Linear, Mlp, Norm, NormWeight
 from ligerprof.models.config_keys import LayerChoice, SlidingWindow
-from ligerprof.models.layer_tensors import Linear, NormWeight
 
 Bias = bool | str
 

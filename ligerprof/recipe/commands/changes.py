@@ -3,18 +3,22 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import gcd
 from pathlib import Path, PurePath
 from typing import Any
 
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, is_file, read_text
+from ligerprof.recipe.categories import Optimizer
 from ligerprof.recipe.commands.launch import Launch, find_launch
 from ligerprof.recipe.commands.program import CONFIG_SUFFIXES, framework_of, is_known_command, merged
 from ligerprof.recipe.commands.shell import scalar
 from ligerprof.recipe.configs.documents import parse_document, rewrite, value_at
+from ligerprof.recipe.configs.edits import keys_for
+from ligerprof.recipe.configs.rows import is_off
 
 _FILE = FileKind(error=RecipeError, hint="The command names it.", max_bytes=2**18)
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -303,3 +307,387 @@ def _has(values: Mapping[str, Any], key: str) -> bool:
 
 def _value(text: str | None) -> Any:
     return True if text is None else scalar(text)
+
+
+# keys with the sequences of a micro-batch: of the Trainer, axolotl, torchtitan, DeepSpeed, and of scripts
+BATCH_KEYS = (
+    "per_device_train_batch_size",
+    "micro_batch_size",
+    "training.local_batch_size",
+    "train_micro_batch_size_per_gpu",
+    *("per_gpu_train_batch_size", "train_batch_size", "batch_size", "batch", "bs", "mbs", "micro_batch", "microbatch"),
+)
+_ACCUMULATION_KEYS = (
+    "gradient_accumulation_steps",
+    *("grad_accum", "grad_accum_steps", "grad_accumulation_steps", "accumulation_steps", "accumulate_grad_batches"),
+)
+_LENGTH_KEYS = ("max_length", "max_seq_length", "sequence_len", "cutoff_len", "training.seq_len", "block_size")
+_TRL, _TRAINER, _AXOLOTL, _LLAMA_FACTORY = "trl", "transformers", "axolotl", "llama-factory"
+_HUGGING_FACE = (_TRL, _TRAINER, _LLAMA_FACTORY)
+# of TrainingArguments
+_DEFAULT_BATCH = 8
+# whose keys for a recipe's options are in the table of their files; others have those of the Trainer
+_TABLES = {_TRL: "trl-sft", **{name: name for name in (_AXOLOTL, _LLAMA_FACTORY, "torchtitan")}}
+# checkpoint unless they are told not to
+_CHECKPOINT = (_TRL, _LLAMA_FACTORY)
+_SHORTEST = 256
+_ONLINE = frozenset({"grpo", "rloo"})
+_WITH_REFERENCE = frozenset({"dpo", "kto"})
+_ADAM = frozenset({"adamw", *Optimizer.ADAMW_FUSED.row.names, *Optimizer.ADAMW_FOREACH.row.names})
+EXPANDABLE = Change(environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lever:
+    """A change that may help a command to fit.
+
+    Attributes:
+        cost: what the change costs, in words.
+        package: the package that it needs, or None.
+    """
+
+    name: str
+    cost: str
+    change: Change
+    package: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batches:
+    """The micro-batches of a command that keep the sequences of an optimizer step, and larger ones.
+
+    Attributes:
+        key: with the micro-batch.
+        batch: the command's own.
+        accumulation_key: with the micro-batches of an optimizer step; None if the command has none.
+        accumulation: the command's own.
+        multiple: sequences of a step are a multiple of it.
+    """
+
+    key: str
+    batch: int
+    accumulation_key: str | None
+    accumulation: int
+    multiple: int = 1
+    smaller: Sequence[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = self.batch * self.accumulation
+        numbers = range(1, whole + 1) if self.accumulation_key is None else _divisors(whole)
+        object.__setattr__(self, "smaller", tuple(numbers))
+
+    def at(self, index: int) -> int:
+        """The micro-batch at an index from 0 on."""
+        if index < len(self.smaller):
+            return self.smaller[index]
+        first = self.smaller[-1] // self.multiple
+        return (first + index - len(self.smaller) + 1) * self.multiple
+
+    def index(self, batch: float) -> int:
+        """The index of the largest micro-batch that is not above `batch`, -1 for none."""
+        if batch >= self.smaller[-1]:
+            beyond = int(batch) // self.multiple - self.smaller[-1] // self.multiple
+            return len(self.smaller) - 1 + max(beyond, 0)
+        return sum(each <= batch for each in self.smaller) - 1
+
+    def accumulated(self, batch: int) -> int:
+        """The micro-batches of an optimizer step."""
+        if self.accumulation_key is None:
+            return self.accumulation
+        return max(self.batch * self.accumulation // batch, 1)
+
+    def change(self, batch: int) -> Change:
+        """The values for a micro-batch; those that the command has are left as they are."""
+        accumulation = self.accumulated(batch)
+        keys = {self.key: batch} if batch != self.batch else {}
+        if self.accumulation_key is not None and accumulation != self.accumulation:
+            keys[self.accumulation_key] = accumulation
+        return Change(keys=keys)
+
+
+def find_batches(command: TrainingCommand) -> Batches:
+    """The micro-batches of a command.
+
+    Raises:
+        RecipeError: the command has no key for them, or its value is not a number.
+    """
+    family = _family(command)
+    stated = (key for key in BATCH_KEYS if _stated(command, key))
+    known = _keys(family, batch=1) if family in (*_HUGGING_FACE, _AXOLOTL) else {}
+    key = next(stated, next(iter(known), None))
+    if key is None:
+        looked_for = ", ".join(BATCH_KEYS)
+        raise RecipeError(
+            f"{command.name}: no argument or key has its batch size (looked for: {looked_for}). Name one with --vary,"
+            " such as --vary rows=1,2,4,8."
+        )
+    default = _DEFAULT_BATCH if family in _HUGGING_FACE else 1
+    batch = _number(command, key, default)
+    accumulation_key = next((each for each in _ACCUMULATION_KEYS if _stated(command, each)), None)
+    if accumulation_key is None and family is not None:
+        accumulation_key = _ACCUMULATION_KEYS[0]
+    accumulation = 1 if accumulation_key is None else _number(command, accumulation_key, 1)
+    own_generation = any(_stated(command, each) for each in ("steps_per_generation", "generation_batch_size"))
+    multiple = 1
+    if family == _TRL and _names(command, _ONLINE) and not own_generation:
+        generations = _number(command, "num_generations", 8)
+        # of another step the program says itself what is wrong
+        multiple = generations if batch * accumulation % generations == 0 else 1
+    return Batches(
+        key=key,
+        batch=batch,
+        accumulation_key=accumulation_key,
+        accumulation=accumulation,
+        multiple=multiple,
+    )
+
+
+def find_levers(command: TrainingCommand) -> tuple[Lever, ...]:
+    """The changes that may help a command, the cheapest first; a later one replaces values of an earlier one."""
+    return tuple(each for make in _LADDER for each in make(command) if not _is_stated(command, each.change))
+
+
+def without_checkpointing(command: TrainingCommand) -> Change | None:
+    """The change that turns checkpointing off; None where the key for it is not known, or it is off."""
+    family = _family(command)
+    if family == "torchtitan":
+        keys: dict[str, Any] = {"activation_checkpoint.mode": "none"}
+    elif family == _LLAMA_FACTORY:
+        keys = {"disable_gradient_checkpointing": True}
+    elif family == _TRL or _is_on(command, "gradient_checkpointing"):
+        # TRL's own default is to checkpoint
+        keys = {"gradient_checkpointing": False}
+    else:
+        return None
+    change = Change(keys=keys)
+    return None if _is_stated(command, change) else change
+
+
+def _is_stated(command: TrainingCommand, change: Change) -> bool:
+    return all(command.value(key) == value for key, value in change.keys.items()) and not change.environment
+
+
+def _expandable(command: TrainingCommand) -> Iterator[Lever]:
+    if "PYTORCH_CUDA_ALLOC_CONF" not in command.environment:
+        yield Lever(name="expandable segments", cost="driver calls when segments grow", change=EXPANDABLE)
+
+
+def _kernels(command: TrainingCommand) -> Iterator[Lever]:
+    family = _family(command)
+    # TRL 1.15 and later have a loss of their own, and still switch all other kernels on with the Trainer's key
+    keys = _keys(None if family == _TRL else family, liger="all")
+    if "plugins" in keys:
+        keys["plugins"] = [*(command.value("plugins") or ()), *keys["plugins"]]
+    is_on = any(_is_on(command, each) for each in ("use_liger_kernel", "enable_liger_kernel"))
+    if family in (*_HUGGING_FACE, _AXOLOTL) and not is_on:
+        yield Lever(
+            name="liger-kernel",
+            cost="none: the same computation with different rounding",
+            change=Change(keys=keys),
+            package="liger_kernel",
+        )
+
+
+def _adapter_dropout(command: TrainingCommand) -> Iterator[Lever]:
+    if _family(command) == _TRL and _is_on(command, "use_peft"):
+        yield Lever(
+            name="no dropout in adapters",
+            cost="adapters lose this regularization",
+            change=Change(keys={"lora_dropout": 0.0}),
+        )
+
+
+def _reference(command: TrainingCommand) -> Iterator[Lever]:
+    if _family(command) == _TRL and _names(command, _WITH_REFERENCE) and not _is_on(command, "sync_ref_model"):
+        yield Lever(
+            name="log-probabilities of the reference model computed first",
+            cost="time: a pass over the data before the first step",
+            change=Change(keys={"precompute_ref_log_probs": True}),
+        )
+
+
+def _smaller_batches(command: TrainingCommand) -> Iterator[Lever]:
+    try:
+        batches = find_batches(command)
+    except RecipeError:
+        return
+    halves = (batches.batch >> shift for shift in range(1, batches.batch.bit_length()))
+    for batch in dict.fromkeys(batches.at(batches.index(each)) for each in halves):
+        accumulation = batches.accumulated(batch)
+        kept = batches.accumulation_key is not None
+        more = f" with accumulation over {accumulation}" if kept else ""
+        yield Lever(
+            name=f"micro-batches of {batch}{more}",
+            cost="time: smaller operations" if kept else "the optimizer step has fewer sequences",
+            change=batches.change(batch),
+        )
+
+
+def _generation(command: TrainingCommand) -> Iterator[Lever]:
+    """Smaller batches for `generate`, each a whole number of micro-batches and of groups of completions."""
+    if _family(command) != _TRL or not _names(command, _ONLINE):
+        return
+    batches, generations = find_batches(command), _number(command, "num_generations", 8)
+    steps = _number(command, "steps_per_generation", batches.accumulation)
+    size = _number(command, "generation_batch_size", batches.batch * steps)
+    unit = batches.batch * generations // gcd(batches.batch, generations)
+    smaller = [each for each in range(unit, size, unit) if size % each == 0]
+    for each in reversed(smaller):
+        by_steps = _stated(command, "steps_per_generation")
+        key, value = ("steps_per_generation", each // batches.batch) if by_steps else ("generation_batch_size", each)
+        yield Lever(
+            name=f"{each} completions generated at a time",
+            cost="time: more calls of generate",
+            change=Change(keys={key: value}),
+        )
+
+
+def _checkpointing(command: TrainingCommand) -> Iterator[Lever]:
+    family = _family(command)
+    for key, value in ({} if family is None else _keys(family, checkpointing=True)).items():
+        stated = command.value(key)
+        same = is_off(stated) is is_off(value) if isinstance(value, bool) else stated == value
+        if not (family in _CHECKPOINT if stated is None else same):
+            yield Lever(
+                name="activation checkpointing",
+                cost="time: each layer's forward pass runs twice, up to a third more compute",
+                change=Change(keys={key: value}),
+            )
+
+
+def _offloaded_activations(command: TrainingCommand) -> Iterator[Lever]:
+    if _family(command) == _TRL and not _names(command, _ONLINE):
+        yield Lever(
+            name="activations in main memory",
+            cost="time: activations cross PCIe in both passes",
+            change=Change(keys={"activation_offloading": True}),
+        )
+
+
+def _autocast(command: TrainingCommand) -> Iterator[Lever]:
+    # TRL's own default is bf16
+    is_default = _family(command) == _TRL and not _stated(command, "bf16")
+    is_on = is_default or any(_is_on(command, key) for key in ("bf16", "fp16"))
+    if _family(command) in (*_HUGGING_FACE, _AXOLOTL) and not is_on:
+        yield Lever(name="bf16 autocast", cost="matrix products in 16 bits", change=Change(keys={"bf16": True}))
+
+
+def _frozen_weights(command: TrainingCommand) -> Iterator[Lever]:
+    if _family(command) == _TRL and _is_on(command, "use_peft") and not _is_sixteen_bits(command):
+        yield Lever(
+            name="frozen weights in bf16", cost="rounded weights", change=Change(keys={_dtype_key(command): "bfloat16"})
+        )
+
+
+def _optimizers(command: TrainingCommand) -> Iterator[Lever]:
+    optim = command.value("optim")
+    if _family(command) in _HUGGING_FACE and (optim is None or optim in _ADAM):
+        for optimizer, name, cost in (
+            (Optimizer.PAGED_ADAMW, "paged AdamW", "time: states that do not fit cross PCIe"),
+            (Optimizer.ADAMW_8BIT, "8-bit AdamW", "precision of the moments"),
+        ):
+            change = Change(keys=_keys(_TRAINER, optimizer=optimizer))
+            yield Lever(name=name, cost=cost, change=change, package=optimizer.row.package)
+
+
+def _weights(command: TrainingCommand) -> Iterator[Lever]:
+    if _family(command) == _TRL and not _is_on(command, "use_peft") and not _is_sixteen_bits(command):
+        yield Lever(
+            name="weights in bf16",
+            cost="weights and their updates are rounded",
+            change=Change(keys={_dtype_key(command): "bfloat16"}),
+        )
+
+
+def _adapters(command: TrainingCommand) -> Iterator[Lever]:
+    if _family(command) == _TRL and not _is_on(command, "use_peft"):
+        change = Change(keys=_keys(_TRL, lora=16))
+        yield Lever(name="LoRA of rank 16", cost="what is trained", change=change, package="peft")
+    if _family(command) == _TRL and not any(_is_on(command, key) for key in ("load_in_4bit", "load_in_8bit")):
+        change = Change(keys={"load_in_4bit": True})
+        yield Lever(name="4-bit weights", cost="rounded weights", change=change, package="bitsandbytes")
+
+
+def _shorter(command: TrainingCommand) -> Iterator[Lever]:
+    """Half the tokens and a quarter; of completions that are generated, before sequences."""
+    keys = [key for key in _LENGTH_KEYS if _stated(command, key)][:1]
+    if _family(command) == _TRL and _names(command, _ONLINE):
+        keys = ["max_completion_length"]
+    elif not keys and _family(command) == _TRL:
+        keys = ["max_length"]
+    for key in keys:
+        length = _number(command, key, 256 if key == "max_completion_length" else 1024)
+        least = 16 if key == "max_completion_length" else _SHORTEST
+        for each in (length // 2, length // 4):
+            if each >= least:
+                yield Lever(
+                    name=f"{key} of {each}", cost="longer texts are cut or split", change=Change(keys={key: each})
+                )
+
+
+# no time and no quality first; then time; then precision; then what is trained, and the data
+_LADDER: Sequence[Callable[[TrainingCommand], Iterator[Lever]]] = (
+    _expandable,
+    _kernels,
+    _reference,
+    _smaller_batches,
+    _generation,
+    _checkpointing,
+    _offloaded_activations,
+    _adapter_dropout,
+    _autocast,
+    _frozen_weights,
+    _optimizers,
+    _weights,
+    _adapters,
+    _shorter,
+)
+
+
+def _keys(family: str | None, **changes: Any) -> dict[str, Any]:
+    """The keys of a family for changed options of a recipe; none if it has none for them."""
+    return keys_for(_TABLES.get(family or "", _TRAINER), **changes) or {}
+
+
+def _family(command: TrainingCommand) -> str | None:
+    """TRL, transformers and so on; None for a program whose keys are its own."""
+    parts = () if command.launch is None else (command.launch.name, *PurePath(command.launch.program).parts)
+    if _TRL in parts or command.words[0].endswith(f"/{_TRL}") or (command.framework or "").startswith(_TRL):
+        return _TRL
+    if command.launch is not None and command.launch.is_module and command.launch.program.startswith(f"{_TRL}."):
+        return _TRL
+    return command.framework
+
+
+def _names(command: TrainingCommand, methods: Collection[str]) -> bool:
+    """Whether a program's name has one of these words, as `trl dpo`, `trl.scripts.dpo` and `train_dpo.py` have."""
+    return not set(methods).isdisjoint(re.split(r"[^a-z0-9]+", command.name.lower()))
+
+
+def _stated(command: TrainingCommand, key: str) -> bool:
+    return command.value(key) is not None
+
+
+def _is_on(command: TrainingCommand, key: str) -> bool:
+    return not is_off(command.value(key))
+
+
+def _dtype_key(command: TrainingCommand) -> str:
+    return "torch_dtype" if _stated(command, "torch_dtype") else "dtype"
+
+
+def _is_sixteen_bits(command: TrainingCommand) -> bool:
+    return str(command.value(_dtype_key(command))) in ("bfloat16", "float16")
+
+
+def _number(command: TrainingCommand, key: str, default: int) -> int:
+    value = command.value(key)
+    if value is None:
+        return default
+    if type(value) is not int or value < 1:
+        raise RecipeError(f"{command.name}: {key} is {value!r}, not a number of at least 1. Write a number.")
+    return value
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]

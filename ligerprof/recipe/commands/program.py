@@ -15,14 +15,12 @@ from ligerprof.recipe.commands.shell import OPEN, SimpleCommand, negated, read_a
 from ligerprof.recipe.configs.accelerate import ACCELERATE
 from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.documents import read_document
-from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
-from ligerprof.recipe.configs.methods import settle_method
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
 from ligerprof.recipe.configs.report import OPTION_SETTINGS
-from ligerprof.recipe.configs.rows import BadValueError, Row
+from ligerprof.recipe.configs.rows import BadValueError, Framework, Row
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, Outcome, Reading, Reason, Sets, Setting
-from ligerprof.recipe.configs.sources import foreign_framework, read_named, recognize
+from ligerprof.recipe.configs.sources import foreign_framework, read_named, recognize, settle_method
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.training import RECIPE_OPTIONS

@@ -5,8 +5,8 @@ from typing import Any
 
 from ligerprof.recipe.categories import Engine, Precision
 from ligerprof.recipe.configs.deepspeed import set_offload
-from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
+    Framework,
     Row,
     Spelling,
     count,

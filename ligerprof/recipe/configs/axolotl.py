@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
-from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     BITS,
+    Framework,
     Row,
     adapter,
     as_read,

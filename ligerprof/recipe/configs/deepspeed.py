@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.models import ModelSpec
-from ligerprof.recipe.configs.framework import Framework, leaves
 from ligerprof.recipe.configs.rows import (
     DEEPSPEED_OPTIMIZERS,
     BadValueError,
+    Framework,
     Row,
     count,
     ignored_keys,
     is_off,
     lacking,
+    leaves,
     number,
     part_of,
     section,

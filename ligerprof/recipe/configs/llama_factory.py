@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
+    Framework,
     Row,
     adapter,
     as_read,

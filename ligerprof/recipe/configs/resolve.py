@@ -8,13 +8,12 @@ from typing import Any
 from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.capabilities import LOSSES, takes
 from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer, Precision, Quantization
 from ligerprof.recipe.configs.deepspeed import filled
-from ligerprof.recipe.configs.framework import UNUSED
 from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
 from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.report import ConfigReport, report_of
+from ligerprof.recipe.configs.rows import UNUSED
 from ligerprof.recipe.configs.settings import (
     EMBEDDING_AND_HEAD,
     PEFT_DEFAULT,
@@ -32,6 +31,7 @@ from ligerprof.recipe.configs.sources import Documents, read_sources
 from ligerprof.recipe.configs.torchtitan import selective_policy
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
+from ligerprof.recipe.conflicts import LOSSES, takes
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.recipe.training_options import ALL_LINEAR
 from ligerprof.text import printable

@@ -5,10 +5,10 @@ from typing import Any
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED_ROWS
-from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     TRAINER_OPTIMIZERS,
     BadValueError,
+    Framework,
     Row,
     count,
     explain_bad,

@@ -11,8 +11,8 @@ from typing import Any
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Precision
-from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
+    Framework,
     Row,
     Spelling,
     as_read,

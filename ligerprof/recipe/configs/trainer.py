@@ -5,8 +5,8 @@ from typing import Any
 
 from ligerprof.recipe.categories import LengthOrder, Precision
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
-from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
+    Framework,
     Row,
     Spelling,
     as_read,

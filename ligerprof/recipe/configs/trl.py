@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from ligerprof.recipe.categories import Precision
-from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.rows import (
     BITS,
+    Framework,
     Row,
     adapter,
     as_read,

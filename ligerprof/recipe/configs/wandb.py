@@ -5,8 +5,7 @@ from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import spec_from_config
-from ligerprof.recipe.configs.framework import Framework, apply_row
-from ligerprof.recipe.configs.rows import is_off
+from ligerprof.recipe.configs.rows import Framework, apply_row, is_off
 from ligerprof.recipe.configs.settings import Lacking, Reading, Setting
 from ligerprof.recipe.configs.shared import ATTENTION, DTYPE, modules_at, quantization_rows, whole_number_at
 from ligerprof.recipe.configs.trainer import TRANSFORMERS

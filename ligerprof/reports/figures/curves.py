@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.fit import Fit
 from ligerprof.errors import RecipeError
-from ligerprof.kernels.selection import select_kernels
-from ligerprof.kernels.slots import KERNEL_NAMES
+from ligerprof.kernels.selection import KERNEL_NAMES, select_kernels
 from ligerprof.recipe.categories import Axis, Device, Offload, Optimizer
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.reports.figures.style import (

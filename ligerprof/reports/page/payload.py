@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.call_sites import CallSite
 from ligerprof.analyzers.attribution.owners import Owner
-from ligerprof.analyzers.attribution.stacks import PythonCall
+from ligerprof.analyzers.attribution.stacks import CallSite, PythonCall
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.groups import MOST_LISTED, BlockLives
 from ligerprof.analyzers.explain.steps import step_starts

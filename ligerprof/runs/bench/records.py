@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, parse_object, read_text
-from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.selection import SLOTS
 from ligerprof.kernels.spec import KernelShape
 from ligerprof.models import load_model
 from ligerprof.serialization import SCHEMA, to_json

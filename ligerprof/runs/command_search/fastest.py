@@ -7,8 +7,7 @@ from typing import Any
 
 from ligerprof.analyzers.step_time.rates import SHEETS, find_rates
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.commands.changes import Change
-from ligerprof.recipe.commands.levers import Batches, find_levers, without_checkpointing
+from ligerprof.recipe.commands.changes import Batches, Change, find_levers, without_checkpointing
 from ligerprof.runs.command_search.session import Begin, CommandProblem, Tell, named, run_trials, trial_json
 from ligerprof.runs.command_search.trials import Outcome, Trial
 from ligerprof.serialization import document

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ligerprof.recipe.commands.changes import Change
-from ligerprof.recipe.commands.levers import Lever
+from ligerprof.recipe.commands.changes import Change, Lever
 from ligerprof.runs.command_search.trials import Outcome, Trial
 
 # the numbers of the levers that are pulled

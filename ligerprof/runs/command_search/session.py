@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ligerprof.errors import LigerprofError
-from ligerprof.recipe.commands.changes import Change, ChangedCommand, TrainingCommand
-from ligerprof.recipe.commands.levers import Batches, Lever, find_levers
+from ligerprof.recipe.commands.changes import Batches, Change, ChangedCommand, Lever, TrainingCommand, find_levers
 from ligerprof.recipe.commands.shell import scalar
 from ligerprof.recipe.usable_memory import Limit
 from ligerprof.runs.command_search.largest import CheapestSearch, LargestSearch, Listed, Plan

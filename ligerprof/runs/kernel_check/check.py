@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ligerprof.errors import KernelUnavailableError, LigerprofError
-from ligerprof.kernels.slots import SLOTS
+from ligerprof.kernels.selection import SLOTS
 from ligerprof.kernels.spec import KernelMemory, KernelSpec, load_entry
 from ligerprof.runs.bench.operations import Operation, Outputs, Tensors
 from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, LOSS, OVERWRITTEN, SIMULATED_GPU, Case

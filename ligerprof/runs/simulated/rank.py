@@ -16,7 +16,7 @@ from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit, usable_memory
 from ligerprof.roles import Backend, Phase
-from ligerprof.runs.measured.engines import engine_of
+from ligerprof.runs.measured.ranks import engine_of
 from ligerprof.runs.measured.step import Build
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions

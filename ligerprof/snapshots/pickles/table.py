@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ligerprof.snapshots.distinct import distinct
-from ligerprof.snapshots.trace import Bytes, Column, Int64s
+from ligerprof.snapshots.trace import Bytes, Column, Int64s, distinct
 
 _PUT = rb"(?:\x94|q.|r.{4})?"
 _INTEGER = rb"(?:K.|M..|J.{4}|\x8a(?:\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.attribution import call_sites
+from ligerprof.analyzers.attribution import stacks as call_sites
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.snapshots.reader import Snapshot
 

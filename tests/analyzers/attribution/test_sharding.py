@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ligerprof.analyzers.attribution.call_sites import CallSite
 from ligerprof.analyzers.attribution.owners import Owner, Owners
+from ligerprof.analyzers.attribution.stacks import CallSite
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.reader import Snapshot

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
-from ligerprof.models.module_names import layer_index
+from ligerprof.models.architectures import layer_index
 from ligerprof.recipe.training import TrainingRecipe
 from tests.paths import REPOSITORY
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ligerprof.analyzers.step_time.account import account, predicted_time
-from ligerprof.analyzers.step_time.work import Kind, Ledger, Part
+from ligerprof.analyzers.step_time.rates import Kind, Ledger, Part
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from ligerprof.analyzers.step_time.rates import SHEETS, Surface, find_rates
-from ligerprof.analyzers.step_time.work import Host, Kind, Work, product
+from ligerprof.analyzers.step_time.rates import SHEETS, Host, Kind, Surface, Work, find_rates, product
 from ligerprof.gpus import GPUS
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.ddp_buckets import edits_with_other_timings
-from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
+from ligerprof.analyzers.suggestions.find import bytes_after, edits_with_other_timings, find_suggestions
 from ligerprof.analyzers.suggestions.rows import ROWS
 from tests.recorded import analysis
 

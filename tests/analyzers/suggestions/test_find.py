@@ -1,7 +1,7 @@
 import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.analyzers.suggestions.program import Framework
+from ligerprof.analyzers.suggestions.case import Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.rows import ROWS
 from ligerprof.analyzers.suggestions.suggestion import Cost

@@ -2,7 +2,7 @@ import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.known_model import find_recipe
+from ligerprof.analyzers.suggestions.fused_loss import find_recipe
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.categories import Attention, Precision
 from ligerprof.recipe.training import TrainingRecipe

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ligerprof.analyzers.suggestions.case import Framework
 from ligerprof.analyzers.suggestions.own_file import first_edits, in_own_files, lines_for, read_own_files
-from ligerprof.analyzers.suggestions.program import Framework
 from ligerprof.analyzers.suggestions.rows import ROWS
 from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
 from ligerprof.errors import RecipeError

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from ligerprof.analyzers.suggestions.program import Framework, Program
+from ligerprof.analyzers.suggestions.case import Framework, Program
 from ligerprof.analyzers.suggestions.rows import ROWS
 from ligerprof.recipe.training import TrainingRecipe
 from tests.paths import DATA

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from ligerprof.errors import KernelUnavailableError, UnknownModelError
 from ligerprof.kernels.patching.apply import apply
 from ligerprof.models import spec_from_config
-from ligerprof.models.composites import COMPOSITES
+from ligerprof.models.architectures import COMPOSITES
 from tests.kernels.models import FAMILIES, VOCAB
 from tests.kernels.patching.test_every_architecture import LOSS_BOUND, losses
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from ligerprof.errors import RecipeError
-from ligerprof.recipe.commands.changes import Change, TrainingCommand
-from ligerprof.recipe.commands.levers import find_batches, find_levers
+from ligerprof.recipe.commands.changes import Change, TrainingCommand, find_batches, find_levers
 
 
 def changed(text: str, copies: dict[str, str] | None = None, **keys: object) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.configs.methods import columns_named_in
 from ligerprof.recipe.configs.report import UNNAMED_METHOD
 from ligerprof.recipe.configs.resolve import load_recipe
+from ligerprof.recipe.configs.sources import columns_named_in
 from tests.recipe.configs.texts import read, write
 
 # a run of TRL whose every key SFT, DPO, reward models and classification share

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.commands.changes import Change, TrainingCommand
-from ligerprof.recipe.commands.levers import find_batches
+from ligerprof.recipe.commands.changes import Change, TrainingCommand, find_batches
 from ligerprof.recipe.usable_memory import Limit
 from ligerprof.runs.command_search import fastest
 from ligerprof.runs.command_search.fastest import FastestCommand, fastest_command

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.recipe.commands.changes import Change, ChangedCommand
-from ligerprof.recipe.commands.levers import Batches, Lever
+from ligerprof.recipe.commands.changes import Batches, Change, ChangedCommand, Lever
 from ligerprof.runs.command_search.largest import CheapestSearch, LargestSearch, Listed, Plan
 from ligerprof.runs.command_search.trials import Outcome, Trial
 

@@ -18,8 +18,7 @@ from ligerprof.kernels.options import LossOptions, LossRequest
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs import training
-from ligerprof.runs.measured.engines import engine_of
-from ligerprof.runs.measured.ranks import run_ranks
+from ligerprof.runs.measured.ranks import engine_of, run_ranks
 from ligerprof.runs.outcome import Progress, StepOutcome
 from ligerprof.runs.parallel import join_process_group, make_mesh, shard
 from ligerprof.runs.training import built_model, make_trainer, train_step
