@@ -1,18 +1,16 @@
 """Convert objects to JSON: dataclasses by field, categories by word, tuples as lists."""
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from importlib import import_module
-from operator import add, attrgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 SCHEMA = 1
 _PLAIN = frozenset({str, int, float, bool, type(None)})
-_STEP = "  "
 
 
 def to_json(value: Any) -> Any:
@@ -59,56 +57,6 @@ def document(kind: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
     for part in parts:
         whole |= part
     return whole
-
-
-def to_text(value: Any) -> str:
-    """The text that json.dumps writes with an indent of 2, in half the time."""
-    return _Writer().text(value, "\n")
-
-
-class _Writer:
-    """Writes JSON; each string is escaped once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-        self._known_heads: dict[tuple[tuple[Any, ...], str], Sequence[str]] = {}
-
-    def text(self, value: Any, line: str) -> str:
-        """The text of a value; `line` starts a line with its indent."""
-        kind = type(value)
-        if kind is str:
-            return self._known.get(value) or self._escape(value)
-        if kind is int:
-            return repr(value)
-        within = line + _STEP
-        if kind is list and value:
-            items = [self.text(item, within) for item in value]
-            return f"[{within}{f',{within}'.join(items)}{line}]"
-        if kind is dict and value and (heads := self._heads(tuple(value), within)):
-            text, known, escape = self.text, self._known, self._escape
-            # most values are text and numbers, which need no further call
-            items = [
-                known.get(item) or escape(item)
-                if type(item) is str
-                else repr(item)
-                if type(item) is int
-                else text(item, within)
-                for item in value.values()
-            ]
-            return f"{{{''.join(map(add, heads, items))}{line}}}"
-        return json.dumps(value, indent=len(_STEP)).replace("\n", line) if value else json.dumps(value)
-
-    def _heads(self, keys: tuple[Any, ...], within: str) -> Sequence[str]:
-        """The text before each value of a dict; empty if a key is not text. Thousands of dicts have the same keys."""
-        heads = self._known_heads.get((keys, within))
-        if heads is None:
-            texts = [f"{within}{self._escape(key)}: " for key in keys] if {str}.issuperset(map(type, keys)) else []
-            heads = self._known_heads[keys, within] = [*texts[:1], *(f",{text}" for text in texts[1:])]
-        return heads
-
-    def _escape(self, value: str) -> str:
-        escaped = self._known[value] = json.dumps(value)
-        return escaped
 
 
 def _shown() -> Any:

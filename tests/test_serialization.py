@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ligerprof.recipe.categories import Precision
 from ligerprof.roles import MemoryBreakdown, Phase, Role
-from ligerprof.serialization import document, select, to_json, to_text
+from ligerprof.serialization import document, select, to_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,12 +61,3 @@ def test_a_document_begins_with_schema_and_kind() -> None:
 def test_a_value_without_a_json_form_is_refused() -> None:
     with pytest.raises(TypeError, match="no JSON form for complex"):
         to_json({"a": [1j]})
-
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-KEYS = st.text() | st.integers() | st.booleans() | st.none()
-
-
-@given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(KEYS, inner)))
-def test_text_is_that_of_json_dumps(value: object) -> None:
-    assert to_text(value) == json.dumps(value, indent=2)

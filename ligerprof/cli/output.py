@@ -1,6 +1,7 @@
 """Output of commands: results to stdout, everything else to stderr."""
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.errors import OutputError
-from ligerprof.serialization import to_text
 from ligerprof.text import printable
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def config_sources() -> tuple[Sequence[str], Mapping[str, Any]]:
 
 def print_json(result: Mapping[str, Any]) -> None:
     """Print one JSON object to stdout; raises OutputError if that fails."""
-    text = to_text(result)
+    text = json.dumps(result, indent=2)
     with _written():
         click.echo(text)
 

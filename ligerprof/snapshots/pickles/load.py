@@ -274,8 +274,6 @@ _MARK, _EVENT, _LIST, _OTHER = range(4)
 _KIND_OF = {int: _MARK, dict: _EVENT, list: _LIST}
 # opcodes that append a list of memo entries to the snapshot and pair the two
 _OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
-# a column with at least this share of other cells is encoded cell by cell
-_OTHERS_SHARE = 8
 _LOOKUP, _LOOKUP_BYTES = ord("j"), 5
 # of an object that two lists hold and nothing else; here, a single one does
 _COUNT_IN_TWO_LISTS = next(map(getrefcount, [[]])) + 1
@@ -314,7 +312,6 @@ def _load_tables(read: Callable[[], Bytes]) -> Any:
 
 def _joined(cut: Cut, allowance: Allowance) -> Any:
     """Load the rest of the pickle and insert the tables; None if the two do not match."""
-    cells = [_Cells(column) for column in cut.columns if column.min() < 0]
     loaded = _load(cut, allowance)
     if loaded is None:
         return None
@@ -336,10 +333,8 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
     if len(marks) != len(cut.counts) or is_missed:
         return None
     del marks
-    if not _encode(cells, cut.references, len(kept)):
+    if not _encode([column for column in cut.columns if column.min() < 0], cut.references, len(kept)):
         return None
-    # they take as much memory as the columns
-    del cells
     if not _fill_copies(cut, len(cut.references), kept, are_lists):
         return None
     objects += kept
@@ -368,42 +363,22 @@ def _load(cut: Cut, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], li
     return values, known[: len(cut.keys)], known[len(cut.keys) :]
 
 
-class _Cells:
-    """The places of a column that do not hold numbers; it has at least one reference or kept value."""
-
-    def __init__(self, column: Column) -> None:
-        self.column = column
-        self.kept = np.flatnonzero(column == KEPT)
-        # of most columns, nearly every cell is a reference: whole columns take less time than chosen cells
-        self.others = np.flatnonzero(column > FIRST_REFERENCE)
-        self.referring: Int64s | slice = slice(None)
-        if len(self.others) > len(column) // _OTHERS_SHARE:
-            self.referring, self.others = np.flatnonzero(column <= FIRST_REFERENCE), self.others[:0]
-        self.memo_indices = FIRST_REFERENCE - column[self.referring]
-        # any reference that occurs
-        self.memo_indices[self.others] = FIRST_REFERENCE - column.min()
-
-    def encode(self, index_of: Int64s) -> None:
-        """Replace each reference by -1 - the index of its memo index."""
-        others = self.column[self.others]
-        self.column[self.referring] = -1 - index_of[self.memo_indices]
-        self.column[self.others] = others
-
-
-def _encode(cells: Sequence[_Cells], references: Int64s, kept_count: int) -> bool:
-    """Replace references, then kept values, in cells by -1 - index; False if `kept_count` does not match."""
-    if sum(len(each.kept) for each in cells) != kept_count:
+def _encode(columns: Sequence[Column], references: Int64s, kept_count: int) -> bool:
+    """Replace references, then kept values, in columns by -1 - index; False if `kept_count` does not match."""
+    places = [np.flatnonzero(column == KEPT) for column in columns]
+    if sum(map(len, places)) != kept_count:
         return False
     index_of = np.zeros(int(references[-1]) + 1 if len(references) else 0, dtype=np.int64)
     index_of[references] = np.arange(len(references))
-    kept_before = np.zeros(max((len(each.column) for each in cells), default=0), dtype=np.int64)
-    for each in cells:
-        kept_before[each.kept] += 1
+    kept_before = np.zeros(max(map(len, columns), default=0), dtype=np.int64)
+    for kept in places:
+        kept_before[kept] += 1
     kept_before = np.cumsum(kept_before) - kept_before + len(references)
-    for each in cells:
-        each.encode(index_of)
-        each.column[each.kept] = -1 - kept_before[each.kept]
-        kept_before[each.kept] += 1
+    for column, kept in zip(columns, places, strict=True):
+        referring = np.flatnonzero(column <= FIRST_REFERENCE)
+        column[referring] = -1 - index_of[FIRST_REFERENCE - column[referring]]
+        column[kept] = -1 - kept_before[kept]
+        kept_before[kept] += 1
     return True
 
 
