@@ -106,7 +106,6 @@ def _ran_out(snapshot: Mapping[str, Any]) -> bool:
 
 
 def _explained(snapshot: Mapping[str, Any]) -> str:
-    """What `ligerprof explain` prints for a recording."""
     from ligerprof.analyzers.explain.analysis import explain
     from ligerprof.errors import LigerprofError
     from ligerprof.reports.peak import render_peak

@@ -46,7 +46,6 @@ def select(value: Any, *names: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def _readers(names: tuple[str, ...]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-    """Key and reader of each name."""
     parts = (name.rpartition("=") for name in names)
     return tuple((key or path.rpartition(".")[2], attrgetter(path)) for key, _, path in parts)
 
@@ -74,12 +73,10 @@ class Printed:
         return text
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         element: str = _shown().as_html(self)
         return element
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """What IPython shows in a terminal."""
         return {"text/plain": str(self)}
 
 

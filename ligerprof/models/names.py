@@ -192,7 +192,6 @@ def _refuse_other_weights(model: str) -> None:
 
 
 def _unknown(model: str) -> UnknownModelError:
-    """The error about a name that nothing has."""
     meant = did_you_mean(model, names_like(model))
     # the name of a folder on another machine may be a published one
     named = hub_names().get(Path(model).name.casefold())

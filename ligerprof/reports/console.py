@@ -74,7 +74,6 @@ class WholeTable(Table):
         super().__init__(box=box.SIMPLE_HEAD, pad_edge=False)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render the rows, or their blocks."""
         if not self.columns:
             return
         aligned, needed, wanted = self._sized(console, options, aligned=True)

@@ -67,7 +67,6 @@ class _Prose:
     indent: int
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        """The wrapped lines."""
         from rich.text import Text
 
         following = " " * self.indent

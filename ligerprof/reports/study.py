@@ -320,7 +320,6 @@ class _Entry:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the figure exists, and the one it is compared with."""
         show, against = self._column.show, self._column.against
         cells = [self.cell] if against is None else [self.cell, self._compared]
         return show == "minutes" or all(value_of(cell, show) is not None for cell in cells)
@@ -347,7 +346,6 @@ class _Entry:
 
 
 def _places(found: Found, table: Table, where: Where) -> list[tuple[str, dict[str, Any]]]:
-    """Title and conditions of each row."""
     if table.by == "kernels":
         return [(found.study.kernels[name].title, {"kernels": (name,)}) for name in table.kernels]
     recipes = [cell.recipe for cell in found.select({**where, **table.where})]
@@ -359,7 +357,6 @@ def _places(found: Found, table: Table, where: Where) -> list[tuple[str, dict[st
 
 
 def _borders(found: Found, table: Table, where: Where) -> _Rows:
-    """The largest size that ran on each line, and the smallest that did not."""
     rows = []
     for line in table.lines:
         for name in table.kernels:
@@ -373,7 +370,6 @@ def _borders(found: Found, table: Table, where: Where) -> _Rows:
 
 
 def _roles(found: Found, table: Table, where: Where) -> _Rows:
-    """Bytes by role at the peak of each step."""
     headings, cells = ["role"], []
     for size in table.values:
         for name in table.kernels:
@@ -456,7 +452,6 @@ class _Report:
         self._gaps = _find_gaps(found)
 
     def lines(self) -> Iterator[str]:
-        """The whole file."""
         study = self._found.study
         yield from (f"# {study.title}", "")
         yield from _paragraphs(self._texts.fill(study.text), self._origin())

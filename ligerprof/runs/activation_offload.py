@@ -54,7 +54,6 @@ class _HostMemory:
         tensor.record_stream(self._compute)
 
     def finish(self) -> None:
-        """Wait for all copies."""
         self._compute.synchronize()
         self._copies.synchronize()
 

@@ -259,7 +259,6 @@ def _report(recipe: TrainingRecipe, outcome: StepOutcome, run: RunDirectory) -> 
 
 
 def _ranks_report(outcome: StepOutcome, worst: SnapshotAnalysis, run: RunDirectory) -> RanksReport | None:
-    """Attribute the peaks of the other ranks that were recorded."""
     found = []
     for rank, of_rank in outcome.ranks.items():
         if of_rank.snapshot is outcome.snapshot:

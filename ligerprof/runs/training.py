@@ -393,7 +393,6 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opti
 
 
 def _hf_adafactor(trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Transformers' Adafactor as its Trainer makes it."""
     from transformers.optimization import Adafactor
 
     settings: dict[str, Any] = {"lr": LEARNING_RATE, "scale_parameter": False, "relative_step": False}

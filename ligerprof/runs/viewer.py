@@ -104,7 +104,6 @@ def _started(folder: Path, host: str, port: int | None, log: IO[bytes]) -> Itera
 
 
 def _await_port(process: "subprocess.Popen[bytes]", log: IO[bytes]) -> int:
-    """Wait until TensorBoard prints its address, and return the port."""
     give_up = time.monotonic() + _START_SECONDS
     while process.poll() is None and time.monotonic() < give_up:
         if (found := _ADDRESS.search(_read(log))) is not None:

@@ -298,7 +298,6 @@ class FeatureExtractor:
             yield Feature.IN_HEAD, stack.in_head
 
     def _has_modules(self, site: CallSite) -> bool:
-        """Whether the stamps of this recording name modules."""
         return site.stamp is not None and len(self._modules) > 1
 
     @cached_property

@@ -247,7 +247,6 @@ class _Newest:
 
 
 def _common(rows: Sequence[SavedTensor]) -> str:
-    """The innermost module that contains the modules of all rows."""
     paths = [row.module.split(".") for row in rows]
     levels = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
     return ".".join(names[0] for names in levels)

@@ -358,7 +358,6 @@ def _is_not_module_call(call: PythonCall) -> bool:
 
 
 def _forwards(call: PythonCall) -> bool:
-    """Whether a call only forwards to others."""
     allocates = call.function in _ALLOCATORS and "torch/distributed/" in call.file
     return allocates or call.function in _DISPATCHERS or _PLUMBING.search(call.file) is not None
 

@@ -509,7 +509,6 @@ def _is_loss(site: CallSite) -> bool:
 
 
 def _is_named_loss(site: CallSite) -> bool:
-    """Whether a function or operator of a loss allocates."""
     stack = site.stack
     return _LOSS_CALL.search(stack.text) is not None or not _LOSS_OPERATORS.isdisjoint(stack.operators)
 
@@ -538,5 +537,4 @@ def _is_written_product(site: CallSite) -> bool:
 
 
 def _head_call(site: CallSite) -> tuple[PythonCall, ...]:
-    """The calls from the innermost method of the model on."""
     return site.stack.calls[: len(site.stack.below_model) + 1]

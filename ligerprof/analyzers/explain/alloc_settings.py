@@ -212,7 +212,6 @@ def _rank(one: SettingsOutcome) -> tuple[int, int]:
 
 
 def _neighbours(conf: Conf, *, collects: bool) -> Iterator[Conf]:
-    """The settings that differ in one key."""
     for key, values in _VALUES.items():
         if key == _GARBAGE and not collects:
             continue

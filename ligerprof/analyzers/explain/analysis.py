@@ -151,7 +151,6 @@ class SnapshotAnalysis:
         )
 
     def _covers(self, moment: int) -> bool:
-        """Whether the window contains a moment."""
         return isinstance(self.window, slice) or bool(np.isin(moment, self.window))
 
     @cached_property

@@ -44,7 +44,6 @@ class Change:
 def _change(
     name: str, title: str, cost: str, *, free: bool = False
 ) -> Callable[[Callable[[TrainingRecipe], Outcome]], Change]:
-    """Decorator that makes a Change of the function with its outcome."""
     return lambda outcome: Change(name=name, title=title, cost=cost, outcome=outcome, free=free)
 
 

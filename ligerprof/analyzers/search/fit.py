@@ -245,7 +245,6 @@ class _Search:
 
     @property
     def most_positions(self) -> int:
-        """The longest sequence to consider."""
         return max(self._recipe.spec.max_positions, self._recipe.seq)
 
     def frontier_lengths(self) -> Iterator[int]:

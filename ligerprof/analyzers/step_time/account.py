@@ -127,20 +127,17 @@ class _WorkMeter(Meter):
         self._times //= times
 
     def ran(self, operation: object) -> None:
-        """Count an operation of a forward pass, or of one that is recomputed."""
         assert isinstance(operation, Operation)
         part = Part.FORWARD if self._thread is Phase.FORWARD else Part.RECOMPUTE
         for work in self._forward(operation):
             self._note(part, work, Host.TRITON if operation.in_function else Host.OPERATOR)
 
     def differentiated(self, operation: object) -> None:
-        """Count the gradients of an operation."""
         assert isinstance(operation, Operation)
         for work in self._backward(operation):
             self._note(Part.BACKWARD, work, Host.TRITON if operation.in_function else Host.BACKWARD)
 
     def summed(self, size_bytes: int) -> None:
-        """Count an addition in place."""
         self._note(Part.BACKWARD, Work(Kind.MEMORY, "pointwise", 3 * size_bytes), Host.BACKWARD)
 
     def _note(self, part: Part, work: Work, host: Host) -> None:
@@ -190,7 +187,6 @@ class _WorkMeter(Meter):
                 )
 
     def _is_loss(self, operation: Operation) -> bool:
-        """Whether it is a fused loss with its linear layer."""
         return self.place == HEAD and operation.is_product and operation.in_function
 
     def _products(self, operation: Operation) -> list[Work]:

@@ -261,7 +261,6 @@ def _command(row: Row, recipe: "TrainingRecipe") -> str | None:
 
 
 def _can_be_typed(recipe: "TrainingRecipe | None") -> bool:
-    """Whether a command line can name the model of a recipe."""
     if recipe is None:
         return False
     from ligerprof.recipe.training import TrainingRecipe

@@ -98,7 +98,6 @@ class _Analysis:
         )
 
     def _device_use(self, device: int, index: Numbers) -> DeviceUse:
-        """Summarize one device, given the indices of its work."""
         work = self._work.where(index)
         kernels = index[work.kinds == KERNEL]
         gaps = find_gaps(work, self._launches[index], self._trace.calls, self._window)
@@ -198,7 +197,6 @@ def _window(trace: Trace, steps: Events) -> tuple[float, float]:
 
 
 def _main_operators(group: Numbers, operators: Numbers, microseconds: Times, groups: int) -> Numbers:
-    """The operator with the most time, per group."""
     # encode each (group, operator) pair as one integer; ABSENT is -1
     width = int(operators.max()) + 2
     pairs, index = np.unique(group * width + operators - ABSENT, return_inverse=True)

@@ -264,7 +264,6 @@ class _Scratch:
         gradient_of_words(self._arguments, logits_CB, statistics_SC, first_row=chunk.start, first_word=words.start)
 
     def _differentiate(self, chunk: slice, blocks: list[_Block]) -> None:
-        """Step 2."""
         last_words, _ = blocks[-1]
         sum_CD = self._hidden_sum(chunk, last_words.start)
         if self._grads.hidden_ND is None or sum_CD is None:

@@ -176,7 +176,6 @@ def _of_python(words: list[str], environment: Mapping[str, str]) -> Launch | Non
 
 
 def _started(options: Mapping[str, str | bool], words: list[str]) -> Launch | None:
-    """The program after a launcher's options."""
     is_module = bool(options.get("m") or options.get("module"))
     if words and _is_python(words[0]):
         # torchrun --no-python python train.py

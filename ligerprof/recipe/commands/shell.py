@@ -117,7 +117,6 @@ class _Script:
     _expanded: int = 0
 
     def commands(self) -> Iterator[SimpleCommand]:
-        """Read to the end."""
         before = ""
         while self._at < len(self.text):
             if self.text[self._at] in _ENDS and not self._starts_array():
@@ -308,7 +307,6 @@ class _Script:
             self._word = _Word()
 
     def _ended(self, *, is_conditional: bool) -> Iterator[SimpleCommand]:
-        """The command that ended, if it is not an assignment."""
         self._end_word()
         self._word = _Word()
         words, self._words = self._words, []

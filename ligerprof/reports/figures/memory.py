@@ -215,7 +215,6 @@ class _Step:
     failed: bool
 
     def breakdowns(self) -> list[MemoryBreakdown]:
-        """Bytes by role in each column."""
         return [
             MemoryBreakdown(roles={role: int(sizes[column]) for role, sizes in self.timeline.roles.items()})
             for column in self.columns.tolist()

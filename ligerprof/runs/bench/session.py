@@ -230,7 +230,6 @@ class _Bench:
         self._found, self._missing = find_provided(operation.name, plan.providers, machine.device.type)
 
     def run(self) -> Iterator[Record]:
-        """Times, memory, errors, and missing providers."""
         yield from self._run_times()
         self._machine.release()
         if self._plan.errors:

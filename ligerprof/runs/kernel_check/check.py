@@ -271,7 +271,6 @@ def _skipped(check: str, case: str, reason: str) -> Row:
 
 @contextmanager
 def _noticing(launches: _Launches) -> Iterator[None]:
-    """Notice launches of Triton kernels."""
     try:
         from triton.runtime.jit import KernelInterface
     except ImportError:

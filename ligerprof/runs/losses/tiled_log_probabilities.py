@@ -89,7 +89,6 @@ def _compute_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left @ right` in fp32."""
     if is_simulated():
         # cuBLAS has its workspace already, from the tile's product in the same thread
         return

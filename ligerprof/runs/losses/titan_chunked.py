@@ -63,11 +63,9 @@ class _GradientOfHidden(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, _hidden: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
-        """Keep the gradient, and return the loss."""
         ctx.save_for_backward(gradient)
         return loss.detach()
 
     @staticmethod
     def backward(ctx: Any, _gradient: Tensor) -> Any:
-        """Return the gradient of the hidden states."""
         return *ctx.saved_tensors, None, None

@@ -283,7 +283,6 @@ def measure_on_ranks(
 def _measure_here(
     recipe: TrainingRecipe, build: "Build", join: "Join | None", trace_directory: Path | None, progress: Progress
 ) -> StepOutcome:
-    """Measure in this process, on the GPU of its LOCAL_RANK."""
     # a simulated step asks this module for its rank, and needs no torch
     from ligerprof.runs.measured.step import measure_step
 

@@ -335,7 +335,6 @@ class _Session:
         self._host_bytes: int | None = None
 
     def join(self, join: Join | None) -> None:
-        """Join the other ranks, if there are any."""
         if join is not None:
             self._progress("joining the other ranks")
             join(self._recipe, self._device)
@@ -363,7 +362,6 @@ class _Session:
             memory._set_memory_metadata("")
 
     def build(self, build: Build) -> None:
-        """Create model, optimizer and batch on the device."""
         self._progress(f"building {self._recipe.spec.name}")
         torch.manual_seed(0)
         self._trainer = self._cleanup.enter_context(build(self._recipe, self._device, self._see_model))
@@ -375,7 +373,6 @@ class _Session:
             self._stamper.attach(model)
 
     def run_recorded(self) -> None:
-        """Run the warm-up and the profiled step."""
         last = self._recipe.warmup + 1
         for number in range(1, last + 1):
             self._progress(f"step {number} of {last}, recorded")
@@ -408,7 +405,6 @@ class _Session:
             self._trainer.evaluate(make_batch(evaluation, self._device))
 
     def time(self) -> None:
-        """Time whole steps."""
         for number in range(self._recipe.repeats):
             self._progress(f"timing step {number + 1} of {self._recipe.repeats}")
             torch.cuda.synchronize()
@@ -435,7 +431,6 @@ class _Session:
                 profiler.step()
 
     def outcome(self) -> StepOutcome:
-        """The result of a step that fitted."""
         recorded, counted = self._recorded[-1], self._counted
         if counted is None:
             raise LigerprofError("the step ended before it was counted.")
@@ -482,7 +477,6 @@ class _Session:
 
 
 def _resident_bytes() -> int:
-    """Resident main memory of this process."""
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 

@@ -395,7 +395,6 @@ class Recorder:
         self._run.write_snapshot(snapshot, force=self._force or self._ran_out)
 
     def _whole(self, phases: LoopPhases, failure: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """The recording up to now."""
         if self._is_off:
             # it ends in a step without a history
             step = phases.step if failure is None else phases.moment()[0]

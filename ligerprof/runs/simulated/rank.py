@@ -86,7 +86,6 @@ class _Rank:
         self._state = self._device.allocator.state if skips else None
 
     def run(self) -> StepOutcome:
-        """Build, train and take the figures."""
         oom = None
         with (
             # storages are freed with their last reference, whenever the collector would run
@@ -207,7 +206,6 @@ def simulated_trainer(recipe: TrainingRecipe) -> Iterator[Trainer]:
 
 @contextmanager
 def _as_rank(recipe: TrainingRecipe, rank: int) -> Iterator[None]:
-    """Be one rank of the recipe's GPUs."""
     if recipe.engine is Engine.TORCH:
         yield
         return

@@ -233,7 +233,6 @@ class _Forked:
 
 
 def _run(words: Sequence[str]) -> None:
-    """Run `-m MODULE ARGUMENTS...` as python does."""
     option, module, *arguments = words
     assert option == "-m"
     sys.argv = [module, *arguments]

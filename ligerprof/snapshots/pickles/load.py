@@ -261,7 +261,6 @@ class _PlainUnpickler(pickle.Unpickler):
     """The last line of defense: the opcode walk has already refused every global."""
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
-        """Refuse every global."""
         name = printable(f"{module_name}.{global_name}")
         raise SnapshotFormatError(f"refusing to import {name} from a snapshot.")
 
