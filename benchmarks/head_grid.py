@@ -30,8 +30,8 @@ from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
 from ligerprof.kernels.options import LossOptions
 from ligerprof.runs.bench.accuracy import (
     BoundCall,
-    Comparison,
     Contest,
+    TimeComparison,
     Turns,
     compare_in_turns,
     describe_failure,
@@ -201,7 +201,7 @@ def measure_shape(
     for budget in BUDGETS:
         references[f"{BOUND} {budget}"] = bound(plan_of(sizes, budget), hidden, weight)
     clock = CudaClock(flush=False)
-    found: dict[str, Comparison] = {}
+    found: dict[str, TimeComparison] = {}
     for turns, own in ((dataclasses.replace(OWN_TURNS, rounds=rounds), True), (PEER_TURNS, False)):
         group = [contest for contest in contests if (budget_of(contest.name) == BUDGETS[0]) == own]
         found |= compare_in_turns(group, references, clock, turns, machine.conditions)

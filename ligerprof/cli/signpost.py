@@ -20,7 +20,7 @@ _LONGEST_HEADER_BYTES = 100_000_000
 _RECIPES = frozenset({"step", "estimate", "fit", "advise", "sweep"})
 
 
-class Kind(Enum):
+class InputKind(Enum):
     """A kind of file or folder: what it is, the commands that read it, and what to do with it."""
 
     TRACE = ("a profiler trace", {"trace"}, "Run `ligerprof trace {path}`.")
@@ -73,15 +73,15 @@ def signposted(message: str, given: Iterable[object], command: str, configs: Col
         if runs and not _kind_of_folder(path):
             return f"{text}: a folder of {len(runs)} run{'s' * (len(runs) > 1)}, such as {runs[0]}. Give one of them."
         kind = kind_of(path)
-        if kind is Kind.TRAINING and text in configs:
+        if kind is InputKind.TRAINING and text in configs:
             continue
         if kind is not None and command not in kind.commands:
-            reader = "" if kind is Kind.EMPTY else f", which `ligerprof {command}` does not read"
+            reader = "" if kind is InputKind.EMPTY else f", which `ligerprof {command}` does not read"
             return f"{text}: this is {kind.noun}{reader}. {kind.advice.format(path=shlex.quote(str(path)))}"
     return None
 
 
-def kind_of(path: Path) -> Kind | None:
+def kind_of(path: Path) -> InputKind | None:
     """What a file or folder is, by its first bytes or its entries; None if that is not known."""
     try:
         if is_folder(path):
@@ -107,12 +107,12 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _kind_of_folder(path: Path) -> Kind | None:
+def _kind_of_folder(path: Path) -> InputKind | None:
     if (path / SNAPSHOT_NAME).is_file() or (path / _RESULT).is_file():
-        return Kind.RUN
+        return InputKind.RUN
     if (path / _CELLS).is_file():
-        return Kind.SWEEP
-    return Kind.MODEL if (path / _MODEL).is_file() else None
+        return InputKind.SWEEP
+    return InputKind.MODEL if (path / _MODEL).is_file() else None
 
 
 def _runs(path: Path) -> Iterator[Path]:
@@ -120,40 +120,46 @@ def _runs(path: Path) -> Iterator[Path]:
     if not is_folder(path):
         return
     for entry in sorted(islice(path.iterdir(), _MOST_ENTRIES)):
-        if entry.is_dir() and _kind_of_folder(entry) is Kind.RUN:
+        if entry.is_dir() and _kind_of_folder(entry) is InputKind.RUN:
             yield entry
 
 
-def _kind_of_binary(start: bytes) -> Kind | None:
+def _kind_of_binary(start: bytes) -> InputKind | None:
     if not start.strip():
-        return Kind.EMPTY
+        return InputKind.EMPTY
     if start.startswith(b"\x80"):
-        return Kind.SNAPSHOT if b"segments" in start or b"device_traces" in start else None
+        return InputKind.SNAPSHOT if b"segments" in start or b"device_traces" in start else None
     # the header of a safetensors file is JSON after eight bytes of its length
     is_header = start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST_HEADER_BYTES
-    return Kind.WEIGHTS if start.startswith(b"PK\x03\x04") or is_header else None
+    return InputKind.WEIGHTS if start.startswith(b"PK\x03\x04") or is_header else None
 
 
-def _kind_of_text(start: bytes) -> Kind | None:
+def _kind_of_text(start: bytes) -> InputKind | None:
     if _PAGE.match(start) is not None:
-        return Kind.PAGE
+        return InputKind.PAGE
     if (own := _OWN_KIND.match(start)) is not None:
-        return _OWN.get(own[1].decode("ascii"), Kind.OUTPUT)
+        return _OWN.get(own[1].decode("ascii"), InputKind.OUTPUT)
     for kind, keys in _KEYS:
         if any(re.search(rb'(?m)(^\s*|")%s"?\s*:' % key, start) for key in keys):
             return kind
     return None
 
 
-_OWN = {"step": Kind.FIGURES, "estimate": Kind.ESTIMATE, "peak": Kind.PEAK, "cell": Kind.CELLS, "bench": Kind.BENCH}
+_OWN = {
+    "step": InputKind.FIGURES,
+    "estimate": InputKind.ESTIMATE,
+    "peak": InputKind.PEAK,
+    "cell": InputKind.CELLS,
+    "bench": InputKind.BENCH,
+}
 _YAML = frozenset({".yaml", ".yml"})
 # keys of transformers and TRL, of axolotl, and of LLaMA-Factory
 _TRAINING = (b"per_device_train_batch_size", b"model_name_or_path", b"micro_batch_size", b"base_model")
 # keys that decide, the most telling first
 _KEYS = (
-    (Kind.TRACE, (b"traceEvents", b"deviceProperties", b"displayTimeUnit")),
-    (Kind.BENCH, (b"host_seconds", b"median_seconds")),
-    (Kind.RECIPE, (b"checkpoint_every", b"flce_budget")),
-    (Kind.TRAINING, (*_TRAINING, b"zero_optimization", b"train_micro_batch_size_per_gpu")),
-    (Kind.MODEL, (b"model_type", b"hidden_size")),
+    (InputKind.TRACE, (b"traceEvents", b"deviceProperties", b"displayTimeUnit")),
+    (InputKind.BENCH, (b"host_seconds", b"median_seconds")),
+    (InputKind.RECIPE, (b"checkpoint_every", b"flce_budget")),
+    (InputKind.TRAINING, (*_TRAINING, b"zero_optimization", b"train_micro_batch_size_per_gpu")),
+    (InputKind.MODEL, (b"model_type", b"hidden_size")),
 )

@@ -28,7 +28,7 @@ from ligerprof.text import short_repr
 from ligerprof.words import did_you_mean
 
 if TYPE_CHECKING:
-    from ligerprof.runs.study import Part, Study
+    from ligerprof.runs.study import Study, StudyPart
     from ligerprof.runs.sweep.cells import SweepFolder
     from ligerprof.runs.sweep.runner import SweepPlan
 
@@ -138,7 +138,7 @@ def _choose(names: str | None, known: Sequence[str], what: str) -> Sequence[str]
     return chosen
 
 
-def _simulated_parts(parts: "list[Part]") -> "list[Part]":
+def _simulated_parts(parts: "list[StudyPart]") -> "list[StudyPart]":
     """Parts that the simulator covers; reports the others, and raises UnsupportedError if it covers none."""
     zero = [part for part in parts if Engine.DEEPSPEED in part.options.get("engine", ())]
     left_out = ", ".join(part.name for part in zero)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.reports.terminal import listing_table
-from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
+from ligerprof.runs.kernel_check.rows import CheckRow, KernelCheck, Result
 from ligerprof.serialization import document, select, to_json
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def kernel_check_json(check: KernelCheck) -> dict[str, Any]:
     return document("kernel_check", select(check, "kernel", "provider", "slot", "device", "passed"), {"rows": rows})
 
 
-def _number(row: Row) -> float | None:
+def _number(row: CheckRow) -> float | None:
     return None if row.error == float("inf") else row.error
 
 

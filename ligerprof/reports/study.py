@@ -19,12 +19,12 @@ from ligerprof.runs.study import (
     Conditions,
     Figure,
     KernelSet,
-    Part,
     Section,
     Study,
     StudyFileError,
-    Table,
-    Value,
+    StudyPart,
+    StudyTable,
+    StudyValue,
     names_in,
 )
 from ligerprof.runs.sweep.cells import (
@@ -48,7 +48,7 @@ Where = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class StudyRows:
     """Result rows of a study; `versions` maps packages to their versions."""
 
     study: Study
@@ -90,7 +90,7 @@ class Found:
         return recipe.liger if default else f"{recipe.liger}, {recipe.provider_names}"
 
 
-def read_found(study: Study, paths: Sequence[Path]) -> Found:
+def read_found(study: Study, paths: Sequence[Path]) -> StudyRows:
     """Read result files, or folders of sweeps; failed cells are left out, and of rows with one key the last counts.
 
     Raises:
@@ -103,7 +103,7 @@ def read_found(study: Study, paths: Sequence[Path]) -> Found:
     for _, row in itertools.chain.from_iterable(map(read_rows, paths)):
         for package, version in (row.get("versions") or {}).items():
             versions.setdefault(package, {})[str(version)] = None
-    return Found(study=study, cells=cells, versions=versions)
+    return StudyRows(study=study, cells=cells, versions=versions)
 
 
 def minutes_apart(cells: Iterable[Cell]) -> int | None:
@@ -192,7 +192,7 @@ _OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
 class Texts:
     """Fills in the texts of a study; `values` holds None for values that the rows do not provide."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: StudyRows) -> None:
         self.values = {name: _value(found, value) for name, value in found.study.values.items()}
 
     def fill(self, text: str, **local: Any) -> str:
@@ -219,7 +219,7 @@ def _fill(text: str, values: Mapping[str, Any]) -> str | None:
         raise StudyFileError(f"{text!r:.60}: {error}.") from None
 
 
-def _value(found: Found, value: Value) -> int | str | None:
+def _value(found: StudyRows, value: StudyValue) -> int | str | None:
     cells = found.select(value.where)
     if value.find in ("largest", "smallest-oom"):
         return edges(cells, value.axis)[value.find == "smallest-oom"]
@@ -243,7 +243,7 @@ def _spread(ratios: list[float]) -> str | None:
     return f"{ends}, {percent(statistics.median(ratios))} in the median of {len(ratios)} sizes"
 
 
-def _ratios(found: Found, value: Value, cells: tuple[Cell, ...]) -> Iterator[float]:
+def _ratios(found: StudyRows, value: StudyValue, cells: tuple[Cell, ...]) -> Iterator[float]:
     """Each cell's figure over that of the cell of the same size that `against` selects."""
     for cell in cells:
         size: dict[str, Any] = {name: (getattr(cell.recipe, name),) for name in AXES}
@@ -253,7 +253,7 @@ def _ratios(found: Found, value: Value, cells: tuple[Cell, ...]) -> Iterator[flo
             yield figure / reference
 
 
-def _is_in_span(value: Value, minutes: int | None) -> bool:
+def _is_in_span(value: StudyValue, minutes: int | None) -> bool:
     if value.within_minutes is not None:
         return minutes is not None and minutes <= value.within_minutes
     return value.beyond_minutes is None or minutes is None or minutes > value.beyond_minutes
@@ -269,7 +269,7 @@ _LEAST_ROLE_SHARE = 0.005
 _Rows = tuple[list[str], list[list[str]], list[Cell]]
 
 
-def draw_table(found: Found, texts: Texts, table: Table, where: Where) -> tuple[list[str], list[Cell]]:
+def draw_table(found: StudyRows, texts: Texts, table: StudyTable, where: Where) -> tuple[list[str], list[Cell]]:
     """A table and the cells that it shows; both are empty if the table has fewer rows than `least`.
 
     Args:
@@ -295,7 +295,7 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> li
     return [*(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows)), ""]
 
 
-def _figures(found: Found, table: Table, where: Where) -> _Rows:
+def _figures(found: StudyRows, table: StudyTable, where: Where) -> _Rows:
     columns = table.columns or tuple(
         Column(title=found.study.kernels[name].title, show=table.show, where=Conditions(kernels=(name,)))
         for name in table.kernels
@@ -313,7 +313,7 @@ def _figures(found: Found, table: Table, where: Where) -> _Rows:
 class _Entry:
     """The figure in one row and column."""
 
-    def __init__(self, found: Found, column: Column, where: Where) -> None:
+    def __init__(self, found: StudyRows, column: Column, where: Where) -> None:
         self._found, self._column, self._where = found, column, {**where, **column.where}
         self.cell = None if column.show == "minutes" else found.find(self._where)
         self._compared = None if column.against is None else found.find({**self._where, **column.against})
@@ -345,7 +345,7 @@ class _Entry:
         return text
 
 
-def _places(found: Found, table: Table, where: Where) -> list[tuple[str, dict[str, Any]]]:
+def _places(found: StudyRows, table: StudyTable, where: Where) -> list[tuple[str, dict[str, Any]]]:
     if table.by == "kernels":
         return [(found.study.kernels[name].title, {"kernels": (name,)}) for name in table.kernels]
     recipes = [cell.recipe for cell in found.select({**where, **table.where})]
@@ -356,7 +356,7 @@ def _places(found: Found, table: Table, where: Where) -> list[tuple[str, dict[st
     return [(f"{size:,}", {table.by: (size,)}) for size in sizes]
 
 
-def _borders(found: Found, table: Table, where: Where) -> _Rows:
+def _borders(found: StudyRows, table: StudyTable, where: Where) -> _Rows:
     rows = []
     for line in table.lines:
         for name in table.kernels:
@@ -369,7 +369,7 @@ def _borders(found: Found, table: Table, where: Where) -> _Rows:
     return ["border of", "kernels", "largest that ran", "smallest out of memory"], rows, []
 
 
-def _roles(found: Found, table: Table, where: Where) -> _Rows:
+def _roles(found: StudyRows, table: StudyTable, where: Where) -> _Rows:
     headings, cells = ["role"], []
     for size in table.values:
         for name in table.kernels:
@@ -386,7 +386,7 @@ def _roles(found: Found, table: Table, where: Where) -> _Rows:
     return headings, rows if cells else [], cells
 
 
-def _estimates(found: Found, where: Where) -> tuple[list[str], list[Cell]]:
+def _estimates(found: StudyRows, where: Where) -> tuple[list[str], list[Cell]]:
     """The estimated peak of each step next to its own, with a summary."""
     done = [cell for cell in found.select(where) if value_of(cell, "peak") is not None]
     estimated = [(cell, estimated_peak_bytes(cell.recipe)) for cell in done]
@@ -405,7 +405,7 @@ def _estimates(found: Found, where: Where) -> tuple[list[str], list[Cell]]:
     return [*lines, "<details><summary>Every step</summary>", "", *details, "</details>", ""], done
 
 
-def _names(recipes: Sequence[TrainingRecipe], found: Found) -> Callable[[Cell], str]:
+def _names(recipes: Sequence[TrainingRecipe], found: StudyRows) -> Callable[[Cell], str]:
     """How to name a step: model, size, kernels, and other options that differ and are not at their default."""
     others = [name for name in distinguishing_options(recipes) if name not in ("model", *AXES, *KERNEL_OPTIONS)]
     defaults = TrainingRecipe()
@@ -446,7 +446,7 @@ def write_report(study: Study, paths: Sequence[Path], folder: Path, *, command: 
 class _Report:
     """The lines of the report; figures are written as the lines that show them are generated."""
 
-    def __init__(self, found: Found, folder: Path, command: str) -> None:
+    def __init__(self, found: StudyRows, folder: Path, command: str) -> None:
         self._found, self._folder, self._command = found, folder, command
         self._texts = Texts(found)
         self._gaps = _find_gaps(found)
@@ -531,7 +531,7 @@ def _paragraphs(*texts: str) -> list[str]:
     return [line for text in texts if text for line in (" ".join(text.split()), "")]
 
 
-def _find_gaps(found: Found) -> tuple[Gap, ...]:
+def _find_gaps(found: StudyRows) -> tuple[Gap, ...]:
     """What is missing, in the study's order; steps above one that was out of memory do not count."""
     gaps: list[Gap] = []
     for part in found.study.parts:
@@ -553,7 +553,7 @@ def _gaps_in_words(gaps: Iterable[Gap]) -> str:
     return ", ".join(f"{part} ({'; '.join(names)})" for part, names in kernels.items())
 
 
-def _steps(part: Part, found: Found, by_kernels: dict[str, list[TrainingRecipe]]) -> Iterator[Gap]:
+def _steps(part: StudyPart, found: StudyRows, by_kernels: dict[str, list[TrainingRecipe]]) -> Iterator[Gap]:
     keys = {cell.key for cell in found.cells}
     for kernels, recipes in by_kernels.items():
         lacking = [one for one in recipes if cell_key(one) not in keys and not is_beyond(one, found.cells)]
@@ -563,7 +563,7 @@ def _steps(part: Part, found: Found, by_kernels: dict[str, list[TrainingRecipe]]
             yield part.name, kernels, f"{measured} of {len(recipes)}", missing
 
 
-def _searches(part: Part, found: Found, by_kernels: dict[str, list[TrainingRecipe]]) -> Iterator[Gap]:
+def _searches(part: StudyPart, found: StudyRows, by_kernels: dict[str, list[TrainingRecipe]]) -> Iterator[Gap]:
     """The borders of a part that searches for them, if the two sizes around a border are not adjacent."""
     if part.find_limit is None:
         return

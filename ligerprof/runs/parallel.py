@@ -35,7 +35,7 @@ def join_process_group(recipe: TrainingRecipe, device: torch.device) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class RankGroup:
     """Modules that one call of fully_shard takes.
 
     Attributes:
@@ -46,15 +46,15 @@ class Group:
     reshard: bool | None
 
 
-def module_groups(model: nn.Module, recipe: TrainingRecipe) -> tuple[Group, ...]:
+def module_groups(model: nn.Module, recipe: TrainingRecipe) -> tuple[RankGroup, ...]:
     """The groups of a recipe's model in the order in which they are sharded, the model itself last."""
-    layers = [Group(modules=(layer,), reshard=recipe.reshard) for layer in checkpointed_layers(model)]
+    layers = [RankGroup(modules=(layer,), reshard=recipe.reshard) for layer in checkpointed_layers(model)]
     if recipe.wrap is Wrap.LAYERS:
-        return (*layers, Group(modules=(model,), reshard=recipe.reshard))
-    return (*layers, *_accelerate_groups(model, recipe), Group(modules=(model,), reshard=None))
+        return (*layers, RankGroup(modules=(model,), reshard=recipe.reshard))
+    return (*layers, *_accelerate_groups(model, recipe), RankGroup(modules=(model,), reshard=None))
 
 
-def _accelerate_groups(model: Any, recipe: TrainingRecipe) -> Iterator[Group]:
+def _accelerate_groups(model: Any, recipe: TrainingRecipe) -> Iterator[RankGroup]:
     """The embedding, and the final norm with the head; a tied embedding is in the second group.
 
     As in fsdp2_prepare_model of accelerate 1.15 (accelerate/utils/fsdp_utils.py).
@@ -62,9 +62,9 @@ def _accelerate_groups(model: Any, recipe: TrainingRecipe) -> Iterator[Group]:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = embedding.weight is head.weight
     if not tied:
-        yield Group(modules=(embedding,), reshard=recipe.reshard)
+        yield RankGroup(modules=(embedding,), reshard=recipe.reshard)
     tail = (_final_norm(model), embedding if tied else None, head)
-    yield Group(modules=tuple(module for module in tail if module is not None), reshard=False)
+    yield RankGroup(modules=tuple(module for module in tail if module is not None), reshard=False)
 
 
 def _final_norm(model: Any) -> nn.Module | None:

@@ -28,13 +28,13 @@ class StudyFileError(LigerprofError):
     """A study file that cannot be read, or whose content is invalid."""
 
 
-class Options(dict[str, tuple[Any, ...]]):
+class StudyOptions(dict[str, tuple[Any, ...]]):
     """Recipe options by name, each with one value or several."""
 
     KNOWN: ClassVar[tuple[str, ...]] = tuple(RECIPE_OPTIONS)
 
 
-class Conditions(Options):
+class Conditions(StudyOptions):
     """Values that a recipe's options must have for its step to be selected; several values are alternatives.
 
     `cells` names an entry in the study's `cells`, and `kernels` entries in its `kernels`.
@@ -58,7 +58,7 @@ class KernelSet:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class StudyPart:
     """A grid of training steps: every combination of option values and kernel sets.
 
     Attributes:
@@ -67,14 +67,14 @@ class Part:
     """
 
     name: str
-    options: Options
+    options: StudyOptions
     base: str = ""
     kernels: tuple[str, ...] = ()
     find_limit: Axis | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Value:
+class StudyValue:
     """A value that texts name in braces, computed from the result rows."""
 
     find: Literal["figure", "largest", "smallest-oom", "limit", "spread", "end"]
@@ -107,7 +107,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class StudyTable:
     """A table whose rows are sizes, kernel sets, lines, roles or steps; `by` decides which other fields apply."""
 
     by: Literal["batch", "seq", "size", "kernels", "line", "role", "step"]
@@ -142,7 +142,7 @@ class Section:
     text: str = ""
     where: Conditions = field(default_factory=Conditions)
     needs: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
+    tables: tuple[StudyTable, ...] = ()
     notes: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = ()
@@ -158,13 +158,13 @@ class Study:
     """
 
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[StudyPart, ...]
     text: str = ""
     claims: tuple[str, ...] = ()
     kernels: Mapping[str, KernelSet] = field(default_factory=dict)
-    bases: Mapping[str, Options] = field(default_factory=dict)
+    bases: Mapping[str, StudyOptions] = field(default_factory=dict)
     cells: Mapping[str, Conditions] = field(default_factory=dict)
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: Mapping[str, StudyValue] = field(default_factory=dict)
     sections: tuple[Section, ...] = ()
 
     @property
@@ -174,7 +174,7 @@ class Study:
 
     def grid(
         self,
-        part: Part,
+        part: StudyPart,
         *,
         device: str,
         memory_limit_bytes: int | None = None,
@@ -258,7 +258,7 @@ def _convert(hint: Any, value: object, key: str) -> Any:
         if value not in words:
             raise StudyFileError(f"{key}: unknown value {value!r:.60}. Known: {', '.join(words)}.")
         return value if origin is Literal else hint(value)
-    if issubclass(hint, Options):
+    if issubclass(hint, StudyOptions):
         return _convert_options(hint, value, key)
     return _convert_table(hint, value, key) if dataclasses.is_dataclass(hint) else _require(hint, value, key)
 
@@ -276,7 +276,7 @@ def _convert_table(kind: Any, value: object, key: str) -> Any:
     return kind(**{name: _convert(hints[name], item, f"{prefix}{name}") for name, item in table.items()})
 
 
-def _convert_options(kind: type[Options], value: object, key: str) -> Options:
+def _convert_options(kind: type[StudyOptions], value: object, key: str) -> StudyOptions:
     options = kind()
     for name, item in _require(dict, value, key).items():
         if name not in kind.KNOWN:
@@ -327,12 +327,12 @@ def _check_names(value: object, key: str, defined: Mapping[str, Iterable[str]]) 
 def _complete(study: Study) -> Study:
     """The study with titles for all kernel sets, and parts whose options include those of their base."""
     sets = {name: dataclasses.replace(one, title=one.title or name) for name, one in study.kernels.items()}
-    parts: list[Part] = []
+    parts: list[StudyPart] = []
     for number, part in enumerate(study.parts):
         place = f"parts[{number}] ({part.name})"
         if part.name in [other.name for other in parts]:
             raise StudyFileError(f"{place}: another part has that name.")
-        options = Options({**study.bases.get(part.base, {}), **part.options})
+        options = StudyOptions({**study.bases.get(part.base, {}), **part.options})
         parts.append(dataclasses.replace(part, options=options))
         _, refusals = expand([study.grid(parts[-1], device="auto")], lambda _: None)
         if refusals:

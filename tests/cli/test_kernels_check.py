@@ -28,7 +28,7 @@ from ligerprof.kernels.rope.reference import apply_rope
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.runs.kernel_check import check as check_module
 from ligerprof.runs.kernel_check import check_kernel
-from ligerprof.runs.kernel_check.rows import Row
+from ligerprof.runs.kernel_check.rows import CheckRow
 from tests.paths import DATA
 
 Kernel = Callable[..., Any]
@@ -397,7 +397,7 @@ def test_an_option_that_a_kernel_refuses_is_no_failure() -> None:
     ]
 
 
-def checked_rows(name: str, kernel: Kernel) -> tuple[Row, ...]:
+def checked_rows(name: str, kernel: Kernel) -> tuple[CheckRow, ...]:
     module = types.ModuleType("planted_bugs")
     module.kernel = kernel  # type: ignore[attr-defined]
     spec = dataclasses.replace(registry.find_kernel(name, "torch"), entry="planted_bugs:kernel")
@@ -407,7 +407,7 @@ def checked_rows(name: str, kernel: Kernel) -> tuple[Row, ...]:
         return check_kernel(spec).rows
 
 
-def failing_rows(name: str, kernel: Kernel) -> list[Row]:
+def failing_rows(name: str, kernel: Kernel) -> list[CheckRow]:
     return [row for row in checked_rows(name, kernel) if row.result == "fail"]
 
 

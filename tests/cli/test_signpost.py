@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
-from ligerprof.cli.signpost import Kind, kind_of
+from ligerprof.cli.signpost import InputKind, kind_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.bench.records import Finding, write_lines
 from tests.cli.test_bench import ENVIRONMENT, example_records
@@ -57,31 +57,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("snapshot.pickle", Kind.SNAPSHOT),
-        ("snapshot.gz", Kind.SNAPSHOT),
-        ("trace.json", Kind.TRACE),
-        ("trace.xz", Kind.TRACE),
-        ("runs/001", Kind.RUN),
-        ("sweep", Kind.SWEEP),
-        ("sweep/results.jsonl", Kind.CELLS),
-        ("peak.json", Kind.PEAK),
-        ("estimate.json", Kind.ESTIMATE),
-        ("recipe.json", Kind.RECIPE),
-        ("bench.jsonl", Kind.BENCH),
-        ("fit.json", Kind.OUTPUT),
-        ("model", Kind.MODEL),
-        ("args.json", Kind.TRAINING),
-        ("page.html", Kind.PAGE),
+        ("snapshot.pickle", InputKind.SNAPSHOT),
+        ("snapshot.gz", InputKind.SNAPSHOT),
+        ("trace.json", InputKind.TRACE),
+        ("trace.xz", InputKind.TRACE),
+        ("runs/001", InputKind.RUN),
+        ("sweep", InputKind.SWEEP),
+        ("sweep/results.jsonl", InputKind.CELLS),
+        ("peak.json", InputKind.PEAK),
+        ("estimate.json", InputKind.ESTIMATE),
+        ("recipe.json", InputKind.RECIPE),
+        ("bench.jsonl", InputKind.BENCH),
+        ("fit.json", InputKind.OUTPUT),
+        ("model", InputKind.MODEL),
+        ("args.json", InputKind.TRAINING),
+        ("page.html", InputKind.PAGE),
         ("merge.yaml", None),
         ("anchor.yaml", None),
-        ("model.safetensors", Kind.WEIGHTS),
-        ("checkpoint.pt", Kind.WEIGHTS),
-        ("nothing", Kind.EMPTY),
+        ("model.safetensors", InputKind.WEIGHTS),
+        ("checkpoint.pt", InputKind.WEIGHTS),
+        ("nothing", InputKind.EMPTY),
         ("empty", None),
         ("absent", None),
     ],
 )
-def test_a_kind_is_recognized(folder: Path, name: str, kind: Kind | None) -> None:
+def test_a_kind_is_recognized(folder: Path, name: str, kind: InputKind | None) -> None:
     assert kind_of(folder / name) is kind
 
 

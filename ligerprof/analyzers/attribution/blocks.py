@@ -10,7 +10,7 @@ from ligerprof.analyzers.attribution.extraction import FeatureExtractor
 from ligerprof.analyzers.attribution.layers import NO_LAYER, with_layers_of_weights
 from ligerprof.analyzers.attribution.owners import Keepers, Owners
 from ligerprof.analyzers.attribution.phases import find_phases, phase_code
-from ligerprof.analyzers.attribution.program import Program
+from ligerprof.analyzers.attribution.program import ProgramFrames
 from ligerprof.analyzers.attribution.rules import UserRule, role_of
 from ligerprof.analyzers.attribution.stacks import CallSites
 from ligerprof.analyzers.attribution.weights import EarlierModels
@@ -125,8 +125,8 @@ class Attribution:
         return self._program.earlier_models
 
     @cached_property
-    def _program(self) -> Program:
-        return Program(self.replayed, self.call_sites, self.phases)
+    def _program(self) -> ProgramFrames:
+        return ProgramFrames(self.replayed, self.call_sites, self.phases)
 
 
 class _RoleFinder:

@@ -22,7 +22,7 @@ from ligerprof.analyzers.attribution.gradients import (
 )
 from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECKPOINTS
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.program import Program
+from ligerprof.analyzers.attribution.program import ProgramFrames
 from ligerprof.analyzers.attribution.rules import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.stacks import CallSite, CallSites
 from ligerprof.analyzers.attribution.weights import WeightCopies, Weights
@@ -54,7 +54,7 @@ class FeatureExtractor:
     """
 
     def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, program: Program, moment: int
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, program: ProgramFrames, moment: int
     ) -> None:
         self._replayed, self._call_sites, self._phases = replayed, call_sites, phases
         self._program, self._layers = program, program.layers

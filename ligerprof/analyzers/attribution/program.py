@@ -204,7 +204,7 @@ def _cache_function(site: CallSite) -> str:
     return ":".join(names) if named else ""
 
 
-class Program:
+class ProgramFrames:
     """Features of a recording's blocks that do not depend on the moment.
 
     Attributes:

@@ -54,7 +54,7 @@ class FreeMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class FailedRequest:
     """A request for memory.
 
     Attributes:
@@ -68,7 +68,7 @@ class Request:
     pool: PoolId | None
 
 
-def request_of(event: Mapping[str, Any], segments: Sequence[Segment], rules: SizeRules) -> Request:
+def request_of(event: Mapping[str, Any], segments: Sequence[Segment], rules: SizeRules) -> FailedRequest:
     """The request of an out-of-memory event.
 
     Events of older torch lack the pool; it is then that of the newest block on the same stream.
@@ -79,14 +79,14 @@ def request_of(event: Mapping[str, Any], segments: Sequence[Segment], rules: Siz
     if pool is None:
         newest = max((segment for segment in segments if segment.stream == stream), key=_newest_block, default=None)
         pool = newest.pool if newest is not None and newest.blocks else None
-    return Request(size_bytes=rules.round_request(size) if type(size) is int else 0, stream=stream, pool=pool)
+    return FailedRequest(size_bytes=rules.round_request(size) if type(size) is int else 0, stream=stream, pool=pool)
 
 
 def _newest_block(segment: Segment) -> int:
     return max(segment.blocks, default=-1)
 
 
-def free_memory(segments: Sequence[Segment], request: Request, rules: SizeRules) -> tuple[FreeMemory, ...]:
+def free_memory(segments: Sequence[Segment], request: FailedRequest, rules: SizeRules) -> tuple[FreeMemory, ...]:
     """All free pieces by the reason why they did not serve a request, most bytes first."""
     pieces: dict[FreeReason, list[int]] = defaultdict(list)
     for segment in segments:
@@ -99,7 +99,7 @@ def free_memory(segments: Sequence[Segment], request: Request, rules: SizeRules)
     return tuple(sorted(found, key=lambda free: -free.size_bytes))
 
 
-def _reasons(segment: Segment, request: Request, rules: SizeRules) -> Iterator[tuple[FreeReason, Piece]]:
+def _reasons(segment: Segment, request: FailedRequest, rules: SizeRules) -> Iterator[tuple[FreeReason, Piece]]:
     elsewhere = None
     if None not in (segment.pool, request.pool) and segment.pool != request.pool:
         elsewhere = FreeReason.PRIVATE_POOL

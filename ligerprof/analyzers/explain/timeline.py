@@ -19,7 +19,7 @@ _TIME_LIMIT_US = 2**53
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class RunningTotals:
     """The step (0 without stamps), phase, module and autograd node that ran at a moment."""
 
     step: int
@@ -55,7 +55,7 @@ class RoleTimeline:
     roles: Mapping[Role, Int64s]
     moved_bytes: Int64s
     peak_column: int
-    running: tuple[Running, ...]
+    running: tuple[RunningTotals, ...]
     running_of: Int64s
 
     def phases(self) -> list[Phase | None]:
@@ -154,7 +154,7 @@ def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:
     return np.append(moved[starts], moved[-1]).astype(np.int64)
 
 
-def _running(phases: EventPhases, events: Int64s) -> tuple[tuple[Running, ...], Int64s]:
+def _running(phases: EventPhases, events: Int64s) -> tuple[tuple[RunningTotals, ...], Int64s]:
     """What ran at each event, numbered; event -1 is before the recording."""
     keys = np.stack([np.append(column, -1)[events] for column in (phases.steps, phases.shown, phases.stamp_of)])
     distinct, numbers = np.unique(keys, axis=1, return_inverse=True)
@@ -162,7 +162,7 @@ def _running(phases: EventPhases, events: Int64s) -> tuple[tuple[Running, ...], 
     for step, code, stamp_index in distinct.T.tolist():
         stamp = phases.stamps[stamp_index] if stamp_index >= 0 else None
         found.append(
-            Running(
+            RunningTotals(
                 step=max(step, 0),
                 phase=phase_of_code(code),
                 module=stamp.module if stamp else "",

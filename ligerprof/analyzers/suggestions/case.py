@@ -201,7 +201,7 @@ _COMPILED = r"torch/_inductor/|/torchinductor_|torch/_functorch/_aot"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Program:
+class RecordedProgram:
     """What the stacks of a recording show about its program.
 
     Attributes:
@@ -287,13 +287,13 @@ class Program:
         return any(re.search(pattern, call) for call in self.calls)
 
 
-def read_program(attribution: Attribution) -> Program:
+def read_program(attribution: Attribution) -> RecordedProgram:
     """Read the program off the stacks of its forward and backward passes and optimizer steps, or off all stacks."""
     replayed, sites = attribution.replayed, attribution.call_sites
     in_steps = are_codes_of(attribution.phases.codes_of(replayed.allocated_by), *STEP_PHASES)
     chosen = np.flatnonzero(np.bincount(sites.site_of[in_steps])).tolist() or range(len(sites.sites))
     calls = {call for site in chosen for call in sites.sites[site].stack.calls}
-    return Program(
+    return RecordedProgram(
         files=frozenset(call.file for call in calls),
         calls=frozenset(f"{call.file}:{call.function}" for call in calls),
     )
@@ -330,7 +330,7 @@ class Case:
         return self.attribution.replayed
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> RecordedProgram:
         """What the stacks show about the program."""
         return read_program(self.whole)
 

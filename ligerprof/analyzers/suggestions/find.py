@@ -8,7 +8,7 @@ import numpy as np
 
 from ligerprof.analyzers.suggestions.case import Case, Framework
 from ligerprof.analyzers.suggestions.replayed_change import Edit, peak_after
-from ligerprof.analyzers.suggestions.rows import ROWS, Row
+from ligerprof.analyzers.suggestions.rows import ROWS, SuggestionRow
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost, Suggestion
 from ligerprof.errors import LigerprofError
 from ligerprof.roles import Phase, Role
@@ -26,7 +26,7 @@ _LEAST_BUCKET_BYTES = 2**20
 _WATCHDOG_US = 100_000
 
 
-def peaks_with_other_timings(row: Row, case: Case) -> list[int]:
+def peaks_with_other_timings(row: SuggestionRow, case: Case) -> list[int]:
     """The new peaks if the first buckets live shorter or longer than recorded; none without DDP."""
 
     def peak_until(moment: int) -> tuple[int, int] | None:
@@ -36,13 +36,13 @@ def peaks_with_other_timings(row: Row, case: Case) -> list[int]:
     return [peak[0] for peak in found if peak is not None]
 
 
-def edits_with_other_timings(row: Row, case: Case) -> Iterator[Edit]:
+def edits_with_other_timings(row: SuggestionRow, case: Case) -> Iterator[Edit]:
     """The row's effect with each of these timings."""
     edits = (_with_buckets_until(row, case, until) for until in _ends(row, case))
     return (edit for edit in edits if edit is not None)
 
 
-def _with_buckets_until(row: Row, case: Case, until: int) -> Edit | None:
+def _with_buckets_until(row: SuggestionRow, case: Case, until: int) -> Edit | None:
     edit, first = row.edit(case), case.blocks_from(_FIRST)
     if edit is None:
         return None
@@ -53,7 +53,7 @@ def _with_buckets_until(row: Row, case: Case, until: int) -> Edit | None:
     return edit
 
 
-def _ends(row: Row, case: Case) -> list[int]:
+def _ends(row: SuggestionRow, case: Case) -> list[int]:
     """The moments after which the first buckets may be gone, the earliest first."""
     if case.program.engine is not Framework.DDP or not row.keeps_buckets:
         return []
@@ -119,7 +119,7 @@ class NextStep:
         return self.fits and self.with_gradients_bytes > self.limit_bytes * (1 - _FRAGMENTED_SHARE)
 
 
-def find_next_step(row: Row, case: Case) -> NextStep | None:
+def find_next_step(row: SuggestionRow, case: Case) -> NextStep | None:
     """The step after a failure in the first optimizer step with a row's change; None for any other failure."""
     forwards, backwards = case.spans_of_phase(Phase.FORWARD), case.backwards
     optimizer = [start for start, _ in case.spans_of_phase(Phase.OPTIMIZER)]
@@ -191,7 +191,9 @@ def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
     return None if edit is None else edit.allocated_bytes(case.request)
 
 
-def _evaluate(row: Row, case: Case, recipe: "TrainingRecipe | None", before_bytes: int) -> Iterator[Suggestion]:
+def _evaluate(
+    row: SuggestionRow, case: Case, recipe: "TrainingRecipe | None", before_bytes: int
+) -> Iterator[Suggestion]:
     if not row.applies(case):
         return
     skipped = row.skips(case)
@@ -249,7 +251,7 @@ def _lets_pass(basis: Basis, case: Case, new_peak_bytes: int) -> bool | None:
     return fits if fits or basis is Basis.REPLAYED else None
 
 
-def _command(row: Row, recipe: "TrainingRecipe") -> str | None:
+def _command(row: SuggestionRow, recipe: "TrainingRecipe") -> str | None:
     """The whole command for the changed recipe, None if the row does not apply to it."""
     from ligerprof.recipe.flags import command_line
 

@@ -69,7 +69,7 @@ Lines = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SuggestionRow:
     """One suggestion.
 
     Attributes:
@@ -205,8 +205,8 @@ def _half_batch(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
     return dataclasses.replace(recipe, batch=recipe.batch // 2, grad_accum=2 * recipe.grad_accum)
 
 
-_PASS_ROWS: tuple[Row, ...] = (
-    Row(
+_PASS_ROWS: tuple[SuggestionRow, ...] = (
+    SuggestionRow(
         name="fused-loss",
         change="a fused linear cross-entropy, which computes the logits chunk by chunk",
         cost=Cost.FREE,
@@ -234,7 +234,7 @@ _PASS_ROWS: tuple[Row, ...] = (
         changes={"liger": "flce"},
         changed=_add_flce,
     ),
-    Row(
+    SuggestionRow(
         name="label-logits",
         change="log-probabilities of the labels from hidden states, without the logits of all tokens",
         cost=Cost.CHEAP,
@@ -253,7 +253,7 @@ _PASS_ROWS: tuple[Row, ...] = (
             ),
         },
     ),
-    Row(
+    SuggestionRow(
         name="fused-optimizer",
         change="a fused optimizer step, which allocates no temporary tensors",
         cost=Cost.FREE,
@@ -264,7 +264,7 @@ _PASS_ROWS: tuple[Row, ...] = (
         changes={"optimizer": Optimizer.ADAMW_FUSED},
         how={Framework.TORCH: ("optimizer = torch.optim.AdamW(..., fused=True)  # or Adam, SGD",)},
     ),
-    Row(
+    SuggestionRow(
         name="sdpa",
         change="attention without score matrices",
         cost=Cost.FREE,
@@ -276,7 +276,7 @@ _PASS_ROWS: tuple[Row, ...] = (
         changed=_sdpa,
         how={Framework.MODEL: ('model = AutoModel….from_pretrained(..., attn_implementation="sdpa")',)},
     ),
-    Row(
+    SuggestionRow(
         name="del-outputs",
         change="free the model's outputs when backward has run, instead of keeping them into the next step",
         cost=Cost.FREE,
@@ -291,7 +291,7 @@ _PASS_ROWS: tuple[Row, ...] = (
             ),
         },
     ),
-    Row(
+    SuggestionRow(
         name="kept-outputs",
         change="keep numbers or host copies of what the program collects, instead of tensors on the GPU",
         cost=Cost.FREE,
@@ -306,7 +306,7 @@ _PASS_ROWS: tuple[Row, ...] = (
             ),
         },
     ),
-    Row(
+    SuggestionRow(
         name="earlier-models",
         change="free the models that the process built earlier, with their gradients and optimizers",
         cost=Cost.FREE,
@@ -322,7 +322,7 @@ _PASS_ROWS: tuple[Row, ...] = (
             ),
         },
     ),
-    Row(
+    SuggestionRow(
         name="no-grad",
         change="forward passes without autograd where no backward pass follows, as in an evaluation",
         cost=Cost.FREE,
@@ -339,7 +339,7 @@ _PASS_ROWS: tuple[Row, ...] = (
             ),
         },
     ),
-    Row(
+    SuggestionRow(
         name="zero-grad",
         change="free gradients right after the optimizer step, before the next forward pass",
         cost=Cost.FREE,
@@ -349,7 +349,7 @@ _PASS_ROWS: tuple[Row, ...] = (
         edit=with_earlier_zero_grad,
         how={Framework.TORCH: ("optimizer.step()", "optimizer.zero_grad(set_to_none=True)")},
     ),
-    Row(
+    SuggestionRow(
         name="eval-batch",
         change="half the batch of evaluations",
         cost=Cost.CHEAP,
@@ -365,7 +365,7 @@ _PASS_ROWS: tuple[Row, ...] = (
             Framework.TORCH: ("DataLoader(..., batch_size=half)  # of the evaluation",),
         },
     ),
-    Row(
+    SuggestionRow(
         name="half-prompts",
         change="half the prompts at a time",
         cost=Cost.TIME,
@@ -375,7 +375,7 @@ _PASS_ROWS: tuple[Row, ...] = (
         edit=with_half_the_prompts,
         how={Framework.MODEL: ("for part in prompts.chunk(2):", "    model.generate(part, ...)")},
     ),
-    Row(
+    SuggestionRow(
         name="checkpointing",
         change="gradient checkpointing, which keeps only the inputs of layers",
         cost=Cost.TIME,
@@ -397,7 +397,7 @@ _PASS_ROWS: tuple[Row, ...] = (
         },
         changes={"checkpointing": True},
     ),
-    Row(
+    SuggestionRow(
         name="activation-offload",
         change="tensors that backward needs in main memory",
         cost=Cost.TIME,
@@ -415,7 +415,7 @@ _PASS_ROWS: tuple[Row, ...] = (
             ),
         },
     ),
-    Row(
+    SuggestionRow(
         name="half-batch",
         change="half the micro-batch, and twice as many of them per step",
         cost=Cost.TIME,
@@ -460,8 +460,8 @@ def _can_shard(case: Case) -> bool:
     return not program.has_file(r"torch/distributed/optim/zero_redundancy_optimizer\.py$")
 
 
-_SHARDING_ROWS: tuple[Row, ...] = (
-    Row(
+_SHARDING_ROWS: tuple[SuggestionRow, ...] = (
+    SuggestionRow(
         name="bucket-views",
         change="gradients in DDP's buckets instead of next to them",
         cost=Cost.FREE,
@@ -479,7 +479,7 @@ _SHARDING_ROWS: tuple[Row, ...] = (
             Framework.DDP: ("DistributedDataParallel(model, ..., gradient_as_bucket_view=True)",),
         },
     ),
-    Row(
+    SuggestionRow(
         name="reshard",
         change="gathered weights freed after each layer's forward pass",
         cost=Cost.CHEAP,
@@ -494,7 +494,7 @@ _SHARDING_ROWS: tuple[Row, ...] = (
             )
         },
     ),
-    Row(
+    SuggestionRow(
         name="shard-optimizer",
         change="each rank updates a part of the weights, and holds the optimizer states of that part alone",
         cost=Cost.CHEAP,
@@ -511,7 +511,7 @@ _SHARDING_ROWS: tuple[Row, ...] = (
             ),
         },
     ),
-    Row(
+    SuggestionRow(
         name="shard-model",
         change="weights, gradients and optimizer states divided among the ranks (FSDP2)",
         cost=Cost.TIME,
@@ -531,7 +531,7 @@ _SHARDING_ROWS: tuple[Row, ...] = (
             ),
         },
     ),
-    Row(
+    SuggestionRow(
         name="small-buckets",
         change="a tenth of the buffer in which DeepSpeed collects gradients",
         cost=Cost.CHEAP,
@@ -543,7 +543,7 @@ _SHARDING_ROWS: tuple[Row, ...] = (
             Framework.DEEPSPEED: ('"zero_optimization": {"reduce_bucket_size": 50000000}  # the default / 10',),
         },
     ),
-    Row(
+    SuggestionRow(
         name="offload-optimizer",
         change="optimizer states in main memory",
         cost=Cost.TIME,
@@ -560,7 +560,7 @@ _SHARDING_ROWS: tuple[Row, ...] = (
         },
         changed=lambda recipe: dataclasses.replace(recipe, offload=Offload.OPTIMIZER, optimizer=Optimizer.DEFAULT),
     ),
-    Row(
+    SuggestionRow(
         name="cpu-offload",
         change="sharded weights, gradients and optimizer states in main memory",
         cost=Cost.TIME,
@@ -613,8 +613,8 @@ def _lora(recipe: "TrainingRecipe") -> "TrainingRecipe | None":
     return None if recipe.lora or recipe.qlora else dataclasses.replace(recipe, lora=LORA_RANK)
 
 
-_STATE_ROWS: tuple[Row, ...] = (
-    Row(
+_STATE_ROWS: tuple[SuggestionRow, ...] = (
+    SuggestionRow(
         name="paged-optimizer",
         change="optimizer states in memory that pages between GPU and host",
         cost=Cost.TIME,
@@ -625,7 +625,7 @@ _STATE_ROWS: tuple[Row, ...] = (
         changes={"optimizer": Optimizer.PAGED_ADAMW},
         how={Framework.TORCH: ("optimizer = bitsandbytes.optim.PagedAdamW32bit(...)",)},
     ),
-    Row(
+    SuggestionRow(
         name="8-bit-optimizer",
         change="Adam with moments in 8 bits",
         cost=Cost.TRAINING,
@@ -636,7 +636,7 @@ _STATE_ROWS: tuple[Row, ...] = (
         changes={"optimizer": Optimizer.ADAMW_8BIT},
         how={Framework.TORCH: ("optimizer = bitsandbytes.optim.AdamW8bit(...)  # or Adam8bit",)},
     ),
-    Row(
+    SuggestionRow(
         name="lora-dropout",
         change="LoRA adapters without dropout, which keep no masks",
         cost=Cost.TRAINING,
@@ -652,7 +652,7 @@ _STATE_ROWS: tuple[Row, ...] = (
         changes={"lora_dropout": 0.0},
         changed=lambda recipe: dataclasses.replace(recipe, lora_dropout=0.0) if recipe.lora_dropout else None,
     ),
-    Row(
+    SuggestionRow(
         name="bf16-weights",
         change="weights, gradients and optimizer states in bf16 instead of fp32",
         cost=Cost.TRAINING,
@@ -671,7 +671,7 @@ _STATE_ROWS: tuple[Row, ...] = (
         changes={"precision": Precision.BF16},
         changed=_bf16_weights,
     ),
-    Row(
+    SuggestionRow(
         name="lora",
         change=f"LoRA adapters of rank {LORA_RANK} instead of all weights",
         cost=Cost.TRAINING,
@@ -698,4 +698,4 @@ _STATE_ROWS: tuple[Row, ...] = (
 )
 
 
-ROWS: tuple[Row, ...] = (*_PASS_ROWS, *_SHARDING_ROWS, *_STATE_ROWS)
+ROWS: tuple[SuggestionRow, ...] = (*_PASS_ROWS, *_SHARDING_ROWS, *_STATE_ROWS)

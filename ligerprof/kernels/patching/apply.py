@@ -8,7 +8,7 @@ from torch import nn
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.patching.causal_lm import refuse_adapters
-from ligerprof.kernels.patching.patcher import Patch, Patcher, Request
+from ligerprof.kernels.patching.patcher import Patch, Patcher, PatchRequest
 from ligerprof.kernels.providers.liger.patching import patch_with_liger
 from ligerprof.kernels.providers.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.registry import find_kernel_set, require_available
@@ -102,7 +102,7 @@ def _apply_to_class(
 
 def _resolve(
     config: Any, kernels: str, provider: str, flce_budget: str | int, device_kind: str, mlp_tile_tokens: int | None
-) -> Request:
+) -> PatchRequest:
     text = config.get_text_config() if is_composite(config.model_type) else config
     if not can_patch(text.model_type):
         inner = "" if text is config else f" with a text model of type {text.model_type!r}"
@@ -125,7 +125,7 @@ def _resolve(
             f" {device_kind}."
             " Give lean, balanced or bytes."
         )
-    return Request(
+    return PatchRequest(
         row=find_architecture(text.model_type),
         text_only=text is config,
         providers=providers,
@@ -149,7 +149,7 @@ def _causal_model(model: Any) -> Any:
     return model
 
 
-def _apply_to_instance(model: Any, request: Request, patch: Patch) -> None:
+def _apply_to_instance(model: Any, request: PatchRequest, patch: Patch) -> None:
     try:
         of_liger = tuple(name for name, provider in request.providers.items() if provider == LIGER)
         if of_liger:

@@ -130,7 +130,7 @@ _FILL = "ligerprof.kernels.patching.fill"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class PatchRequest:
     """The resolved arguments of `apply`.
 
     Attributes:
@@ -153,7 +153,7 @@ class Request:
 class Patcher:
     """Puts the kernels of a request into the modules of a model."""
 
-    def __init__(self, model: Any, request: Request, patch: Patch) -> None:
+    def __init__(self, model: Any, request: PatchRequest, patch: Patch) -> None:
         self.model, self.request, self.patch = model, request, patch
         self.row = request.row
         self._modeling = importlib.import_module(request.row.modeling_module)

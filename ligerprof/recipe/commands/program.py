@@ -287,7 +287,7 @@ _Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Program:
+class TrainingProgram:
     """A program of a command.
 
     Attributes:
@@ -496,7 +496,7 @@ def read_command(words: Sequence[str], given: Mapping[str, Any]) -> list[Reading
         RecipeError: not a training command, of a framework that is not read, or with a variable that is not set.
         UnsupportedError: a method that recipes do not cover.
     """
-    programs = [Program(launch=launch, script=script) for launch, script in _launches(_typed(words), "", 0)]
+    programs = [TrainingProgram(launch=launch, script=script) for launch, script in _launches(_typed(words), "", 0)]
     if not programs:
         raise RecipeError(_no_training(words))
     return (programs[0] if len(programs) == 1 else _only_one(programs)).readings(given)
@@ -558,7 +558,7 @@ def _inner_script(command: SimpleCommand) -> tuple[list[SimpleCommand], str] | N
     return simple_commands(read_text(path, _SCRIPT), environment), str(path)
 
 
-def _only_one(programs: Sequence[Program]) -> Program:
+def _only_one(programs: Sequence[TrainingProgram]) -> TrainingProgram:
     """The one program among several that trains."""
     found, refused = [], []
     for program in programs:

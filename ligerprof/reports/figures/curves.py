@@ -101,7 +101,7 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class FigureSetting:
     """Cells of one figure; `recipe` is that of the first cell."""
 
     recipe: TrainingRecipe
@@ -125,7 +125,7 @@ class _Key(NamedTuple):
     backend: str
 
 
-def split_settings(cells: Iterable[Cell], *, along: Sequence[str]) -> tuple[Setting, ...]:
+def split_settings(cells: Iterable[Cell], *, along: Sequence[str]) -> tuple[FigureSetting, ...]:
     """Group cells that differ only in their kernels and in the fields `along`."""
     found = tuple(cells)
     free = {*along, *_OF_A_SERIES, "model", "device", "warmup", "repeats"}
@@ -137,10 +137,12 @@ def split_settings(cells: Iterable[Cell], *, along: Sequence[str]) -> tuple[Sett
         gpu = gpus[0] if len(gpus) == 1 else cell.gpu
         key = (gpu, cell.recipe.spec.name, *(repr(getattr(cell.recipe, name)) for name in names))
         groups.setdefault(key, []).append(cell)
-    return tuple(Setting(recipe=members[0].recipe, gpu=key[0], cells=tuple(members)) for key, members in groups.items())
+    return tuple(
+        FigureSetting(recipe=members[0].recipe, gpu=key[0], cells=tuple(members)) for key, members in groups.items()
+    )
 
 
-def name_settings(settings: Sequence[Setting], *, along: Sequence[str]) -> tuple[str, ...]:
+def name_settings(settings: Sequence[FigureSetting], *, along: Sequence[str]) -> tuple[str, ...]:
     """The fewest words that distinguish each setting, for the file's name; none for a single setting."""
     words_of = [list(_words_of(setting, along)) for setting in settings]
     names = [""] * len(settings)
@@ -152,7 +154,7 @@ def name_settings(settings: Sequence[Setting], *, along: Sequence[str]) -> tuple
     return tuple(re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in names)
 
 
-def _words_of(setting: Setting, along: Sequence[str]) -> Iterator[str]:
+def _words_of(setting: FigureSetting, along: Sequence[str]) -> Iterator[str]:
     yield setting.recipe.spec.name
     yield setting.gpu
     for name in _OF_A_SETTING:
@@ -165,7 +167,7 @@ def _words_of(setting: Setting, along: Sequence[str]) -> Iterator[str]:
             yield value if isinstance(value, str) else f"{name}-{value}"
 
 
-def split_series(setting: Setting, axis: Axis) -> tuple[Series, ...]:
+def split_series(setting: FigureSetting, axis: Axis) -> tuple[Series, ...]:
     """The lines of a figure, starting with no kernels; the last of several cells at one place counts."""
     groups: dict[_Key, dict[int, Cell]] = {}
     for cell in setting.cells:
@@ -191,7 +193,7 @@ def kernel_set(recipe: TrainingRecipe) -> str:
     return "+".join(recipe.kernels)
 
 
-def describe_setting(setting: Setting, *, along: Sequence[str]) -> str:
+def describe_setting(setting: FigureSetting, *, along: Sequence[str]) -> str:
     """The constants of a figure: the model, the important fields, and those that differ from their default."""
     recipe = setting.recipe
     usual = TrainingRecipe(model=recipe.spec)
@@ -206,12 +208,12 @@ def describe_setting(setting: Setting, *, along: Sequence[str]) -> str:
     return ", ".join(found)
 
 
-def describe_origin(setting: Setting) -> str:
+def describe_origin(setting: FigureSetting) -> str:
     """How the figures were obtained, as the end of a sentence."""
     return "; ".join(origin_words(backend, setting.gpu or "an unknown GPU") for backend in setting.backends)
 
 
-def _series_key(cell: Cell, setting: Setting) -> _Key:
+def _series_key(cell: Cell, setting: FigureSetting) -> _Key:
     recipe = cell.recipe
     backends = [cell.figures.backend] if cell.figures is not None else list(setting.backends)
     if len(backends) != 1:
@@ -293,7 +295,7 @@ def value_of(cell: Cell, quantity: Quantity) -> float | None:
     return None if cell.figures is None else cell.figures.peak_bytes / GIB
 
 
-def draw_curves(setting: Setting, axis: Axis, *quantities: Quantity) -> "Figure":
+def draw_curves(setting: FigureSetting, axis: Axis, *quantities: Quantity) -> "Figure":
     """Curves of one setting, half a page wide per quantity, side by side."""
     sizes = curve_sizes(setting, axis)
     # label the sizes of a grid before those of a search for its border
@@ -310,13 +312,13 @@ def draw_curves(setting: Setting, axis: Axis, *quantities: Quantity) -> "Figure"
     return figure
 
 
-def curve_sizes(setting: Setting, axis: Axis, quantity: Quantity = "peak") -> dict[int, int]:
+def curve_sizes(setting: FigureSetting, axis: Axis, quantity: Quantity = "peak") -> dict[int, int]:
     """Sizes with a point or a cross, ascending, with the number of lines at each; empty without a line."""
     counts = Counter(size for line in _lines(setting, axis, quantity) for size in line.sizes)
     return dict(sorted(counts.items()))
 
 
-def _lines(setting: Setting, axis: Axis, quantity: Quantity) -> list[_Line]:
+def _lines(setting: FigureSetting, axis: Axis, quantity: Quantity) -> list[_Line]:
     """Series with at least two sizes; a single point does not make a line."""
     lines = [_line(series, axis, quantity) for series in split_series(setting, axis)]
     return [line for line in lines if len(line.sizes) > 1]
@@ -334,7 +336,7 @@ def _line(series: Series, axis: Axis, quantity: Quantity) -> _Line:
     )
 
 
-def _draw_panel(axes: "Axes", lines: Sequence[_Line], setting: Setting, quantity: Quantity) -> None:
+def _draw_panel(axes: "Axes", lines: Sequence[_Line], setting: FigureSetting, quantity: Quantity) -> None:
     for line in lines:
         axes.plot(line.places, line.values, label=line.series.label, **line.series.look.arguments())
     ended = [line for line in lines if line.ran_out is not None]
@@ -387,13 +389,13 @@ _SMALLEST_CHANGE = 0.005
 _Bar = tuple[str, Cell]
 
 
-def find_ablation(settings: Sequence[Setting]) -> Setting | None:
+def find_ablation(settings: Sequence[FigureSetting]) -> FigureSetting | None:
     """The setting with the most kernel sets, then the most tokens; each setting has one batch and one sequence."""
     able = [setting for setting in settings if len(bars := _bars(setting)) > 1 and any(map(_is_reference, bars))]
     return max(able, key=lambda setting: (len(_bars(setting)), setting.recipe.tokens), default=None)
 
 
-def draw_ablation(setting: Setting) -> "Figure":
+def draw_ablation(setting: FigureSetting) -> "Figure":
     """One bar per kernel set, with its change from no kernels; throughput only if every set has one."""
     bars = _bars(setting)
     timed = all(value_of(cell, "throughput") is not None for _, cell in bars)
@@ -408,7 +410,7 @@ def draw_ablation(setting: Setting) -> "Figure":
     return figure
 
 
-def _bars(setting: Setting) -> list[_Bar]:
+def _bars(setting: FigureSetting) -> list[_Bar]:
     """No kernels, each kernel alone, then the sets by size; with several losses, those of the current one if it ran."""
     series = split_series(setting, Axis.BATCH)
     loss = next((one.cells[0].recipe.loss for one in reversed(series) if one.kernels == "none"), None)
@@ -500,7 +502,7 @@ def draw_logits(recipe: TrainingRecipe, sizes: Mapping[Axis, Sequence[int]]) -> 
     """
     if not recipe.checkpointing:
         raise RecipeError("planes: no checkpoints to compare the logits with. Drop --no-checkpointing.")
-    setting = Setting(recipe=recipe, gpu="", cells=())
+    setting = FigureSetting(recipe=recipe, gpu="", cells=())
     title = "Checkpoints and the loss's [T, V] tensors (tokens x vocabulary), ESTIMATED analytically"
     with drawing(_PANEL_INCHES * len(Axis), title, describe_setting(setting, along=tuple(Axis))) as figure:
         for axes, axis in zip(figure.subplots(len(Axis), 1), Axis, strict=True):

@@ -255,7 +255,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class PlotKind:
     """One kind of figure.
 
     Attributes:
@@ -280,7 +280,7 @@ def draw(name: str, given: PlotInput) -> tuple[Drawn, ...]:
     return drawn
 
 
-def _curves(name: str, axis: Axis, *quantities: Quantity) -> Kind:
+def _curves(name: str, axis: Axis, *quantities: Quantity) -> PlotKind:
     def drawn(given: PlotInput) -> Iterator[Drawn]:
         settings = [
             setting
@@ -292,7 +292,7 @@ def _curves(name: str, axis: Axis, *quantities: Quantity) -> Kind:
 
     sizes = "batches" if axis is Axis.BATCH else "sequences"
     timed = ", with times: simulated steps have none" if "throughput" in quantities else ""
-    return Kind(f"cells that ran at two {sizes} or more, all else but the kernels equal{timed}", drawn)
+    return PlotKind(f"cells that ran at two {sizes} or more, all else but the kernels equal{timed}", drawn)
 
 
 def _file_name(*parts: str) -> str:
@@ -377,18 +377,18 @@ def _logits(given: PlotInput) -> Iterator[Drawn]:
         yield Drawn(name=OF_A_RECIPE, figure=draw_logits(given.recipe, given.sizes))
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, PlotKind] = {
     "batch": _curves("batch", Axis.BATCH, "peak", "throughput"),
     "seq": _curves("seq", Axis.SEQ, "peak", "throughput"),
     "peak-batch": _curves("peak-batch", Axis.BATCH, "peak"),
     "peak-seq": _curves("peak-seq", Axis.SEQ, "peak"),
     "throughput-batch": _curves("throughput-batch", Axis.BATCH, "throughput"),
     "throughput-seq": _curves("throughput-seq", Axis.SEQ, "throughput"),
-    "ablation": Kind("cells of two kernel sets or more, none among them, all else equal", _ablation),
-    "roles": Kind("cells that are done", _roles),
-    "accuracy": Kind("measured cells that are done", _accuracy),
-    "memory": Kind("a memory snapshot or a run directory with a whole step or a failed allocation in it", _memory),
-    "layers": Kind("a memory snapshot or a run directory in which layers are recognized", _layers),
-    "kernels": Kind("records of `ligerprof bench`, timed forward and backward in one (--pass full)", _kernels),
-    OF_A_RECIPE: Kind("a recipe with checkpointing", _logits),
+    "ablation": PlotKind("cells of two kernel sets or more, none among them, all else equal", _ablation),
+    "roles": PlotKind("cells that are done", _roles),
+    "accuracy": PlotKind("measured cells that are done", _accuracy),
+    "memory": PlotKind("a memory snapshot or a run directory with a whole step or a failed allocation in it", _memory),
+    "layers": PlotKind("a memory snapshot or a run directory in which layers are recognized", _layers),
+    "kernels": PlotKind("records of `ligerprof bench`, timed forward and backward in one (--pass full)", _kernels),
+    OF_A_RECIPE: PlotKind("a recipe with checkpointing", _logits),
 }

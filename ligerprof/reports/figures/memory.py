@@ -11,7 +11,7 @@ import numpy as np
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.timeline import RoleTimeline
 from ligerprof.recipe.categories import Axis
-from ligerprof.reports.figures.curves import Setting, split_series
+from ligerprof.reports.figures.curves import FigureSetting, split_series
 from ligerprof.reports.figures.style import (
     FAILURE,
     HALF_PAGE_INCHES,
@@ -83,7 +83,7 @@ def draw_roles(bars: Sequence[RolesBar], *sentences: str, width_inches: float = 
     return figure
 
 
-def find_bars(setting: Setting, axis: Axis) -> tuple[RolesBar, ...]:
+def find_bars(setting: FigureSetting, axis: Axis) -> tuple[RolesBar, ...]:
     """Bars of the kernel sets that ran at up to three sizes, chosen from those at which `none` and most others ran."""
     series = split_series(setting, axis)
     found = {

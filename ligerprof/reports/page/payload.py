@@ -15,7 +15,7 @@ from ligerprof.analyzers.attribution.stacks import CallSite, PythonCall
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.groups import MOST_LISTED, BlockLives
 from ligerprof.analyzers.explain.steps import step_starts
-from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, Running, event_times
+from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, RunningTotals, event_times
 from ligerprof.roles import ROLES, STEP_PHASES, Phase
 from ligerprof.snapshots.segments import segments_at
 from ligerprof.snapshots.trace import ACTIONS, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_UNMAP, EventColumns, Int64s
@@ -132,7 +132,7 @@ def _timeline(timeline: RoleTimeline, columns: ColumnPacker) -> dict[str, Any]:
     }
 
 
-def _ran(running: Running) -> tuple[int, str, str]:
+def _ran(running: RunningTotals) -> tuple[int, str, str]:
     module, node = running.module, running.node
     place = f"{module} ({node})" if module and node else module or node
     return running.step, running.phase.value if running.phase else "", shortened(place)

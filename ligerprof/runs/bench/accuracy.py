@@ -31,7 +31,7 @@ _SHORT_SECONDS = 2e-3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class TimedCall:
     """Work to time; `prepare` restores its inputs and is not timed."""
 
     name: str
@@ -79,7 +79,7 @@ def summarize(seconds: Sequence[float]) -> Quantiles:
     return Quantiles(median=median, low=low, high=high, count=len(seconds))
 
 
-def time_in_turns(candidates: Sequence[Candidate], clock: Clock, repetitions: Repetitions) -> Mapping[str, Quantiles]:
+def time_in_turns(candidates: Sequence[TimedCall], clock: Clock, repetitions: Repetitions) -> Mapping[str, Quantiles]:
     """Time candidates in rounds; each candidate has one turn per round.
 
     At its power limit, a GPU's clock depends on the work of the last tenths of a second: after a memory-bound
@@ -105,7 +105,7 @@ def turn_order(count: int, number: int) -> list[int]:
     return order[::-1] if number % 2 else order
 
 
-def _warm_up(candidates: Sequence[Candidate], clock: Clock) -> dict[str, tuple[float, float]]:
+def _warm_up(candidates: Sequence[TimedCall], clock: Clock) -> dict[str, tuple[float, float]]:
     """Seconds of one run of each candidate, and its wall-clock seconds with the preparation."""
     expected = {}
     for _ in range(WARM_UP_ROUNDS):
@@ -117,7 +117,7 @@ def _warm_up(candidates: Sequence[Candidate], clock: Clock) -> dict[str, tuple[f
     return expected
 
 
-def _take_turn(candidate: Candidate, clock: Clock, expected: tuple[float, float], settle_seconds: float) -> list[float]:
+def _take_turn(candidate: TimedCall, clock: Clock, expected: tuple[float, float], settle_seconds: float) -> list[float]:
     seconds, prepared_seconds = expected
     for _ in range(math.ceil(settle_seconds / prepared_seconds)):
         candidate.prepare()
@@ -161,7 +161,7 @@ class Turns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class TimeComparison:
     """The runs of one candidate.
 
     Attributes:
@@ -208,7 +208,7 @@ def compare_in_turns(
     clock: Clock,
     turns: Turns,
     observe: Callable[[], Any] = lambda: None,
-) -> dict[str, Comparison]:
+) -> dict[str, TimeComparison]:
     """Time each candidate between runs of its references, in `turns.rounds` rounds.
 
     Rounds come in pairs: a random order of the candidates and of each one's references, and its reverse.
@@ -251,11 +251,11 @@ class _Turn:
         )
 
 
-def _summarized(contest: Contest, turns: list[_Turn]) -> Comparison:
+def _summarized(contest: Contest, turns: list[_Turn]) -> TimeComparison:
     def all_of(name: str) -> tuple[float, ...]:
         return tuple(seconds for turn in turns for seconds in turn.seconds(name))
 
-    return Comparison(
+    return TimeComparison(
         seconds=all_of(contest.name),
         reference_seconds={name: all_of(name) for name in contest.references},
         shares={name: tuple(turn.share(contest.name, name) for turn in turns) for name in contest.references},
@@ -344,12 +344,12 @@ class BoundCall:
         kept = tuple(output.detach().clone() for output in outputs)
         return (*kept, *self.backward(outputs))
 
-    def candidate(self, direction: Direction) -> Candidate:
+    def candidate(self, direction: Direction) -> TimedCall:
         """The candidate to time for one direction."""
         if direction is Direction.BACKWARD:
-            return Candidate(name=self.name, prepare=self._prepare_backward, run=self._run_backward)
+            return TimedCall(name=self.name, prepare=self._prepare_backward, run=self._run_backward)
         run = self.forward if direction is Direction.FORWARD else self.full
-        return Candidate(name=self.name, prepare=self._tensors.restore, run=run)
+        return TimedCall(name=self.name, prepare=self._tensors.restore, run=run)
 
     def _prepare_backward(self) -> None:
         self._tensors.restore()

@@ -20,10 +20,10 @@ from ligerprof.runs.bench.accuracy import (
     EAGER,
     BoundCall,
     CallTensors,
-    Candidate,
     Clock,
     Quantiles,
     Repetitions,
+    TimedCall,
     describe_failure,
     make_tensors,
     measure_errors,
@@ -257,7 +257,7 @@ class _Bench:
         for direction in self._plan.directions if calls else ():
             moved_bytes = self._operation.fewest_bytes(self._shape, self._dtype.itemsize, direction)
             floors = self._floors(direction, moved_bytes, tensors.inputs)
-            candidates = [Candidate(name=name, prepare=tensors.restore, run=run) for name, run in floors.items()]
+            candidates = [TimedCall(name=name, prepare=tensors.restore, run=run) for name, run in floors.items()]
             candidates += [call.candidate(direction) for call in calls]
             times = time_in_turns(candidates, self._machine.clock, self._plan.repetitions)
             for call in calls:

@@ -2,6 +2,6 @@
 
 from ligerprof.runs.kernel_check.cases import find_checked
 from ligerprof.runs.kernel_check.check import check_kernel
-from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
+from ligerprof.runs.kernel_check.rows import CheckRow, KernelCheck, Result
 
-__all__ = ["KernelCheck", "Result", "Row", "check_kernel", "find_checked"]
+__all__ = ["CheckRow", "KernelCheck", "Result", "check_kernel", "find_checked"]

@@ -22,7 +22,7 @@ from ligerprof.kernels.selection import SLOTS
 from ligerprof.kernels.spec import KernelMemory, KernelSpec, load_entry
 from ligerprof.runs.bench.operations import Operation, Outputs, Tensors
 from ligerprof.runs.kernel_check.cases import CASES, CHECKED, COMPILED, LARGE, LOSS, OVERWRITTEN, SIMULATED_GPU, Case
-from ligerprof.runs.kernel_check.rows import KernelCheck, Result, Row
+from ligerprof.runs.kernel_check.rows import CheckRow, KernelCheck, Result
 from ligerprof.runs.simulated.worker import worker
 from ligerprof.text import error_line, printable
 
@@ -227,7 +227,7 @@ class _Launches:
     seen: bool = False
 
 
-def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Iterator[Row]:
+def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Iterator[CheckRow]:
     launches = _Launches()
     unavailable = spec.unavailable_reason(device.type)
     for case in filter(lambda case: case.is_of(operation), CASES):
@@ -251,7 +251,7 @@ def _rows(spec: KernelSpec, operation: Operation, device: torch.device) -> Itera
     yield from _bytes_rows(spec)
 
 
-def _guarded(check: str, case: str, run: Callable[[], Row]) -> Row:
+def _guarded(check: str, case: str, run: Callable[[], CheckRow]) -> CheckRow:
     try:
         return run()
     except KeyboardInterrupt:
@@ -260,13 +260,13 @@ def _guarded(check: str, case: str, run: Callable[[], Row]) -> Row:
         if check == "arguments":
             # an option that a kernel refuses is not computed wrongly
             return _skipped(check, case, f"refused: {error}")
-        return Row(check=check, case=case, result=Result.FAIL, note=error_line(error, _MOST_LETTERS))
+        return CheckRow(check=check, case=case, result=Result.FAIL, note=error_line(error, _MOST_LETTERS))
     except BaseException as error:  # a kernel may fail in any way, and the other rows still run
-        return Row(check=check, case=case, result=Result.FAIL, note=error_line(error, _MOST_LETTERS))
+        return CheckRow(check=check, case=case, result=Result.FAIL, note=error_line(error, _MOST_LETTERS))
 
 
-def _skipped(check: str, case: str, reason: str) -> Row:
-    return Row(check=check, case=case, result=Result.SKIP, note=printable(" ".join(reason.split())))
+def _skipped(check: str, case: str, reason: str) -> CheckRow:
+    return CheckRow(check=check, case=case, result=Result.SKIP, note=printable(" ".join(reason.split())))
 
 
 @contextmanager
@@ -286,7 +286,7 @@ def _noticing(launches: _Launches) -> Iterator[None]:
         yield
 
 
-def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.device) -> Row:
+def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.device) -> CheckRow:
     """Outputs and gradients against the reference's in fp64."""
     operation = case.adapted(operation) or operation
     kernel, reference = load_entry(spec.entry), load_entry(spec.reference)
@@ -314,7 +314,7 @@ def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.d
     worst = max(errors, key=lambda name: errors[name])
     bound = BOUNDS[case.dtype]
     passes = errors[worst] <= bound
-    return Row(
+    return CheckRow(
         check=case.check,
         case=case.title,
         result=Result.PASS if passes else Result.FAIL,
@@ -325,7 +325,7 @@ def _compare(spec: KernelSpec, operation: Operation, case: Case, device: torch.d
     )
 
 
-def _compare_repeated(spec: KernelSpec, operation: Operation, case: Case, device: torch.device) -> Row:
+def _compare_repeated(spec: KernelSpec, operation: Operation, case: Case, device: torch.device) -> CheckRow:
     """Whether a call leaves the results of an earlier one alone, and gives the same bits as one with equal inputs."""
     kernel = load_entry(spec.entry)
     calls: list[dict[str, Tensor]] = []
@@ -342,9 +342,9 @@ def _compare_repeated(spec: KernelSpec, operation: Operation, case: Case, device
         for name, value in found.items():
             if not torch.equal(value, right[name]):
                 error = _error(value, right[name])
-                row = Row(check=case.check, case=case.title, result=Result.FAIL, error=error, bound=0.0)
+                row = CheckRow(check=case.check, case=case.title, result=Result.FAIL, error=error, bound=0.0)
                 return replace(row, tensor=name, note=what)
-    return Row(check=case.check, case=case.title, result=Result.PASS, error=0.0, bound=0.0)
+    return CheckRow(check=case.check, case=case.title, result=Result.PASS, error=0.0, bound=0.0)
 
 
 def _widened(leaf: Tensor) -> Tensor:
@@ -428,15 +428,15 @@ def _error(value: Tensor, truth: Tensor) -> float:
     return float((value - truth).norm()) / (size if size > 0 else 1.0)
 
 
-def _bytes_rows(spec: KernelSpec) -> Iterator[Row]:
+def _bytes_rows(spec: KernelSpec) -> Iterator[CheckRow]:
     case = _LARGE_TITLE
     reason = spec.unavailable_reason("simulated") or (None if spec.memory else "its bytes are not declared")
     if reason is not None:
         yield _skipped("bytes", case, reason)
         return
-    compared: list[Row] = []
+    compared: list[CheckRow] = []
 
-    def run() -> Row:
+    def run() -> CheckRow:
         compared.extend(_compare_bytes(spec))
         return compared[0]
 
@@ -444,7 +444,7 @@ def _bytes_rows(spec: KernelSpec) -> Iterator[Row]:
     yield from compared or [failed]
 
 
-def _compare_bytes(spec: KernelSpec) -> Iterator[Row]:
+def _compare_bytes(spec: KernelSpec) -> Iterator[CheckRow]:
     """Bytes of each part of a call on a simulated GPU against the declared ones."""
     assert spec.memory is not None
     declared = spec.memory(LARGE.of_a_call(element_bytes=2, sm_count=SIMULATED_GPU.sm_count))
@@ -464,7 +464,7 @@ def _compare_bytes(spec: KernelSpec) -> Iterator[Row]:
         found_bytes, declared_bytes = getattr(called.measured, part.name), getattr(stated, part.name)
         difference = abs(found_bytes - declared_bytes)
         share = difference / max(declared_bytes, found_bytes, 1)
-        yield Row(
+        yield CheckRow(
             check="bytes",
             case=_LARGE_TITLE,
             result=Result.PASS if share <= BYTES_BOUND or difference <= _SMALL_BYTES else Result.FAIL,
@@ -475,7 +475,7 @@ def _compare_bytes(spec: KernelSpec) -> Iterator[Row]:
         )
 
 
-def _compare_kept(spec: KernelSpec, memory: KernelMemory, called: MeasuredCall) -> Row:
+def _compare_kept(spec: KernelSpec, memory: KernelMemory, called: MeasuredCall) -> CheckRow:
     """The activations that autograd keeps of the inputs, against the declared ones."""
     declared = set(memory.kept_inputs)
     names = list(signature(load_entry(spec.reference)).parameters)
@@ -483,7 +483,7 @@ def _compare_kept(spec: KernelSpec, memory: KernelMemory, called: MeasuredCall) 
     expected = declared & called.states
     passes = not unknown and called.kept == expected
     texts = ["+".join(name for name in names if name in found) or "none" for found in (called.kept, expected)]
-    return Row(
+    return CheckRow(
         check="bytes",
         case=_LARGE_TITLE,
         result=Result.PASS if passes else Result.FAIL,

@@ -14,7 +14,7 @@ class Result(Word):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CheckRow:
     """One case of one check.
 
     Attributes:
@@ -47,7 +47,7 @@ class KernelCheck:
     provider: str
     slot: str
     device: str
-    rows: tuple[Row, ...]
+    rows: tuple[CheckRow, ...]
 
     @property
     def passed(self) -> bool:

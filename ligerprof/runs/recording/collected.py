@@ -14,7 +14,14 @@ from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.runs.directory import RESULT
 from ligerprof.runs.recording.live import LIVE
 from ligerprof.runs.recording.settings import IMPORTED
-from ligerprof.runs.recording.summary import PREFIX, RECORDING, LateFailure, RecordingSummary, State, read_summary
+from ligerprof.runs.recording.summary import (
+    PREFIX,
+    RECORDING,
+    LateFailure,
+    RecordingState,
+    RecordingSummary,
+    read_summary,
+)
 from ligerprof.serialization import document, select
 from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.units import format_bytes
@@ -200,7 +207,8 @@ def _complete(processes: Sequence[_Process], notes: list[str]) -> Iterator[_Proc
     for folder, summary in processes:
         name = f"process {summary.pid}" if summary.rank is None else f"rank {summary.rank} (process {summary.pid})"
         if not (folder / SNAPSHOT_NAME).is_file():
-            lost = "lost its recording" if summary.state is State.LOST else "was killed before it wrote its recording"
+            is_lost = summary.state is RecordingState.LOST
+            lost = "lost its recording" if is_lost else "was killed before it wrote its recording"
             # a process that was killed has not written down how far it came
             where = f", in step {summary.steps}" if summary.steps else ""
             notes.append(f"{name} {lost}{where}")

@@ -29,8 +29,8 @@ from ligerprof.runs.recording.summary import (
     RECORDING,
     LateFailure,
     LatePeak,
+    RecordingState,
     RecordingSummary,
-    State,
     current_rank,
 )
 
@@ -133,10 +133,10 @@ class ProcessRecording:
                 counter_peak_bytes=self._history.peak_bytes(),
                 counter_reserved_bytes=self._history.peak_bytes("reserved_bytes"),
             )
-        state = State.LOST
+        state = RecordingState.LOST
         try:
             recorder.close(getattr(sys, "last_value", None))
-            state = State.WRITTEN
+            state = RecordingState.WRITTEN
             if recorder.kept_steps is not None:
                 self._note_length(*recorder.kept_steps)
             if recorder.lost_peak is not None:

@@ -22,7 +22,7 @@ _KIND = FileKind(error=RunDirectoryError, hint="Record the command again.")
 _RANK, _LOCAL_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"), ("LOCAL_RANK", "SLURM_LOCALID")
 
 
-class State(str, Enum):
+class RecordingState(str, Enum):
     """How far a recording has come."""
 
     RECORDING = "recording"
@@ -80,7 +80,7 @@ class RecordingSummary:
     started_us: int
     argv: tuple[str, ...]
     rank: int | None = None
-    state: State = State.RECORDING
+    state: RecordingState = RecordingState.RECORDING
     steps: int = 0
     last_recorded: int | None = None
     counter_peak_bytes: int = 0
@@ -106,7 +106,7 @@ class RecordingSummary:
                 **values,
                 "argv": tuple(map(str, values["argv"])),
                 "notes": tuple(map(str, values["notes"])),
-                "state": State(values["state"]),
+                "state": RecordingState(values["state"]),
                 "weights": {
                     str(name): ModuleWeights(int(count), int(size_bytes))
                     for name, (count, size_bytes) in values.get("weights", {}).items()

@@ -75,7 +75,7 @@ _LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class CellRequest:
     """A command to run: its words after `python`, its recipe, and its files."""
 
     words: list[str]
@@ -134,7 +134,7 @@ def _reap() -> None:
             pass
 
 
-def _fork(request: Request) -> int | None:
+def _fork(request: CellRequest) -> int | None:
     """As os.fork; None if it fails, which the request's log and answer show."""
     try:
         return os.fork()
@@ -144,21 +144,21 @@ def _fork(request: Request) -> int | None:
         return None
 
 
-def _receive(server: socket.socket) -> Request | None:
+def _receive(server: socket.socket) -> CellRequest | None:
     message, files, _, _ = socket.recv_fds(server, 1, _FILES)
     if not message:
         return None
     content, stdin, output, log, answer = files
     with os.fdopen(content, encoding="utf-8") as file:
-        return Request(**json.load(file), stdin=stdin, output=output, log=log, answer=answer)
+        return CellRequest(**json.load(file), stdin=stdin, output=output, log=log, answer=answer)
 
 
-def _is_cancelled(request: Request) -> bool:
+def _is_cancelled(request: CellRequest) -> bool:
     """Whether the sweep has closed the cell's stdin, or has ended."""
     return bool(select.select([request.stdin], [], [], 0)[0])
 
 
-def _prepare(request: Request, module: str) -> None:
+def _prepare(request: CellRequest, module: str) -> None:
     """Import what the request's recipe needs; what imports print goes to its log."""
     null = os.dup(2)
     _replace(os.dup(request.log), 1, 2)
@@ -188,7 +188,7 @@ def _ended_with(parent: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _start_cell(request: Request) -> list[str]:
+def _start_cell(request: CellRequest) -> list[str]:
     """Become the cell's guard, which never returns, and fork the process of the command.
 
     Returns:

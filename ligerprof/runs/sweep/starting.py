@@ -43,7 +43,7 @@ class Command:
     log: Path
 
 
-class Running(Protocol):
+class RunningCell(Protocol):
     """A started command."""
 
     def poll(self) -> int | None:
@@ -74,7 +74,7 @@ class CellStarter:
     ) -> None:
         self._end_server()
 
-    def start(self, command: Command) -> Running:
+    def start(self, command: Command) -> RunningCell:
         """Start a command.
 
         Raises:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from ligerprof.analyzers.suggestions.case import Framework, Program
+from ligerprof.analyzers.suggestions.case import Framework, RecordedProgram
 from ligerprof.analyzers.suggestions.rows import ROWS
 from ligerprof.recipe.training import TrainingRecipe
 from tests.paths import DATA
@@ -36,8 +36,8 @@ FILES = {
 }
 
 
-def program(*files: str) -> Program:
-    return Program(files=frozenset(files), calls=frozenset(f"{file}:forward" for file in files))
+def program(*files: str) -> RecordedProgram:
+    return RecordedProgram(files=frozenset(files), calls=frozenset(f"{file}:forward" for file in files))
 
 
 @pytest.mark.parametrize("framework", FILES, ids=str)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from ligerprof.runs.bench.accuracy import (
     RUNS_PER_TURN,
     WARM_UP_ROUNDS,
-    Candidate,
     Repetitions,
+    TimedCall,
     summarize,
     time_in_turns,
     turn_order,
@@ -34,8 +34,8 @@ class DriftingClock:
     def now(self) -> float:
         return self.wall
 
-    def candidate(self, name: str) -> Candidate:
-        return Candidate(
+    def candidate(self, name: str) -> TimedCall:
+        return TimedCall(
             name=name,
             prepare=lambda: self.log.append(f"prepare {name}"),
             run=lambda: self.log.append(f"run {name}"),

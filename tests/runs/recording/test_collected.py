@@ -13,7 +13,7 @@ from ligerprof.reports.terminal import console
 from ligerprof.roles import Phase
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.collected import CommandReport, clear_recordings, collect
-from ligerprof.runs.recording.summary import RECORDING, LateFailure, LatePeak, RecordingSummary, State
+from ligerprof.runs.recording.summary import RECORDING, LateFailure, LatePeak, RecordingState, RecordingSummary
 from ligerprof.snapshots.stamp import Stamp
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator
 
@@ -27,9 +27,9 @@ def process(output: Path, pid: int, peak_mib: int, **summary: Any) -> None:
         program.alloc(owner, (size or peak_mib - 3) * MIB)
         program.events[-1]["user_metadata"] = Stamp(step=step, phase=phase).to_text()
     run = RunDirectory(path=output / f"process-{pid}")
-    facts = {"steps": 2, "state": State.WRITTEN, "counter_peak_bytes": peak_mib * MIB, **summary}
+    facts = {"steps": 2, "state": RecordingState.WRITTEN, "counter_peak_bytes": peak_mib * MIB, **summary}
     run.write_json(RECORDING, RecordingSummary(pid=pid, started_us=pid, argv=("train.py",), **facts).to_json())
-    if facts["state"] is State.WRITTEN:
+    if facts["state"] is RecordingState.WRITTEN:
         run.write_snapshot(program.snapshot())
 
 
@@ -88,8 +88,8 @@ def test_of_a_restarted_rank_the_worst_process_counts(tmp_path: Path) -> None:
 
 def test_processes_that_were_killed_lost_or_did_not_train_are_notes(tmp_path: Path) -> None:
     process(tmp_path, 1, 10)
-    process(tmp_path, 2, 10, rank=1, state=State.RECORDING)
-    process(tmp_path, 3, 10, rank=2, state=State.LOST)
+    process(tmp_path, 2, 10, rank=1, state=RecordingState.RECORDING)
+    process(tmp_path, 3, 10, rank=2, state=RecordingState.LOST)
     process(tmp_path, 4, 10, steps=0)
 
     report = collect(tmp_path, COMMAND, 0)
@@ -167,7 +167,7 @@ def test_a_summary_survives_its_file(field: str) -> None:
         "started_us": 5,
         "argv": ("python", "train.py"),
         "rank": 3,
-        "state": State.LOST,
+        "state": RecordingState.LOST,
         "late_peak": LatePeak(peak_bytes=1, step=2, first_step=1),
         "late_failure": LateFailure(requested_bytes=1, allocated_bytes=2, step=3),
         "notes": ("one",),

@@ -17,7 +17,7 @@ from ligerprof.runs.recording import parts, process
 from ligerprof.runs.recording.process import ProcessRecording
 from ligerprof.runs.recording.record import Failure
 from ligerprof.runs.recording.settings import Mode, Settings, Steps
-from ligerprof.runs.recording.summary import RecordingSummary, State, read_summary
+from ligerprof.runs.recording.summary import RecordingState, RecordingSummary, read_summary
 from ligerprof.snapshots.reader import read_snapshot
 from tests.runs.recording.operations import OperationHistory
 
@@ -74,7 +74,7 @@ def written(folder: Path) -> tuple[Path, RecordingSummary]:
 
 def test_a_process_writes_its_recording_at_its_end_once(tmp_path: Path, exits: Exits) -> None:
     _recording, history = start(tmp_path)
-    assert written(tmp_path)[1].state is State.RECORDING
+    assert written(tmp_path)[1].state is RecordingState.RECORDING
     with history:
         train()
     (finish,) = exits.registered
@@ -85,7 +85,7 @@ def test_a_process_writes_its_recording_at_its_end_once(tmp_path: Path, exits: E
     finish()
 
     assert (run / "snapshot.pickle").stat().st_mtime_ns == when
-    assert (summary.state, summary.steps, summary.last_recorded) == (State.WRITTEN, 3, None)
+    assert (summary.state, summary.steps, summary.last_recorded) == (RecordingState.WRITTEN, 3, None)
     assert summary.counter_peak_bytes == explain(run).peak_bytes
     assert history.started is None
 
@@ -103,7 +103,7 @@ def test_a_process_that_leaves_at_once_writes_first(way: str, tmp_path: Path, ex
         signal.getsignal(signal.SIGTERM)(signal.SIGTERM, None)
         assert exits.killed == [signal.SIGTERM]
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert written(tmp_path)[1].state is State.WRITTEN
+    assert written(tmp_path)[1].state is RecordingState.WRITTEN
 
 
 def test_a_program_that_handles_sigterm_keeps_its_handler(tmp_path: Path, exits: Exits) -> None:
@@ -149,7 +149,7 @@ def test_recording_ends_with_the_chosen_steps_and_then_only_counts(
         assert history.started is not None
         train(1)
         run, summary = written(tmp_path)
-        assert (summary.state, summary.steps, summary.last_recorded) == (State.WRITTEN, 4, 3)
+        assert (summary.state, summary.steps, summary.last_recorded) == (RecordingState.WRITTEN, 4, 3)
         assert (history.started, nn.Module.__call__) == (None, call)
         # the counter rises in a step that is not recorded
         history.program.alloc(-1, 2**24)
@@ -293,5 +293,5 @@ def test_a_full_disk_loses_the_recording_and_not_the_training(
     recording.finish()
 
     assert "ligerprof: the recording is lost: " in capsys.readouterr().err
-    assert written(tmp_path)[1].state is State.LOST
+    assert written(tmp_path)[1].state is RecordingState.LOST
     assert history.started is None
