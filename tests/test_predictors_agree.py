@@ -161,7 +161,7 @@ def test_a_patcher_of_liger_kernel_that_fails_midway_is_undone() -> None:
     import transformers
     from transformers.models.granite import modeling_granite
 
-    from ligerprof.kernels.providers.liger.patching import patch_with_liger
+    from ligerprof.kernels.providers.liger.functions import patch_with_liger
 
     spec = spec_of("granite")
     model = transformers.GraniteForCausalLM(transformers.GraniteConfig(**spec.config))

@@ -16,7 +16,7 @@ import ligerprof
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.cli.main import COMMANDS, main
 from ligerprof.gpus import GPUS
-from ligerprof.models.catalog import hub_names, short_names
+from ligerprof.models.names import hub_names, short_names
 from ligerprof.recipe.options import Group
 from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.reports.page.peak import render_peak_page

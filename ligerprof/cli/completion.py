@@ -10,8 +10,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 
 def _models() -> Iterable[str]:
-    from ligerprof.models.catalog import hub_names, short_names
-    from ligerprof.models.names import cached_ids
+    from ligerprof.models.names import cached_ids, hub_names, short_names
 
     ids = dict.fromkeys(hub_id for hub_id, _ in hub_names().values())
     return (*short_names(), *ids, *cached_ids())

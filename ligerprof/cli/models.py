@@ -8,8 +8,7 @@ from ligerprof.cli.completion import complete_models
 from ligerprof.cli.output import show
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import CATALOG
-from ligerprof.models.catalog import models_without_config
-from ligerprof.models.names import names_like
+from ligerprof.models.names import models_without_config, names_like
 from ligerprof.text import short_repr
 from ligerprof.words import did_you_mean
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "KERNEL_NAMES": "slots",
+    "KERNEL_NAMES": "selection",
     "KernelMemory": "spec",
     "KernelShape": "spec",
     "KernelSpec": "spec",

@@ -9,9 +9,8 @@ from ligerprof.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ligerprof.models.architectures import ARCHITECTURES
-    from ligerprof.models.catalog import CATALOG, CONFIGS, DEFAULT_MODEL, CatalogModel
     from ligerprof.models.from_config import spec_from_config
-    from ligerprof.models.names import load_model
+    from ligerprof.models.names import CATALOG, CONFIGS, DEFAULT_MODEL, CatalogModel, load_model
     from ligerprof.models.spec import ModelSpec, ParameterShape
 
 __all__ = [
@@ -28,10 +27,10 @@ __all__ = [
 
 _HOMES = {
     "ARCHITECTURES": "architectures",
-    "CATALOG": "catalog",
-    "CONFIGS": "catalog",
-    "DEFAULT_MODEL": "catalog",
-    "CatalogModel": "catalog",
+    "CATALOG": "names",
+    "CONFIGS": "names",
+    "DEFAULT_MODEL": "names",
+    "CatalogModel": "names",
     "ModelSpec": "spec",
     "ParameterShape": "spec",
     "load_model": "names",

@@ -8,7 +8,6 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Linear, NormWeight, RawWeight, Width
 from ligerprof.models.architectures import TEXT_ALONE, find_architecture, has_row, text_config
 from ligerprof.models.config_keys import Softcap
-from ligerprof.models.layer_kinds import layer_kinds
 from ligerprof.models.mixers import (
     COVERED,
     DeltaSizes,
@@ -18,7 +17,7 @@ from ligerprof.models.mixers import (
     Streams,
     StreamSizes,
 )
-from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json
+from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json, layer_kinds
 from ligerprof.text import short_repr
 
 Config = Mapping[str, Any]

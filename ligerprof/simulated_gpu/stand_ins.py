@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from ligerprof.models.catalog import hub_names
-from ligerprof.models.names import find_cached_config
+from ligerprof.models.names import find_cached_config, hub_names
 from ligerprof.runs.recording.progress import say
 from ligerprof.units import GIB
 

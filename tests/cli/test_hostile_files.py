@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ligerprof.cli.main import main
-from ligerprof.models.catalog import CONFIGS
+from ligerprof.models.names import CONFIGS
 from tests.paths import DATA, RECORDINGS, REPOSITORY, RESULTS
 from tests.torch_memory.allocator.programs import random_program
 

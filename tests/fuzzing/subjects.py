@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from ligerprof.analyzers.attribution.rules import read_rules
 from ligerprof.cli.main import main
-from ligerprof.models.catalog import CONFIGS
+from ligerprof.models.names import CONFIGS
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.bench.records import read_lines
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary, read_summary

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ligerprof.models import ARCHITECTURES, CATALOG, CatalogModel, load_model, spec_from_config
-from ligerprof.models.catalog import models_without_config, short_names
+from ligerprof.models.names import models_without_config, short_names
 from tests.models.test_models import described_parameters, transformers_parameters
 
 # as the hub shows them; tied weights once

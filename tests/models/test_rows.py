@@ -18,7 +18,7 @@ OTHER_MEANINGS = {
     ("recipe/conflicts.py", "experts"): "an option",
     ("recipe/configs/settings.py", "experts"): "an option",
     ("recipe/configs/settings.py", "router"): "an option",
-    ("runs/bench/shapes.py", "llama"): "a set of shapes",
+    ("runs/bench/records.py", "llama"): "a set of shapes",
 }
 
 # lists that another package has: what liger-kernel supports, the layers that open-instruct adapts, torchtitan's layers

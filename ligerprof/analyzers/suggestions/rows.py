@@ -47,7 +47,7 @@ from ligerprof.analyzers.suggestions.state_edits import (
     without_earlier_models,
 )
 from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
-from ligerprof.kernels.providers.liger.spec import LIGER_MODEL_TYPES
+from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.categories import Attention, Offload, Optimizer, Precision
 from ligerprof.roles import Role

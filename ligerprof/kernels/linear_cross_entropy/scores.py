@@ -316,7 +316,7 @@ def linear_label_logits(
     check_labels(labels, options, weight.shape[0])
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    return LabelLogits.apply(hidden.to(dtype), weight.to(dtype), bias, labels, options)  # type: ignore[no-any-return, no-untyped-call]
+    return LabelLogits.apply(hidden.to(dtype), weight.to(dtype), bias, labels, options)  # type: ignore[no-any-return]
 
 
 def per_token(options: LossOptions, temperature: float) -> LossOptions:

@@ -9,7 +9,7 @@ from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeErr
 from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.patching.causal_lm import refuse_adapters
 from ligerprof.kernels.patching.patcher import Patch, Patcher, PatchRequest
-from ligerprof.kernels.providers.liger.patching import patch_with_liger
+from ligerprof.kernels.providers.liger.functions import patch_with_liger
 from ligerprof.kernels.providers.liger.spec import PROVIDER as LIGER
 from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.kernels.selection import select_providers

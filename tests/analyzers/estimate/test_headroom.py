@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ligerprof.analyzers.estimate import estimate, find_headroom, headroom_note, settle_flce_budget
 from ligerprof.kernels.linear_cross_entropy.plan import aligned
 from ligerprof.models import spec_from_config
-from ligerprof.models.catalog import CONFIGS
+from ligerprof.models.names import CONFIGS
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 

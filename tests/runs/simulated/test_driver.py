@@ -14,7 +14,7 @@ from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.gpus import GPUS, Vendor
 from ligerprof.library import explain
 from ligerprof.models import spec_from_config
-from ligerprof.models.catalog import CONFIGS
+from ligerprof.models.names import CONFIGS
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Phase
 from ligerprof.runs.outcome import StepOutcome
