@@ -118,7 +118,7 @@ class KernelSpec:
     """One kernel of one provider.
 
     Attributes:
-        name: the word in `--liger`, or the name of a fused variant (kernels/slots.py).
+        name: the word in `--liger`, or the name of a fused variant (kernels/selection.py).
         title: one line for `ligerprof kernels`.
         entry: `module:function`, as a patched model calls it: it may overwrite activations that the model makes for
             this call only.

@@ -244,7 +244,7 @@ class Attention:
         dropout: applied to the attention probabilities.
         output_dropout: applied to the output projection's result, within the attention module.
         softcap: applied to the scores.
-        latent: whether query, key and value go through latents (`models/latent.py`).
+        latent: whether query, key and value go through latents (`models/mixers.py`).
         sinks: whether each head has a learned score more, which only eager attention knows.
     """
 

@@ -34,7 +34,7 @@ def truth(logits: Tensor, labels: Tensor, weight: Tensor, reduction: str, grads:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_loss_and_gradient(reduction: str, dtype: torch.dtype, in_place: bool, device: torch.device) -> None:
-    from ligerprof.kernels.cross_entropy.triton import cross_entropy_and_gradient
+    from ligerprof.kernels.cross_entropy.direct import cross_entropy_and_gradient
 
     logits, labels, weight = problem(device, dtype)
     ones = torch.ones(SHAPE if reduction == "none" else ())
@@ -52,7 +52,7 @@ def test_loss_and_gradient(reduction: str, dtype: torch.dtype, in_place: bool, d
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_gradient_from_the_losses_gradients(in_place: bool, device: torch.device) -> None:
-    from ligerprof.kernels.cross_entropy.triton import cross_entropy_gradient
+    from ligerprof.kernels.cross_entropy.direct import cross_entropy_gradient
 
     for grads in (torch.randn(SHAPE, device=device), torch.ones((), device=device).expand(SHAPE)):
         logits, labels, weight = problem(device, torch.float32)
@@ -82,7 +82,7 @@ def test_both_calls_trace_into_one_graph(
     layout: str, vocab: int, dtype: torch.dtype, in_place: bool, backend: str, device: torch.device
 ) -> None:
     """They overwrite what they overwrite without torch.compile, with the same values."""
-    from ligerprof.kernels.cross_entropy.triton import cross_entropy_and_gradient, cross_entropy_gradient
+    from ligerprof.kernels.cross_entropy.direct import cross_entropy_and_gradient, cross_entropy_gradient
 
     if backend == "inductor" and device.type == "cpu":
         pytest.skip("inductor cannot compile for the interpreter")
@@ -109,7 +109,7 @@ def test_both_calls_trace_into_one_graph(
 
 
 def test_no_tokens_strides_and_wrong_shapes(device: torch.device) -> None:
-    from ligerprof.kernels.cross_entropy.triton import cross_entropy_and_gradient, cross_entropy_gradient
+    from ligerprof.kernels.cross_entropy.direct import cross_entropy_and_gradient, cross_entropy_gradient
 
     in_place = LossOptions(in_place=True, reduction="none")
     logits, labels = torch.empty(0, VOCAB, device=device), torch.empty(0, dtype=torch.int64, device=device)

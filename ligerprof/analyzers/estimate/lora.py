@@ -119,7 +119,7 @@ def _with_product(context: Context, result: Value, scaled: Value, role: Role) ->
 
 
 def head_factors(context: Context, value: Value, name: str) -> tuple[Value, Value]:
-    """What the fused loss takes of a head's adapter (kernels/patching/heads.py): `lora_A(x) * scaling` and `lora_B`.
+    """What the fused loss takes of a head's adapter (kernels/patching): `lora_A(x) * scaling` and `lora_B`.
 
     The second is computed from an identity matrix.
     """
