@@ -13,8 +13,9 @@ from ligerprof.analyzers.search.advise import Advice
 from ligerprof.analyzers.search.fit import Fit
 from ligerprof.analyzers.trace.report import TraceReport
 from ligerprof.recipe.flags import command_line
+from ligerprof.reports.compare import render_comparison
 from ligerprof.reports.console import PlainConsole
-from ligerprof.reports.diff import render_comparison, render_diff
+from ligerprof.reports.diff import render_diff
 from ligerprof.reports.estimate import render_estimate
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.search import render_advice, render_fit

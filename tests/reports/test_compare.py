@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from ligerprof.analyzers.compare import compare
 from ligerprof.analyzers.result_reader import Figures
-from ligerprof.reports.diff import column_titles, render_comparison
+from ligerprof.reports.compare import column_titles, render_comparison
 from ligerprof.reports.terminal import console
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.units import MIB
