@@ -22,7 +22,8 @@ from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of
 from ligerprof.runs.parallel import ShardedTrainer
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
-from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.runs.recording.patches import skip_when_compiling
+from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.runs.simulated.forks import apart
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
@@ -77,8 +78,10 @@ class _Rank:
         self._saved = SavedTensors(locate=locate_on_cuda, clock=self._device.now_us) if record else None
         if record:
             self._device.start_history(most_entries=None, stacks=True, counts=True)
+        if recipe.compile:
+            skip_when_compiling(*HOOKS)
         self._stamper = Stamper(self._device.stamp, self._saved) if record else None
-        self._meter = PhaseMeter(self._device, self._stamper)
+        self._meter = PhaseMeter(self._device, self._stamper, is_compiled=recipe.compile)
         self._snapshot: dict[str, Any] = {}
         self._offload: Any = None
         self._host = None if recipe.offload is Offload.NONE else HostMemory()
