@@ -40,7 +40,7 @@ class PhaseMeter:
         steps: figures of all steps so far.
     """
 
-    def __init__(self, device: Device, stamper: Stamper | None, *, is_compiled: bool) -> None:
+    def __init__(self, device: Device, stamper: Stamper | None, *, is_compiled: bool = False) -> None:
         self._device, self._stamper, self._is_compiled = device, stamper, is_compiled
         self.step = 0
         self.phase_now = Phase.BUILD
