@@ -225,7 +225,7 @@ def make_judge(
     """
     if _recipe(recipe).compile:
         raise UnsupportedError(
-            "--compile: what fits under torch.compile is not known before it compiled. Simulate one step with `ligerprof"
+            "--compile: what fits under torch.compile is known after it has compiled. Simulate a step with `ligerprof"
             " step --device simulated`, or search with --no-compile."
         )
 

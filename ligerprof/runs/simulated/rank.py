@@ -21,8 +21,8 @@ from ligerprof.runs.measured.step import Build
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of
 from ligerprof.runs.parallel import ShardedTrainer
-from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.patches import skip_when_compiling
+from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.runs.simulated.forks import apart
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
