@@ -56,6 +56,7 @@ calculator: docs
 	cd site/calculator/pyodide && npm pack --silent pyodide@$(PYODIDE) && tar -xzf pyodide-$(PYODIDE).tgz --strip-components=1 \
 		$(addprefix package/,pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json) \
 		&& rm pyodide-$(PYODIDE).tgz
+	node site/calculator/snapshot.mjs
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -64,6 +64,8 @@ output_option = changed_copy_option("-o", "--output", what="the answer")
 
 
 def _read_vary(_ctx: click.Context, _param: click.Parameter, texts: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
+    if not texts:
+        return []
     from ligerprof.runs.command_search.session import read_vary
 
     try:
