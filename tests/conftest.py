@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from ligerprof.runs.sweep import session
 from ligerprof.runs.sweep.starting import CellStarter
-from tests import estimated, interpreter
+from tests import estimated, interpreter, recorded
 
 # Triton reads it when it is first imported, by whichever test comes first; transformers imports Triton, too
 if not torch.cuda.is_available():
@@ -29,6 +29,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     interpreter.speed_up()
 
 estimated.share()
+recorded.share()
 
 # a shell ignores them for what it runs in the background, and children would inherit that
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

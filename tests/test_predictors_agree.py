@@ -14,6 +14,7 @@ from ligerprof.recipe.configs.load import load_options
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import draw_deepspeed_recipe, draw_rank_recipe
+from tests.sampling import sampled
 
 TOLERANCE, SMALLEST_BYTES = 0.01, 2**20
 EXPANDABLE = "expandable_segments:True"
@@ -31,7 +32,7 @@ def close(first: int, second: int, tolerance: float = TOLERANCE) -> bool:
 
 
 # as DeepSpeed 0.19.8 on fake tensors has them
-@pytest.mark.parametrize(
+@sampled(
     ("options", "peak_bytes"),
     [
         ({"zero": 1, "grad_accum": 4, "gpus": 8, "batch": 4, "seq": 1024}, 14_503_994_880),
@@ -40,6 +41,7 @@ def close(first: int, second: int, tolerance: float = TOLERANCE) -> bool:
         ({"zero": 2, "grad_accum": 1, "gpus": 2, "batch": 1, "seq": 256, "lora": 16}, 3_680_978_432),
         ({"zero": 2, "grad_accum": 1, "gpus": 2, "batch": 4, "seq": 1024}, 16_593_530_880),
     ],
+    every=3,
 )
 def test_zero_buckets_are_estimated_as_deepspeed_holds_them(options: dict[str, Any], peak_bytes: int) -> None:
     recipe = TrainingRecipe(

@@ -74,7 +74,7 @@ def _every_layer(recipe: TrainingRecipe) -> list[Repetition]:
     recipe=recipes(st.one_of(specs(layers=st.integers(4, 9)), mixed_specs(), alternating_specs())),
     every=st.sampled_from([1, 1, 2, 3]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_one_of_the_layers_that_are_alike_represents_them_exactly(recipe: TrainingRecipe, every: int) -> None:
     if recipe.checkpointing and not recipe.reentrant:
         recipe = dataclasses.replace(recipe, checkpoint_every=every)

@@ -48,7 +48,7 @@ def assert_adds_up(advice: Advice) -> None:
 
 recipes = st.builds(
     TrainingRecipe,
-    model=st.sampled_from(["llama3.2-1b", "tiny", "gpt2-xl"]),
+    model=st.sampled_from(["tiny", "llama3.2-1b"]),
     batch=st.integers(1, 24),
     seq=st.sampled_from([64, 500, 1024]),
     liger=st.sampled_from(["none", "all", "flce"]),
@@ -59,7 +59,7 @@ recipes = st.builds(
 )
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(recipes, st.floats(0.02, 1.2))
 def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, share: float) -> None:
     judge = estimating(max(1, int(share * needed_bytes(recipe))))

@@ -111,7 +111,7 @@ def assert_is_at_the_border(found: Fit, judge: Judge) -> None:
             assert found.seq.seq + SEQ_STEP > found.recipe.spec.max_positions
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     limit_bytes=st.integers(30 * MIB, 2 * GIB),
     seq=st.integers(16, 512),
