@@ -134,7 +134,7 @@ def test_small_limits_of_stage_3(checkpointing: bool) -> None:
 
 
 # fp16 gradients that are reduced in bf16, and a fused loss in the call of a head that accelerate wraps
-@pytest.mark.parametrize("number", [5154, 5028])
+@sampled("number", [5154, 5028], every=2)
 def test_drawn_recipes_under_fsdp2(number: int) -> None:
     recipe = draw_rank_recipe(Random(number))
     simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
@@ -218,7 +218,7 @@ CORNERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CORNERS)
+@sampled("case", CORNERS, every=4)
 def test_corners_are_estimated_as_they_are_simulated(case: str) -> None:
     family, config, options = CORNERS[case]
     if "provider" in options:
@@ -229,7 +229,7 @@ def test_corners_are_estimated_as_they_are_simulated(case: str) -> None:
     assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=0.002)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-foreach", "adamw-fused", "sgd"])
+@sampled("optimizer", ["adamw", "adamw-foreach", "adamw-fused", "sgd"], every=4)
 def test_main_memory_under_fsdp2(optimizer: str) -> None:
     recipe = TrainingRecipe(
         model=spec_of(hidden_size=704, intermediate_size=2816, vocab_size=16_001),

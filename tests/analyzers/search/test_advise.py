@@ -156,6 +156,7 @@ def test_fragmentation_counts_in_an_estimated_plan() -> None:
     assert_adds_up(tight)
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_narrowed_before_anything_is_offloaded() -> None:
     recipe = TrainingRecipe(model="llama3.1-8b", lora=16, liger="all", checkpointing=True)
 
@@ -219,6 +220,7 @@ def test_a_recipe_of_ddp_shards_with_deepspeed(zero: int) -> None:
     assert_adds_up(advice)
 
 
+@pytest.mark.slow
 def test_offload_stays_within_main_memory() -> None:
     recipe = TrainingRecipe(model="llama3.1-8b", precision="mixed", engine="deepspeed", zero=2, liger="all")
     judge = estimating(40 * GIB)
@@ -330,6 +332,7 @@ def test_flags_reproduce_the_recipe(recipe: TrainingRecipe) -> None:
     assert seen == [recipe]
 
 
+@pytest.mark.slow
 def test_kernels_that_save_nothing_are_not_applied() -> None:
     # the peak is weights, gradients and moments in the optimizer's step, where no kernel runs
     recipe = TrainingRecipe(model="llama3.1-8b", gpu="rtx4090")

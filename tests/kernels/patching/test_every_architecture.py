@@ -59,7 +59,7 @@ def test_a_balancing_loss_is_refused_and_not_left_out(by_config: bool) -> None:
         train_once(model, **more)
 
 
-@pytest.mark.parametrize("family", INTERPRETED)
+@sampled("family", INTERPRETED, every=3)
 def test_compiled_kernels_give_the_same_gradients(family: str, device: torch.device) -> None:
     model = every_tiny_model(family, device=device)
     loss, gradients = train_once(model)
