@@ -81,7 +81,7 @@ def gradients_of(options: LossOptions, device: torch.device) -> list[Tensor]:
     return [loss, *torch.randn(2, *SHAPE, device=device)]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@sampled("name", OPTIONS, every=2)
 @pytest.mark.parametrize("slot", ["ce", "flce"])
 def test_every_output_and_its_gradient_match_fp64(slot: str, name: str, device: torch.device) -> None:
     options, inputs = OPTIONS[name], problem(slot, device)
