@@ -15,6 +15,7 @@ from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import STEP_PHASES, Phase, Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
+from tests.estimated import fresh
 
 PRECISIONS = ("amp", "amp-fp16", "bf16-amp", "bf16", "fp16", "fp32")
 LAYER_KERNELS = ("rope", "rms", "swiglu", "geglu", "layernorm")
@@ -214,7 +215,7 @@ def test_every_named_model_answers_at_once(model: str) -> None:
     attention = "eager" if model.startswith("gpt-oss") else "sdpa"
     recipe = TrainingRecipe(model=model, batch=1, seq=512, attention=attention)
     with few_calls():
-        estimated = estimate(recipe)
+        estimated = fresh(recipe)
     assert estimated.peak_bytes > estimated.static_bytes
 
 
@@ -284,8 +285,9 @@ def test_offload_moves_states_to_main_memory() -> None:
 
 
 def test_the_largest_model_on_many_gpus_answers_at_once() -> None:
+    recipe = TrainingRecipe(engine="deepspeed", precision="mixed", zero=3, gpus=4096, batch=1, model="llama3.1-405b")
     with few_calls():
-        estimated = zero(3, 4096, model="llama3.1-405b")
+        estimated = fresh(recipe)
     assert estimated.roles.total_bytes == estimated.peak_bytes
 
 

@@ -198,7 +198,7 @@ def test_all_results_come_from_one_replay_and_one_attribution(monkeypatch: pytes
 
         monkeypatch.setattr(analysis, name, counted)
 
-    analyzed = analysis.analyze(RECORDINGS / "stamped-oom.pickle.xz")
+    analyzed = analysis.analyze(read_snapshot(RECORDINGS / "stamped-oom.pickle.xz"))
 
     assert analyzed.peak.out_of_memory is analyzed.out_of_memory is not None
     assert analyzed.timeline.allocated_bytes.max() == analyzed.peak.peak_bytes
