@@ -14,8 +14,8 @@ _known = functools.lru_cache(maxsize=160)(fresh)
 
 @functools.wraps(fresh)
 def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
-    """The estimate; a file of lengths may have changed since the last one."""
-    return _known(recipe) if recipe.lengths is None else fresh(recipe)
+    """The estimate; a file of lengths may have changed since the last one, and settings of DeepSpeed have no hash."""
+    return _known(recipe) if recipe.lengths is None and recipe.deepspeed_config is None else fresh(recipe)
 
 
 def share() -> None:
