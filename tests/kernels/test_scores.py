@@ -141,6 +141,7 @@ def test_losses_from_fp32_logits_where_nothing_overwrites_them(device: torch.dev
     assert (scored.view(-1) - truth).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_capped_label_logits_keep_the_digits_of_small_logits(device: torch.device) -> None:
     from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
 

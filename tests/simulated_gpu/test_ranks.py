@@ -13,6 +13,7 @@ from tests.simulated_gpu.test_machine import simulate
 CHECKS = Path(__file__).with_name("rank_checks.py")
 
 
+@pytest.mark.slow
 def test_ranks_that_others_wait_for_run_too(tmp_path: Path) -> None:
     done = simulate(tmp_path, str(CHECKS), options=("--world", "4", "--ranks", "3"))
     assert done.returncode == 0, done.stderr
