@@ -81,6 +81,7 @@ def test_without_processes_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> No
         assert two.simulate(unsupported) is None
 
 
+@pytest.mark.slow
 def test_other_processes_reserve_what_this_one_does() -> None:
     fitting, unfitting = (
         TrainingRecipe(model="tiny", batch=batch, seq=64, memory_limit_bytes=90 * MIB) for batch in (1, 64)

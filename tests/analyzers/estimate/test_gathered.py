@@ -12,6 +12,7 @@ from ligerprof.recipe.configs.load import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from tests.paths import DATA, RESULTS
+from tests.sampling import sampled
 
 HALF_BYTES = 2
 TOLERANCE = 0.01
@@ -37,7 +38,7 @@ def name_of(row: dict[str, Any]) -> str:
     return "-".join(str(recipe[key]) for key in keys)
 
 
-@pytest.mark.parametrize("row", steps_under_zero(), ids=name_of)
+@sampled("row", steps_under_zero(), ids=name_of, every=4)
 def test_the_peak_is_as_measured(row: dict[str, Any]) -> None:
     recipe = TrainingRecipe.from_json(row["recipe"])
     estimated = estimate(recipe)
