@@ -88,8 +88,16 @@ class GatheringHooks(Hooks):
         smallest = settings["stage3_param_persistence_threshold"]
         self._persistent = {id(weight) for weight in weights.values() if weight.elements <= smallest}
         self._modules = dict(_modules(recipe, weights))
-        self._of_weight = {id(weight): module for module in self._modules.values() for weight in module.weights}
+        self._of_weight: dict[int, _Module] = {}
+        for module in self._modules.values():
+            for weight in module.weights:
+                self._of_weight.setdefault(id(weight), module)
         self._external = _external(recipe, weights)
+        # a fused loss runs in the head's call
+        is_called = "flce" in recipe.kernels and not self._external and recipe.spec.tape is None
+        self._head = self._modules[recipe.spec.architecture.head] if is_called else None
+        tied = recipe.spec.tape is None and _head_name(recipe) != f"{recipe.spec.architecture.head}.weight"
+        self._tied = weights[_head_name(recipe)] if tied else None
         # a layer of a traced model is one module
         self._by_parts = recipe.spec.tape is not None
         self._starts_gathered = order is not None
@@ -133,9 +141,13 @@ class GatheringHooks(Hooks):
             self._fetch(self._modules[""], forward=True)
         elif self._by_parts:
             self._fetch(self._part(module), forward=True)
+        elif module is Part.HEAD and self._head is not None:
+            self._fetch_with_outer(self._head, forward=True)
 
     def leave(self, module: Module) -> None:
         """A module's forward has ended."""
+        if module is Part.ROOT and self._head is not None:
+            self._release(self._head, forward=True)
         if module is Part.ROOT or self._by_parts:
             self._release(self._part(module), forward=True)
 
@@ -145,6 +157,11 @@ class GatheringHooks(Hooks):
             self._in_backward, self._last_name = True, ""
         if module is Part.ROOT or self._by_parts:
             self._fetch(self._part(module), forward=False)
+        if module is Part.ROOT and self._head is not None:
+            self._begin_backward(self._head)
+        if module is Part.EMBEDDING and not self._by_parts:
+            # checkpointing has the output of a frozen one need a gradient
+            self._begin_backward(self._modules[self._recipe.spec.architecture.embedding])
 
     def gradient_leaves(self, module: Module) -> None:
         """After a module's backward."""
@@ -163,13 +180,16 @@ class GatheringHooks(Hooks):
             if self._is_done(module, operation):
                 self._release(module, forward=True)
 
+    def block_of(self, weight: Weight) -> Allocation | None:
+        """The weight's own memory."""
+        return self._there.get(id(weight))
+
     def before_gradient(self, operation: Operation) -> None:
         """A module's backward begins."""
         for module in self._called(operation):
-            if module.name not in self._backward_modules:
-                # a recomputation stops before the end of the last module
-                module.done.clear()
-                self._fetch_with_outer(module, forward=False)
+            if self._head is not None and self._head.name in self._backward_modules:
+                self._release(self._head, forward=False)
+            self._begin_backward(module)
 
     def after_gradient(self, operation: Operation) -> None:
         """A module's backward ends, if its input needs a gradient; otherwise no hook of it runs."""
@@ -203,6 +223,12 @@ class GatheringHooks(Hooks):
             self._wait_for(weight)
             self._drop(weight)
 
+    def _begin_backward(self, module: _Module) -> None:
+        if module.name not in self._backward_modules:
+            # a recomputation stops before the end of the last module
+            module.done.clear()
+            self._fetch_with_outer(module, forward=False)
+
     def _part(self, module: Module) -> _Module:
         return self._modules["" if module is Part.ROOT else str(module)]
 
@@ -211,9 +237,12 @@ class GatheringHooks(Hooks):
         if self._by_parts:
             return
         found: list[_Module] = []
+        reads_values = any(isinstance(item, Value) for item in operation.differentiable)
         for item in operation.differentiable:
             module = self._of_weight.get(id(item)) if isinstance(item, Weight) else None
-            if module is not None and module.name and module not in found:
+            if module is not None and item is self._tied and reads_values:
+                module = self._modules[self._recipe.spec.architecture.head]
+            if module is not None and module.name and module not in (*found, self._head):
                 found.append(module)
                 yield module
 
@@ -438,6 +467,8 @@ def _modules(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[
                 outer = ".".join(pieces[:count])
                 if outer != recipe.spec.architecture.layers:
                     found.setdefault(outer, [])
+        # a tied head is a module of its own
+        found.setdefault(recipe.spec.architecture.head, [weights[_head_name(recipe)]])
     external = _external(recipe, weights)
     found[""] = [weight for weight in weights.values() if id(weight) in external]
     for name, own in found.items():
@@ -456,6 +487,9 @@ def _external(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> frozense
     """The head's weight, if the model itself reads it: liger-kernel's fused loss does not call the head."""
     if recipe.providers.get("flce") != "liger":
         return frozenset()
-    parameters = recipe.spec.parameters
-    name = parameters[0].name if recipe.spec.tied_embeddings else f"{recipe.spec.architecture.head}.weight"
-    return frozenset({id(weights[name])})
+    return frozenset({id(weights[_head_name(recipe)])})
+
+
+def _head_name(recipe: TrainingRecipe) -> str:
+    row = recipe.spec.architecture
+    return f"{row.embedding if recipe.spec.tied_embeddings else row.head}.weight"

@@ -1,5 +1,6 @@
 """What an engine does around the modules of a model and when gradients arrive; plain torch does nothing."""
 
+from ligerprof.analyzers.estimate.meter import Allocation
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.words import Word
@@ -47,6 +48,10 @@ class Hooks:
 
     def after_read(self, operation: Operation) -> None:
         """After it."""
+
+    def block_of(self, weight: Weight) -> Allocation | None:  # noqa: ARG002 - of engines that gather
+        """What holds a weight now, if it is gathered."""
+        return None
 
     def before_gradient(self, operation: Operation) -> None:
         """Before an operation's gradients are computed."""
