@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
+from ligerprof.analyzers.estimate.lora import head_weight_name
 from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.partition import part, weight_width
@@ -28,6 +29,8 @@ from ligerprof.roles import Role
 _NORM_ELEMENTS = 250_000_000
 _DOUBLE_BYTES = 8
 _NEVER = -1
+# the module that reads the embedding's weight
+_TIED_HEAD = "tied head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,12 @@ class GatheringHooks(Hooks):
         self._external = _external(recipe, weights)
         # a fused loss runs in the head's call
         is_called = "flce" in recipe.kernels and not self._external and recipe.spec.tape is None
-        self._head = self._modules[recipe.spec.architecture.head] if is_called else None
-        tied = recipe.spec.tape is None and _head_name(recipe) != f"{recipe.spec.architecture.head}.weight"
-        self._tied = weights[_head_name(recipe)] if tied else None
+        tied = _TIED_HEAD in self._modules
+        self._tied = weights[head_weight_name(recipe.spec, weights)] if tied else None
+        head = (
+            self._modules[_TIED_HEAD] if tied else self._of_weight[id(weights[head_weight_name(recipe.spec, weights)])]
+        )
+        self._head = head if is_called else None
         # a layer of a traced model is one module
         self._by_parts = recipe.spec.tape is not None
         self._starts_gathered = order is not None
@@ -161,7 +167,8 @@ class GatheringHooks(Hooks):
             self._begin_backward(self._head)
         if module is Part.EMBEDDING and not self._by_parts:
             # checkpointing has the output of a frozen one need a gradient
-            self._begin_backward(self._modules[self._recipe.spec.architecture.embedding])
+            embedding = self._weights[f"{self._recipe.spec.architecture.embedding}.weight"]
+            self._begin_backward(self._of_weight[id(embedding)])
 
     def gradient_leaves(self, module: Module) -> None:
         """After a module's backward."""
@@ -241,7 +248,7 @@ class GatheringHooks(Hooks):
         for item in operation.differentiable:
             module = self._of_weight.get(id(item)) if isinstance(item, Weight) else None
             if module is not None and item is self._tied and reads_values:
-                module = self._modules[self._recipe.spec.architecture.head]
+                module = self._modules[_TIED_HEAD]
             if module is not None and module.name and module not in (*found, self._head):
                 found.append(module)
                 yield module
@@ -451,9 +458,12 @@ class GatheringHooks(Hooks):
 def _modules(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[tuple[str, _Module]]:
     """Modules by name: each adapter's part is one; of a traced model, the root, each layer and what is around them."""
     found: dict[str, list[Weight]] = {"": []}
+    adapted = {name.rpartition(".")[0] for name, weight in weights.items() if weight.is_adapter}
     for name, weight in weights.items():
         if recipe.spec.tape is None:
             module = name if weight.is_adapter else name.rpartition(".")[0]
+            if module in adapted and not weight.is_adapter:
+                module = f"{module}.base_layer"
         else:
             module = _part_of(recipe, name)
         found.setdefault(module, []).append(weight)
@@ -467,8 +477,8 @@ def _modules(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[
                 outer = ".".join(pieces[:count])
                 if outer != recipe.spec.architecture.layers:
                     found.setdefault(outer, [])
-        # a tied head is a module of its own
-        found.setdefault(recipe.spec.architecture.head, [weights[_head_name(recipe)]])
+        if head_weight_name(recipe.spec, weights) != f"{recipe.spec.architecture.head}.weight":
+            found[_TIED_HEAD] = [weights[head_weight_name(recipe.spec, weights)]]
     external = _external(recipe, weights)
     found[""] = [weight for weight in weights.values() if id(weight) in external]
     for name, own in found.items():
@@ -487,9 +497,4 @@ def _external(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> frozense
     """The head's weight, if the model itself reads it: liger-kernel's fused loss does not call the head."""
     if recipe.providers.get("flce") != "liger":
         return frozenset()
-    return frozenset({id(weights[_head_name(recipe)])})
-
-
-def _head_name(recipe: TrainingRecipe) -> str:
-    row = recipe.spec.architecture
-    return f"{row.embedding if recipe.spec.tied_embeddings else row.head}.weight"
+    return frozenset({id(weights[head_weight_name(recipe.spec, weights)])})
