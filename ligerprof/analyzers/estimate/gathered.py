@@ -96,14 +96,14 @@ class GatheringHooks(Hooks):
             for weight in module.weights:
                 self._of_weight.setdefault(id(weight), module)
         self._external = _external(recipe, weights)
-        # a fused loss runs in the head's call
-        is_called = "flce" in recipe.kernels and not self._external and recipe.spec.tape is None
-        tied = _TIED_HEAD in self._modules
-        self._tied = weights[head_weight_name(recipe.spec, weights)] if tied else None
-        head = (
-            self._modules[_TIED_HEAD] if tied else self._of_weight[id(weights[head_weight_name(recipe.spec, weights)])]
-        )
-        self._head = head if is_called else None
+        self._tied: Weight | None = None
+        self._head: _Module | None = None
+        if recipe.spec.tape is None:
+            weight = weights[head_weight_name(recipe.spec, weights)]
+            head = self._modules.get(_TIED_HEAD, self._of_weight[id(weight)])
+            self._tied = weight if head.name == _TIED_HEAD else None
+            # a fused loss runs in the head's call
+            self._head = head if "flce" in recipe.kernels and not self._external else None
         # a layer of a traced model is one module
         self._by_parts = recipe.spec.tape is not None
         self._starts_gathered = order is not None
@@ -122,7 +122,6 @@ class GatheringHooks(Hooks):
         self._fetched_for: dict[int, int] = {}
         self._held: list[Weight] = []
         self._filled = 0
-        self._micro_batches = 0
         if order is not None:
             self._follow(order)
 
@@ -221,7 +220,6 @@ class GatheringHooks(Hooks):
             _, module = self._backward_modules.popitem()
             self._let_go(module, {id(item) for item in (*module.weights, *module.recomputed)} - self._persistent)
         self._in_backward = False
-        self._micro_batches += 1
 
     def end_step(self) -> None:
         """_partition_all_parameters at the start of the optimizer's step."""
@@ -457,40 +455,37 @@ class GatheringHooks(Hooks):
 
 def _modules(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[tuple[str, _Module]]:
     """Modules by name: each adapter's part is one; of a traced model, the root, each layer and what is around them."""
-    found: dict[str, list[Weight]] = {"": []}
-    adapted = {name.rpartition(".")[0] for name, weight in weights.items() if weight.is_adapter}
-    for name, weight in weights.items():
-        if recipe.spec.tape is None:
-            module = name if weight.is_adapter else name.rpartition(".")[0]
-            if module in adapted and not weight.is_adapter:
-                module = f"{module}.base_layer"
-        else:
-            module = _part_of(recipe, name)
-        found.setdefault(module, []).append(weight)
-    for part_name in (Part.EMBEDDING, Part.NORM, Part.HEAD):
-        found.setdefault(str(part_name), [])
-    if recipe.spec.tape is None:
-        # modules without weights prefetch as well; a list of layers is never called
-        for name in list(found):
-            pieces = name.split(".")
-            for count in range(1, len(pieces)):
-                outer = ".".join(pieces[:count])
-                if outer != recipe.spec.architecture.layers:
-                    found.setdefault(outer, [])
-        if head_weight_name(recipe.spec, weights) != f"{recipe.spec.architecture.head}.weight":
-            found[_TIED_HEAD] = [weights[head_weight_name(recipe.spec, weights)]]
+    found = _weights_by_module(recipe, weights) if recipe.spec.tape is None else _weights_by_part(recipe, weights)
     external = _external(recipe, weights)
     found[""] = [weight for weight in weights.values() if id(weight) in external]
     for name, own in found.items():
         yield name, _Module(name, [weight for weight in own if not name or id(weight) not in external])
 
 
-def _part_of(recipe: TrainingRecipe, name: str) -> str:
-    """The part of a traced model that has a weight."""
-    index = layer_of(recipe, name)
-    if index is not None:
-        return str(index)
-    return str(Part.EMBEDDING if is_embedding_weight(name) else Part.HEAD)
+def _weights_by_module(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[str, list[Weight]]:
+    adapted = {name.rpartition(".")[0] for name, weight in weights.items() if weight.is_adapter}
+    found: dict[str, list[Weight]] = {}
+    for name, weight in weights.items():
+        module = name if weight.is_adapter else name.rpartition(".")[0]
+        own = f"{module}.base_layer" if module in adapted and not weight.is_adapter else module
+        found.setdefault(own, []).append(weight)
+    for pieces in [name.split(".") for name in found]:
+        # modules without weights prefetch as well; a list of layers is never called
+        outer = (".".join(pieces[:count]) for count in range(1, len(pieces)))
+        found |= {name: [] for name in outer if name not in (*found, recipe.spec.architecture.layers)}
+    head = head_weight_name(recipe.spec, weights)
+    if head != f"{recipe.spec.architecture.head}.weight":
+        found[_TIED_HEAD] = [weights[head]]
+    return found
+
+
+def _weights_by_part(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> dict[str, list[Weight]]:
+    """The weights of a traced model's layers, and of what is before and after them."""
+    found: dict[str, list[Weight]] = {str(part): [] for part in (Part.EMBEDDING, Part.NORM, Part.HEAD)}
+    for name, weight in weights.items():
+        index, around = layer_of(recipe, name), Part.EMBEDDING if is_embedding_weight(name) else Part.HEAD
+        found.setdefault(str(around if index is None else index), []).append(weight)
+    return found
 
 
 def _external(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> frozenset[int]:
