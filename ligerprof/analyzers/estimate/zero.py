@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.partitioned import own_weights
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.errors import UnsupportedError
-from ligerprof.recipe.categories import Offload
+from ligerprof.recipe.categories import Offload, Precision
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -16,6 +16,8 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
 _FP64_BYTES = 8
+# cuda_accelerator.py, is_fp16_supported
+_OLDEST_WITH_FP16 = (7, 0)
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, rank: int) -> Placement:
@@ -45,6 +47,11 @@ def _require_known(recipe: TrainingRecipe) -> None:
         ),
         (not optimizer.row.is_partitioned, f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
+        (
+            recipe.precision is Precision.MIXED_FP16 and recipe.gpu_spec.compute_capability < _OLDEST_WITH_FP16,
+            f"fp16 on {recipe.gpu_spec.title} with --engine deepspeed",
+            "choose --precision fp32",
+        ),
     ):
         if given:
             raise UnsupportedError(f"estimate: {what} is not supported yet; {instead}.")
