@@ -2,8 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from ligerprof.analyzers.estimate.bucket import bucket_flushes
+
 from ligerprof.recipe.training import TrainingRecipe
 
 
