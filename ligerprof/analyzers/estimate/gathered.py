@@ -402,7 +402,8 @@ class GatheringHooks(Hooks):
         following = bisect_left(uses, self._at)
         if following == len(uses):
             return False
-        return self._passed[uses[following]] - self._passed[self._at] < self._reuse_distance
+        distance: int = self._passed[uses[following]] - self._passed[self._at]
+        return distance < int(self._reuse_distance)
 
     def _remove(self, weight: Weight) -> None:
         """__release_param."""
