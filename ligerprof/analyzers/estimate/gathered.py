@@ -146,6 +146,7 @@ class GatheringHooks(Hooks):
             self._fetch(self._modules[""], forward=True)
         elif self._by_parts:
             self._fetch(self._part(module), forward=True)
+            self._end_early(module, forward=True)
         elif module is Part.HEAD and self._head is not None:
             self._fetch_with_outer(self._head, forward=True)
 
@@ -162,6 +163,7 @@ class GatheringHooks(Hooks):
             self._in_backward, self._last_name = True, ""
         if module is Part.ROOT or self._by_parts:
             self._fetch(self._part(module), forward=False)
+            self._end_early(module, forward=False)
         if module is Part.ROOT and self._head is not None:
             self._begin_backward(self._head)
         if module is Part.EMBEDDING and not self._by_parts:
@@ -227,6 +229,11 @@ class GatheringHooks(Hooks):
         for weight in list(self._weights.values()):
             self._wait_for(weight)
             self._drop(weight)
+
+    def _end_early(self, module: Module, *, forward: bool) -> None:
+        """On demand, a traced model's head is not there during the loss, which is in the same part."""
+        if module is Part.HEAD and not self._order:
+            self._release(self._part(module), forward=forward)
 
     def _begin_backward(self, module: _Module) -> None:
         if module.name not in self._backward_modules:
@@ -332,6 +339,8 @@ class GatheringHooks(Hooks):
             return
         self._live += sum(weight.elements for weight in weights)
         moved, several = self._recipe.offload.moves_parameters, len(weights) > 1 and self._recipe.gpus > 1
+        # on demand, the modules of a traced model's layer gather one after another
+        several = several and not (self._by_parts and not self._order)
         padded = [self._padded(weight) for weight in weights]
         flat = self._take(sum(padded)) if several else None
         call = _Call(weights, flat, len(weights), complete=not several)

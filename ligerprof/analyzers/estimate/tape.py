@@ -210,8 +210,8 @@ class Tape:
             blocks = (item.block for item in node.operation.saves if isinstance(item, Value))
             node.saved.extend(self.meter.keep(block) for block in blocks if block is not None)
             if self._stop_after_saves is not None:
-                # what a recomputation saves is detached: it holds the memory that a weight had then
-                weights = [item for item in node.operation.saves if isinstance(item, Weight)]
+                # what a recomputation saves is detached: it holds the memory that a trained weight had then
+                weights = [item for item in node.operation.saves if isinstance(item, Weight) and item.trainable]
                 gathered = [self.hooks.block_of(weight) for weight in weights]
                 node.saved.extend(self.meter.keep(block) for block in gathered if block is not None)
         self._stopped = self.saves_seen == self._stop_after_saves
