@@ -10,7 +10,7 @@ from ligerprof.analyzers.estimate.chunked_loss import (
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.hooks import Part
 from ligerprof.analyzers.estimate.kernel_call import call_loss, kernel_memory
-from ligerprof.analyzers.estimate.lora import ORIGINAL, add_adapter, head_factors
+from ligerprof.analyzers.estimate.lora import add_adapter, head_factors, head_weight_name
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import linear, renamed, scale, unary
 from ligerprof.analyzers.estimate.tensors import Value
@@ -30,7 +30,7 @@ _CHUNKED = {
 
 def head_and_loss(context: Context, hidden: Value) -> Value:
     """The loss of the final hidden states; the model's forward holds logits and hidden states until it returns."""
-    weight = context.weights[head_weight_name(context)]
+    weight = context.weights[head_weight_name(context.spec, context.weights)]
     context.hooks.enter(Part.HEAD)
     # what is saved in the head's call is not offloaded; liger-kernel's fused loss does not call it
     context.tape.on_gpu = "flce" not in context.kernels or context.recipe.provider != "liger"
@@ -66,14 +66,6 @@ def head_and_loss(context: Context, hidden: Value) -> Value:
     if context.recipe.loss is Loss.HF_4_45 and not caps:
         return _shifted_copy_loss(context, logits)
     return hf_loss(context, logits, caps=caps)
-
-
-def head_weight_name(context: Context) -> str:
-    """The head's weight, which is the embedding's if they are tied; adapters may come with trained copies of either."""
-    row = context.spec.architecture
-    own, untrained = f"{row.head}.weight", f"{row.embedding}.{ORIGINAL}.weight"
-    tied = untrained if untrained in context.weights else f"{row.embedding}.weight"
-    return tied if context.spec.tied_embeddings and own not in context.weights else own
 
 
 def _scaled(context: Context, logits: Value) -> Value:

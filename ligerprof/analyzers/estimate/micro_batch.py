@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
-from ligerprof.analyzers.estimate.gathered import FlatCopies
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.loss import head_and_loss
@@ -20,14 +19,12 @@ from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
-from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
 from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.models.module_names import layer_index
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
@@ -75,11 +72,10 @@ class MicroBatch:
         weights: Mapping[str, Weight],
         kernels: Mapping[str, KernelSpec],
         meter: Meter,
-        placement: Placement,
         hooks: Hooks,
     ) -> None:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
-        self._placement, self._hooks = placement, hooks
+        self._hooks = hooks
         self.evaluates = False
         self.copies_embedding = False
         self._policy = None if recipe.selective is None else find_policy(recipe.selective)
@@ -93,10 +89,6 @@ class MicroBatch:
         self._leaf: Allocation | None = None
         # what autograd starts at, if it is neither the embedding's output nor the first layer's input
         self._start: Allocation | None = None
-        # of the layer that runs backward, by identity
-        self._released: dict[int, int] = {}
-        # its weights that stay from the recomputation on, with the bytes that an operation would gather
-        self._gathered: dict[int, tuple[Weight, int]] = {}
         self._until_backward_ends: list[Allocation] = []
         self._until_graph_is_freed: list[Allocation] = []
 
@@ -165,15 +157,10 @@ class MicroBatch:
         if flowing is not None:
             self._hooks.gradient_leaves(Part.NORM)
         self._top.tape.release(self._loss)
-        self._meter.add(self._placement.arriving, place=WHOLE)
-        self._meter.add(self._placement.arriving, times=-1, place=WHOLE)
-        self._meter.add(self._placement.in_layers, place=WHOLE)
         for repetition in reversed(self._traced):
             flowing = self._layers_backward(repetition, flowing)
             if not self._recipe.reentrant:
                 self._release_masks_after(repetition.first)
-        self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
-        self._meter.add(self._placement.in_embedding, place=WHOLE)
         self._end_shared()
         self._meter.place = EMBEDDING
         self._keep_embedded()
@@ -183,7 +170,6 @@ class MicroBatch:
         self._bottom.tape.forget_gradients()
         self._end_tables()
         self._meter.place = WHOLE
-        self._meter.add(self._placement.in_embedding, times=-1)
         self._hooks.end_backward()
         if self.offloading is not None:
             self.offloading.clear()
@@ -234,8 +220,7 @@ class MicroBatch:
         self._until_backward_ends = []
 
     def _new_context(self, tape: Tape, index: int = 0, *, checkpointed: bool = False) -> Context:
-        tape.on_weight_gradient = self._hooks.weight_gradient_arrives
-        tape.on_backward = self._release
+        tape.hooks = self._hooks
         return Context(
             recipe=self._recipe,
             tape=tape,
@@ -273,16 +258,6 @@ class MicroBatch:
         self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first)
         return reached
 
-    def _copies_in(self, index: int, repetition: Repetition) -> FlatCopies | None:
-        """What is gathered for the last of the layers that this one represents."""
-        if not self._placement.flat_copies:
-            return None
-        last = repetition.end - 1
-        of_layer = {layer: [name for name in self._weights if layer_index(name) == layer] for layer in (index, last)}
-        pairs = zip(of_layer[index], of_layer[last], strict=False)
-        names = {id(self._weights[own]): theirs for own, theirs in pairs}
-        return FlatCopies(self._meter, self._placement.flat_copies[last], names)
-
     def _layer_forward(
         self, index: int, repetition: Repetition, stream: Value, held: Allocation
     ) -> tuple[Value, Allocation]:
@@ -298,11 +273,7 @@ class MicroBatch:
         checkpoint = self._keep_input(held) if checkpointing else None
         packed_mask = self._pack_mask(context) if checkpointing else None
         self._hooks.enter(index)
-        copies = self._copies_in(index, repetition)
-        tape.on_read = None if copies is None else copies.read
         output = run_layer(context, stream, index, output_role)
-        if copies is not None:
-            copies.end()
         self._meter.drop(held)
         self._hooks.leave(index)
         self._layers.append(_Layer(index, repetition, stream, output, context, checkpoint, packed_mask, cache))
@@ -326,28 +297,9 @@ class MicroBatch:
             flowing = layer.context.tape.backward(layer.output, gradient, layer.source)
         else:
             flowing = self._recompute_and_backward(layer, gradient)
-        for weight, _ in list(self._gathered.values()):
-            self._release(weight)
-        self._meter.add({Role.COMMUNICATION: sum(self._released.values())}, place=WHOLE)
-        self._released.clear()
         if layer.source.needs_gradient:
             self._hooks.gradient_leaves(layer.index)
         return flowing
-
-    def _gather(self, weight: Weight) -> None:
-        """A weight that is gathered to run a layer again stays until its module's backward."""
-        if weight.gathered_bytes:
-            self._gathered[id(weight)] = weight, weight.gathered_bytes
-            self._meter.add({Role.COMMUNICATION: weight.gathered_bytes}, place=WHOLE)
-            weight.gathered_bytes = 0
-
-    def _release(self, weight: Weight) -> None:
-        if id(weight) in self._gathered:
-            _, weight.gathered_bytes = self._gathered.pop(id(weight))
-            self._meter.add({Role.COMMUNICATION: -weight.gathered_bytes}, place=WHOLE)
-        if weight.released_bytes and id(weight) not in self._released:
-            self._released[id(weight)] = weight.released_bytes
-            self._meter.add({Role.COMMUNICATION: -weight.released_bytes}, place=WHOLE)
 
     def _recompute_and_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:
         """torch.utils.checkpoint: run the layer again when its backward first needs a saved tensor.
@@ -363,7 +315,6 @@ class MicroBatch:
             layer.cache.start_pass()
         again = Tape(self._meter, stop_after_saves=None if reentrant else first_pass.saves_seen, cache=layer.cache)
         context = self._new_context(again, layer.index, checkpointed=True)
-        again.on_read = self._gather
         offloading, loaded = self.offloading, None
         if offloading is not None and isinstance(layer.checkpoint, PackedTensor):
             loaded = layer.source.block = offloading.unpack(layer.checkpoint, starts_node=True)
