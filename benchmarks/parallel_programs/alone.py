@@ -19,9 +19,9 @@ def start(*_arguments, **_named):
     init("fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
 
 
-def make_group(*arguments, backend=None, **named):
+def make_group(*arguments, **named):
     """Groups of gloo, too, send nothing."""
-    return new_group(*arguments, **named)
+    return new_group(*arguments, **named | {"backend": None})
 
 
 dist.init_process_group, dist.new_group = start, make_group

@@ -78,6 +78,17 @@ optimizer.step()
 
 replicated = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda())
 replicated(target).sum().backward()
+
+# the second forward pass makes new buckets; the reduced ones stay until the next reduction
+replicated = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, bias=False).cuda())
+wide = torch.randn(64, 1024, device="cuda")
+replicated(wide).sum().backward()
+before = torch.cuda.memory_allocated()
+loss = replicated(wide).sum()
+assert torch.cuda.memory_allocated() - before >= 4 << 20
+loss.backward()
+del loss
+assert torch.cuda.memory_allocated() - before < 1 << 20
 dist.barrier()
 print(f"rank {rank} passed", file=sys.stderr)
 dist.destroy_process_group()

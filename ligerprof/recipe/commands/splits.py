@@ -42,8 +42,12 @@ class Split:
     @property
     def name(self) -> str:
         """The parts of more than one rank."""
-        parts = [f"{part} {size}" for part, size in self.sizes.items() if part != _SHARDS and size != 1]
-        return ", ".join([*parts, f"data {self.data}"])
+        parts = [
+            f"{part} {size}" for part, size in self.sizes.items() if part not in (_REPLICAS, _SHARDS) and size != 1
+        ]
+        replicas = self.sizes.get(_REPLICAS, 1)
+        data = str(self.data) if replicas == 1 else f"{replicas} x {self.data // replicas}"
+        return ", ".join([*parts, f"data {data}"])
 
     @property
     def model_ranks(self) -> int:
