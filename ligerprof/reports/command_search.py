@@ -120,6 +120,9 @@ def render_splits(found: FittingSplits) -> "RenderableType":
     rows = [(split.name, verdicts[trial.outcome], _ranks(trial)) for split, trial in found.trials]
     columns = (f"{found.problem.machine.world} GPUs as", "", "reserved by rank, the worst first")
     end = [] if found.is_whole else [Text("The search was interrupted.")]
+    launch, world = found.problem.command.launch, found.problem.machine.world
+    if launch is not None and launch.launcher != "python" and launch.processes not in (None, world):
+        end.append(Text(f"note: the command launches {launch.processes} ranks; have it launch {world}"))
     table = listing_table(*columns, folded=columns[2:], rows=rows)
     return Group(*([table] if rows else []), *end, *_fitting(found.problem, found.change, found.trial))
 

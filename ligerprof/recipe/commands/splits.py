@@ -59,7 +59,8 @@ def find_splits(command: TrainingCommand, world: int, varied: Sequence[tuple[str
     """The splits of a world, the command's own first, then those with the fewest ranks for a model.
 
     Args:
-        varied: keys with the values that they are to have; others have the divisors of the world up to a node's GPUs.
+        varied: keys with the values that they are to have; without any, the keys of the command have the divisors of
+            the world up to a node's GPUs.
 
     Raises:
         RecipeError: the command has no key for a degree, or no split has the size of the world.
@@ -71,15 +72,15 @@ def find_splits(command: TrainingCommand, world: int, varied: Sequence[tuple[str
             f"{command.name}: no argument or key has a parallel degree, such as tensor_parallel_degree or"
             " pipeline_model_parallel_size. Name one with --vary, such as --vary tp_size=1,2,4."
         )
-    given = dict(varied)
-    chosen = {_part_of(key) or key for key in given}
+    chosen = {_part_of(key) or key: sizes for key, sizes in varied}
+    for part, sizes in chosen.items():
+        if part in _PARTS and not all(type(size) is int and size > 0 for size in sizes):
+            raise RecipeError(f"--vary {keys[part]}: a number of ranks is a whole number above 0.")
     parts = [part for part in dict.fromkeys((*_PARTS, *keys)) if part in keys]
-    values = [given.get(keys[part]) or _values(part, _size(command, keys[part]), world) for part in parts]
-    splits = [
-        split
-        for sizes in product(*values)
-        if (split := _split(command, world, dict(zip(parts, sizes, strict=True)), keys, chosen)) is not None
-    ]
+    own = {part: max(_size(command, key) or 1, 1) for part, key in keys.items()}
+    values = [chosen.get(part) or _values(part, own[part], 1 if chosen else world) for part in parts]
+    found = (dict(zip(parts, sizes, strict=True)) for sizes in product(*values))
+    splits = [split for sizes in found if (split := _split(command, world, sizes, keys, chosen)) is not None]
     if not splits:
         raise RecipeError(f"--world {world}: no values of {', '.join(keys.values())} multiply to it or divide it.")
     return sorted(splits, key=lambda split: (split.change != Change(), split.model_ranks))
@@ -95,13 +96,11 @@ def _size(command: TrainingCommand, key: str) -> int | None:
     return value if type(value) is int else None
 
 
-def _values(part: str, own: int | None, world: int) -> Sequence[int]:
-    """The sizes of a part; of the shards, the program's own are what others leave."""
-    if part == _SHARDS:
-        return (own or 1,)
-    if part == _REPLICAS:
-        return sorted({own or 1, max(world // GPUS_PER_NODE, 1)})
-    return sorted({own or 1, *(each for each in range(1, GPUS_PER_NODE + 1) if world % each == 0)})
+def _values(part: str, own: int, world: int) -> Sequence[int]:
+    """The sizes of a part. Shards are what others leave; they are replicated, if at all, from node to node."""
+    if part in (_REPLICAS, _SHARDS):
+        return sorted({own, world // GPUS_PER_NODE or own}) if part == _REPLICAS else (own,)
+    return sorted({own, *(each for each in range(1, GPUS_PER_NODE + 1) if world % each == 0)})
 
 
 def _split(
@@ -115,8 +114,8 @@ def _split(
     if _SHARDS in varied:
         if shards % sizes[_SHARDS]:
             return None
-    elif sizes.get(_SHARDS, 0) > 0:
-        # what is not left to the program
-        sizes[_SHARDS] = shards
+    elif _SHARDS in keys:
+        # -1 leaves it to the program
+        sizes[_SHARDS] = shards if (_size(command, keys[_SHARDS]) or 0) > 0 else command.value(keys[_SHARDS])
     changed = {keys[part]: size for part, size in sizes.items() if size != command.value(keys[part])}
     return Split(sizes=sizes, data=data, change=Change(keys=changed))
