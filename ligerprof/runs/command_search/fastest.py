@@ -13,13 +13,13 @@ from ligerprof.runs.command_search.session import (
     Begin,
     CommandProblem,
     Tell,
+    changed_json,
     named,
     require_own,
     run_trials,
-    trial_json,
 )
 from ligerprof.runs.command_search.trials import Outcome, Trial
-from ligerprof.serialization import document
+from ligerprof.serialization import document, select
 
 # micro-batches that are tried, from the largest one on
 _SIZES = 4
@@ -69,15 +69,7 @@ class FastestCommand:
         )
 
     def _entry(self, change: Change, trial: Trial) -> dict[str, Any]:
-        changed = self.problem.changed(change)
-        return {
-            "changes": dict(change.keys),
-            "command": list(changed.words),
-            "environment": dict(changed.environment),
-            "step_seconds": trial.step_seconds,
-            "time_bound": trial.time_bound,
-            **trial_json(trial),
-        }
+        return changed_json(self.problem, change, trial) | select(trial, "step_seconds", "time_bound")
 
 
 def fastest_command(problem: CommandProblem, batches: Batches, tell: Tell, begin: Begin) -> FastestCommand:

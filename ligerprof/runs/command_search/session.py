@@ -186,6 +186,18 @@ def _answer_json(fitting: ChangedCommand | None, trial: Trial | None) -> dict[st
     }
 
 
+def changed_json(problem: CommandProblem, change: Change, trial: Trial) -> dict[str, Any]:
+    """The keys of a changed command and its trial."""
+    changed = problem.changed(change)
+    return {
+        "changes": dict(change.keys),
+        "command": list(changed.words),
+        "environment": dict(changed.environment),
+        "files": [str(path) for path in changed.files],
+        **trial_json(trial),
+    }
+
+
 def trial_json(trial: Trial) -> dict[str, Any]:
     """The keys of a trial in the JSON."""
     ran = trial.outcome is Outcome.RAN

@@ -1,12 +1,12 @@
 """`fit --world N -- COMMAND`: run a command's splits of N GPUs on simulated GPUs, one after another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ligerprof.recipe.commands.changes import Change
 from ligerprof.recipe.commands.splits import Split
-from ligerprof.runs.command_search.session import Begin, CommandProblem, Tell, run_trials, trial_json
+from ligerprof.runs.command_search.session import Begin, CommandProblem, Tell, changed_json, run_trials
 from ligerprof.runs.command_search.trials import Outcome, Trial
 from ligerprof.serialization import document
 
@@ -49,17 +49,9 @@ class FittingSplits:
         )
 
     def _entry(self, split: Split, trial: Trial) -> dict[str, Any]:
-        changed = self.problem.changed(split.change)
         fits = None if trial.outcome is Outcome.FAILED else trial.outcome is Outcome.RAN
-        return {
-            "split": split.name,
-            "changes": dict(split.change.keys),
-            "command": list(changed.words),
-            "files": [str(path) for path in changed.files],
-            "fits": fits,
-            "ranks": [rank.to_json() for rank in trial.ranks],
-            **trial_json(trial),
-        }
+        own = {"split": split.name, "fits": fits, "ranks": [asdict(rank) for rank in trial.ranks]}
+        return own | changed_json(self.problem, split.change, trial)
 
 
 def fitting_splits(problem: CommandProblem, splits: Sequence[Split], tell: Tell, begin: Begin) -> FittingSplits:

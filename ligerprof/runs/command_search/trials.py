@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,6 @@ class RankPeak:
     rank: int
     peak_bytes: int
     reserved_bytes: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Its keys."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
