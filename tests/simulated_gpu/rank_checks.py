@@ -1,5 +1,6 @@
 """Run as a rank of four: what a rank hears from the others, and what its collectives take."""
 
+import datetime as dt
 import os
 import sys
 
@@ -75,6 +76,10 @@ optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
 target = torch.randn(64, 256, device="cuda")
 schedule.step(*([target] if stage == 0 else []), **({"target": target} if stage else {}))
 optimizer.step()
+
+# what torchtitan and Megatron-LM do, also where torch has no NCCL
+dist.distributed_c10d._set_pg_timeout(dt.timedelta(seconds=30), mesh.get_group("tp"))
+dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))
 
 replicated = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda())
 replicated(target).sum().backward()
