@@ -32,7 +32,6 @@ from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer
 from ligerprof.runs.versions import package_versions
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.simulated_gpu.machine import Machine, install
-from ligerprof.simulated_gpu.ranks.group import SimulatedGroup
 from ligerprof.simulated_gpu.ranks.messages import Messages
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import with_saved_tensors
@@ -232,7 +231,6 @@ def _as_rank(recipe: TrainingRecipe, rank: int) -> Iterator[None]:
         yield
         return
     Messages.is_alone = True
-    SimulatedGroup.keeps_reduced = recipe.engine is Engine.DDP
     place = {"RANK": str(rank), "WORLD_SIZE": str(recipe.gpus), "LOCAL_RANK": "0"}
     with mock.patch.dict(os.environ, place):
         distributed.init_process_group("nccl", world_size=recipe.gpus, rank=rank)
