@@ -144,6 +144,10 @@ class Tape:
         self._variables.remove(value.block)
         return value.block
 
+    def receive(self, block: Allocation) -> None:
+        """Take a reference that was handed over for a variable of this tape."""
+        self._variables.append(block)
+
     def backward(self, output: Value, gradient: Allocation, source: Value | None) -> Allocation | None:
         """Run backward from the gradient of `output`.
 
@@ -263,11 +267,14 @@ class Tape:
         operation, output = node.operation, node.outputs[0]
         self.meter.ran(operation)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
+        saved_bytes = operation.extra_saved_bytes
+        extra = self.meter.take(saved_bytes, operation.role) if saved_bytes and operation.saves_first else None
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
         elif operation.view_of.block is not None:
             output.block = self.meter.keep(operation.view_of.block)
-        extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
+        if saved_bytes and extra is None:
+            extra = self.meter.take(saved_bytes, operation.role)
         if self.saving and output.needs_gradient:
             wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
             node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
