@@ -316,11 +316,13 @@ class Tape:
             # checkpointing's hooks release recomputed tensors to the gradient function, which frees them
             self._forget(node.saved)
             node.saved.clear()
-        if incoming:
-            self._forget(self.meter.run_scratch(operation.reduction_scratch_bytes, operation.role, unreduced))
+        if unreduced or operation.reduction_scratch_bytes:
+            self._forget(
+                self.meter.run_scratch(operation.reduction_scratch_bytes if incoming else 0, operation.role, unreduced)
+            )
         self._forget(pending.block for pending in incoming)
         self._forget(node.saved)
-        if not any(other.operation.saves_anything for other in self._nodes):
+        if self._after_saved is not _do_nothing and not any(other.operation.saves_anything for other in self._nodes):
             self._after_saved()
             self._after_saved = _do_nothing
         if self._offloading is not None:
