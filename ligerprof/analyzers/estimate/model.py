@@ -60,9 +60,9 @@ class ModelReplay(Replay):
     def tables(self) -> list[Allocation]:
         """The memory of the rotary tables."""
         numbers = [step[1] for step in self._steps if step[0] == "tables"]
-        flat = [item for made in numbers for item in ([made] if isinstance(made, int) else made)]
-        blocks = (self._values[number].block for number in flat if number in self._values)
-        return [block for block in blocks if block is not None]
+        flat = [item for found in numbers for item in ([found] if isinstance(found, int) else found)]
+        made = (self._values.get(number) for number in flat)
+        return [value.block for value in made if isinstance(value, Value) and value.block is not None]
 
     def role_of(self, results: int | Sequence[int], _output: int) -> Role:
         """The role of what a step makes."""
