@@ -8,16 +8,13 @@ first or the last of them (`Meter.repeat`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.context import Context, is_eager
+from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
-from ligerprof.analyzers.estimate.loss import head_and_loss
-from ligerprof.analyzers.estimate.masks import last_reader, mask_elements, mask_scratch, masks_made
+from ligerprof.analyzers.estimate.masks import last_reader, mask_elements
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.model import embed, embedding_is_leaf, keeps_tables, table_sizes
-from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.model import ModelReplay, embedding_is_leaf, keeps_tables
 from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
-from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
@@ -79,8 +76,10 @@ class MicroBatch:
         self.evaluates = False
         self.copies_embedding = False
         self._policy = None if recipe.selective is None else find_policy(recipe.selective)
-        # by whether the mask's layers have a window
+        # by whether the mask's layers have a window; and those that checkpoints hold
+        self._layer_masks: dict[bool, Value] = {}
         self._masks: dict[bool, Value] = {}
+        self._copied: list[Value] = []
         self._traced = traced_layers(recipe)
         self.offloading = Offloading(meter) if recipe.activation_offload else None
         self._bottom = self._new_context(Tape(meter, offloading=self.offloading))
@@ -100,53 +99,42 @@ class MicroBatch:
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
         self._hooks.enter(Part.ROOT)
-        self._meter.place = EMBEDDING
-        embedded, stream = self._embed()
-        self._meter.place = WHOLE
-        self._make_tables(embedded, stream)
-        held = self._bottom.tape.hand_over(stream)
-        for repetition in self._traced:
-            stream, held = self._layers_forward(repetition, stream, held)
-        self._meter.place = HEAD
-        hidden = self._final_norm(stream, held)
-        copied = self._layers[0].context.leaf_cast is not None
-        # autocast's copy of a leaf holds it
-        if not copied:
-            self._bottom.tape.release(embedded)
-        for windowed in tuple(self._masks):
-            if self._offloads_masks or last_reader(self._recipe, windowed=windowed) is None:
-                self._bottom.tape.release(self._masks.pop(windowed))
-        if self.evaluates or not keeps_tables(self._recipe):
-            self._end_tables()
-        self._loss = head_and_loss(self._top, hidden)
+        self._loss = ModelReplay(self._bottom, self._top, self._run_layers, self._stream_role(0)).loss()
         self._hooks.leave(Part.ROOT)
-        self._top.tape.release(hidden)
         for layer in self._layers:
             self._meter.place = layer.place
             self._meter.repeat(layer.repetition.times, layer.context.leave_autocast, first_layer=layer.repetition.first)
         self._meter.place = HEAD
         self._top.leave_autocast()
         self._bottom.leave_autocast()
-        if copied:
-            self._bottom.tape.release(embedded)
+        self._bottom.tape.release(*self._copied)
 
-    def _embed(self) -> tuple[Value, Value]:
-        """The embedding's output, and what the first layer reads."""
-        self._hooks.enter(Part.EMBEDDING)
-        embedded, stream, self._start = embed(self._bottom, self._stream_role(0))
-        self._hooks.leave(Part.EMBEDDING)
-        if self._start is not None:
-            self._until_graph_is_freed.append(self._start)
-        elif self.offloading is not None and embedding_is_leaf(self._recipe) and embedded.block is not None:
-            self._leaf = self._meter.keep(embedded.block)
-        return embedded, stream
-
-    def _final_norm(self, stream: Value, held: Allocation) -> Value:
-        self._hooks.enter(Part.NORM)
-        hidden = norm(self._top, stream, self._recipe.spec.architecture.final_norm)
-        self._hooks.leave(Part.NORM)
-        self._meter.drop(held)
-        return hidden
+    def _run_layers(self, model: ModelReplay, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
+        """Run the layers between the steps of `model`, with what they need for longer than its variables live."""
+        self._masks = {
+            windowed: mask
+            for windowed, mask in model.masks.items()
+            if not self._offloads_masks and last_reader(self._recipe, windowed=windowed) is not None
+        }
+        for mask in self._masks.values():
+            self._bottom.tape.name(mask)
+        if not self.evaluates and keeps_tables(self._recipe):
+            self._until_backward_ends += [self._meter.keep(block) for block in model.tables]
+        if model.leaf is not None and model.leaf is not stream.block:
+            self._start = model.leaf
+            self._until_graph_is_freed.append(model.leaf)
+        elif model.leaf is not None and self.offloading is not None:
+            self._leaf = model.leaf
+        elif model.leaf is not None:
+            self._meter.drop(model.leaf)
+        self._layer_masks = model.masks
+        first = stream
+        for repetition in self._traced:
+            stream, held = self._layers_forward(repetition, stream, held)
+        if self._layers[0].context.leaf_cast is not None:
+            # autocast's copy of a leaf holds it
+            self._copied.append(self._bottom.tape.name(first))
+        return stream, held
 
     def backward(self) -> None:
         """Walk back from the loss; what is left are the gradients of the weights."""
@@ -227,23 +215,10 @@ class MicroBatch:
             weights=self._weights,
             kernels=self._kernels,
             layer=index,
-            mask=self._masks.get(self._recipe.spec.layer_kinds.windowed[index]),
+            mask=self._layer_masks.get(self._recipe.spec.layer_kinds.windowed[index]),
             hooks=self._hooks,
             unpacks_once=checkpointed and not self._recipe.reentrant,
         )
-
-    def _make_tables(self, embedded: Value, stream: Value) -> None:
-        """Rotary tables are saved by every layer, so they live until backward ends; masks until the model returns."""
-        # numbers to add for eager, else booleans
-        width = embedded.width if is_eager(self._recipe) else 1
-        for windowed in masks_made(self._recipe):
-            elements = mask_elements(self._recipe, windowed=windowed)
-            leading = mask_scratch(self._recipe, windowed=windowed)
-            self._masks[windowed] = self._bottom.tape.run(
-                Operation(elements=elements, width=width, leading_scratch=leading, role=Role.INPUTS)
-            )
-        for size_bytes in table_sizes(self._recipe, stream):
-            self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
 
     def _layers_forward(self, repetition: Repetition, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
         """Run layers on `stream`; the caller's loop variable `held` moves on to the last one's output."""

@@ -247,7 +247,13 @@ def dropout(context: Context, value: Value, probability: float) -> Value:
     if probability == 0:
         return context.tape.name(value)
     return context.tape.run(
-        Operation(elements=value.elements, width=value.width, inputs=(value,), extra_saved_bytes=value.elements)
+        Operation(
+            elements=value.elements,
+            width=value.width,
+            inputs=(value,),
+            extra_saved_bytes=value.elements,
+            saves_first=True,
+        )
     )
 
 

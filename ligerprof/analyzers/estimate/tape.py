@@ -143,6 +143,10 @@ class Tape:
         self._variables.remove(value.block)
         return value.block
 
+    def receive(self, block: Allocation) -> None:
+        """Take a reference that was handed over for a variable of this tape."""
+        self._variables.append(block)
+
     def backward(self, output: Value, gradient: Allocation, source: Value | None) -> Allocation | None:
         """Run backward from the gradient of `output`.
 
@@ -269,11 +273,14 @@ class Tape:
         operation, output = node.operation, node.outputs[0]
         self.meter.ran(operation)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
+        saved_bytes = operation.extra_saved_bytes
+        extra = self.meter.take(saved_bytes, operation.role) if saved_bytes and operation.saves_first else None
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
         elif operation.view_of.block is not None:
             output.block = self.meter.keep(operation.view_of.block)
-        extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
+        if saved_bytes and extra is None:
+            extra = self.meter.take(saved_bytes, operation.role)
         if self.saving and output.needs_gradient:
             wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
             node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
@@ -312,11 +319,13 @@ class Tape:
             # checkpointing's hooks release recomputed tensors to the gradient function, which frees them
             self._forget(node.saved)
             node.saved.clear()
-        if incoming:
-            self._forget(self.meter.run_scratch(operation.reduction_scratch_bytes, operation.role, unreduced))
+        if unreduced or operation.reduction_scratch_bytes:
+            self._forget(
+                self.meter.run_scratch(operation.reduction_scratch_bytes if incoming else 0, operation.role, unreduced)
+            )
         self._forget(pending.block for pending in incoming)
         self._forget(node.saved)
-        if not any(other.operation.saves_anything for other in self._nodes):
+        if self._after_saved is not _do_nothing and not any(other.operation.saves_anything for other in self._nodes):
             self._after_saved()
             self._after_saved = _do_nothing
         if self._offloading is not None:
