@@ -76,11 +76,11 @@ def loss_of_logits(context: Context, logits: Value) -> Value | None:
     if context.is_fused("ce"):
         return call_loss(context, kernel_memory(context, "ce", logits), logits, None, "logits")
     if loss_takes_output(context):
-        return _reference_loss(context, logits)
+        return reference_loss(context, logits)
     return _shifted_copy_loss(context, logits) if context.recipe.loss is Loss.HF_4_45 else None
 
 
-def _reference_loss(context: Context, logits: Value) -> Value:
+def reference_loss(context: Context, logits: Value) -> Value:
     """reference.py of the losses: scales and caps the upcast logits."""
     wide = upcast(context, logits)
     if context.spec.logit_factor != 1.0:
