@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,18 +141,21 @@ class _Running:
         # what the processes wrote last
         found = self._summaries()
         seconds = time.monotonic() - self.began
-        begun = {"command": self._command, "limit_bytes": self.limit_bytes, "seconds": seconds}
-        steps = max((each.steps for each in found), default=0)
         is_over = any(each.out_of_memory for each in found)
-        begun["ranks"] = _worst_first(each for each in found if each.steps and each.out_of_memory is is_over)
+        begun = partial(
+            Trial,
+            command=self._command,
+            limit_bytes=self.limit_bytes,
+            seconds=seconds,
+            steps=max((each.steps for each in found), default=0),
+            ranks=_worst_first(each for each in found if each.steps and each.out_of_memory is is_over),
+        )
         if is_over:
-            return Trial(**begun, outcome=Outcome.OUT_OF_MEMORY, steps=steps)  # type: ignore[arg-type]
-        if status or not steps:
-            return Trial(**begun, outcome=Outcome.FAILED, steps=steps, reason=self._reason(status))  # type: ignore[arg-type]
-        return Trial(
-            **begun,  # type: ignore[arg-type]
+            return begun(outcome=Outcome.OUT_OF_MEMORY)
+        if status or not any(each.steps for each in found):
+            return begun(outcome=Outcome.FAILED, reason=self._reason(status))
+        return begun(
             outcome=Outcome.RAN,
-            steps=steps,
             peak_bytes=max(each.counter_peak_bytes for each in found),
             reserved_bytes=max(each.counter_reserved_bytes for each in found),
             **_slowest(found),
