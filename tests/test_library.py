@@ -40,7 +40,9 @@ WRONG: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=pytest.mark.slow) if ".fit(" in EXAMPLES[n] else n for n in range(len(EXAMPLES))]
+)
 def test_an_example_of_the_page_runs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     exec(compile(EXAMPLES[number], f"{PAGE.name}, example {number + 1}", "exec"), {"__name__": "example"})

@@ -11,6 +11,7 @@ from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.framework import Framework
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
+from ligerprof.recipe.configs.settings import SIMULATED_RANKS
 from ligerprof.recipe.configs.sources import foreign_framework, recognize
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
@@ -110,7 +111,7 @@ def refuse_other_programs(launch: Launch) -> None:
 def _foreign(program: str, title: str) -> RecipeError:
     return RecipeError(
         f"{printable(program)}: a command of {title}, whose settings ligerprof does not read. Give its values as"
-        " options, such as --model, --batch, --seq and --precision."
+        f" options, such as --model, --batch, --seq and --precision. {SIMULATED_RANKS}"
     )
 
 

@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ligerprof.kernels.device import simulated_device
 from ligerprof.recipe.categories import Engine, Offload
@@ -31,13 +32,25 @@ from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer
 from ligerprof.runs.versions import package_versions
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.simulated_gpu.machine import Machine, install
-from ligerprof.simulated_gpu.ranks.group import SimulatedGroup
 from ligerprof.simulated_gpu.ranks.messages import Messages
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import with_saved_tensors
 
 GPU = torch.device("cuda", 0)
 _ENDLESS_BYTES = 2**62
+
+
+@contextmanager
+def _backward_outside_modes() -> Iterator[None]:
+    """Inside a dispatch mode, autograd takes each gradient for one of a subclass and adds none in place."""
+    within = torch.autograd.backward
+
+    def backward(*arguments: Any, **named: Any) -> None:
+        with _disable_current_modes():
+            within(*arguments, **named)
+
+    with mock.patch.object(torch.autograd, "backward", backward):
+        yield
 
 
 def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, repeat: bool) -> StepOutcome:
@@ -98,6 +111,8 @@ class _Rank:
             simulated_device(sm_count=self._recipe.gpu_spec.sm_count),
             _as_rank(self._recipe, self._rank),
             self._host or nullcontext(),
+            # ZeRO-3 has all its buffers in main memory before backward
+            _backward_outside_modes() if self._recipe.zero == 3 and self._host else nullcontext(),
             model_failures_in_a_line(self._recipe, torch.OutOfMemoryError),
         ):
             try:
@@ -216,7 +231,6 @@ def _as_rank(recipe: TrainingRecipe, rank: int) -> Iterator[None]:
         yield
         return
     Messages.is_alone = True
-    SimulatedGroup.keeps_reduced = recipe.engine is Engine.DDP
     place = {"RANK": str(rank), "WORLD_SIZE": str(recipe.gpus), "LOCAL_RANK": "0"}
     with mock.patch.dict(os.environ, place):
         distributed.init_process_group("nccl", world_size=recipe.gpus, rank=rank)
