@@ -21,7 +21,7 @@ help:
 	@echo "make step      profile a training step: ligerprof step $(STEP_ARGS)"
 	@echo "make install   install the package, every extra that tests need, and the linters into $(VENV)"
 	@echo "make test      run the tests that need no GPU"
-	@echo "make test-slow run the tests that take longer than ten seconds each"
+	@echo "make test-slow run the tests that are left out of make test for their time, and more drawn examples"
 	@echo "make check     ruff, formatting and mypy"
 	@echo "make docs      build the documentation into site/, and check its links"
 	@echo "make calculator the same with the calculator's Python, which npm fetches"
@@ -37,7 +37,7 @@ test: $(EVERYTHING)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: $(EVERYTHING)
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m slow
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "slow or hypothesis" --hypothesis-profile thorough
 
 check: $(EVERYTHING)
 	$(BIN)/ruff check .
@@ -56,6 +56,7 @@ calculator: docs
 	cd site/calculator/pyodide && npm pack --silent pyodide@$(PYODIDE) && tar -xzf pyodide-$(PYODIDE).tgz --strip-components=1 \
 		$(addprefix package/,pyodide.mjs pyodide.asm.mjs pyodide.asm.wasm python_stdlib.zip pyodide-lock.json) \
 		&& rm pyodide-$(PYODIDE).tgz
+	node site/calculator/snapshot.mjs
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

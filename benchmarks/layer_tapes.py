@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 from ligerprof.kernels.norm.reference import rms_norm
 from ligerprof.models import ARCHITECTURES, spec_from_config
 from ligerprof.models.architecture import NormForm
-from ligerprof.models.layer_tape import FILE, layer_kind
+from ligerprof.models.layer_tape import FILE, layer_kind, model_kind
 from ligerprof.runs.tapes.layers import SmallModel, UnknownOperatorError, record_function
 
 Tape = list[Any]
@@ -67,7 +67,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 128, "n_layer": 6, "n_head": 4, "n_positions": 64},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), _LATENT),
     "exaone_moe": {"sliding_window_pattern": 2},
-    "bamba": {**_MAMBA, "attn_layer_indices": [2, 5]},
+    "bamba": {**_MAMBA, "attn_layer_indices": [2, 5], "partial_rotary_factor": 0.5},
     "falcon_h1": _MAMBA,
     "granitemoehybrid": {
         **_MAMBA,
@@ -77,12 +77,17 @@ _OWN: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"shared_intermediate_size": 32},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3, "num_dense_layers": 2},
+    **{
+        name: {"layer_types": ["full_attention", "sliding_attention"] * 3, "use_sliding_window": True}
+        for name in ("dots1", "qwen2", "qwen3")
+    },
     "llama4_text": {"intermediate_size_mlp": 96, "interleave_moe_layer_step": 2},
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
 }
 # other values of keys that change the layers
 _VARIANTS: dict[str, dict[str, tuple[Any, ...]]] = {
     "cohere": {"use_qk_norm": (False, True)},
+    **{name: {"final_logit_softcapping": (30.0, None)} for name in ("gemma2", "gemma3_text", "vaultgemma")},
     "gpt_neox": {"use_parallel_residual": (True, False)},
     "glm4_moe": {"use_qk_norm": (False, True)},
     "granitemoehybrid": {"position_embedding_type": ("rope", None), "num_local_experts": (4, 0)},
@@ -117,9 +122,12 @@ def configs_of(model_type: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def record(model_type: str) -> tuple[list[tuple[list[str], Tape]], dict[str, Tape | None]]:
-    """The kinds of layers of an architecture with the tape of each, and the tapes of its norms."""
+def record(
+    model_type: str,
+) -> tuple[list[tuple[list[str], Tape]], list[tuple[list[str], Tape]], dict[str, Tape | None]]:
+    """The kinds of layers and models of an architecture with the tape of each, and the tapes of its norms."""
     found: dict[str, tuple[list[str], Tape]] = {}
+    models: dict[str, tuple[list[str], Tape]] = {}
     norms: dict[str, Tape | None] = {}
     for config in configs_of(model_type):
         spec = spec_from_config(config, name=model_type)
@@ -128,9 +136,11 @@ def record(model_type: str) -> tuple[list[tuple[list[str], Tape]], dict[str, Tap
             kind = layer_kind(spec, index)
             if str(kind) not in found:
                 found[str(kind)] = kind, model.record(index)
+        if str(model_kind(spec)) not in models:
+            models[str(model_kind(spec))] = model_kind(spec), model.record_model()
         if spec.architecture.norm.form in (NormForm.RMS, NormForm.CENTERED):
             norms = norms or {"norms": model.record_norm(), "bare norms": model.record_bare_norm()}
-    return list(found.values()), norms
+    return list(found.values()), list(models.values()), norms
 
 
 def functions() -> Iterator[tuple[str, Tape]]:
@@ -156,11 +166,18 @@ def main() -> None:
     def number(tape: Tape) -> int:
         return tapes.setdefault(json.dumps(tape, separators=(",", ":")), len(tapes))
 
-    content: dict[str, dict[str, Any]] = {"architectures": {}, "norms": {}, "bare norms": {}, "functions": {}}
+    content: dict[str, dict[str, Any]] = {
+        "architectures": {},
+        "models": {},
+        "norms": {},
+        "bare norms": {},
+        "functions": {},
+    }
     # an architecture with several residual streams is traced as a whole
     for model_type in sorted(name for name, row in ARCHITECTURES.items() if row.streams is None):
-        layers, norms = record(model_type)
-        content["architectures"][model_type] = [(kind, number(tape)) for kind, tape in layers]
+        layers, models, norms = record(model_type)
+        for group, kinds in (("architectures", layers), ("models", models)):
+            content[group][model_type] = [(kind, number(tape)) for kind, tape in kinds]
         for group, tape in norms.items():
             content[group].update({} if tape is None else {model_type: number(tape)})
         print(model_type, len(layers), flush=True)

@@ -619,8 +619,8 @@ def described(recipe: TrainingRecipe) -> str:
         "offload",
         "wrap",
     )
-    shown += ("reshard", "reduce_dtype", "replicate")
-    plain = TrainingRecipe(engine=recipe.engine, gpus=recipe.gpus)
+    shown += ("reshard", "reduce_dtype", "replicate", "zero", "lora")
+    plain = TrainingRecipe(engine=recipe.engine, gpus=recipe.gpus, precision=recipe.precision)
     differing = [name for name in shown if getattr(recipe, name) != getattr(plain, name)]
     options = [" ".join(RECIPE_OPTIONS[name].typed(getattr(recipe, name))) for name in differing]
     size = f"{recipe.spec.name} {recipe.batch} x {recipe.seq}"

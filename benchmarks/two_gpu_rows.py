@@ -1,10 +1,12 @@
 """The measured rows of two GPUs, run again without one: the program that trained them as ranks on simulated GPUs.
 
-    python benchmarks/two_gpu_rows.py simulate build/rows.jsonl [--at-once 4] [--seconds 500]
+    python benchmarks/two_gpu_rows.py simulate build/rows.jsonl [--only zero,ranks-19] [--at-once 4] [--seconds 500]
     python benchmarks/two_gpu_rows.py table build/rows.jsonl
 
 The program is `ranks.py rank` under torchrun. A row that was measured after others in one process began with their
-memory: its peaks are compared less what was there, its reserved memory is not. Rows that the file has are left out.
+memory: its peaks are compared less what was there, its reserved memory is not. Rows that the file has are left out, and
+so are those that fail, which the output names. ZeRO's rows were measured by `ligerprof step`, which builds and trains
+the same.
 """
 
 import argparse
@@ -69,7 +71,8 @@ def simulated(recipe: dict[str, Any], seconds: float) -> dict[str, Any]:
     return {"problem": (problems or ["no row"])[-1][-300:]}
 
 
-def simulate(file: Path, at_once: int, seconds: float) -> None:
+def simulate(file: Path, only: str, at_once: int, seconds: float) -> None:
+    wanted = tuple(f"{name}-" for name in only.split(",")) if only else ""
     done = {json.loads(line)["name"] for line in file.read_text().splitlines()} if file.exists() else set()
     end = time.monotonic() + seconds
 
@@ -79,13 +82,17 @@ def simulate(file: Path, at_once: int, seconds: float) -> None:
             return
         row = {"name": name, "recipe": described(TrainingRecipe.from_json(recipe)), "measured": measured}
         row |= simulated(recipe, end - began) | {"seconds": round(time.monotonic() - began, 1)}
+        if "problem" in row:
+            print(name, row["seconds"], row["problem"], flush=True)
+            return
         row["date"] = dt.datetime.now(dt.UTC).date().isoformat()
         with file.open("a") as lines:
             print(json.dumps(row), file=lines, flush=True)
-        print(name, row["seconds"], row.get("problem") or errors_of(row), flush=True)
+        print(name, row["seconds"], errors_of(row), flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
-        for each in [pool.submit(work, *row) for row in measured_rows() if row[0] not in done]:
+        rows = [row for row in measured_rows() if row[0] not in done and f"{row[0]}-".startswith(wanted)]
+        for each in [pool.submit(work, *row) for row in rows]:
             each.result()
 
 
@@ -104,9 +111,6 @@ def table(file: Path) -> None:
     together: dict[str, list[float]] = {}
     print("| recipe | first step | later steps | reserved |\n|---|---:|---:|---:|")
     for row in map(json.loads, file.read_text().splitlines()):
-        if "problem" in row:
-            print(f"| {row['recipe']} | {row['problem']} | | |")
-            continue
         worst: dict[str, float] = {}
         for name, error in errors_of(row):
             together.setdefault(name, []).append(abs(error))
@@ -124,13 +128,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("simulate", "table"))
     parser.add_argument("file", type=Path)
+    parser.add_argument("--only", default="", help="names of rows, or of the files that have them; default: all")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3600)
     options = parser.parse_args()
     if options.action == "table":
         table(options.file)
     else:
-        simulate(options.file, options.at_once, options.seconds)
+        simulate(options.file, options.only, options.at_once, options.seconds)
 
 
 if __name__ == "__main__":

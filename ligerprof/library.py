@@ -224,8 +224,8 @@ def make_judge(
     """
     if _recipe(recipe).compile:
         raise UnsupportedError(
-            "--compile: what fits under torch.compile is not known without running it. Measure it with `ligerprof step`"
-            " on a GPU, or search with --no-compile."
+            "--compile: what fits under torch.compile is known after it has compiled. Simulate a step with `ligerprof"
+            " step --device simulated`, or search with --no-compile."
         )
 
     def simulated(candidate: TrainingRecipe) -> Reserved:

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from ligerprof.runs.sweep import runner as session
 from ligerprof.runs.sweep.starting import CellStarter
-from tests import interpreter
+from tests import estimated, interpreter, recorded
 
 # Triton reads it when it is first imported, by whichever test comes first; transformers imports Triton, too
 if not torch.cuda.is_available():
@@ -28,13 +28,17 @@ if not torch.cuda.is_available():
 if os.environ.get("TRITON_INTERPRET") == "1":
     interpreter.speed_up()
 
+estimated.share()
+recorded.share()
+
 # a shell ignores them for what it runs in the background, and children would inherit that
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _handler)
 
 # no deadline: a shared machine is slow now and then. In CI the same examples every time.
-settings.register_profile("ligerprof", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile("ligerprof", deadline=None, max_examples=25, derandomize=bool(os.environ.get("CI")))
+settings.register_profile("thorough", deadline=None, max_examples=500)
 settings.load_profile("ligerprof")
 
 

@@ -17,7 +17,7 @@ from tests.paths import DATA, RECORDINGS, REPOSITORY, RESULTS
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 # a command with one of these comments is only checked for its options
-NOT_RUN_MARKS = ("needs a GPU", "needs TRL")
+NOT_RUN_MARKS = ("needs a GPU", "needs TRL", "needs torchtitan")
 EXIT_MARK = re.compile(r"exit code (\d+)")
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
 _ELIDED = ("...", "…")

@@ -18,6 +18,8 @@ def speed_up() -> None:
 
     scope = interpreter._LangPatchScope()
     _patch_language(tl, interpreter, scope)
+    # as Triton 3.7 does: numpy 2.4 converts only arrays without axes
+    tl.tensor.__index__ = lambda self: int(self.handle.data.squeeze())
     # what was replaced stays replaced
     unchanged = interpreter._LangPatchScope()
     interpreter._patch_lang = lambda _function: unchanged

@@ -27,8 +27,8 @@ QUICK = {
     "step": (*TINY, "--device", "simulated", "--force"),
     "sweep": ("--dry-run",),
     "study": ("--dry-run",),
-    "fit": ("--no-simulate",),
-    "advise": ("--no-simulate",),
+    "fit": (*TINY, "--no-simulate"),
+    "advise": (*TINY, "--no-simulate"),
     "plot": ("--force",),
 }
 # drawing, searching and many ranks take most of the time

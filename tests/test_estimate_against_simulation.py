@@ -22,6 +22,7 @@ from ligerprof.runs.outcome import StepOutcome
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.units import MIB
 from tests.drawn_recipes import draw_rank_recipe, draw_recipe
+from tests.sampling import sampled
 
 # docs/estimator.md quotes these
 TOLERANCE = 0.01
@@ -110,7 +111,7 @@ def test_an_estimate_of_a_rank_is_what_its_simulation_takes(part: int) -> None:
     compare()
 
 
-@pytest.mark.parametrize("reshard", [True, False], ids=["reshard", "keep"])
+@sampled("reshard", [True, False], ids=["reshard", "keep"], every=2)
 @pytest.mark.parametrize("liger", ["none", "all"])
 def test_a_rank_with_a_tied_head_in_a_group_of_its_own(liger: str, reshard: bool) -> None:
     """The groups of accelerate: the reduction of the last one holds the gradient of the tied weight."""
@@ -120,8 +121,8 @@ def test_a_rank_with_a_tied_head_in_a_group_of_its_own(liger: str, reshard: bool
     check(TrainingRecipe(model=model, batch=1, liger=liger, reshard=reshard, alloc_conf=EXPANDABLE, **options))
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("loss", ["trl-tiled", "chunked-nll", "torch-linear"])
+@sampled("tied", [True, False], ids=["tied", "untied"], every=2)
+@sampled("loss", ["trl-tiled", "chunked-nll", "torch-linear"], every=3)
 @pytest.mark.parametrize(
     "engine",
     [
@@ -154,7 +155,7 @@ def llama_of_4_layers(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
     return spec_from_config({**CONFIGS["llama3.2-1b"], **sizes}, name="llama-4")
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("model", "options"),
     [
         # no fused kernel of a T4 reads bf16
@@ -165,6 +166,7 @@ def llama_of_4_layers(heads: int, kv_heads: int, head_dim: int) -> ModelSpec:
         (llama_of_4_layers(24, 24, 54), {"seq": 2048, "gpu": "h200", "precision": "fp32", "liger": "ce"}),
     ],
     ids=["gpt2-t4", "gpt2-t4-ce", "llama-54-padded", "llama-54-fp32"],
+    every=2,
 )
 def test_attention_without_a_fused_kernel(model: ModelSpec, options: dict[str, Any]) -> None:
     check(TrainingRecipe(model=model, batch=2, checkpointing=False, alloc_conf="expandable_segments:True", **options))
@@ -192,7 +194,7 @@ DROPPING: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(
+@sampled(
     "options",
     [
         {"checkpoint_every": 2},
@@ -229,21 +231,22 @@ DROPPING: tuple[dict[str, Any], ...] = (
         {"loss": "trl-tiled", "precision": "bf16", "packing": True, "checkpointing": False, "grad_accum": 2},
     ],
     ids=lambda options: "-".join(map(str, options)),
+    every=5,
 )
 def test_what_backward_recomputes_and_adapters_train(options: dict[str, Any]) -> None:
     check(TrainingRecipe(model=llama_of_4_layers(8, 4, 64), batch=2, alloc_conf="expandable_segments:True", **options))
 
 
 @pytest.mark.parametrize("liger", ["none", "flce"])
-@pytest.mark.parametrize("targets", ["lm_head", "embed_tokens+q_proj", "lm_head+embed_tokens"])
+@sampled("targets", ["lm_head", "embed_tokens+q_proj", "lm_head+embed_tokens"], every=3)
 def test_adapters_on_tied_embeddings(targets: str, liger: str) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "vocab_size": 20_000}
     model = spec_from_config({**CONFIGS["llama3.2-1b"], **sizes, "tie_word_embeddings": True}, name="tied")
     check(TrainingRecipe(model=model, batch=2, lora=16, lora_targets=targets, liger=liger, alloc_conf=EXPANDABLE))
 
 
-@pytest.mark.parametrize("precision", ["amp", "bf16"])
-@pytest.mark.parametrize("selective", [None, "matmuls"])
+@sampled("precision", ["amp", "bf16"], every=2)
+@sampled("selective", [None, "matmuls"], every=2)
 def test_dora_over_layers_with_biases(selective: str | None, precision: str) -> None:
     """Peft subtracts the bias first, and measures the weight with two products, which the policy keeps."""
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 1000}
@@ -258,7 +261,7 @@ def test_a_mask_that_checkpointing_saves_is_offloaded() -> None:
     check(TrainingRecipe(model=gpt2_xl_of_4_layers(), precision="fp16", liger="ce", **options))
 
 
-@pytest.mark.parametrize("precision", ["amp", "bf16"])
+@sampled("precision", ["amp", "bf16"], every=2)
 @pytest.mark.parametrize("name", ["gemma2-2b", "olmo2-7b"])
 def test_an_evaluation_with_the_reference_loss(name: str, precision: str) -> None:
     """Gemma 2's loss caps the logits in one expression; OLMo-2's first layer reads the embedding's output itself."""
@@ -278,7 +281,7 @@ def test_an_evaluation_with_the_reference_loss(name: str, precision: str) -> Non
 HOW = (("amp", True), ("bf16", False), ("fp32", False))
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("function", "precision", "checkpointing"),
     [
         # each function once in the quick run
@@ -286,6 +289,7 @@ HOW = (("amp", True), ("bf16", False), ("fp32", False))
         for place, function in enumerate(sorted(activation_functions()))
         for number, how in enumerate(HOW)
     ],
+    every=15,
 )
 def test_functions_between_the_layers_of_an_mlp(function: str, precision: str, checkpointing: bool) -> None:
     """GPT-2 has no gate: the MLP's peak is what its activation function keeps and computes on the way."""
@@ -295,8 +299,8 @@ def test_functions_between_the_layers_of_an_mlp(function: str, precision: str, c
     check(TrainingRecipe(model=model, optimizer="sgd", alloc_conf=EXPANDABLE, **options))
 
 
-@pytest.mark.parametrize("checkpointing", [True, False], ids=["checkpointed", "whole"])
-@pytest.mark.parametrize("liger", ["none", "all"])
+@sampled("checkpointing", [True, False], ids=["checkpointed", "whole"], every=2)
+@sampled("liger", ["none", "all"], every=2)
 @pytest.mark.parametrize("name", ["phi3-mini", "olmo2-7b"])
 def test_fused_projections_and_norms_after_the_sublayer(name: str, liger: str, checkpointing: bool) -> None:
     model = spec_from_config({**CONFIGS[name], "num_hidden_layers": 2}, name=f"{name}-2")

@@ -20,6 +20,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import DRAWN_FAMILIES, draw_recipe, draw_spec
+from tests.sampling import sampled
 from tests.test_estimate_against_simulation import EXPANDABLE, check
 
 # those with several streams are estimated from tapes
@@ -44,7 +45,7 @@ def check_draws(family: str, count: int, *, first: int = 0) -> None:
         number += 1
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@sampled("family", OTHERS, every=5)
 def test_an_estimate_is_what_the_simulation_takes(family: str) -> None:
     check_draws(family, QUICK_DRAWS)
 
@@ -63,8 +64,8 @@ def test_an_estimate_of_experts_says_that_no_size_depends_on_the_routing() -> No
     }
 
 
-@pytest.mark.parametrize("options", [{"qlora": 8}, {"lora": 8, "quantization": "8bit"}], ids=["nf4", "int8"])
-@pytest.mark.parametrize("family", ["arcee", "nemotron"])
+@sampled("options", [{"qlora": 8}, {"lora": 8, "quantization": "8bit"}], ids=["nf4", "int8"], every=2)
+@sampled("family", ["arcee", "nemotron"], every=2)
 def test_an_estimate_of_packed_weights_of_a_plain_mlp(family: str, options: dict[str, Any]) -> None:
     """With expandable segments, which leave no unsplit remainders, both peaks are the same, biased layers included."""
     recipe = TrainingRecipe(
@@ -145,6 +146,7 @@ def _spec_with_shared_keys() -> ModelSpec:
     return spec_from_config(config, name="shared-keys")
 
 
+@pytest.mark.slow
 def test_shards_are_initialized_by_the_decoder_that_they_belong_to() -> None:
     """The causal model of gemma3n does not know the sizes that its decoder initializes buffers with."""
     recipe = TrainingRecipe(model=_spec_with_shared_keys(), batch=1, seq=64, precision="bf16", gpu="h200")
@@ -279,7 +281,7 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", _CASES)
+@sampled("case", _CASES, every=4)
 def test_an_estimate_of_what_few_architectures_do(case: str) -> None:
     family, config, options = _CASES[case]
     spec = spec_from_config({**draw_spec(Random("a"), family).config, **_SMALL, **config}, name=family)

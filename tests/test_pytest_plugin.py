@@ -39,6 +39,7 @@ def marked(size: str, body: str = "pass") -> str:
     return f"@pytest.mark.limit_gpu_memory({size})\ndef test_step():\n    {body}"
 
 
+@pytest.mark.slow
 def test_a_test_under_the_limit_passes(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, marked("'30MiB'"), conftest=CONFTEST)
 
@@ -52,6 +53,7 @@ def test_a_test_over_the_limit_fails_and_lists_who_held_the_memory(tmp_path: Pat
     assert "train.py:7 <module>" in printed
 
 
+@pytest.mark.slow
 def test_a_failing_test_keeps_its_own_error(tmp_path: Path) -> None:
     printed = run(tmp_path, marked("'1MiB'", "assert 1 == 2"), conftest=CONFTEST)
 
@@ -80,6 +82,7 @@ def test_without_a_gpu_the_test_is_skipped_with_the_reason(tmp_path: Path) -> No
     assert "limit_gpu_memory: no CUDA device" in printed
 
 
+@pytest.mark.slow
 def test_other_tests_are_left_alone(tmp_path: Path) -> None:
     assert "1 passed" in run(tmp_path, "def test_step():\n    pass", conftest=CONFTEST.replace("30 * MIB", "1 / 0"))
 
@@ -121,6 +124,7 @@ def test_on_a_gpu_each_test_has_its_own_peak(tmp_path: Path) -> None:
     assert "2 passed" in run(tmp_path, f"{large}\n\n{small}")
 
 
+@pytest.mark.slow
 def test_a_recording_that_cannot_be_read_does_not_hide_what_happened(tmp_path: Path) -> None:
     empty = CONFTEST.replace("self.program.snapshot()", "{'segments': [], 'device_traces': [[]]}")
     broken = CONFTEST.replace("return max(self.program.allocated)", "return self.lost()")

@@ -19,7 +19,7 @@ RUNS = {
     "step": ["--model", "tiny", "--device", "simulated", "-o", "run"],
     "explain": ["run"],
     "estimate": ["--gpu", "h200"],
-    "advise": ["--model", "llama3.2-1b", "--gpu", "rtx4090"],
+    "advise": ["--model", "tiny", "--memory-limit", "100MiB", "--no-simulate"],
     "compare": ["run", SMALL],
     "diff": [SMALL, OTHER],
     "plot": [SMALL, "-o", "figures"],

@@ -1,14 +1,33 @@
 // Runs ligerprof in the browser: Python by Pyodide, from the files beside this one. Nothing leaves the page.
 import { loadPyodide } from "./pyodide/pyodide.mjs";
+import createPyodideModule from "./pyodide/pyodide.asm.mjs";
+
+const unpacked = async (name) => {
+  const { body } = await fetch(new URL(name, import.meta.url));
+  return new Response(body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+};
+const load = (options) => loadPyodide({ indexURL: new URL("./pyodide/", import.meta.url).href, ...options });
 
 const start = async () => {
-  const [python, archive, script] = await Promise.all([
-    loadPyodide({ indexURL: new URL("./pyodide/", import.meta.url).href }),
-    fetch(new URL("./ligerprof.zip", import.meta.url)).then((found) => found.arrayBuffer()),
-    fetch(new URL("./answer.py", import.meta.url)).then((found) => found.text()),
-  ]);
-  python.unpackArchive(archive, "zip");
-  python.FS.writeFile("answer.py", script);
+  // the memory of a Python that has imported ligerprof, and the files of the package: snapshot.mjs
+  const memory = unpacked("./memory.bin.gz"), files = unpacked("./files.json.gz");
+  const restored = load({
+    _loadSnapshot: memory,
+    createPyodideModule: async (settings) => {
+      const module = await createPyodideModule(settings);
+      // the memory is written over this one, which has to be as large
+      module._malloc((await memory).byteLength);
+      return module;
+    },
+  });
+  const python = await restored.catch((error) => {
+    console.warn(`Python starts anew, for the memory cannot be restored: ${error}`);
+    return load();
+  });
+  for (const [path, text] of Object.entries(JSON.parse(new TextDecoder().decode(await files)))) {
+    python.FS.mkdirTree(path.slice(0, path.lastIndexOf("/")));
+    python.FS.writeFile(path, text);
+  }
   python.runPython("import sys; sys.path.insert(0, '.')");
   return python.pyimport("answer").answer;
 };

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ligerprof.cli.own_file import changed_copy_option
 from ligerprof.cli.progress import Stages, stages
 from ligerprof.errors import DoesNotFitError, LigerprofError, OutputError
 from ligerprof.files import require_absent, write_new_file
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.units import format_bytes
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ligerprof.recipe.commands.changes import Change
     from ligerprof.runs.command_search.fastest import FastestCommand
     from ligerprof.runs.command_search.session import CheapestFit, CommandProblem, LargestFit
+    from ligerprof.runs.command_search.splits import FittingSplits
     from ligerprof.runs.command_search.trials import Trial
 
 # options of a recipe that say where a command runs
@@ -64,6 +67,8 @@ output_option = changed_copy_option("-o", "--output", what="the answer")
 
 
 def _read_vary(_ctx: click.Context, _param: click.Parameter, texts: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
+    if not texts:
+        return []
     from ligerprof.runs.command_search.session import read_vary
 
     try:
@@ -113,13 +118,15 @@ def _problem(
             )
         if len(set(map(os.path.realpath, copies))) < len(copies):
             raise OutputError(f"{', '.join(map(str, copies))}: two copies under one name. Name a file for each.")
+    world = search.get("world")
+    gpus = world or (command.launch and command.launch.processes) or 1
+    at_once = search["at_once"] or max(trials_at_once() // (2 if gpus > 1 else 1), 1)
     gpu = SimulatedGpu(gpu=recipe.gpu_spec.name, eager=search["eager"], routing=recipe.routing, times=times)
     return CommandProblem(
         command=command,
-        limit=find_limit(recipe),
-        machine=Machine(
-            folder=Path(), gpu=gpu, steps=Steps(last=search["steps"]), at_once=search["at_once"] or trials_at_once()
-        ),
+        # of several GPUs less NCCL's buffers
+        limit=find_limit(replace(recipe, engine=Engine.DDP, gpus=gpus) if gpus > 1 else recipe),
+        machine=Machine(folder=Path(), gpu=gpu, steps=Steps(last=search["steps"]), at_once=at_once, world=world),
         copies=dict(zip(command.files, copies, strict=False)) if copies else None,
     )
 
@@ -139,6 +146,9 @@ def fit_command(
     from ligerprof.runs.command_search.session import largest_batch, largest_value
 
     vary = search["vary"]
+    if search["world"]:
+        _fit_splits(recipe, words, search, copies, force=force, as_json=as_json)
+        return
     if len(vary) > 1:
         raise click.UsageError("fit varies one argument. Give --vary once.")
     problem = _problem(recipe, words, search, copies, force=force)
@@ -157,6 +167,33 @@ def fit_command(
     )
 
 
+def _fit_splits(
+    recipe: TrainingRecipe,
+    words: Sequence[str],
+    search: Mapping[str, Any],
+    copies: Sequence[Path],
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Find which splits of the GPUs of --world fit."""
+    from ligerprof.recipe.commands.splits import find_splits
+    from ligerprof.reports.command_search import render_splits
+    from ligerprof.runs.command_search.splits import fitting_splits
+    from ligerprof.runs.command_search.trials import Outcome
+
+    problem, world = _problem(recipe, words, search, copies, force=force), search["world"]
+    splits = find_splits(problem.command, world, search["vary"])
+    with stages() as progress:
+        tell, begin = _teller(problem, progress, as_json=as_json)
+        found = fitting_splits(problem, splits, tell, begin)
+        written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)
+    show(found.to_json, lambda: render_splits(found), as_json=as_json)
+    if found.is_whole and all(trial.outcome is Outcome.FAILED for _, trial in found.trials):
+        raise LigerprofError(f"every split of {world} GPUs fails. Run the command with ligerprof run first.")
+    _end(found, written, f"no split of {world} GPUs fits {format_bytes(problem.limit.size_bytes)}.")
+
+
 def fastest_command(
     recipe: TrainingRecipe,
     words: Sequence[str],
@@ -171,8 +208,9 @@ def fastest_command(
     from ligerprof.reports.command_search import render_fastest_command
     from ligerprof.runs.command_search.fastest import fastest_command as find
 
-    if search["vary"]:
-        raise click.UsageError("--fastest varies what trains the same. Leave --vary out.")
+    for name in ("vary", "world"):
+        if search[name]:
+            raise click.UsageError(f"--fastest varies what trains the same. Leave --{name} out.")
     problem = _problem(recipe, words, search, copies, force=force, times=True)
     with stages() as progress:
         tell, begin = _teller(problem, progress, as_json=as_json)
@@ -259,7 +297,9 @@ def _write(
     return run_again(problem, changed, begin)
 
 
-def _end(found: "LargestFit | CheapestFit | FastestCommand", again: "Trial | None", nothing: str) -> None:
+def _end(
+    found: "LargestFit | CheapestFit | FastestCommand | FittingSplits", again: "Trial | None", nothing: str
+) -> None:
     """Leave with the exit code of an interrupted search, or of a command that does not fit."""
     from ligerprof.runs.command_search.trials import Outcome
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.attribution.rules import UserRule
     from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
     from ligerprof.analyzers.explain.peak import PeakReport
-    from ligerprof.recipe.training import TrainingRecipe
 
 _MANY_GROUPS = 10_000
 
@@ -181,26 +180,8 @@ def _analysis(
     source: Path, *, device_index: int | None, rules: Sequence["UserRule"], stacks: bool, all_settings: bool = False
 ) -> "SnapshotAnalysis":
     from ligerprof.analyzers.explain.analysis import analyze
-    from ligerprof.snapshots.reader import read_snapshot
 
-    return analyze(
-        read_snapshot(source),
-        device_index=device_index,
-        rules=rules,
-        stacks=stacks,
-        recipe=_recipe(source),
-        consume=True,
-        all_settings=all_settings,
-    )
-
-
-def _recipe(source: Path) -> "TrainingRecipe | None":
-    """The recipe of a run directory."""
-    if not source.is_dir():
-        return None
-    from ligerprof.recipe.flags import read_run_recipe
-
-    return read_run_recipe(source)
+    return analyze(source, device_index=device_index, rules=rules, stacks=stacks, all_settings=all_settings)
 
 
 def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:

@@ -44,6 +44,12 @@ _MOST_PROCESSES = 4
 @recipe_options
 @simulate_option
 @command_options
+@click.option(
+    "--world",
+    type=click.IntRange(min=2),
+    help="Of a COMMAND: find which splits of this many GPUs fit: other values of the parallel degrees that its"
+    " arguments or configuration file name, or that --vary names.",
+)
 @output_option
 @click.option(
     "--fastest",
@@ -81,7 +87,8 @@ def command(  # noqa: PLR0913 - one argument per option
 
     With a COMMAND (trl sft ..., python train.py ...), finds the largest micro-batch with which it fits, by running it
     on simulated GPUs with other values in its arguments or configuration file; with --fastest, the fastest of its
-    micro-batches with and without checkpointing and liger-kernel. Nothing that it writes stays.
+    micro-batches with and without checkpointing and liger-kernel; with --world, its splits of that many GPUs. Nothing
+    that it writes stays.
     """
     if fastest and figure is not None:
         raise click.UsageError("--figure draws the frontier, which --fastest does not look for.")

@@ -171,7 +171,8 @@ def _say_assumed(recipe: TrainingRecipe, typed: Collection[str] | None, given: M
     context = click.get_current_context()
     if context.params.get("as_json") or context.command.name not in _ANSWERS:
         return
-    if not chosen("model"):
+    # a command has a model of its own
+    if not chosen("model") and not context.params.get("words"):
         say(f"assumed: --model {recipe.spec.name}, since none is given")
     if context.command.name in _JUDGES and not chosen("gpu") and not chosen("memory_limit_bytes"):
         say(f"assumed: --gpu {recipe.gpu}, since none is given")

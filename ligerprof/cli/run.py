@@ -223,12 +223,8 @@ def _ranked(
     command_line: tuple[str, ...], world: int | None, ranks: tuple[int, ...]
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
     """The command as it is started, and variables for its ranks, which have a folder for messages meanwhile."""
-    from ligerprof.recipe.commands.launch import has_launcher
-    from ligerprof.runs.recording.launch import python_command
-    from ligerprof.simulated_gpu.ranks.world import World, script_command
+    from ligerprof.runs.recording.launch import ranked_command
+    from ligerprof.simulated_gpu.ranks.world import World
 
-    started = python_command(command_line)
-    if world is not None and not has_launcher(command_line):
-        started = script_command(started, world)
     with TemporaryDirectory(prefix="ligerprof-ranks-", ignore_cleanup_errors=True) as folder:
-        yield started, World(size=world, ranks=ranks, folder=Path(folder)).to_environment()
+        yield ranked_command(command_line, world), World(size=world, ranks=ranks, folder=Path(folder)).to_environment()

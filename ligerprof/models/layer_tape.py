@@ -1,7 +1,7 @@
-"""Tapes of decoder layers: the tensor operators of transformers' own code in order, recorded by a script.
+"""Tapes of decoders and their layers: the tensor operators of transformers' own code in order, recorded by a script.
 
-`layer_tapes.json` has each different tape once, and for each architecture the tapes of the kinds of its layers and
-of its norms.
+`layer_tapes.json` has each different tape once, and for each architecture the tapes of the kinds of its layers, of
+its norms and of what surrounds its layers.
 `python -m benchmarks.layer_tapes` writes it.
 """
 
@@ -31,6 +31,11 @@ Operand = int | str
 #   table: "one" number or "rotated" ones per token without a gradient, "wide" or "narrow"
 #   mean: one number for each row; multiply: with one for each of the "rows" or "columns" if it says so
 #   add, subtract, power, negate, copy; keep input, keep output: elementwise functions by what backward needs
+# And of a model, whose value 0 are the indices of the tokens:
+#   embed: path, and whether the module scales its result; new: sizes and dtype of a tensor without a gradient
+#   mask; tables: number of the kind of layers, and how many steps make them
+#   layers: whether the variable of their input moves on; head, loss: how many of the steps that follow are its own
+#   log softmax; nll: the mean loss and the weights' sum
 # And ["drop", number]: the last Python variable of a tensor and its views ends. ["output", number] is the last step.
 Step = Sequence[Any]
 
@@ -57,6 +62,39 @@ def tapes_of(model_type: str) -> Sequence[tuple[Sequence[str], Sequence[Step]]]:
     """The kinds of layers of an architecture, and the tape of each."""
     content = _content()
     return [(kind, content["tapes"][number]) for kind, number in content["architectures"].get(model_type, ())]
+
+
+@cache
+def layers_make_tables(model_type: str) -> bool:
+    """Whether the layers of an architecture make rotary tables of their own."""
+    return any(step[0] == "table" and step[3] == "rotated" for _, tape in tapes_of(model_type) for step in tape)
+
+
+def model_tape(spec: ModelSpec) -> Sequence[Step]:
+    """The tape of what surrounds the decoder layers.
+
+    Raises:
+        UnsupportedError: no model with these switches was recorded.
+    """
+    content, key = _content(), model_kind(spec)
+    found = next((number for kind, number in content["models"].get(spec.model_type, ()) if kind == key), None)
+    if found is None:
+        raise UnsupportedError(
+            f"estimate: no {spec.model_type} of this kind was recorded ({', '.join(key) or 'plain'}). Use `ligerprof"
+            " step --device simulated`."
+        )
+    tape: Sequence[Step] = content["tapes"][found]
+    return tape
+
+
+def model_kind(spec: ModelSpec) -> list[str]:
+    """What decides which operators surround the layers of a model."""
+    rotary = spec.architecture.attention.rotary
+    flags = {
+        "rotated": rotary is not None and (rotary.when is None or any(spec.layer_kinds.rotated)),
+        "capped": spec.final_softcap is not None,
+    }
+    return [name for name, is_on in flags.items() if is_on]
 
 
 def norm_tape(spec: ModelSpec, *, bare: bool = False) -> Sequence[Step]:

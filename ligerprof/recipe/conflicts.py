@@ -373,8 +373,6 @@ def require_gathered_head(options: TrainingOptions, *, command: str) -> None:
 
 def _not_simulated(options: TrainingOptions) -> str | None:
     """What the simulator does not cover; None if it covers the options."""
-    if options.compile:
-        return f"{_FLAGS['compile']}, whose fused kernels it does not know"
     if options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:
         return f"{typed('offload', options.offload)} with {_DEEPSPEED}"
     return None

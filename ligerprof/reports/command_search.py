@@ -8,6 +8,7 @@ from ligerprof.recipe.usable_memory import Limit
 from ligerprof.reports.terminal import ShellCommand, listing_table
 from ligerprof.runs.command_search.fastest import FastestCommand
 from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit, named
+from ligerprof.runs.command_search.splits import FittingSplits
 from ligerprof.runs.command_search.trials import Outcome, Trial
 from ligerprof.units import format_bytes
 
@@ -108,6 +109,30 @@ def render_fastest_command(found: FastestCommand) -> "RenderableType":
     end = [] if found.is_whole else [Text("The search was interrupted.")]
     predicted = [Text("Times are predicted, for steps of as many sequences.")] if rows else []
     return Group(*([table] if rows else []), *predicted, *end, *_fitting(found.problem, found.change, found.trial))
+
+
+def render_splits(found: FittingSplits) -> "RenderableType":
+    """The splits with their ranks, the worst first, and the command of the one with the fewest ranks for a model."""
+    from rich.console import Group
+    from rich.text import Text
+
+    verdicts = {Outcome.RAN: "fits", Outcome.OUT_OF_MEMORY: "DOES NOT FIT", Outcome.FAILED: "fails"}
+    rows = [(split.name, verdicts[trial.outcome], _ranks(trial)) for split, trial in found.trials]
+    columns = (f"{found.problem.machine.world} GPUs as", "", "reserved by rank, the worst first")
+    end = [] if found.is_whole else [Text("The search was interrupted.")]
+    launch, world = found.problem.command.launch, found.problem.machine.world
+    if launch is not None and launch.launcher != "python" and launch.processes not in (None, world):
+        end.append(Text(f"note: the command launches {launch.processes} ranks; have it launch {world}"))
+    table = listing_table(*columns, folded=columns[2:], rows=rows)
+    return Group(*([table] if rows else []), *end, *_fitting(found.problem, found.change, found.trial))
+
+
+def _ranks(trial: Trial) -> str:
+    if trial.outcome is Outcome.FAILED:
+        return trial.reason
+    if trial.outcome is Outcome.OUT_OF_MEMORY:
+        return ", ".join(f"{each.rank}: out of memory" for each in trial.ranks)
+    return ", ".join(f"{each.rank}: {format_bytes(each.reserved_bytes)}" for each in trial.ranks)
 
 
 def _fitting(problem: CommandProblem, change: object, trial: Trial | None) -> Iterator["RenderableType"]:

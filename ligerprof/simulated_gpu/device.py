@@ -212,7 +212,7 @@ class Device:
         for size in scratch:
             if size > 0:
                 held.append(self.allocate(size))
-            else:
+            elif size < 0:
                 oldest = next(block for block in held if block.requested_bytes == -size)
                 held.remove(oldest)
                 self.release(oldest)

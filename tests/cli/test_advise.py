@@ -103,6 +103,7 @@ def test_a_plan_that_cannot_run_here_is_estimated_and_says_why(monkeypatch: pyte
     assert any("this machine has 1.00 GiB" in note or "this machine has 1024.0 MiB" in note for note in found["notes"])
 
 
+@pytest.mark.slow
 def test_each_of_several_files_gets_its_own_changes(tmp_path: Path) -> None:
     files = [tmp_path / "sft.yaml", tmp_path / "accelerate.yaml"]
     files[0].write_text("model_name_or_path: meta-llama/Llama-3.2-1B\ndataset_name: d\ngradient_checkpointing: false\n")

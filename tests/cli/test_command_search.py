@@ -43,12 +43,26 @@ rows = [{"input_ids": torch.ones(256, dtype=torch.long), "labels": torch.ones(25
 Trainer(model, arguments, train_dataset=rows).train()
 """
 
+# splits its weight; the first rank has another one
+RANKS = """
+import os, sys
+import torch
+rows = 4096 // int(sys.argv[sys.argv.index("--tp_size") + 1])
+layer = torch.nn.Linear(1024, rows * (1 if int(os.environ["RANK"]) else 2)).cuda()
+optimizer = torch.optim.AdamW(layer.parameters())
+for _ in range(3):
+    layer(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 
 def search(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(main, list(arguments))
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.slow
 def test_fit_writes_the_file_that_fits_and_leaves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PLAIN)
@@ -95,9 +109,34 @@ def test_advise_finds_the_cheapest_arguments_of_a_trainer(tmp_path: Path, monkey
     assert code == 0, stderr
 
 
+def test_the_splits_of_a_world_that_fit(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(RANKS)
+    command = (sys.executable, str(program), "--tp_size", "1")
+    options = ("--world", "16", "--vary", "tp_size=1,4", "--gpu", "h200", "--memory-limit", "180MiB", "--at-once", "2")
+    code, stdout, stderr = search("fit", *options, "--json", "--", *command)
+    found = json.loads(stdout)
+    assert code == 0, stderr
+    assert (found["kind"], found["world"], found["command"]) == ("splits", 16, list(command))
+    whole, split = found["splits"]
+    assert (whole["split"], whole["outcome"], [rank["rank"] for rank in whole["ranks"]]) == (
+        "data 16",
+        "out of memory",
+        [0],
+    )
+    assert (split["split"], split["fits"], split["changes"]) == ("tensor 4, data 4", True, {"tp_size": 4})
+    assert split["command"] == [*command[:-1], "4"]
+    # the worst first
+    assert [rank["rank"] for rank in split["ranks"]] == [0, 15]
+    assert split["ranks"][0]["reserved_bytes"] == split["reserved_bytes"] > split["ranks"][1]["reserved_bytes"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (("fit", "--world", "8"), 2, "--world needs a command after --."),
+        (("fit", "--world", "8", "--fastest", "--", "python", "a.py", "--batch", "1"), 2, "Leave --world out"),
+        (("fit", "--world", "8", "--", "python", "a.py", "--batch", "1"), 2, "has a parallel degree"),
         (
             ("fit", "--", "python", "a.py", "--rows", "3"),
             2,

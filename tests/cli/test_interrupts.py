@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import COMMANDS, main
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -66,9 +67,7 @@ def write_torch(folder: Path, behaviour: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "behaviour", [WAITS, CONVERTS, SWALLOWS, IN_A_STRING], ids=["waits", "converts", "swallows", "exec"]
-)
+@sampled("behaviour", [WAITS, CONVERTS, SWALLOWS, IN_A_STRING], ids=["waits", "converts", "swallows", "exec"], every=2)
 def test_an_import_is_interrupted(behaviour: str, tmp_path: Path) -> None:
     write_torch(tmp_path, behaviour)
     code, printed = interrupted(tmp_path, *STEP, at="importing")
@@ -88,7 +87,7 @@ def test_a_sweep_whose_cell_still_imports_is_interrupted(tmp_path: Path) -> None
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("at", ["building", "step 1 of 2"])
+@sampled("at", ["building", "step 1 of 2"], every=2)
 def test_a_simulated_step_is_interrupted(at: str, tmp_path: Path) -> None:
     # so many micro-batches that the signal arrives before the result is written
     code, printed = interrupted(tmp_path, *STEP, "--grad-accum", "60", at=at)

@@ -4,9 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.paths import RECORDINGS
+from tests.sampling import sampled
 
 SMALL = RECORDINGS / "small-lora.pickle.xz"
 PROGRAM = """
@@ -27,7 +26,7 @@ main(sys.argv[2:], prog_name="ligerprof")
 """
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("package", "command"),
     [
         ("peft", "step --model tiny --qlora 8"),
@@ -45,6 +44,7 @@ main(sys.argv[2:], prog_name="ligerprof")
         ("torch", "step --model tiny"),
         ("numpy", f"explain {SMALL}"),
     ],
+    every=3,
 )
 def test_a_missing_package_is_one_line(package: str, command: str, tmp_path: Path) -> None:
     done = subprocess.run(

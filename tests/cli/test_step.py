@@ -135,7 +135,6 @@ def test_the_report_of_a_failure_compares_only_what_was_reached(tmp_path: Path) 
             1,
             "step: the simulator does not cover",
         ),
-        (("--compile",), 1, "step: the simulator does not cover --compile, whose fused kernels"),
         (("--liger", "gelu"), 2, "unknown kernel"),
         (("--model", "nowhere"), 2, "unknown model"),
         (("--batch", "0"), 2, "--batch"),
@@ -168,12 +167,26 @@ def test_a_missing_package_is_reported_before_a_run_directory_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_a_compiled_step_keeps_and_makes_less(tmp_path: Path) -> None:
+    eager, compiled = (
+        json.loads(run(*SIMULATED, "--no-checkpointing", "--json", "-o", str(tmp_path / name), *option).stdout)
+        for name, option in (("eager", ()), ("compiled", ("--compile",)))
+    )
+    assert compiled["peak_bytes"] < eager["peak_bytes"]
+    assert compiled["roles"]["parameters"] == eager["roles"]["parameters"]
+    assert sum(compiled["roles"].values()) == compiled["peak_bytes"]
+
+
 @pytest.mark.gpu
-def test_a_measured_step_agrees_with_the_simulation(tmp_path: Path) -> None:
-    options = (*TINY, "--liger", "all", "--repeats", "2", "--json")
-    measured = json.loads(run(*options, "--device", "cuda", "-o", str(tmp_path / "measured")).stdout)
+@pytest.mark.parametrize("option", ["--liger=all", "--compile"])
+def test_a_measured_step_agrees_with_the_simulation(tmp_path: Path, option: str) -> None:
+    options = (*TINY, option, "--repeats", "2", "--json")
+    # a measured step needs a process that holds nothing of the GPU
+    command = [sys.executable, "-m", "ligerprof", *options, "--device", "cuda", "-o", str(tmp_path / "cuda")]
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     simulated = json.loads(run(*options, "--device", "simulated", "-o", str(tmp_path / "simulated")).stdout)
     assert measured["backend"] == "measured"
     assert measured["step_seconds"] > 0
     assert abs(simulated["peak_bytes"] / measured["peak_bytes"] - 1) < 0.002
-    assert (tmp_path / "measured" / "tensorboard").is_dir()
+    assert (tmp_path / "cuda" / "tensorboard").is_dir()

@@ -186,6 +186,7 @@ def test_estimates_are_those_of_this_version_and_steps_without_one_are_counted(
     assert " 1 more steps cannot be estimated." in text
 
 
+@pytest.mark.slow
 def test_speeds_measured_hours_apart_are_listed_separately(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     def later(row: dict[str, Any]) -> dict[str, Any]:
         """liger-kernel's rows, the longer sequences two hours later and half as fast."""
@@ -205,6 +206,7 @@ def test_speeds_measured_hours_apart_are_listed_separately(rows: list[dict[str, 
     assert "At batch 8 and sequence 1024, measured within 0 minutes:" in text
 
 
+@pytest.mark.slow
 def test_missing_steps_are_listed_with_the_command_that_runs_them(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     # the searches ran every size between those of the grid
     plain = next(row["recipe"] for row in rows if row["recipe"]["batch"] == 8 and row["recipe"]["liger"] == "none")

@@ -50,6 +50,7 @@ def processes_with(text: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.usefixtures("quick_cells")
 def test_a_killed_sweep_continues_without_running_finished_cells_again(tmp_path: Path) -> None:

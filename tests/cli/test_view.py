@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from ligerprof.cli.main import main
 from tests.analyzers.trace.entries import RECORDING
+from tests.sampling import sampled
 
 SERVING = "serving "
 # much longer than on a quiet machine; only ends a test that would hang
@@ -156,7 +157,7 @@ def test_json_contains_the_address_while_it_serves(run_with_trace: Path) -> None
     stop(process, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGHUP])
+@sampled("ending", [signal.SIGKILL, signal.SIGHUP], every=2)
 def test_the_server_ends_with_a_killed_command(ending: signal.Signals, run_with_trace: Path) -> None:
     process, line = start(run_with_trace.parent, "--port", 0)
     assert line.startswith(f"{SERVING}{run_with_trace.parent} at http://127.0.0.1:")

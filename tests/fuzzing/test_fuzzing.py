@@ -13,7 +13,7 @@ from tests.fuzzing.subjects import Subject, by_command, by_function
 from tests.paths import REPOSITORY
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("count", [60, pytest.param(20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_damaged_files_of_every_kind_are_answered_or_refused(count: int, tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "tests.fuzzing.run", str(tmp_path), str(count)],

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.layers import gated_product, rotate_both
-from ligerprof.analyzers.estimate.loss import head_and_loss, hf_loss
+from ligerprof.analyzers.estimate.loss import head_and_loss, project_to_logits, reference_loss
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operation import Operation
@@ -99,6 +99,13 @@ def run(context: Context, slot: str, shape: KernelShape) -> tuple[tuple[Value, .
         return rotate_both(context, query, key), query
     if slot == "ce":
         logits = given(shape.vocab, shape.product_bytes)
-        return (hf_loss(context, logits, caps=True),), logits
+        return (_loss_of(context, logits),), logits
     hidden = given(shape.hidden)
-    return (head_and_loss(context, hidden),), hidden
+    loss = head_and_loss(context, hidden) or _loss_of(context, project_to_logits(context, hidden))
+    return (loss,), hidden
+
+
+def _loss_of(context: Context, logits: Value) -> Value:
+    loss = reference_loss(context, logits)
+    context.tape.release(logits)
+    return loss

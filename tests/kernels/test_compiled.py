@@ -13,6 +13,7 @@ from ligerprof.kernels.options import LossOptions, pack_options, unpack_options
 from tests.kernels.conftest import INTERPRETED
 from tests.kernels.models import batch, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
+from tests.sampling import sampled
 
 VOCAB, HIDDEN = 509, 40
 # few tokens, because the interpreter is slow, but more than the smallest chunk
@@ -110,7 +111,7 @@ def test_a_second_graph_serves_every_other_number_of_tokens(make: Any, device: t
     assert graphs.frame_count == 2
 
 
-@pytest.mark.parametrize("kernel", ["flce", "ce"])
+@sampled("kernel", ["flce", "ce"], every=2)
 def test_a_patched_model_is_one_graph(kernel: str) -> None:
     """Its loss and gradients, with our Triton kernel inside."""
     if not INTERPRETED:

@@ -179,6 +179,7 @@ def test_predictions_of_rows_without_a_number(device: torch.device) -> None:
             assert ((predictions >= 0) & (predictions < VOCAB)).all()
 
 
+@pytest.mark.slow
 def test_fp16_sums_over_many_tokens_stay_finite(device: torch.device) -> None:
     """The tokens' gradients add up before the factor of the mean and the loss scale are known."""
     tokens = 4096

@@ -12,6 +12,7 @@ from ligerprof.errors import KernelInputError, RecipeError
 from ligerprof.kernels.cross_entropy.reference import cross_entropy as reference
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
 from tests.kernels.oracle import DTYPES, LOSS_ROUNDINGS, assert_matches_fp64, relative_error, run
+from tests.sampling import sampled
 
 VOCAB = 1009
 OPTIONS = {
@@ -66,7 +67,7 @@ def test_matches_fp64(dtype: torch.dtype, in_place: bool, device: torch.device) 
     assert_matches_fp64(lambda *g: kernel(*g, options), lambda *g: reference(*g, options), inputs, tolerance, [grad])
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["out-of-place", "in-place"])
+@sampled("in_place", [False, True], ids=["out-of-place", "in-place"], every=2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_matches_fp64(name: str, in_place: bool, device: torch.device) -> None:
     options = dataclasses.replace(OPTIONS[name], in_place=in_place)
@@ -77,7 +78,7 @@ def test_every_option_matches_fp64(name: str, in_place: bool, device: torch.devi
     assert_matches_fp64(lambda *g: kernel(*g, options), lambda *g: reference(*g, options), inputs, tolerance, grads)
 
 
-@pytest.mark.parametrize("name", WEIGHTED)
+@sampled("name", WEIGHTED, every=2)
 def test_class_weights(name: str, device: torch.device) -> None:
     options, (logits, labels) = OPTIONS[name], logits_and_labels(device)
     labels[labels == -100] = options.ignore_index

@@ -10,6 +10,7 @@ from torch.nn import functional
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.options import LossOptions
 from tests.kernels.oracle import LOSS_ROUNDINGS, relative_error
+from tests.sampling import sampled
 
 VOCAB, SHAPE = 203, (3, 7)
 
@@ -30,7 +31,7 @@ def truth(logits: Tensor, labels: Tensor, weight: Tensor, reduction: str, grads:
     return loss, grad
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@sampled("in_place", [False, True], every=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_loss_and_gradient(reduction: str, dtype: torch.dtype, in_place: bool, device: torch.device) -> None:
@@ -73,7 +74,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("in_place", [False, True])
+@sampled("in_place", [False, True], every=2)
 @pytest.mark.parametrize(
     ("layout", "vocab", "dtype"),
     [*((layout, VOCAB, torch.float32) for layout in LAYOUTS), ("gaps", WIDE, torch.bfloat16)],

@@ -13,6 +13,7 @@ from ligerprof.kernels.linear_cross_entropy.reference import fused_linear_cross_
 from ligerprof.kernels.options import LossOptions
 from tests.kernels.oracle import DTYPES, LOSS_ROUNDINGS, assert_matches_fp64, in_fp64, leaves, relative_error, run
 from tests.kernels.test_cross_entropy import OPTIONS
+from tests.sampling import sampled
 
 VOCAB = 509
 # bytes that hold 16 fp32 rows of that vocabulary: every test below then has several chunks
@@ -49,7 +50,7 @@ def with_options(options: LossOptions) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1,), (3, 13), (33,)], ids=str)
+@sampled("shape", [(3, 13), (1,), (33,)], ids=str, every=3)
 def test_matches_fp64(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     inputs, options = problem(device, dtype, shape=shape), LossOptions(budget=SMALL_BUDGET)
     grad = torch.tensor(0.75, device=device)
@@ -375,7 +376,7 @@ def test_low_rank_factors_match_fp64(dtype: torch.dtype, frozen: str, device: to
     )
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@sampled("name", OPTIONS, every=3)
 def test_low_rank_factors_with_every_option(name: str, device: torch.device) -> None:
     options, inputs = OPTIONS[name], [*problem(device), *factors(device)]
     inputs[2][inputs[2] == -100] = options.ignore_index

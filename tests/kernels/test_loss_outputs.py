@@ -13,6 +13,7 @@ from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.kernels.linear_cross_entropy.reference import fused_linear_cross_entropy_outputs as flce_reference
 from ligerprof.kernels.options import RETURNS, LossOptions, LossOutputs
 from tests.kernels.oracle import LOSS_ROUNDINGS, assert_matches_fp64, in_fp64, leaves, relative_error
+from tests.sampling import sampled
 
 VOCAB, HIDDEN, SHAPE = 203, 24, (3, 7)
 SMALL_BUDGET = 16 * 208 * 4
@@ -80,7 +81,7 @@ def gradients_of(options: LossOptions, device: torch.device) -> list[Tensor]:
     return [loss, *torch.randn(2, *SHAPE, device=device)]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@sampled("name", OPTIONS, every=2)
 @pytest.mark.parametrize("slot", ["ce", "flce"])
 def test_every_output_and_its_gradient_match_fp64(slot: str, name: str, device: torch.device) -> None:
     options, inputs = OPTIONS[name], problem(slot, device)
@@ -202,8 +203,8 @@ def test_labels_outside_the_vocabulary_are_errors_where_they_are_checked(slot: s
                 kernel(*inputs, labels)
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("slot", ["ce", "flce"])
+@sampled("dynamic", [None, True], every=2)
+@sampled("slot", ["ce", "flce"], every=2)
 def test_compiled_in_one_graph(slot: str, dynamic: bool | None, device: torch.device) -> None:
     torch.compiler.reset()
     options = LossOptions(z_loss=1e-2, softcap=4.0, budget=SMALL_BUDGET, ignore_index=-100)

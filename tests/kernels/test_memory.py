@@ -22,6 +22,7 @@ from ligerprof.runs.kernel_check.check import CallBytes, measure_call
 from ligerprof.runs.kernel_check.simulated import RequestedBytes, requested_meter
 from ligerprof.runs.simulated.worker import worker
 from tests.kernels.counting import count_plain_torch
+from tests.sampling import sampled
 
 EPS = 1e-6
 ALL_KERNELS = (*KERNEL_NAMES, *(variant for slot in SLOTS.values() for variant in slot.fused_variants))
@@ -164,7 +165,7 @@ def test_declared_bytes_are_requested_on_fake_tensors(slot: str, name: str, monk
     check(slot, dataclasses.replace(SHAPES[name], sm_count=132), monkeypatch)
 
 
-@pytest.mark.parametrize("amp", [False, True], ids=["bf16", "amp"])
+@sampled("amp", [False, True], ids=["bf16", "amp"], every=2)
 @pytest.mark.parametrize(
     "returns", [("lse",), ("entropy", "predicted_tokens"), ("z_loss", "token_accuracy"), RETURNS], ids="+".join
 )

@@ -19,6 +19,7 @@ from ligerprof.kernels.norm.spec import (
 )
 from tests.kernels.conftest import INTERPRETED
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, run
+from tests.sampling import sampled
 
 EPS = 1e-5
 # rows and columns that are not multiples of a block, a single row, rows narrow enough to share a program
@@ -63,7 +64,7 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return layer_norm(x, weight, bias, EPS)
 
 
-@pytest.mark.parametrize(("rows", "columns", "dtype"), CASES)
+@sampled(("rows", "columns", "dtype"), CASES, every=4)
 def test_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in ((rows, columns), (columns,))))
     grad = torch.randn(rows, columns, dtype=dtype, device=device)
@@ -100,7 +101,7 @@ def test_rms_with_a_frozen_input(frozen: str, device: torch.device) -> None:
     assert_matches_fp64(rms, lambda a, w: reference.rms_norm(a, w, EPS), [x, weight], ROUNDING[torch.float32])
 
 
-@pytest.mark.parametrize(("rows", "columns", "dtype"), CASES)
+@sampled(("rows", "columns", "dtype"), CASES, every=4)
 def test_add_rms_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     """Both results are used, as a decoder layer uses them; sum and norm are rounded."""
     sizes = ((rows, columns), (rows, columns), (columns,))
@@ -146,7 +147,7 @@ def test_add_rms_reads_strided_rows(device: torch.device) -> None:
     )
 
 
-@pytest.mark.parametrize(("rows", "columns", "dtype"), CASES)
+@sampled(("rows", "columns", "dtype"), CASES, every=4)
 def test_layernorm_matches_fp64(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
     sizes = ((rows, columns), (columns,), (columns,))
     inputs = leaves(*(torch.randn(size, dtype=dtype, device=device) for size in sizes))

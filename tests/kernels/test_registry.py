@@ -198,6 +198,7 @@ def test_plain_torch_runs_everywhere(device_kind: str) -> None:
     assert find_kernel("flce", "torch").unavailable_reason(device_kind) is None
 
 
+@pytest.mark.slow
 def test_an_installed_plugin_is_found_and_its_kernel_runs(tmp_path: Path) -> None:
     """The example package, installed next to this environment, in a separate process."""
     pytest.importorskip("hatchling", reason="the example is built with hatchling")

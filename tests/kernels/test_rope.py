@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.rope.reference import apply_rope as reference
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, run
+from tests.sampling import sampled
 
 TOKENS, DIM = 7, 20
 
@@ -35,7 +36,7 @@ def queries_and_keys(batch: int, heads: int, kv_heads: int, device: torch.device
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("batch", "heads", "kv_heads"), [(1, 1, 1), (2, 6, 2), (1, 3, 3)], ids=str)
+@sampled(("batch", "heads", "kv_heads"), [(2, 6, 2), (1, 1, 1), (1, 3, 3)], ids=str, every=3)
 def test_matches_fp64(batch: int, heads: int, kv_heads: int, dtype: torch.dtype, device: torch.device) -> None:
     q, k = queries_and_keys(batch, heads, kv_heads, device, dtype)
     # attention's gradients are contiguous as [B, H, T, D], unlike its inputs
@@ -121,7 +122,7 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("made", MADE)
+@sampled("made", MADE, every=2)
 def test_in_place_matches_fp64_where_the_inputs_lay(made: str, dtype: torch.dtype, device: torch.device) -> None:
     q, k = queries_and_keys(2, 6, 2, device, dtype)
     grads = [torch.randn(x.shape, dtype=dtype, device=device) for x in (q, k)]
@@ -157,7 +158,7 @@ def unfit_pairs(device: torch.device) -> dict[str, list[Tensor]]:
     }
 
 
-@pytest.mark.parametrize("name", unfit_pairs(torch.device("cpu")))
+@sampled("name", unfit_pairs(torch.device("cpu")), every=2)
 def test_in_place_leaves_alone_what_it_cannot_overwrite(name: str, device: torch.device) -> None:
     q, k, *_ = kept = unfit_pairs(device)[name]
     before, cos_and_sin = [x.detach().clone() for x in kept], angles(1, device)
@@ -204,7 +205,7 @@ CHECKPOINTS: dict[str, dict[str, Any] | None] = {
 }
 
 
-@pytest.mark.parametrize("checkpointing", CHECKPOINTS)
+@sampled("checkpointing", CHECKPOINTS, every=2)
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
 def test_in_place_behind_linear_layers(checkpointing: str, autocast: bool, device: torch.device) -> None:
     states = torch.randn(2, TOKENS, 24, device=device)
@@ -255,7 +256,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@sampled("in_place", [False, True], every=2)
 @pytest.mark.parametrize("name", FORMS)
 def test_other_forms(name: str, in_place: bool, device: torch.device) -> None:
     from ligerprof.kernels.rope.triton import apply_rope
@@ -273,7 +274,7 @@ def test_other_forms(name: str, in_place: bool, device: torch.device) -> None:
     )
 
 
-@pytest.mark.parametrize("name", FORMS)
+@sampled("name", FORMS, every=2)
 def test_one_tensor_of_heads(name: str, device: torch.device) -> None:
     from ligerprof.kernels.rope.triton import rotate
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.options import LossOptions
 from tests.kernels.oracle import LOSS_ROUNDINGS, assert_matches_fp64, leaves, relative_error
+from tests.sampling import sampled
 
 VOCAB, HIDDEN, SHAPE = 150, 24, (2, 6)
 FP32 = 2 * LOSS_ROUNDINGS[torch.float32]
@@ -98,7 +99,7 @@ def test_log_sum_exps(softcap: float | None, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 20.0])
-@pytest.mark.parametrize("with_bias", [False, True])
+@sampled("with_bias", [False, True], every=2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_log_sum_exps_of_16_bit_operands_come_from_fp32_logits(
     dtype: torch.dtype, with_bias: bool, softcap: float | None, device: torch.device
@@ -140,6 +141,7 @@ def test_losses_from_fp32_logits_where_nothing_overwrites_them(device: torch.dev
     assert (scored.view(-1) - truth).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_capped_label_logits_keep_the_digits_of_small_logits(device: torch.device) -> None:
     from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
 
@@ -154,7 +156,7 @@ def test_capped_label_logits_keep_the_digits_of_small_logits(device: torch.devic
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@sampled("softcap", [None, 2.0], every=2)
 def test_label_logits(softcap: float | None, shift: int, dtype: torch.dtype, device: torch.device) -> None:
     from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
 

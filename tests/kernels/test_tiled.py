@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from ligerprof.errors import KernelInputError, KernelUnavailableError, RecipeError
 from ligerprof.runs.kernel_check.check import ByteMeter
 from tests.kernels.oracle import ROUNDING, assert_matches_fp64, leaves, relative_error
+from tests.sampling import sampled
 
 HIDDEN, INNER = 24, 40
 ACTIVATIONS = {
@@ -25,7 +26,7 @@ def problem(device: torch.device, tokens: tuple[int, ...] = (2, 9), dtype: torch
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("tile", [1000, 7, 1])
+@sampled("tile", [1000, 7, 1], every=2)
 def test_tiles_compute_what_the_whole_does(tile: int, activation: str, device: torch.device) -> None:
     from ligerprof.kernels.gated.tiled import tiled_gated_mlp
 

@@ -7,6 +7,7 @@ import pytest
 from ligerprof.models import ARCHITECTURES, CATALOG, CatalogModel, load_model, spec_from_config
 from ligerprof.models.names import models_without_config, short_names
 from tests.models.test_models import described_parameters, transformers_parameters
+from tests.sampling import sampled
 
 # as the hub shows them; tied weights once
 PUBLISHED = {
@@ -63,7 +64,7 @@ def test_every_row_and_variant_has_the_published_number_of_parameters(row: Catal
     assert {spec_from_config(config, name=row.name).parameter_count for config in configs} == {row.parameters}
 
 
-@pytest.mark.parametrize("row", SMALLEST_OF_EACH_GROUP, ids=lambda row: row.name)
+@sampled("row", SMALLEST_OF_EACH_GROUP, ids=lambda row: row.name, every=5)
 def test_every_parameter_is_as_in_transformers(row: CatalogModel) -> None:
     # two layers show what each layer adds
     config = with_layers(row.config, 2)

@@ -8,6 +8,7 @@ import pytest
 
 from ligerprof.kernels.norm.rows import CASTINGS
 from ligerprof.models import ARCHITECTURES
+from tests.sampling import sampled
 
 PACKAGE = Path(__file__).parents[2] / "ligerprof"
 # words that happen to be model types too
@@ -72,7 +73,7 @@ def test_no_name_of_a_row_is_written_outside_models() -> None:
     assert written == set(OTHER_MEANINGS)
 
 
-@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+@sampled("model_type", sorted(ARCHITECTURES), every=6)
 def test_peft_chooses_the_layers_of_the_row(model_type: str) -> None:
     constants = pytest.importorskip("peft.utils.constants")
     chosen = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type, ())

@@ -39,10 +39,10 @@ COMMANDS = {
     ],
     "trace": ["trace", str(DATA / "traces" / "llama3.2-1b-step.pt.trace.json.xz")],
     "bench": ["bench", "--from", "bench.jsonl"],
-    "fit": ["fit", "--model", "llama3.2-1b", "--memory-limit", "23.5GiB", "--batch", "16", "--no-simulate"],
+    "fit": ["fit", "--model", "tiny", "--memory-limit", "235MiB", "--batch", "16", "--no-simulate"],
     "sweep": ["sweep", "--model", "tiny", "--batch", "1,2,64", "--device", "simulated", "-o", "sweep"],
     "sweep-plan": ["sweep", "--model", "tiny", "--liger", "none,all", "--device", "simulated", "--dry-run"],
-    "advise": ["advise", "--model", "llama3.1-8b", "--gpu", "h100", "--batch", "16", "--no-simulate"],
+    "advise": ["advise", "--model", "tiny", "--memory-limit", "100MiB", "--batch", "16", "--no-simulate"],
 }
 WORDS = st.text("abcdefghij._-/0123456789,", min_size=1, max_size=24)
 CELLS = st.lists(WORDS, max_size=4).map(" ".join)

@@ -17,6 +17,7 @@ from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.simulated.low_bit import EightBitLinear, FourBitLinear, StoredStates
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.torch_memory.low_bit import GaloreTensor, eight_bit_state_sizes, int8_sizes, nf4_sizes
+from tests.sampling import sampled
 
 # positions and scalars that the estimate leaves out
 SMALL_BYTES = 64 * 1024
@@ -46,7 +47,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", CASES, ids=lambda options: "-".join(map(str, options.values())))
+@sampled("options", CASES, ids=lambda options: "-".join(map(str, options.values())), every=4)
 def test_estimate_and_simulation_agree_role_by_role(options: dict[str, Any]) -> None:
     recipe = TrainingRecipe(model="tiny", batch=2, seq=512, **options)
     outcome = simulate_step(recipe)

@@ -73,7 +73,9 @@ def test_processes_end_with_their_client(fake: Simulators) -> None:
 
 def test_without_processes_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
-    unsupported = TrainingRecipe(model="tiny", compile=True)
+    unsupported = TrainingRecipe(
+        model="tiny", engine="deepspeed", precision="mixed", zero=3, offload="nvme", nvme_path="."
+    )
     with closing(Simulators(0)) as none, closing(Simulators(2)) as two:
         none.expect(recipes(1))
         two.expect([unsupported])
@@ -81,6 +83,7 @@ def test_without_processes_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> No
         assert two.simulate(unsupported) is None
 
 
+@pytest.mark.slow
 def test_other_processes_reserve_what_this_one_does() -> None:
     fitting, unfitting = (
         TrainingRecipe(model="tiny", batch=batch, seq=64, memory_limit_bytes=90 * MIB) for batch in (1, 64)

@@ -1,5 +1,6 @@
 """Run as a rank of four: what a rank hears from the others, and what its collectives take."""
 
+import datetime as dt
 import os
 import sys
 
@@ -76,8 +77,23 @@ target = torch.randn(64, 256, device="cuda")
 schedule.step(*([target] if stage == 0 else []), **({"target": target} if stage else {}))
 optimizer.step()
 
+# what torchtitan and Megatron-LM do, also where torch has no NCCL
+dist.distributed_c10d._set_pg_timeout(dt.timedelta(seconds=30), mesh.get_group("tp"))
+dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))
+
 replicated = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda())
 replicated(target).sum().backward()
+
+# the second forward pass makes new buckets; the reduced ones stay until the next reduction
+replicated = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, bias=False).cuda())
+wide = torch.randn(64, 1024, device="cuda")
+replicated(wide).sum().backward()
+before = torch.cuda.memory_allocated()
+loss = replicated(wide).sum()
+assert torch.cuda.memory_allocated() - before >= 4 << 20
+loss.backward()
+del loss
+assert torch.cuda.memory_allocated() - before < 1 << 20
 dist.barrier()
 print(f"rank {rank} passed", file=sys.stderr)
 dist.destroy_process_group()

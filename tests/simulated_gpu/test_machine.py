@@ -58,6 +58,7 @@ def test_torch_answers_as_on_a_gpu(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+@pytest.mark.slow
 def test_compiled_functions_allocate_what_inductor_lets_them(tmp_path: Path) -> None:
     compiled = Path(__file__).with_name("compiled_checks.py")
     done = simulate(tmp_path, str(compiled))
@@ -68,6 +69,7 @@ def test_compiled_functions_allocate_what_inductor_lets_them(tmp_path: Path) -> 
     assert "all checks passed" in simulate(tmp_path, str(compiled), "--eager", options=("--eager", "--force")).stderr
 
 
+@pytest.mark.slow
 def test_a_program_goes_on_when_it_catches_the_error_of_memory_that_runs_out(tmp_path: Path) -> None:
     done = simulate(tmp_path, str(CHECKS), "--out-of-memory", options=("--gpu", "rtx4090"))
     assert done.returncode == 0, done.stderr

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.paths import REPOSITORY
 
 
+@pytest.mark.slow
 def test_models_load_without_values_and_decode_as_if_all_layers_ran(tmp_path: Path) -> None:
     program = Path(__file__).with_name("model_checks.py")
     ours = [sys.executable, "-m", "ligerprof", "run", "--device", "simulated", "--json", "-o", str(tmp_path / "run")]

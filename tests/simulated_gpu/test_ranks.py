@@ -13,6 +13,7 @@ from tests.simulated_gpu.test_machine import simulate
 CHECKS = Path(__file__).with_name("rank_checks.py")
 
 
+@pytest.mark.slow
 def test_ranks_that_others_wait_for_run_too(tmp_path: Path) -> None:
     done = simulate(tmp_path, str(CHECKS), options=("--world", "4", "--ranks", "3"))
     assert done.returncode == 0, done.stderr
@@ -33,7 +34,9 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("package", LAUNCHERS)
+@pytest.mark.parametrize(
+    "package", [name if name == "torch" else pytest.param(name, marks=pytest.mark.slow) for name in LAUNCHERS]
+)
 def test_launchers_start_the_chosen_ranks_of_all_nodes(tmp_path: Path, package: str) -> None:
     pytest.importorskip(package)
     (tmp_path / "hosts").write_text("".join(f"node-{number} slots=8\n" for number in range(8)))
@@ -51,6 +54,7 @@ def test_launchers_start_the_chosen_ranks_of_all_nodes(tmp_path: Path, package: 
     ]
 
 
+@pytest.mark.slow
 def test_a_rank_runs_its_own_of_the_functions_that_a_program_spawns(tmp_path: Path) -> None:
     program = tmp_path / "spawns.py"
     program.write_text(

@@ -28,7 +28,6 @@ from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.recipe.categories import Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.conflicts import require_gathered_head
-from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, lowest_limit
@@ -37,7 +36,6 @@ from ligerprof.text import printable
 from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, parse_allocator_settings
 from ligerprof.torch_memory.attention import AttentionKernel
 from ligerprof.torch_memory.distributed import WORST_RANK
-from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 from ligerprof.torch_memory.saved_tensors import FUSED_ATTENTION, MATMULS, find_policy
 from ligerprof.units import format_bytes
 
@@ -409,12 +407,6 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
         )
     if recipe.gpus > 1:
         yield "NCCL's own buffers"
-    if recipe.zero == 3 and recipe.gpus > 1:
-        prefetched_bytes = DTYPE_BYTES[recipe.weight_dtype] * zero_settings(recipe)["stage3_prefetch_bucket_size"]
-        yield (
-            "ZeRO-3's flat copies of weights that are gathered in the first step or again in backward, up to"
-            f" {format_bytes(prefetched_bytes)}"
-        )
     yield from _left_out_of_offload(recipe)
     if paged := paged_bytes(recipe, make_weights(recipe).values()):
         yield (

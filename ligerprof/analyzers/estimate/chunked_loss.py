@@ -15,7 +15,7 @@ from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.roles import Phase, Role
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS, TRL_CHUNK_TOKENS, LinearCrossEntropy
-from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES, together
 
 _LOSS = Role.CE_TEMPORARIES
 # the first chunk's gradient of the weight, the sum with the second's, and an addition in place
@@ -42,9 +42,10 @@ def torch_linear(context: Context, hidden: Value, weight: Weight) -> Value:
             elements=1,
             width=weight.width,
             early=((rows, blocks.input_gradient_bytes), (weight, blocks.weight_gradient_bytes)),
-            forward_scratch_bytes=blocks.temporary_bytes,
+            leading_scratch=blocks.buffer_sizes,
+            forward_scratch_bytes=blocks.chunk_sizes,
             # the operator returns the gradients too, and autograd makes zeros for what came back for them
-            reduction_scratch_bytes=blocks.input_gradient_bytes + blocks.weight_gradient_bytes,
+            reduction_scratch_bytes=together(blocks.input_gradient_bytes, blocks.weight_gradient_bytes),
             role=_LOSS,
             scratch_role=Role.KERNEL_WORKSPACE,
             is_product=True,
@@ -123,8 +124,8 @@ def _nll_of_chunk(context: Context, weight: Weight, hidden: Value, tape: Tape) -
     tape.release(logits)
     if context.spec.final_softcap is not None:
         wide = capped_in_one_line(own, wide)
-    log_probabilities = _log_softmax(tape, wide)
-    loss = _nll(tape, log_probabilities)
+    log_probabilities = log_softmax(tape, wide)
+    loss = nll(tape, log_probabilities)
     _run_entropy(tape, log_probabilities)
     tape.release(wide, log_probabilities)
     return loss
@@ -182,7 +183,8 @@ def capped_in_one_line(context: Context, logits: Value) -> Value:
     return capped
 
 
-def _log_softmax(tape: Tape, logits: Value) -> Value:
+def log_softmax(tape: Tape, logits: Value) -> Value:
+    """`log_softmax` of fp32 logits, which keeps its output."""
     return tape.run(
         Operation(
             elements=logits.elements,
@@ -195,13 +197,14 @@ def _log_softmax(tape: Tape, logits: Value) -> Value:
     )
 
 
-def _nll(tape: Tape, log_probabilities: Value) -> Value:
+def nll(tape: Tape, log_probabilities: Value, *labels: Value) -> Value:
+    """`nll_loss`, which keeps what it reads, and the sum of the labels' weights."""
     return tape.run(
         Operation(
             elements=1,
             width=FP32_BYTES,
             inputs=(log_probabilities,),
-            saves=(log_probabilities,),
+            saves=(log_probabilities, *labels),
             extra_saved_bytes=FP32_BYTES,
             role=_LOSS,
         )
@@ -277,8 +280,8 @@ def _titan_chunk(
     if before is not None:
         meter.drop(before)
     wide = upcast(own, logits)
-    log_probabilities = _log_softmax(tape, wide)
-    loss = _nll(tape, log_probabilities)
+    log_probabilities = log_softmax(tape, wide)
+    loss = nll(tape, log_probabilities)
     tape.release(log_probabilities, wide)
     with meter.in_thread(Phase.BACKWARD):
         gradient = tape.backward(loss, meter.take(FP32_BYTES, Role.OTHER), chunk)

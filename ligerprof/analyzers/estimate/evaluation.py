@@ -40,9 +40,7 @@ def evaluation_peak(
     recording = meter.recording = Recording()
     meter.start()
     # FSDP2 and ZeRO-3 gather weights as in training, and DDP's buckets are there
-    for name, gathered_bytes in placement.gathered.items():
-        weights[name].gathered_bytes = gathered_bytes
-    hooks = hooks_of(recipe, weights, meter, Step.STEADY)
+    hooks = hooks_of(recipe, kernels, weights, meter, Step.STEADY)
     hooks.start_step()
     for size_bytes in input_sizes(evaluated):
         meter.take(size_bytes, Role.INPUTS)
@@ -50,9 +48,9 @@ def evaluation_peak(
         weight.recorded = False
     meter.start()
     if tape is not None:
-        TracedMicroBatch(evaluated, weights, meter, placement, hooks).forward()
+        TracedMicroBatch(evaluated, weights, meter, hooks).forward()
         return meter.peak(), recording
-    micro_batch = MicroBatch(evaluated, weights, kernels, meter, placement, hooks)
+    micro_batch = MicroBatch(evaluated, weights, kernels, meter, hooks)
     micro_batch.evaluates = True
     # checkpointing's hook on the embedding, `enable_input_require_grads`, makes a leaf of what nothing records
     micro_batch.copies_embedding = recipe.checkpointing and recipe.spec.architecture.scales_embedding != "decoder"

@@ -1,5 +1,7 @@
 """What an engine does around the modules of a model and when gradients arrive; plain torch does nothing."""
 
+from ligerprof.analyzers.estimate.meter import Allocation
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.words import Word
 
@@ -41,8 +43,27 @@ class Hooks:
     def gradient_leaves(self, module: Module) -> None:
         """The gradient of a module's input is there."""
 
+    def before_read(self, operation: Operation) -> None:
+        """Before an operation of the forward pass, which may read weights."""
+
+    def after_read(self, operation: Operation) -> None:
+        """After it."""
+
+    def block_of(self, weight: Weight) -> Allocation | None:  # noqa: ARG002 - of engines that gather
+        """What holds a weight now, if it is gathered."""
+        return None
+
+    def before_gradient(self, operation: Operation) -> None:
+        """Before an operation's gradients are computed."""
+
+    def after_gradient(self, operation: Operation) -> None:
+        """After they have arrived."""
+
     def weight_gradient_arrives(self, weight: Weight) -> None:
         """A weight's gradient of this micro-batch is complete."""
 
     def end_backward(self) -> None:
         """Autograd's engine runs its last callbacks."""
+
+    def end_step(self) -> None:
+        """The passes have ended, and the optimizer's step begins."""

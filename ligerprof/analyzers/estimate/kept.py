@@ -10,7 +10,6 @@ from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.places import HEAD
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import place
 from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
@@ -49,10 +48,9 @@ def kept_bytes(recipe: TrainingRecipe) -> KeptBytes:
     if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}.")
     weights = make_weights(recipe)
-    placement = place(recipe, weights.values(), first=False)
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     hooks = _AtLoss(meter)
-    MicroBatch(recipe, weights, find_kernel_set(recipe.providers, recipe.spec), meter, placement, hooks).forward()
+    MicroBatch(recipe, weights, find_kernel_set(recipe.providers, recipe.spec), meter, hooks).forward()
     layers: list[Held] = []
     casts: list[int] = []
     held = meter.held_places

@@ -1,6 +1,6 @@
 """LoRA as in peft: two thin matrices for each adapted linear layer, for the head and for the embedding."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from ligerprof.analyzers.estimate.context import Context
@@ -18,6 +18,14 @@ from ligerprof.torch_memory.sorting import embedding_gradient
 
 # peft's name for the module that a trained copy replaces
 ORIGINAL = "original_module"
+
+
+def head_weight_name(spec: ModelSpec, weights: Mapping[str, Weight]) -> str:
+    """The head's weight, which is the embedding's if they are tied; adapters may come with trained copies of either."""
+    row = spec.architecture
+    own, untrained = f"{row.head}.weight", f"{row.embedding}.{ORIGINAL}.weight"
+    tied = untrained if untrained in weights else f"{row.embedding}.weight"
+    return tied if spec.tied_embeddings and own not in weights else own
 
 
 def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:

@@ -242,7 +242,7 @@ class Meter:
         for size_bytes in together(scratch) if isinstance(scratch, int) else scratch:
             if size_bytes > 0:
                 held.append(self.take(size_bytes, role))
-            else:
+            elif size_bytes < 0:
                 oldest = next(block for block in held if block.size_bytes == -size_bytes)
                 held.remove(oldest)
                 self.drop(oldest)

@@ -8,26 +8,20 @@ first or the last of them (`Meter.repeat`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ligerprof.analyzers.estimate.context import Context, is_eager
-from ligerprof.analyzers.estimate.gathered import FlatCopies
+from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
-from ligerprof.analyzers.estimate.loss import head_and_loss
-from ligerprof.analyzers.estimate.masks import last_reader, mask_elements, mask_scratch, masks_made
+from ligerprof.analyzers.estimate.masks import last_reader, mask_elements
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.model import embed, embedding_is_leaf, keeps_tables, table_sizes
-from ligerprof.analyzers.estimate.norms import norm
+from ligerprof.analyzers.estimate.model import ModelReplay, embedding_is_leaf, keeps_tables
 from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
-from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
-from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.recomputed import TapeWithParts
 from ligerprof.analyzers.estimate.tape import Tape
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
 from ligerprof.kernels.spec import KernelSpec
-from ligerprof.models.architectures import layer_index
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
@@ -75,16 +69,17 @@ class MicroBatch:
         weights: Mapping[str, Weight],
         kernels: Mapping[str, KernelSpec],
         meter: Meter,
-        placement: Placement,
         hooks: Hooks,
     ) -> None:
         self._recipe, self._weights, self._kernels, self._meter = recipe, weights, kernels, meter
-        self._placement, self._hooks = placement, hooks
+        self._hooks = hooks
         self.evaluates = False
         self.copies_embedding = False
         self._policy = None if recipe.selective is None else find_policy(recipe.selective)
-        # by whether the mask's layers have a window
+        # by whether the mask's layers have a window; and those that checkpoints hold
+        self._layer_masks: dict[bool, Value] = {}
         self._masks: dict[bool, Value] = {}
+        self._copied: list[Value] = []
         self._traced = traced_layers(recipe)
         self.offloading = Offloading(meter) if recipe.activation_offload else None
         self._bottom = self._new_context(Tape(meter, offloading=self.offloading))
@@ -93,10 +88,6 @@ class MicroBatch:
         self._leaf: Allocation | None = None
         # what autograd starts at, if it is neither the embedding's output nor the first layer's input
         self._start: Allocation | None = None
-        # of the layer that runs backward, by identity
-        self._released: dict[int, int] = {}
-        # its weights that stay from the recomputation on, with the bytes that an operation would gather
-        self._gathered: dict[int, tuple[Weight, int]] = {}
         self._until_backward_ends: list[Allocation] = []
         self._until_graph_is_freed: list[Allocation] = []
 
@@ -108,53 +99,42 @@ class MicroBatch:
     def forward(self) -> None:
         """Run embedding, layers, head and loss; what is left is what backward needs."""
         self._hooks.enter(Part.ROOT)
-        self._meter.place = EMBEDDING
-        embedded, stream = self._embed()
-        self._meter.place = WHOLE
-        self._make_tables(embedded, stream)
-        held = self._bottom.tape.hand_over(stream)
-        for repetition in self._traced:
-            stream, held = self._layers_forward(repetition, stream, held)
-        self._meter.place = HEAD
-        hidden = self._final_norm(stream, held)
-        copied = self._layers[0].context.leaf_cast is not None
-        # autocast's copy of a leaf holds it
-        if not copied:
-            self._bottom.tape.release(embedded)
-        for windowed in tuple(self._masks):
-            if self._offloads_masks or last_reader(self._recipe, windowed=windowed) is None:
-                self._bottom.tape.release(self._masks.pop(windowed))
-        if self.evaluates or not keeps_tables(self._recipe):
-            self._end_tables()
-        self._loss = head_and_loss(self._top, hidden)
+        self._loss = ModelReplay(self._bottom, self._top, self._run_layers, self._stream_role(0)).loss()
         self._hooks.leave(Part.ROOT)
-        self._top.tape.release(hidden)
         for layer in self._layers:
             self._meter.place = layer.place
             self._meter.repeat(layer.repetition.times, layer.context.leave_autocast, first_layer=layer.repetition.first)
         self._meter.place = HEAD
         self._top.leave_autocast()
         self._bottom.leave_autocast()
-        if copied:
-            self._bottom.tape.release(embedded)
+        self._bottom.tape.release(*self._copied)
 
-    def _embed(self) -> tuple[Value, Value]:
-        """The embedding's output, and what the first layer reads."""
-        self._hooks.enter(Part.EMBEDDING)
-        embedded, stream, self._start = embed(self._bottom, self._stream_role(0))
-        self._hooks.leave(Part.EMBEDDING)
-        if self._start is not None:
-            self._until_graph_is_freed.append(self._start)
-        elif self.offloading is not None and embedding_is_leaf(self._recipe) and embedded.block is not None:
-            self._leaf = self._meter.keep(embedded.block)
-        return embedded, stream
-
-    def _final_norm(self, stream: Value, held: Allocation) -> Value:
-        self._hooks.enter(Part.NORM)
-        hidden = norm(self._top, stream, self._recipe.spec.architecture.final_norm)
-        self._hooks.leave(Part.NORM)
-        self._meter.drop(held)
-        return hidden
+    def _run_layers(self, model: ModelReplay, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
+        """Run the layers between the steps of `model`, with what they need for longer than its variables live."""
+        self._masks = {
+            windowed: mask
+            for windowed, mask in model.masks.items()
+            if not self._offloads_masks and last_reader(self._recipe, windowed=windowed) is not None
+        }
+        for mask in self._masks.values():
+            self._bottom.tape.name(mask)
+        if not self.evaluates and keeps_tables(self._recipe):
+            self._until_backward_ends += [self._meter.keep(block) for block in model.tables]
+        if model.leaf is not None and model.leaf is not stream.block:
+            self._start = model.leaf
+            self._until_graph_is_freed.append(model.leaf)
+        elif model.leaf is not None and self.offloading is not None:
+            self._leaf = model.leaf
+        elif model.leaf is not None:
+            self._meter.drop(model.leaf)
+        self._layer_masks = model.masks
+        first = stream
+        for repetition in self._traced:
+            stream, held = self._layers_forward(repetition, stream, held)
+        if self._layers[0].context.leaf_cast is not None:
+            # autocast's copy of a leaf holds it
+            self._copied.append(self._bottom.tape.name(first))
+        return stream, held
 
     def backward(self) -> None:
         """Walk back from the loss; what is left are the gradients of the weights."""
@@ -165,15 +145,10 @@ class MicroBatch:
         if flowing is not None:
             self._hooks.gradient_leaves(Part.NORM)
         self._top.tape.release(self._loss)
-        self._meter.add(self._placement.arriving, place=WHOLE)
-        self._meter.add(self._placement.arriving, times=-1, place=WHOLE)
-        self._meter.add(self._placement.in_layers, place=WHOLE)
         for repetition in reversed(self._traced):
             flowing = self._layers_backward(repetition, flowing)
             if not self._recipe.reentrant:
                 self._release_masks_after(repetition.first)
-        self._meter.add(self._placement.in_layers, times=-1, place=WHOLE)
-        self._meter.add(self._placement.in_embedding, place=WHOLE)
         self._end_shared()
         self._meter.place = EMBEDDING
         self._keep_embedded()
@@ -183,7 +158,6 @@ class MicroBatch:
         self._bottom.tape.forget_gradients()
         self._end_tables()
         self._meter.place = WHOLE
-        self._meter.add(self._placement.in_embedding, times=-1)
         self._hooks.end_backward()
         if self.offloading is not None:
             self.offloading.clear()
@@ -234,31 +208,17 @@ class MicroBatch:
         self._until_backward_ends = []
 
     def _new_context(self, tape: Tape, index: int = 0, *, checkpointed: bool = False) -> Context:
-        tape.on_weight_gradient = self._hooks.weight_gradient_arrives
-        tape.on_backward = self._release
+        tape.hooks = self._hooks
         return Context(
             recipe=self._recipe,
             tape=tape,
             weights=self._weights,
             kernels=self._kernels,
             layer=index,
-            mask=self._masks.get(self._recipe.spec.layer_kinds.windowed[index]),
+            mask=self._layer_masks.get(self._recipe.spec.layer_kinds.windowed[index]),
             hooks=self._hooks,
             unpacks_once=checkpointed and not self._recipe.reentrant,
         )
-
-    def _make_tables(self, embedded: Value, stream: Value) -> None:
-        """Rotary tables are saved by every layer, so they live until backward ends; masks until the model returns."""
-        # numbers to add for eager, else booleans
-        width = embedded.width if is_eager(self._recipe) else 1
-        for windowed in masks_made(self._recipe):
-            elements = mask_elements(self._recipe, windowed=windowed)
-            leading = mask_scratch(self._recipe, windowed=windowed)
-            self._masks[windowed] = self._bottom.tape.run(
-                Operation(elements=elements, width=width, leading_scratch=leading, role=Role.INPUTS)
-            )
-        for size_bytes in table_sizes(self._recipe, stream):
-            self._until_backward_ends.append(self._meter.take(size_bytes, Role.ACTIVATIONS))
 
     def _layers_forward(self, repetition: Repetition, stream: Value, held: Allocation) -> tuple[Value, Allocation]:
         """Run layers on `stream`; the caller's loop variable `held` moves on to the last one's output."""
@@ -272,16 +232,6 @@ class MicroBatch:
 
         self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first)
         return reached
-
-    def _copies_in(self, index: int, repetition: Repetition) -> FlatCopies | None:
-        """What is gathered for the last of the layers that this one represents."""
-        if not self._placement.flat_copies:
-            return None
-        last = repetition.end - 1
-        of_layer = {layer: [name for name in self._weights if layer_index(name) == layer] for layer in (index, last)}
-        pairs = zip(of_layer[index], of_layer[last], strict=False)
-        names = {id(self._weights[own]): theirs for own, theirs in pairs}
-        return FlatCopies(self._meter, self._placement.flat_copies[last], names)
 
     def _layer_forward(
         self, index: int, repetition: Repetition, stream: Value, held: Allocation
@@ -298,11 +248,7 @@ class MicroBatch:
         checkpoint = self._keep_input(held) if checkpointing else None
         packed_mask = self._pack_mask(context) if checkpointing else None
         self._hooks.enter(index)
-        copies = self._copies_in(index, repetition)
-        tape.on_read = None if copies is None else copies.read
         output = run_layer(context, stream, index, output_role)
-        if copies is not None:
-            copies.end()
         self._meter.drop(held)
         self._hooks.leave(index)
         self._layers.append(_Layer(index, repetition, stream, output, context, checkpoint, packed_mask, cache))
@@ -326,28 +272,9 @@ class MicroBatch:
             flowing = layer.context.tape.backward(layer.output, gradient, layer.source)
         else:
             flowing = self._recompute_and_backward(layer, gradient)
-        for weight, _ in list(self._gathered.values()):
-            self._release(weight)
-        self._meter.add({Role.COMMUNICATION: sum(self._released.values())}, place=WHOLE)
-        self._released.clear()
         if layer.source.needs_gradient:
             self._hooks.gradient_leaves(layer.index)
         return flowing
-
-    def _gather(self, weight: Weight) -> None:
-        """A weight that is gathered to run a layer again stays until its module's backward."""
-        if weight.gathered_bytes:
-            self._gathered[id(weight)] = weight, weight.gathered_bytes
-            self._meter.add({Role.COMMUNICATION: weight.gathered_bytes}, place=WHOLE)
-            weight.gathered_bytes = 0
-
-    def _release(self, weight: Weight) -> None:
-        if id(weight) in self._gathered:
-            _, weight.gathered_bytes = self._gathered.pop(id(weight))
-            self._meter.add({Role.COMMUNICATION: -weight.gathered_bytes}, place=WHOLE)
-        if weight.released_bytes and id(weight) not in self._released:
-            self._released[id(weight)] = weight.released_bytes
-            self._meter.add({Role.COMMUNICATION: -weight.released_bytes}, place=WHOLE)
 
     def _recompute_and_backward(self, layer: _Layer, gradient: Allocation) -> Allocation | None:
         """torch.utils.checkpoint: run the layer again when its backward first needs a saved tensor.
@@ -363,7 +290,6 @@ class MicroBatch:
             layer.cache.start_pass()
         again = Tape(self._meter, stop_after_saves=None if reentrant else first_pass.saves_seen, cache=layer.cache)
         context = self._new_context(again, layer.index, checkpointed=True)
-        again.on_read = self._gather
         offloading, loaded = self.offloading, None
         if offloading is not None and isinstance(layer.checkpoint, PackedTensor):
             loaded = layer.source.block = offloading.unpack(layer.checkpoint, starts_node=True)

@@ -1,39 +1,185 @@
-"""What surrounds the decoder layers: embedding, rotary tables and masks."""
+"""A model around its decoder layers: its tape of tensor operators, with the head and loss that the recipe chooses."""
 
-from ligerprof.analyzers.estimate.context import Context
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from ligerprof.analyzers.estimate.chunked_loss import log_softmax, nll
+from ligerprof.analyzers.estimate.context import Context, is_eager
+from ligerprof.analyzers.estimate.hooks import Part
 from ligerprof.analyzers.estimate.lora import adapter_rank, add_adapter_to_embedding
+from ligerprof.analyzers.estimate.loss import head_and_loss, loss_of_logits, loss_takes_output, project_to_logits
+from ligerprof.analyzers.estimate.masks import mask_elements, mask_scratch, masks_made
 from ligerprof.analyzers.estimate.meter import Allocation
+from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import add, dropout, renamed, scale
-from ligerprof.analyzers.estimate.tensors import Value
+from ligerprof.analyzers.estimate.operations import renamed, scale
+from ligerprof.analyzers.estimate.operators import Replay
+from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
+from ligerprof.analyzers.estimate.tensors import Tensor, Value
+from ligerprof.models.layer_tape import Operand, Step, layers_make_tables, model_tape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.dtypes import INDEX_BYTES
 from ligerprof.torch_memory.sorting import embedding_gradient
 
+Layers = Callable[["ModelReplay", Value, Allocation], tuple[Value, Allocation]]
+# of what the embedding is made of
+_IN_EMBEDDING = ("embed", "add", "multiply", "dropout")
 
-def embed(context: Context, role: Role) -> tuple[Value, Value, Allocation | None]:
-    """The embedding's output and the residual stream that the first layer reads, each held once.
 
-    The last result is what autograd starts at, if that is neither: it lives as long as the graph.
+class ModelReplay(Replay):
+    """Runs the steps of a model's tape.
+
+    Args:
+        context: what runs before the layers.
+        top: what runs after them.
+        layers: runs them on the residual stream, with the reference that the loop's variable hands over.
+        stream_role: the role of what the first layer reads.
+
+    Attributes:
+        masks: by whether their layers have a window.
+        leaf: what autograd starts at, if that is not at a parameter; the caller drops it.
     """
-    row = context.spec.architecture
-    if row.positions is not None:
-        return *_embed_with_positions(context, f"{row.positions}.weight", role), None
-    embedded = look_up(context, f"{row.embedding}.weight", role)
-    if f"{row.embedding}.lora_A" in context.weights:
-        embedded = add_adapter_to_embedding(context, embedded, row.embedding, role)
-    rate, leaf = context.spec.dropout_rate(row.embedding_dropout), None
-    # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
-    if embedding_is_leaf(context.recipe) and (rate or row.scales_embedding == "decoder"):
-        embedded.needs_gradient = True
-        leaf = context.tape.hand_over(context.tape.name(embedded))
-    embedded = renamed(context, embedded, dropout(context, embedded, rate))
-    if row.scales_embedding is not None:
-        embedded = renamed(context, embedded, scale(context, embedded, role=role))
-    if embedding_is_leaf(context.recipe):
-        embedded.needs_gradient = True
-    return embedded, context.tape.name(embedded), leaf
+
+    def __init__(self, context: Context, top: Context, layers: Layers, stream_role: Role) -> None:
+        super().__init__(context, Value(context.tokens, INDEX_BYTES, needs_gradient=False, block=None))
+        self._bottom, self._top, self._layers, self._stream_role = context, top, layers, stream_role
+        self._steps = model_tape(context.spec)
+        self._stream = next(step[2][0] for step in self._steps if step[0] == "layers")
+        self._embeddings = sum(step[0] == "embed" for step in self._steps)
+        self._masks_left = list(masks_made(context.recipe))
+        self.masks: dict[bool, Value] = {}
+        self.leaf: Allocation | None = None
+
+    def loss(self) -> Value:
+        """The loss, which one variable holds."""
+        return self.run(self._steps)
+
+    @property
+    def tables(self) -> list[Allocation]:
+        """The memory of the rotary tables."""
+        numbers = [step[1] for step in self._steps if step[0] == "tables"]
+        flat = [item for found in numbers for item in ([found] if isinstance(found, int) else found)]
+        made = (self._values.get(number) for number in flat)
+        return [value.block for value in made if isinstance(value, Value) and value.block is not None]
+
+    def role_of(self, results: int | Sequence[int], _output: int) -> Role:
+        """The role of what a step makes."""
+        if self.context is self._top:
+            return Role.LOGITS
+        return self._stream_role if results == self._stream else Role.ACTIVATIONS
+
+    def release(self, *values: Value) -> None:
+        """Variables end of what ran before or after the layers."""
+        self._bottom.tape.release(*values)
+        self._top.tape.release(*values)
+
+    def replaced(
+        self, step: Step, values: Sequence[Any], _following: Sequence[Step]
+    ) -> tuple[Sequence[Tensor | None], int]:
+        """What the caller, another loss or a kernel makes in place of a step, and of how many of the next ones."""
+        kind, _, operands, *details = step
+        if self.context is self._bottom:
+            self.tape.meter.place = EMBEDDING if kind in _IN_EMBEDDING else WHOLE
+        if kind == "layers":
+            return [self._run_layers(values[0], operands[0], moves=details[0])], 0
+        if kind == "tables" and details[0] >= len(set(self.context.spec.layer_kinds.windowed)):
+            return [None], details[1]
+        if self.context is self._top and kind in ("multiply", "keep output") and loss_takes_output(self.context):
+            return [self.tape.name(values[0])], 0
+        if kind in ("head", "loss"):
+            made = (head_and_loss if kind == "head" else loss_of_logits)(self.context, values[0])
+            return ([], 0) if made is None else ([made], details[0])
+        return (), 0
+
+    def _run_layers(self, stream: Value, number: int, *, moves: bool) -> Value:
+        """Run the layers; `moves` says that the loop's variable is the only one of the stream."""
+        tape = self.tape
+        held = self._held.pop(number) if moves else [tape.name(stream)]
+        block = tape.hand_over(stream)
+        self.release(*held[1:])
+        output, left = self._layers(self, stream, block)
+        self.context, self.tape = self._top, self._top.tape
+        self.tape.receive(left)
+        self.tape.meter.place = HEAD
+        return output
+
+    def make_tables(self, *_given: object) -> tuple[()]:
+        """Nothing by itself: the steps that follow make it."""
+        return ()
+
+    make_head = make_loss = make_tables
+
+    def make_embed(self, indices: Value, path: str, scales: bool) -> Value:
+        """The rows of an embedding, with the number that its module may multiply them by."""
+        context, row = self.context, self.context.spec.architecture
+        is_tokens = path == row.embedding
+        if is_tokens:
+            context.hooks.enter(Part.EMBEDDING)
+        role = self._stream_role if row.positions is None else Role.ACTIVATIONS
+        embedded = look_up(context, f"{path}.weight", indices.elements, role)
+        if f"{path}.lora_A" in context.weights:
+            embedded = add_adapter_to_embedding(context, embedded, path, role)
+        if scales:
+            embedded = renamed(context, embedded, scale(context, embedded, role=role))
+        # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
+        if is_tokens and embedding_is_leaf(context.recipe):
+            embedded.needs_gradient = True
+            self.leaf = self.tape.hand_over(self.tape.name(embedded))
+        self._embeddings -= 1
+        if not self._embeddings:
+            context.hooks.leave(Part.EMBEDDING)
+        return embedded
+
+    def make_new(self, sizes: Sequence[str | int], like: Operand) -> Value:
+        """A tensor without a gradient."""
+        recipe, spec = self.context.recipe, self.context.spec
+        named = {
+            "rows": recipe.rows,
+            "tokens": recipe.row_tokens,
+            "labels": recipe.row_tokens + 1,
+            "rotated": spec.rotary_dim,
+            "half": spec.rotary_dim // 2,
+        }
+        elements = prod(named[size] if isinstance(size, str) else size for size in sizes)
+        role = Role.INPUTS if like == "long" else Role.ACTIVATIONS
+        return self.tape.run(Operation(elements=elements, width=self._width(like), role=role))
+
+    def make_mask(self) -> Value | None:
+        """The mask of the next kind of layers, if attention has one."""
+        if not self._masks_left:
+            return None
+        windowed, recipe = self._masks_left.pop(0), self.context.recipe
+        mask = self.masks[windowed] = self.tape.run(
+            Operation(
+                elements=mask_elements(recipe, windowed=windowed),
+                # numbers to add for eager, else booleans
+                width=self.context.stream_bytes if is_eager(recipe) else 1,
+                leading_scratch=mask_scratch(recipe, windowed=windowed),
+                role=Role.INPUTS,
+            )
+        )
+        return mask
+
+    def make_norm(self, value: Value, path: str) -> Value:
+        """The norm after the layers."""
+        self.context.hooks.enter(Part.NORM)
+        output = norm(self.context, value, path)
+        self.context.hooks.leave(Part.NORM)
+        return output
+
+    def make_linear(self, value: Value, _path: str) -> Value:
+        """The head."""
+        return project_to_logits(self.context, value)
+
+    def make_log_softmax(self, logits: Value) -> Value:
+        """`log_softmax` in fp32."""
+        return log_softmax(self.tape, logits)
+
+    def make_nll(self, log_probabilities: Value, labels: Value) -> Value:
+        """The mean loss."""
+        return nll(self.tape, log_probabilities, labels)
 
 
 def embedding_is_leaf(recipe: TrainingRecipe) -> bool:
@@ -42,21 +188,9 @@ def embedding_is_leaf(recipe: TrainingRecipe) -> bool:
     return adapter_rank(recipe) is not None and recipe.checkpointing and is_frozen
 
 
-def _embed_with_positions(context: Context, positions_name: str, role: Role) -> tuple[Value, Value]:
-    """GPT2Model.forward: tokens plus positions, then dropout."""
-    tape, row = context.tape, context.spec.architecture
-    embedded = look_up(context, f"{row.embedding}.weight", Role.ACTIVATIONS)
-    positions = look_up(context, positions_name, Role.ACTIVATIONS, sequences=1)
-    total = add(context, embedded, positions, role=role)
-    dropped = dropout(context, total, context.spec.dropout_rate(row.embedding_dropout))
-    tape.release(total, positions)
-    return embedded, dropped
-
-
-def look_up(context: Context, name: str, role: Role, *, sequences: int | None = None) -> Value:
+def look_up(context: Context, name: str, tokens: int, role: Role) -> Value:
     """The rows of an embedding."""
     weight = context.weights[name]
-    tokens = context.tokens if sequences is None else sequences * context.recipe.row_tokens
     hidden = weight.shape[-1]
     sort = embedding_gradient(tokens, weight.elements // hidden, hidden)
     return context.tape.run(
@@ -72,28 +206,9 @@ def look_up(context: Context, name: str, role: Role, *, sequences: int | None = 
     )
 
 
-def table_sizes(recipe: TrainingRecipe, stream: Value) -> tuple[int, ...]:
-    """Bytes of the rotary tables cos and sin; none with learned positions."""
-    rotary = recipe.spec.architecture.attention.rotary
-    if rotary is None or (rotary.when is not None and not any(recipe.spec.layer_kinds.rotated)):
-        return ()
-    if rotary.complex_products:
-        # half as many complex numbers
-        return (recipe.row_tokens * recipe.spec.rotary_dim * FP32_BYTES,)
-    width = FP32_BYTES if rotary.fp32_tables else stream.width
-    size_bytes = recipe.row_tokens * recipe.spec.rotary_dim * width // (2 if rotary.halves else 1)
-    kinds = len(set(recipe.spec.layer_kinds.windowed)) if rotary.tables_by_kind else 1
-    rows = recipe.rows if rotary.tables_by_row else 1
-    return (rows * size_bytes, rows * size_bytes) * kinds
-
-
 def keeps_tables(recipe: TrainingRecipe) -> bool:
-    """Whether the rotary tables live until backward ends: layers save them, or their checkpoints hold them."""
-    rotary = recipe.spec.architecture.attention.rotary
-    return recipe.checkpointing or rotary is None or not rotary.expands_tables
+    """Whether the rotary tables live until backward ends: layers save them, or their checkpoints hold them.
 
-
-def has_fp32_tables(recipe: TrainingRecipe) -> bool:
-    """Whether layers read rotary tables in fp32; FSDP2's mixed precision casts the inputs of every layer."""
-    rotary = recipe.spec.architecture.attention.rotary
-    return rotary is not None and rotary.fp32_tables and not recipe.casts_gathered
+    Layers that make tables of their own do not.
+    """
+    return recipe.checkpointing or not layers_make_tables(recipe.spec.model_type)

@@ -24,6 +24,7 @@ class Operation:
             live as long as the graph, if they need a gradient.
         saves_output: whether autograd keeps the output as well.
         extra_saved_bytes: other memory allocated for backward (statistics, dropout masks).
+        saves_first: whether that comes before the output.
         other_saves: number of further tensors that autograd keeps: parameters, indices, and parts of the extra bytes.
         view_of: the tensor whose memory the output shares.
         leading_scratch, leading_gradient_scratch: temporaries before the output, and before gradients; what these do
@@ -54,6 +55,7 @@ class Operation:
     pins: tuple[Value, ...] = ()
     saves_output: bool = False
     extra_saved_bytes: int = 0
+    saves_first: bool = False
     other_saves: int = 0
     view_of: Value | None = None
     leading_scratch: Scratch = ()

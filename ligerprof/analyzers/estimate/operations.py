@@ -19,7 +19,10 @@ def linear(
     role: Role = Role.ACTIVATIONS,
     gradient_role: Role = Role.ACTIVATIONS,
 ) -> Value:
-    """`F.linear` or GPT-2's Conv1D: saves its input for the weight's gradient, autocast's weight for the input's."""
+    """`F.linear` or GPT-2's Conv1D: saves its input for the weight's gradient, autocast's weight for the input's.
+
+    ZeRO-3 puts a function of its own in the place of `F.linear` (LinearFunctionForZeroStage3), which saves both always.
+    """
     read_weight = context.autocast_weight(weight)
     read = context.autocast(value)
     inputs: tuple[Tensor, ...] = (read_weight, read)
@@ -32,6 +35,10 @@ def linear(
         if bias.trainable:
             bias_sum = column_sum(context, elements, bias.elements, read.width)
     saves = ((read,) if weight.trainable else ()) + ((read_weight,) if value.needs_gradient else ())
+    is_conv1d = isinstance(weight, Weight) and weight.in_layer and not context.spec.architecture.linear_layers
+    by_zero = context.recipe.zero == 3 and not is_conv1d
+    if by_zero:
+        inputs, saves = (read, *(item for item in inputs if item is not read)), (read, read_weight)
     output = context.tape.run(
         Operation(
             elements=elements,
@@ -40,10 +47,12 @@ def linear(
             saves=saves,
             role=role,
             gradient_role=gradient_role,
-            reduction_scratch_bytes=bias_sum,
-            gradient_is_view=True,
+            reduction_scratch_bytes=() if by_zero else bias_sum,
+            backward_scratch_bytes=bias_sum if by_zero else (),
+            gradient_is_view=not by_zero,
+            in_function=by_zero,
             is_product=True,
-            operator=product_operator(bias),
+            operator=MM if by_zero else product_operator(bias),
             factor=factor,
         )
     )
@@ -238,7 +247,13 @@ def dropout(context: Context, value: Value, probability: float) -> Value:
     if probability == 0:
         return context.tape.name(value)
     return context.tape.run(
-        Operation(elements=value.elements, width=value.width, inputs=(value,), extra_saved_bytes=value.elements)
+        Operation(
+            elements=value.elements,
+            width=value.width,
+            inputs=(value,),
+            extra_saved_bytes=value.elements,
+            saves_first=True,
+        )
     )
 
 

@@ -21,7 +21,7 @@ from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.models.config_keys import Dropout
 from ligerprof.models.layer_tape import Operand, Step
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 _VIEWS = ("cut", "split", "expand", "write")
 
@@ -59,10 +59,10 @@ class Replay:
             kind, results, *rest = steps[at]
             at += 1
             if kind == "drop":
-                self.tape.release(*self._held.pop(results))
+                self.release(*self._held.pop(results, ()))
                 continue
             operands, *details = rest
-            self._role = self._output_role if results == output else Role.ACTIVATIONS
+            self._role = self.role_of(results, output)
             values = [self._operand(item) for item in operands]
             made, skipped = self.replaced(steps[at - 1], values, steps[at : at + 2])
             at += skipped
@@ -72,10 +72,18 @@ class Replay:
             self._put(results, made, self._roots[operands[0]] if kind in _VIEWS else None)
         kept = self._roots[output]
         # what the caller's variables hold besides the output ends with them
-        self.tape.release(*(value for root, held in self._held.items() if root not in (0, kept) for value in held))
+        self.release(*(value for root, held in self._held.items() if root not in (0, kept) for value in held))
         result = self._values[output]
         assert isinstance(result, Value)
         return result
+
+    def role_of(self, results: int | Sequence[int], output: int) -> Role:
+        """The role of what a step makes if that is a sum, a multiple or a cast."""
+        return self._output_role if results == output else Role.ACTIVATIONS
+
+    def release(self, *values: Value) -> None:
+        """Variables of these tensors end."""
+        self.tape.release(*values)
 
     def replaced(
         self, _step: Step, _values: Sequence[Any], _following: Sequence[Step]
@@ -105,7 +113,9 @@ class Replay:
         """Bytes per element of what is in fp32, or has the dtype of a value or of the residual stream."""
         if isinstance(like, int):
             return self._values[like].width
-        return FP32_BYTES if like == "wide" else self.context.stream_bytes
+        return {"long": INDEX_BYTES, "wide": FP32_BYTES, "complex": 2 * FP32_BYTES, "flag": 1}.get(
+            like, self.context.stream_bytes
+        )
 
     def make_dropout(self, value: Value, key: str | None, rate: float) -> Value:
         """Dropout by the probability under a config key, or a fixed one."""
@@ -121,7 +131,7 @@ class Replay:
         """`to(dtype)`; a weight's copy is not kept."""
         if isinstance(value, Weight):
             return self.context.cast_weight(value, self._width(like))
-        return self.context.cast(value, self._width(like))
+        return self.context.cast(value, self._width(like), role=self._role)
 
     def make_copy(self, value: Value) -> Value:
         """`contiguous()`."""
@@ -137,7 +147,7 @@ class Replay:
 
     def make_keep_output(self, value: Value) -> Value:
         """A function whose gradient reads its output."""
-        return unary(self.context, value, saves_output=True)
+        return unary(self.context, value, saves_output=True, role=self._role)
 
     def make_power(self, value: Value) -> Value:
         """A power, which autocast computes in fp32."""
@@ -239,7 +249,7 @@ class Replay:
         if shape:
             return (scale_columns if shape == "columns" else scale_rows)(context, left, right)
         if right is None:
-            return scale(context, left)
+            return scale(context, left, role=self._role)
         if isinstance(right, str):
             return self._times_table(left, right, ())
         if not right.needs_gradient and right.elements < left.elements:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from ligerprof.analyzers.estimate.gathered import FlatCopy
 from ligerprof.analyzers.estimate.groups import sharded_parameter
 from ligerprof.analyzers.estimate.meter import UnsplitRemainders
 from ligerprof.analyzers.estimate.tensors import Weight
@@ -26,17 +25,7 @@ class Placement:
     Attributes:
         resident: exist from before the first step.
         states: exist after the first optimizer step.
-        running: exist during forward and backward.
-        flat_copies: gathered in addition to `running` while each layer runs forward; empty for none.
-        in_layers: in addition to `running` during backward of the decoder layers, less what earlier layers have freed.
-        in_embedding: what is gone of `running` during backward of the embedding, as negative bytes.
-        arriving: allocated and freed during backward of the first of these layers.
-        reductions: allocated and freed when gradients are reduced during backward of the decoder layers, less what
-            earlier layers have freed; by the parameter whose gradient arrives then.
-        gathered: by parameter, gathered in addition to `running` while an operation reads it.
-        released: by parameter of a layer, what is gone of `in_layers` from its module's backward on.
-        last_reduction: replace `running` after backward, while the last gradients are reduced.
-        gradient_share: the share of each complete gradient that stays on this GPU.
+        last_reduction: comes and goes after backward, while the last gradients are reduced.
         gradients_at_update: gradients that remain at the optimizer step; None for all of them.
         updates: temporaries of each part of the optimizer step; in a first step with the states created so far.
         states_remainders, update_remainders: unsplit remainders of these blocks.
@@ -48,16 +37,7 @@ class Placement:
     updates: Sequence[Bytes]
     states_remainders: UnsplitRemainders = field(default_factory=lambda: UnsplitRemainders(blocks=0, counted_bytes=0))
     update_remainders: UnsplitRemainders = field(default_factory=lambda: UnsplitRemainders(blocks=0, counted_bytes=0))
-    running: Bytes = field(default_factory=dict)
-    flat_copies: Sequence[Sequence[FlatCopy]] = ()
-    in_layers: Bytes = field(default_factory=dict)
-    in_embedding: Bytes = field(default_factory=dict)
-    arriving: Bytes = field(default_factory=dict)
-    reductions: Mapping[str, int] = field(default_factory=dict)
-    gathered: Mapping[str, int] = field(default_factory=dict)
-    released: Mapping[str, int] = field(default_factory=dict)
     last_reduction: Bytes = field(default_factory=dict)
-    gradient_share: float = 1.0
     gradients_at_update: int | None = None
     blocks: "UpdateBlocks | None" = None
 

@@ -20,6 +20,7 @@ class TapeWithParts(Tape):
     def checkpointed(self, source: Value, run: Callable[[Tape], Value]) -> Value:
         """Run a part on `source`; it gets a tape for the first pass, and another for the one in backward."""
         first = Tape(self.meter, saving=False)
+        first.hooks = self.hooks
         output = run(first)
         assert output.block is not None
         self.name(output)
@@ -28,7 +29,7 @@ class TapeWithParts(Tape):
         def backward(gradient: Allocation) -> Allocation | None:
             first.start_backward(output, gradient)
             again = Tape(self.meter, stop_after_saves=first.saves_seen)
-            again.on_weight_gradient = self.on_weight_gradient
+            again.hooks = self.hooks
             run(again)
             again.take_over(first)
             return again.finish_backward(source)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory, share_of
-from ligerprof.analyzers.estimate.model import has_fp32_tables
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import add, renamed
 from ligerprof.analyzers.estimate.tensors import Value
@@ -47,7 +46,10 @@ def _rotate_by_reference(context: Context, query: Value, key: Value) -> tuple[Va
 
 
 def _table_bytes(context: Context) -> int:
-    return FP32_BYTES if has_fp32_tables(context.recipe) else context.stream_bytes
+    # FSDP2's mixed precision casts the inputs of every layer
+    rotary = context.spec.architecture.attention.rotary
+    is_wide = rotary is not None and rotary.fp32_tables and not context.recipe.casts_gathered
+    return FP32_BYTES if is_wide else context.stream_bytes
 
 
 def _turn(context: Context, value: Value, table_bytes: int) -> Value:

@@ -33,7 +33,6 @@ def saving_peak(recipe: TrainingRecipe) -> tuple[MemoryBreakdown | None, Recordi
     meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
     StaticMemory(recipe, weights, placement).place(meter, first=False)
     recording = meter.recording = Recording()
-    meter.add(placement.running, times=-1)
     meter.start()
     meter.add({Role.COMMUNICATION: gathered_bytes})
     return meter.peak(), recording

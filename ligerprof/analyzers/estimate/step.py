@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.block_meter import meter_after
-from ligerprof.analyzers.estimate.bucket import HeldGradients
+from ligerprof.analyzers.estimate.gathered import GatheringHooks, ModuleOrder
 from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
@@ -78,7 +78,13 @@ def place(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, ran
 
 
 def hooks_of(
-    recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, step: Step, *, rank: int = 0
+    recipe: TrainingRecipe,
+    kernels: Mapping[str, KernelSpec],
+    weights: Mapping[str, Weight],
+    meter: Meter,
+    step: Step,
+    *,
+    rank: int = 0,
 ) -> Hooks:
     """What the recipe's engine does around modules and when gradients arrive."""
     if recipe.engine is Engine.FSDP2:
@@ -87,9 +93,21 @@ def hooks_of(
         return ReplicatedHooks(recipe, weights.items(), meter, step)
     if recipe.engine is Engine.DEEPSPEED and recipe.zero in (1, 2):
         return PartitionedHooks(recipe, weights.values(), meter, rank)
-    if recipe.engine is Engine.DEEPSPEED and recipe.zero == 3 and recipe.spec.tape is None:
-        return HeldGradients(recipe, [weight for weight in weights.values() if weight.trainable], meter)
+    if recipe.engine is Engine.DEEPSPEED and recipe.zero == 3:
+        order = None if step is Step.FIRST else _module_order(recipe, kernels)
+        return GatheringHooks(recipe, weights, meter, order)
     return Hooks()
+
+
+def _module_order(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -> ModuleOrder:
+    """The order in which a training step calls modules."""
+    weights = make_weights(recipe)
+    meter = meter_after(recipe, ())
+    hooks = GatheringHooks(recipe, weights, meter, None)
+    micro_batch = _micro_batch(recipe, kernels, weights, meter, hooks)
+    micro_batch.forward()
+    micro_batch.backward()
+    return hooks.order
 
 
 def step_kinds(recipe: TrainingRecipe) -> tuple[Step, ...]:
@@ -118,17 +136,12 @@ def _step_peaks(
     first = step is Step.FIRST
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=first, rank=rank)
-    for name, weight in weights.items():
-        weight.kept_share = placement.gradient_share
-        weight.reduction_bytes = placement.reductions.get(name, 0)
-        weight.gathered_bytes = placement.gathered.get(name, 0)
-        weight.released_bytes = placement.released.get(name, 0)
     meter = meter_after(recipe, before)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
     recording = meter.recording = Recording()
     meter.start()
-    hooks = hooks_of(recipe, weights, meter, step, rank=rank)
+    hooks = hooks_of(recipe, kernels, weights, meter, step, rank=rank)
     hooks.start_step()
     highest = _Highest(meter)
     offloaded_bytes = 0
@@ -137,21 +150,16 @@ def _step_peaks(
     for reduces in _micro_batches(recipe):
         hooks.reduces = reduces
         recording.micro_batches.append(len(recording.events))
-        micro_batch: MicroBatch | TracedMicroBatch
-        if recipe.spec.tape is None:
-            micro_batch = MicroBatch(recipe, weights, kernels, meter, placement, hooks)
-        else:
-            micro_batch = TracedMicroBatch(recipe, weights, meter, placement, hooks)
+        micro_batch = _micro_batch(recipe, kernels, weights, meter, hooks)
         _run_phase(meter, micro_batch.forward, Phase.FORWARD)
         highest.note(Phase.FORWARD)
         _run_phase(meter, micro_batch.backward, Phase.BACKWARD)
         offloaded_bytes = micro_batch.offloaded_bytes
-        meter.add(placement.running, times=-1)
         meter.add(placement.last_reduction)
         meter.add(placement.last_reduction, times=-1)
-        meter.add(placement.running)
         highest.note(Phase.BACKWARD)
     recording.micro_batches.append(len(recording.events))
+    hooks.end_step()
     if recipe.optimizer is not Optimizer.NONE:
         static.update(meter, first=first)
         highest.note(Phase.OPTIMIZER)
@@ -163,6 +171,14 @@ def _step_peaks(
         host_bytes=offloaded_bytes,
         recording=recording,
     )
+
+
+def _micro_batch(
+    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], weights: Mapping[str, Weight], meter: Meter, hooks: Hooks
+) -> MicroBatch | TracedMicroBatch:
+    if recipe.spec.tape is None:
+        return MicroBatch(recipe, weights, kernels, meter, hooks)
+    return TracedMicroBatch(recipe, weights, meter, hooks)
 
 
 def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
@@ -232,7 +248,6 @@ class StaticMemory:
     def place(self, meter: Meter, *, first: bool) -> None:
         """Put down what is there when the step begins."""
         self._add(meter, self._placement.resident)
-        meter.add(self._placement.running)
         for size_bytes in input_sizes(self._recipe):
             meter.take(size_bytes, Role.INPUTS)
         for size_bytes in () if self._recipe.spec.tape is None else self._recipe.spec.tape.buffers:
@@ -245,7 +260,6 @@ class StaticMemory:
     def update(self, meter: Meter, *, first: bool) -> None:
         """The optimizer's step: what ran is gone, and what the step itself makes comes and goes."""
         placement = self._placement
-        meter.add(placement.running, times=-1)
         if placement.gradients_at_update is not None:
             meter.settle(Role.GRADIENTS, placement.gradients_at_update)
         # the parts of the model share blocks

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from ligerprof.analyzers.estimate.graph import Node, nodes_only_for
+from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.offloading import Offloading
 from ligerprof.analyzers.estimate.operation import Operation
@@ -29,9 +30,7 @@ class Tape:
         offloading: moves what is saved to main memory, or None.
 
     Attributes:
-        on_weight_gradient: called with each weight whose gradient is complete.
-        on_read: called with each weight before a forward operation reads it.
-        on_backward: called with each weight that an operation has read, after its backward.
+        hooks: what the engine does around operations and with complete gradients.
         on_gpu: whether the operations that run now keep what they save on the GPU in spite of `offloading`.
     """
 
@@ -59,9 +58,7 @@ class Tape:
         self._variables: list[Allocation] = []
         self._pending: dict[int, Pending] = {}
         self._awaited: dict[int, Callable[[], None]] = {}
-        self.on_weight_gradient: Callable[[Weight], None] | None = None
-        self.on_read: Callable[[Weight], None] | None = None
-        self.on_backward: Callable[[Weight], None] | None = None
+        self.hooks = Hooks()
         # called once no saved tensor is left
         self._after_saved: Callable[[], None] = _do_nothing
 
@@ -72,7 +69,7 @@ class Tape:
         node = Node(operation, (output,))
         saves_now = needs_gradient and operation.saves_anything and not self._stopped
         if not self._stopped:
-            _tell(self.on_read, operation)
+            self.hooks.before_read(operation)
         if saves_now:
             self._save(node)
         # a C++ operation saves its inputs before it computes, so the last one does not compute
@@ -82,6 +79,8 @@ class Tape:
                 self._pin(operation.pins)
         if saves_now and self._stopped:
             self._unwind()
+        if not self._stopped:
+            self.hooks.after_read(operation)
         if needs_gradient:
             self._nodes.append(node)
             self._offload(node)
@@ -144,6 +143,10 @@ class Tape:
         self._variables.remove(value.block)
         return value.block
 
+    def receive(self, block: Allocation) -> None:
+        """Take a reference that was handed over for a variable of this tape."""
+        self._variables.append(block)
+
     def backward(self, output: Value, gradient: Allocation, source: Value | None) -> Allocation | None:
         """Run backward from the gradient of `output`.
 
@@ -158,6 +161,8 @@ class Tape:
         self._pending[id(output)] = Pending(gradient, is_view=False)
         while self._nodes and not self._nodes[-1].operation.saves_anything:
             self._run_backward(self._nodes.pop())
+        if self._nodes and any(id(output) in self._pending for output in self._nodes[-1].outputs):
+            self.hooks.before_gradient(self._nodes[-1].operation)
 
     def take_over(self, first_pass: "Tape") -> None:
         """Continue the backward of the pass that this tape recomputes."""
@@ -208,6 +213,11 @@ class Tape:
         if self.saving:
             blocks = (item.block for item in node.operation.saves if isinstance(item, Value))
             node.saved.extend(self.meter.keep(block) for block in blocks if block is not None)
+            if self._stop_after_saves is not None:
+                # what a recomputation saves is detached: it holds the memory that a trained weight had then
+                weights = [item for item in node.operation.saves if isinstance(item, Weight) and item.trainable]
+                gathered = [self.hooks.block_of(weight) for weight in weights]
+                node.saved.extend(self.meter.keep(block) for block in gathered if block is not None)
         self._stopped = self.saves_seen == self._stop_after_saves
 
     def _make_output(self, node: Node) -> None:
@@ -263,11 +273,14 @@ class Tape:
         operation, output = node.operation, node.outputs[0]
         self.meter.ran(operation)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
+        saved_bytes = operation.extra_saved_bytes
+        extra = self.meter.take(saved_bytes, operation.role) if saved_bytes and operation.saves_first else None
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
         elif operation.view_of.block is not None:
             output.block = self.meter.keep(operation.view_of.block)
-        extra = self.meter.take(operation.extra_saved_bytes, operation.role) if operation.extra_saved_bytes else None
+        if saved_bytes and extra is None:
+            extra = self.meter.take(saved_bytes, operation.role)
         if self.saving and output.needs_gradient:
             wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
             node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
@@ -280,14 +293,9 @@ class Tape:
         """Allocate and free the temporaries of an operation or of its gradient."""
         if multiplies:
             self.meter.multiply()
-        gathered = [item for item in operation.differentiable if isinstance(item, Weight) and item.gathered_bytes]
-        for weight in gathered:
-            self.meter.add({Role.COMMUNICATION: weight.gathered_bytes})
         # C++ frees temporaries in reverse order
         left = self.meter.run_scratch(scratch, operation.scratch_role or operation.role, leading)
         self._forget((*left[len(leading) :], *reversed(left[: len(leading)])))
-        for weight in gathered:
-            self.meter.add({Role.COMMUNICATION: -weight.gathered_bytes})
 
     def _unwind(self) -> None:
         """Drop all variables: the exception that stops a recomputation ends its frames."""
@@ -304,16 +312,20 @@ class Tape:
                 self._awaited.get(id(output), _do_nothing)()
         loaded = self._load(node)
         operation = node.operation
+        if incoming:
+            self.hooks.before_gradient(operation)
         delivered, unreduced = self._call_function(node, incoming, loaded) if incoming else ([], [])
         if self._stop_after_saves is not None:
             # checkpointing's hooks release recomputed tensors to the gradient function, which frees them
             self._forget(node.saved)
             node.saved.clear()
-        if incoming:
-            self._forget(self.meter.run_scratch(operation.reduction_scratch_bytes, operation.role, unreduced))
+        if unreduced or operation.reduction_scratch_bytes:
+            self._forget(
+                self.meter.run_scratch(operation.reduction_scratch_bytes if incoming else 0, operation.role, unreduced)
+            )
         self._forget(pending.block for pending in incoming)
         self._forget(node.saved)
-        if not any(other.operation.saves_anything for other in self._nodes):
+        if self._after_saved is not _do_nothing and not any(other.operation.saves_anything for other in self._nodes):
             self._after_saved()
             self._after_saved = _do_nothing
         if self._offloading is not None:
@@ -321,7 +333,8 @@ class Tape:
         # the views' own nodes run in the reverse order of forward
         for item, pending in reversed(delivered) if node.operation.gradient_is_view else delivered:
             self._deliver(item, pending)
-        _tell(self.on_backward, operation)
+        if incoming:
+            self.hooks.after_gradient(operation)
 
     def _call_function(
         self, node: Node, incoming: list[Pending], loaded: Mapping[int, Allocation]
@@ -392,17 +405,12 @@ class Tape:
             weight.pending = new
             return
         weight.arrived = 0
-        self.meter.touch(weight.reduction_bytes, Role.COMMUNICATION)
         if weight.gradient is not None:
             self.meter.summed(weight.size_bytes)
             self.meter.drop(new.block)
-        elif weight.kept_share == 1.0:
-            weight.gradient = new.block
         else:
-            self.meter.drop(new.block)
-            weight.gradient = self.meter.take(int(weight.size_bytes * weight.kept_share), Role.GRADIENTS)
-        if self.on_weight_gradient is not None:
-            self.on_weight_gradient(weight)
+            weight.gradient = new.block
+        self.hooks.weight_gradient_arrives(weight)
 
     def _sum(self, item: Tensor, old: Pending, new: Pending) -> Pending:
         """InputBuffer::accumulate: add in place to a gradient that is not a view and has no other owner."""
@@ -417,11 +425,3 @@ class Tape:
 
 def _gradient_role(item: Tensor) -> Role:
     return Role.GRADIENTS if isinstance(item, Weight) else item.gradient_role
-
-
-def _tell(listener: Callable[[Weight], None] | None, operation: Operation) -> None:
-    """Call a listener with each weight that an operation reads."""
-    if listener is not None:
-        for item in operation.differentiable:
-            if isinstance(item, Weight):
-                listener(item)

@@ -24,7 +24,6 @@ class Weight:
 
     Attributes:
         width: bytes per element.
-        kept_share: the share of the gradient that stays on this GPU.
         uses: reads per forward pass (2 for a tied embedding).
         shape: the parameter's shape.
         in_layer: whether it belongs to a decoder layer.
@@ -32,9 +31,6 @@ class Weight:
         is_adapter: whether LoRA adds it.
         packed_sizes: bytes of each tensor of a quantized parameter, else empty.
         recorded: whether autograd records what reads it; False under no_grad.
-        reduction_bytes: allocated and freed if its gradient triggers a reduction among ranks.
-        gathered_bytes: allocated while an operation reads a sharded parameter.
-        released_bytes: freed after the backward of the operation that reads it, until its layer's backward ends.
         gradient: the gradient once it exists; later micro-batches add to it.
         pending: the sum of the gradients of some uses, until all have arrived.
     """
@@ -42,10 +38,6 @@ class Weight:
     elements: int
     width: int
     trainable: bool = True
-    kept_share: float = 1.0
-    reduction_bytes: int = 0
-    gathered_bytes: int = 0
-    released_bytes: int = 0
     uses: int = 1
     shape: tuple[int, ...] = ()
     in_layer: bool = False

@@ -60,11 +60,11 @@ def traced_layers(recipe: TrainingRecipe) -> TracedLayers:
     A group repeats only if a layer of the same kind comes before it as within the pattern, and after it: what one layer
     leaves is freed by the next, and an engine gathers the weights of the next in advance. So the first and the last
     layer of a model run by themselves. Every layer does if its activations move to main memory,
-    and if ZeRO reduces gradients in a bucket that some layers fill.
+    and if ZeRO gathers weights some layers in advance, or reduces gradients in a bucket that some layers fill.
     """
     tape = recipe.spec.tape
     layers = recipe.spec.layers if tape is None else len(tape.kinds)
-    if recipe.activation_offload or recipe.zero in (1, 2):
+    if recipe.activation_offload or recipe.zero:
         return [Repetition(index) for index in range(layers)]
     if tape is None:
         kinds: Sequence[object] = layer_memory_kinds(recipe)

@@ -1,12 +1,10 @@
 """Replay a tape on a meter: forward and backward of one micro-batch through a traced model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
@@ -46,12 +44,11 @@ class TracedMicroBatch:
         recipe: TrainingRecipe,
         weights: Mapping[str, Weight],
         meter: Meter,
-        placement: Placement,
         hooks: Hooks,
     ) -> None:
         assert recipe.spec.tape is not None
         self._recipe, self._weights, self._meter = recipe, weights, meter
-        self._placement, self._hooks = placement, hooks
+        self._hooks = hooks
         self._tape: Tape = recipe.spec.tape
         self._sizes = self._tape.values(recipe.rows, recipe.row_tokens)
         self._touched = self._tape.touched(self._sizes, recipe.gpu_spec)
@@ -78,16 +75,12 @@ class TracedMicroBatch:
         self._forward(0)
         self._hooks.leave(Part.EMBEDDING)
         for repetition in self._traced:
-            copied = next(iter(self._placement.flat_copies[repetition.end - 1 : repetition.end]), ())
-            copies = {Role.COMMUNICATION: max((copy.size_bytes for copy in copied), default=0)}
-            with self._gathered(copies):
-                self._repeat(repetition, self._layer_forward, repetition.indices, backward=False)
+            self._repeat(repetition, self._layer_forward, repetition.indices, backward=False)
         self._meter.place = HEAD
         for part in (Part.NORM, Part.HEAD):
             self._hooks.enter(part)
         if self._last:
-            with self._gathered({Role.COMMUNICATION: sum(self._placement.gathered.values())}):
-                self._forward(self._last)
+            self._forward(self._last)
         for part in (Part.NORM, Part.HEAD, Part.ROOT):
             self._hooks.leave(part)
 
@@ -99,27 +92,16 @@ class TracedMicroBatch:
         if self._last:
             self._backward(self._last)
         self._hooks.gradient_leaves(Part.NORM)
-        with self._gathered(self._placement.arriving):
-            pass
-        with self._gathered(self._placement.in_layers):
-            for repetition in reversed(self._traced):
-                self._repeat(repetition, self._layer_backward, reversed(repetition.indices), backward=True)
+        for repetition in reversed(self._traced):
+            self._repeat(repetition, self._layer_backward, reversed(repetition.indices), backward=True)
         self._meter.place = EMBEDDING
         self._hooks.gradient_arrives(Part.EMBEDDING)
-        with self._gathered(self._placement.in_embedding):
-            self._backward(0)
+        self._backward(0)
         self._meter.place = WHOLE
         self._hooks.end_backward()
         for position, run in self._runs.items():
             for ref in self._tape.unit(position).graph:
                 self._meter.drop(self._block(ref, position, run))
-
-    @contextmanager
-    def _gathered(self, held: Bytes) -> Iterator[None]:
-        """What ZeRO-3 has gathered inside, in addition to what it always has while the model runs."""
-        self._meter.add(held, place=WHOLE)
-        yield
-        self._meter.add(held, times=-1, place=WHOLE)
 
     def _repeat(
         self, repetition: Repetition, act: Callable[[int], None], indices: Iterable[int], *, backward: bool
@@ -241,15 +223,10 @@ class TracedMicroBatch:
         meter = self._meter
         path = self._tape.layers[position - 1] if name.startswith("{}") else ""
         weight = self._weights[name.replace("{}", path, 1)]
-        meter.add({Role.COMMUNICATION: weight.reduction_bytes})
-        meter.add({Role.COMMUNICATION: -weight.reduction_bytes})
         if weight.gradient is not None:
             meter.drop(block)
-        elif weight.kept_share == 1.0:
-            weight.gradient = block
         else:
-            meter.drop(block)
-            weight.gradient = meter.take(int(weight.size_bytes * weight.kept_share), Role.GRADIENTS)
+            weight.gradient = block
         self._hooks.weight_gradient_arrives(weight)
 
     def _end(self, ref: Ref, position: int, run: _Run) -> None:

@@ -1,19 +1,14 @@
 """Memory on one of N GPUs under DeepSpeed, with or without ZeRO: what stays, and the temporaries of a step."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from ligerprof.analyzers.estimate.bucket import bucket_flushes, scattered_elements
-from ligerprof.analyzers.estimate.gathered import Gathered, GatheredOnDemand, NothingGathered
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
 from ligerprof.analyzers.estimate.partitioned import own_weights
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
 from ligerprof.analyzers.estimate.tensors import Weight
-from ligerprof.analyzers.estimate.traced import TracedLayers, traced_layers
 from ligerprof.errors import UnsupportedError
-from ligerprof.models import ParameterShape
-from ligerprof.models.architectures import is_in_layer, layer_index
-from ligerprof.recipe.categories import Offload
+from ligerprof.recipe.categories import Offload, Precision
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -21,6 +16,8 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
 _FP64_BYTES = 8
+# cuda_accelerator.py, is_fp16_supported
+_OLDEST_WITH_FP16 = (7, 0)
 
 
 def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool, rank: int) -> Placement:
@@ -50,6 +47,11 @@ def _require_known(recipe: TrainingRecipe) -> None:
         ),
         (not optimizer.row.is_partitioned, f"--optimizer {optimizer} with --engine deepspeed", "use adamw-fused"),
         (not zero_settings(recipe)["contiguous_gradients"], "contiguous_gradients off", "switch it on"),
+        (
+            recipe.precision is Precision.MIXED_FP16 and recipe.gpu_spec.compute_capability < _OLDEST_WITH_FP16,
+            f"fp16 on {recipe.gpu_spec.title} with --engine deepspeed",
+            "choose --precision fp32",
+        ),
     ):
         if given:
             raise UnsupportedError(f"estimate: {what} is not supported yet; {instead}.")
@@ -110,119 +112,21 @@ def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: b
 
 
 def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Placement:
-    """Stage 3 partitions the weights as well (stage3.py) and gathers them (gathered.py)."""
-    offloaded, moved = recipe.offload is not Offload.NONE, recipe.offload.moves_parameters
-    trained = elements.trained_share
-    if recipe.gpus == 1 and not moved:
-        gathered: NothingGathered = NothingGathered()
-    else:
-        # the second micro-batch prefetches
-        gathered = GatheredOnDemand(recipe) if first and recipe.grad_accum == 1 else Gathered(recipe)
-    at_loss_bytes, in_layers_bytes = weight_width(recipe) * gathered.at_loss(), _most_in_layers_bytes(recipe, gathered)
-    in_embedding_bytes = weight_width(recipe) * gathered.in_layers(recipe.spec.layers)
-    shard_bytes = weight_width(recipe) * gathered.largest_call() // recipe.gpus if moved and recipe.gpus > 1 else 0
+    """Stage 3 partitions the weights as well (stage3.py) and gathers them: `GatheringHooks`."""
+    offloaded, trained = recipe.offload is not Offload.NONE, elements.trained_share
     return Placement(
         resident={
-            Role.PARAMETERS: 0 if moved else weight_width(recipe) * elements.share,
+            Role.PARAMETERS: 0 if recipe.offload.moves_parameters else weight_width(recipe) * elements.share,
             Role.OPTIMIZER_STATES: 0 if offloaded else FP32_BYTES * trained,
             # partitioned gradients and the bucket have flat buffers from the start
             Role.GRADIENTS: 0 if offloaded else weight_width(recipe) * trained,
-            Role.COMMUNICATION: _bucket_bytes(recipe),
+            Role.COMMUNICATION: weight_width(recipe) * zero_settings(recipe)["reduce_bucket_size"],
         },
         states={Role.OPTIMIZER_STATES: 0 if offloaded else _state_bytes(recipe, trained)},
-        running={Role.COMMUNICATION: at_loss_bytes},
-        flat_copies=[gathered.flat_copies(layer) for layer in range(recipe.spec.layers)],
-        in_layers={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes},
-        in_embedding={Role.COMMUNICATION: min(in_embedding_bytes - at_loss_bytes, 0)},
-        # this rank's share of one gather, on its way from main memory to the other ranks
-        arriving={Role.COMMUNICATION: in_layers_bytes - at_loss_bytes + shard_bytes},
-        # adapters' gradients are too small to count
-        reductions={} if recipe.lora is not None else _reductions(recipe, gathered),
-        last_reduction={} if recipe.lora is not None else _last_scattering(recipe, gathered),
-        gradient_share=0.0,
-        gathered={name: weight_width(recipe) * elements for name, elements in gathered.while_read().items()},
-        released=gathered.released(),
         updates=()
         if offloaded
         else (_normed(part(recipe, elements.largest)), *_updates(recipe, elements.groups, first=first)),
     )
-
-
-def _bucket_bytes(recipe: TrainingRecipe) -> int:
-    bucket_bytes: int = weight_width(recipe) * zero_settings(recipe)["reduce_bucket_size"]
-    return bucket_bytes
-
-
-def _most_in_layers_bytes(recipe: TrainingRecipe, gathered: NothingGathered) -> int:
-    """Gathered weights during backward of the layers, where they most exceed what earlier layers have freed."""
-    return max(
-        weight_width(recipe) * gathered.in_layers(passed) - _freed_bytes(recipe, passed)
-        for passed in range(recipe.spec.layers if recipe.checkpointing else 1)
-    )
-
-
-def _freed_bytes(recipe: TrainingRecipe, layers: int) -> int:
-    """Checkpoints of layers that have run backward."""
-    return layers * recipe.tokens * recipe.spec.hidden_size * weight_width(recipe)
-
-
-def _reductions(recipe: TrainingRecipe, gathered: NothingGathered) -> dict[str, int]:
-    """By parameter, what stage 3 allocates when its gradient arrives, beyond what is already counted.
-
-    The maximum over all layers that a traced layer represents, less what those that have run have freed.
-    """
-    most: dict[str, int] = {}
-    inside: dict[int, list[str]] = {}
-    for item in recipe.spec.parameters:
-        if (layer := layer_index(item.name)) is not None:
-            inside.setdefault(layer, []).append(item.name)
-    traced = traced_layers(recipe)
-    in_layers_bytes = _most_in_layers_bytes(recipe, gathered)
-    for flush in bucket_flushes(recipe):
-        if flush.waiting is None:
-            continue
-        name, passed, freed = _arrival(recipe, inside, traced, flush.waiting)
-        if freed and not recipe.checkpointing:
-            # those layers have freed more than this
-            continue
-        held_bytes = weight_width(recipe) * (
-            scattered_elements(recipe, flush, with_held=False) + gathered.in_layers(passed)
-        )
-        counted_bytes = in_layers_bytes if is_in_layer(name) else weight_width(recipe) * gathered.at_loss()
-        most[name] = max(most.get(name, 0), held_bytes - counted_bytes - _freed_bytes(recipe, freed))
-    return most
-
-
-def _arrival(
-    recipe: TrainingRecipe, inside: Mapping[int, Sequence[str]], traced: TracedLayers, waiting: ParameterShape
-) -> tuple[str, int, int]:
-    """When a parameter's gradient arrives.
-
-    Args:
-        inside: the names of each layer's parameters.
-
-    Returns:
-        The parameter's name in the traced layer that represents its own, the number of layers that have run backward,
-        and how many of these the traced layer represents.
-    """
-    layers, layer = recipe.spec.layers, layer_index(waiting.name)
-    if layer is None:
-        # the embedding is before the layers, so after them in backward; norm and head are the opposite
-        is_embedding = recipe.spec.parameters.index(waiting) <= sum(map(len, inside.values()))
-        return waiting.name, layers if is_embedding else 0, 0
-    repetition = next(item for item in traced if layer < item.end)
-    index = repetition.representative(layer)
-    place = inside[layer].index(waiting.name)
-    # the traced layer runs backward in place of the last group's
-    represented = repetition.end - repetition.period + index - repetition.first
-    return inside[index][place], layers - 1 - layer, represented - layer
-
-
-def _last_scattering(recipe: TrainingRecipe, gathered: NothingGathered) -> Bytes:
-    """The last flush in stage 3, with the embedding still gathered."""
-    *_, last = bucket_flushes(recipe)
-    elements = scattered_elements(recipe, last, with_held=True) + gathered.in_layers(recipe.spec.layers)
-    return {Role.COMMUNICATION: weight_width(recipe) * elements}
 
 
 def _state_bytes(recipe: TrainingRecipe, share: int) -> int:

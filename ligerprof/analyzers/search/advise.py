@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.search.budget import Judge, Method, Verdict, needed_bytes, verdict_notes
+from ligerprof.analyzers.search.budget import Judge, Method, Verdict, verdict_notes
 from ligerprof.analyzers.search.changes import LADDER, Change, expandable_segments
 from ligerprof.analyzers.step_time.account import time_or_reason
 from ligerprof.analyzers.step_time.predict import StepTime
@@ -161,18 +160,18 @@ def advise(
     # steps on the way may keep more in main memory than the plan
     climb = _cheapest(_Climb(recipe, judge, names, rules._replace(host_limit_bytes=None)))
     climb.rules = rules
-    if host_limit_bytes is not None and _host_bytes(climb.plan) > host_limit_bytes:
+    if host_limit_bytes is not None and _host_bytes(judge, climb.plan) > host_limit_bytes:
         climb = _cheapest(_Climb(recipe, judge, names, rules))
     return Advice(
         recipe=recipe,
         limit=judge.limit,
-        needed_bytes=needed_bytes(recipe),
+        needed_bytes=judge.needed_bytes(recipe),
         verdict=judge.verdict(recipe),
         steps=(*map(climb.final, climb.steps), climb.expansion()),
         plan=climb.plan,
         plan_needed_bytes=climb.needed_bytes,
         plan_verdict=judge.verdict(climb.plan),
-        host_bytes=estimate(climb.plan).host_bytes,
+        host_bytes=judge.estimate(climb.plan).host_bytes,
         host_limit_bytes=host_limit_bytes,
     )
 
@@ -203,7 +202,7 @@ class _Climb:
 
     def __init__(self, recipe: TrainingRecipe, judge: Judge, names: set[str], rules: _Rules) -> None:
         self.recipe, self.judge, self.rules = recipe, judge, rules
-        self.needed_bytes = needed_bytes(recipe)
+        self.needed_bytes = judge.needed_bytes(recipe)
         self.plan, self.verdict = self._settle(recipe)
         self.steps: list[Step] = []
         for number, change in enumerate(rules.ladder, start=1):
@@ -214,13 +213,13 @@ class _Climb:
                 self.steps.append(self._take(change))
             self._retry()
         self._unexpanded_bytes = self.needed_bytes
-        self.needed_bytes = needed_bytes(self.plan)
+        self.needed_bytes = judge.needed_bytes(self.plan)
 
     def final(self, step: Step) -> Step:
         """Recompute the saving of an unused rung on top of the plan."""
         if step.state not in (State.SPARE, State.USELESS):
             return step
-        outcome = _variants(step.change, self.plan, self.rules.host_limit_bytes)
+        outcome = self._variants(step.change)
         if isinstance(outcome, Step):
             return outcome
         priced = self._priced(step.change, outcome[0][1], State.SPARE)
@@ -257,7 +256,7 @@ class _Climb:
             last = self.steps[-1]
 
     def _take(self, change: Change) -> Step:
-        outcome = _variants(change, self.plan, self.rules.host_limit_bytes)
+        outcome = self._variants(change)
         if isinstance(outcome, Step):
             return outcome
         plan, verdict, needed = _mildest((*self._settle(variant), needed) for variant, needed in outcome)
@@ -289,6 +288,26 @@ class _Climb:
         expanded = self.judge.verdict(outcome[0])
         return (outcome[0], expanded) if expanded.fits else (recipe, verdict)
 
+    def _variants(self, change: Change) -> tuple[tuple[TrainingRecipe, int], ...] | Step:
+        """The recipes that a change of the plan can produce, each with its estimated need, or why there is none."""
+        most = self.rules.host_limit_bytes
+        try:
+            outcome = change.outcome(self.plan)
+            if isinstance(outcome, str):
+                return Step(change=change, state=State.INAPPLICABLE, reason=outcome)
+            if most is not None:
+                sizes = [_host_bytes(self.judge, variant) for variant in outcome]
+                # a plan over the limit may come closer to it
+                allowed = max(most, _host_bytes(self.judge, self.plan) - 1)
+                outcome = tuple(each for each, size_bytes in zip(outcome, sizes, strict=True) if size_bytes <= allowed)
+                if not outcome:
+                    needed = format_bytes(min(sizes))
+                    reason = f"needs {needed} of main memory; the limit is {format_bytes(most)}"
+                    return Step(change=change, state=State.INAPPLICABLE, reason=reason)
+            return tuple((variant, self.judge.needed_bytes(variant)) for variant in outcome)
+        except LigerprofError as error:
+            return Step(change=change, state=State.UNPRICED, reason=str(error))
+
 
 def _mildest(settled: Iterable[tuple[TrainingRecipe, Verdict, int]]) -> tuple[TrainingRecipe, Verdict, int]:
     """The first variant that fits, else the last; later variants are not judged."""
@@ -298,28 +317,6 @@ def _mildest(settled: Iterable[tuple[TrainingRecipe, Verdict, int]]) -> tuple[Tr
     return item
 
 
-def _variants(
-    change: Change, recipe: TrainingRecipe, host_limit_bytes: int | None
-) -> tuple[tuple[TrainingRecipe, int], ...] | Step:
-    """The recipes that a change can produce, each with its estimated need, or a step with the reason for none."""
-    try:
-        outcome = change.outcome(recipe)
-        if isinstance(outcome, str):
-            return Step(change=change, state=State.INAPPLICABLE, reason=outcome)
-        if host_limit_bytes is not None:
-            sizes = tuple(map(_host_bytes, outcome))
-            # a recipe over the limit may come closer to it
-            most = max(host_limit_bytes, _host_bytes(recipe) - 1)
-            outcome = tuple(variant for variant, size_bytes in zip(outcome, sizes, strict=True) if size_bytes <= most)
-            if not outcome:
-                needed = format_bytes(min(sizes))
-                reason = f"needs {needed} of main memory; the limit is {format_bytes(host_limit_bytes)}"
-                return Step(change=change, state=State.INAPPLICABLE, reason=reason)
-        return tuple((variant, needed_bytes(variant)) for variant in outcome)
-    except LigerprofError as error:
-        return Step(change=change, state=State.UNPRICED, reason=str(error))
-
-
-def _host_bytes(recipe: TrainingRecipe) -> int:
+def _host_bytes(judge: Judge, recipe: TrainingRecipe) -> int:
     """Main memory that the offload of all GPUs uses."""
-    return estimate(recipe).host_bytes * recipe.gpus
+    return judge.estimate(recipe).host_bytes * recipe.gpus

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ligerprof.analyzers.estimate import Answer, Moment, estimate, judge
+from ligerprof.analyzers.estimate import Answer, MemoryEstimate, Moment, estimate, judge
 from ligerprof.errors import KernelUnavailableError, MissingDependencyError, UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit
@@ -122,26 +122,8 @@ def verdict_notes(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"not simulated: {verdict.reason}" for verdict in verdicts if verdict.reason))
 
 
-def needed_bytes(recipe: TrainingRecipe) -> int:
-    """Estimated allocated bytes: the highest peak of the first step, the steady step and an evaluation.
-
-    Raises:
-        UnsupportedError: the analytic estimate does not cover an option of the recipe.
-        UnknownModelError: it does not cover the model's architecture.
-    """
-    return estimate(recipe).highest_peak_bytes
-
-
-def fits_host(recipe: TrainingRecipe) -> bool:
-    """Whether what a recipe keeps in main memory fits its limit on that, if it has one."""
-    if recipe.host_memory_bytes is None:
-        return True
-    host = estimate(recipe).host
-    return host is None or host.fits
-
-
 class Judge:
-    """Decides whether recipes fit one limit; caches verdicts.
+    """Decides whether recipes fit one limit; caches estimates and verdicts.
 
     Args:
         limit: on reserved bytes.
@@ -154,6 +136,23 @@ class Judge:
         self._check = check
         self._expect = expect
         self._known: dict[str, Verdict] = {}
+        self._estimates: dict[str, MemoryEstimate] = {}
+
+    def estimate(self, recipe: TrainingRecipe) -> MemoryEstimate:
+        """The analytic estimate.
+
+        Raises:
+            UnsupportedError: it does not cover an option of the recipe.
+            UnknownModelError: it does not cover the model's architecture.
+        """
+        key = repr(recipe)
+        if key not in self._estimates:
+            self._estimates[key] = estimate(recipe)
+        return self._estimates[key]
+
+    def needed_bytes(self, recipe: TrainingRecipe) -> int:
+        """Estimated allocated bytes: the highest peak of the first step, the steady step and an evaluation."""
+        return self.estimate(recipe).highest_peak_bytes
 
     def verdict(self, recipe: TrainingRecipe) -> Verdict:
         """Judge by simulation if requested and possible, otherwise by the analytic estimate."""
@@ -183,11 +182,11 @@ class Judge:
 
     def allocates_too_much(self, recipe: TrainingRecipe) -> bool:
         """Whether a recipe is estimated to allocate more than the limit, so that less fragmentation cannot help."""
-        return needed_bytes(recipe) > self.limit.size_bytes
+        return self.needed_bytes(recipe) > self.limit.size_bytes
 
     def by_estimate(self, recipe: TrainingRecipe, reason: str | None = None) -> Verdict:
         """Judge by the analytic estimate alone."""
-        estimated = estimate(recipe)
+        estimated = self.estimate(recipe)
         moment, allocated_bytes = estimated.highest
         in_host = estimated.host is None or estimated.host.fits
         run = estimated.run
@@ -210,7 +209,8 @@ class Judge:
         except _UNCOVERED as error:
             return self.by_estimate(recipe, str(error))
         _, held_bytes = reserved.highest
-        decided_by, in_host = reserved.decided_by, fits_host(recipe)
+        host = None if recipe.host_memory_bytes is None else self.estimate(recipe).host
+        decided_by, in_host = reserved.decided_by, host is None or host.fits
         return Verdict(
             answer=judge(self.limit.size_bytes, reserved.completes_under, fits_host=in_host),
             held_bytes=held_bytes,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any, NamedTuple
 
-from ligerprof.analyzers.estimate import MemoryEstimate, estimate
 from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, verdict_notes
 from ligerprof.analyzers.search.changes import NEAREST, SAME_DATA, Change, expandable_segments
@@ -241,7 +240,6 @@ class _Search:
         self._batches: dict[int, Point | None] = {}
         # for each simulated step, whether it reserved at least what the estimate says
         self._trusts_estimate: set[bool] = set()
-        self._estimates: dict[str, MemoryEstimate] = {}
 
     @property
     def most_positions(self) -> int:
@@ -327,7 +325,7 @@ class _Search:
             self._report()
         if verdict.fits and verdict.checked is Method.SIMULATED:
             with suppress(UnsupportedError, UnknownModelError):
-                self._trusts_estimate.add(self._needed_bytes(recipe) <= verdict.held_bytes)
+                self._trusts_estimate.add(self._judge.needed_bytes(recipe) <= verdict.held_bytes)
         return verdict
 
     def _report(self) -> None:
@@ -344,7 +342,7 @@ class _Search:
         if self._recipe.lengths is not None:
             return False
         with suppress(UnsupportedError, UnknownModelError):
-            return self._needed_bytes(recipe) > _CLEARLY_TOO_LARGE * self._judge.limit.size_bytes
+            return self._judge.needed_bytes(recipe) > _CLEARLY_TOO_LARGE * self._judge.limit.size_bytes
         return False
 
     def _guess(self, axis: "_Axis") -> int:
@@ -356,7 +354,7 @@ class _Search:
 
     def _is_expected(self, recipe: TrainingRecipe) -> bool:
         """Whether a recipe completes under the limit by its estimate."""
-        estimated, limit_bytes = self._estimate(recipe), self._judge.limit.size_bytes
+        estimated, limit_bytes = self._judge.estimate(recipe), self._judge.limit.size_bytes
         # the replay takes longer than the rest
         return estimated.highest_peak_bytes <= limit_bytes and estimated.run.completes_under(limit_bytes)
 
@@ -387,17 +385,8 @@ class _Search:
     def _fails_through_fragmentation(self, recipe: TrainingRecipe) -> bool:
         """Whether what a recipe allocates is within the limit, although it does not fit."""
         with suppress(UnsupportedError, UnknownModelError):
-            return recipe.lengths is None and self._needed_bytes(recipe) <= self._judge.limit.size_bytes
+            return recipe.lengths is None and self._judge.needed_bytes(recipe) <= self._judge.limit.size_bytes
         return False
-
-    def _needed_bytes(self, recipe: TrainingRecipe) -> int:
-        return self._estimate(recipe).highest_peak_bytes
-
-    def _estimate(self, recipe: TrainingRecipe) -> MemoryEstimate:
-        key = repr(recipe)
-        if key not in self._estimates:
-            self._estimates[key] = estimate(recipe)
-        return self._estimates[key]
 
 
 def find_border(fits: Callable[[int], bool], *, start: int, most: int | None) -> int:

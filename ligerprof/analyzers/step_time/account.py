@@ -8,7 +8,6 @@ from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.places import HEAD
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.tensors import Tensor, Weight
@@ -24,7 +23,6 @@ from ligerprof.torch_memory.allocator.settings import SizeRules
 from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
 from ligerprof.torch_memory.saved_tensors import BMM
 
-_NOTHING = Placement(resident={}, states={}, updates=())
 _NAMES = {2: "bf16", 4: "fp32"}
 # kernels, and bytes moved per byte of the weights: what the operators of torch's optimizers read and write; a test
 # compares them with the simulated step
@@ -55,7 +53,7 @@ def account(recipe: TrainingRecipe) -> Ledger:
     whole = Ledger()
     for times in (1, recipe.grad_accum - 1)[: min(recipe.grad_accum, 2)]:
         meter = _WorkMeter(recipe)
-        micro_batch = MicroBatch(recipe, weights, kernels, meter, _NOTHING, Hooks())
+        micro_batch = MicroBatch(recipe, weights, kernels, meter, Hooks())
         for run, thread in ((micro_batch.forward, Phase.FORWARD), (micro_batch.backward, Phase.BACKWARD)):
             with meter.in_thread(thread):
                 run()

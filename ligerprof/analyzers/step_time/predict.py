@@ -1,5 +1,6 @@
 """The time of a step: the GPU's seconds and the host's, part by part, and which of them bounds it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ class PartTime:
     @property
     def seconds(self) -> float:
         """How long it takes by itself."""
-        return max(sum(self.gpu_seconds.values()), self.host_seconds)
+        return max(math.fsum(self.gpu_seconds.values()), self.host_seconds)
 
     @property
     def bound(self) -> Bound:
@@ -90,12 +91,12 @@ class StepTime(JsonKeys):
     @property
     def gpu_seconds(self) -> float:
         """The sum of all kernels: the step's time with a host that launches them in time."""
-        return sum(sum(part.gpu_seconds.values()) for part in self.parts)
+        return math.fsum(math.fsum(part.gpu_seconds.values()) for part in self.parts)
 
     @property
     def parts_seconds(self) -> float:
         """The sum of the parts' times, each by itself."""
-        return sum(part.seconds for part in self.parts)
+        return math.fsum(part.seconds for part in self.parts)
 
     @property
     def tokens_per_second(self) -> float:
@@ -114,7 +115,7 @@ class StepTime(JsonKeys):
         for part in self.parts:
             for kind, seconds in part.gpu_seconds.items():
                 total[kind] = total.get(kind, 0.0) + seconds
-        return _bound(total, sum(part.host_seconds for part in self.parts))
+        return _bound(total, math.fsum(part.host_seconds for part in self.parts))
 
     def to_json(self) -> dict[str, Any]:
         """The keys of the estimate's JSON about the time."""
@@ -180,11 +181,11 @@ def _elapsed(parts: tuple[PartTime, ...]) -> float:
     host_end = gpu_end = 0.0
     for part in parts:
         host_end += part.host_seconds
-        gpu_end = max(gpu_end + sum(part.gpu_seconds.values()), host_end)
+        gpu_end = max(gpu_end + math.fsum(part.gpu_seconds.values()), host_end)
     return gpu_end
 
 
 def _bound(gpu_seconds: Mapping[Kind, float], host_seconds: float) -> Bound:
-    if host_seconds > sum(gpu_seconds.values()):
+    if host_seconds > math.fsum(gpu_seconds.values()):
         return Bound.LAUNCHES
     return Bound(max(gpu_seconds, key=lambda kind: gpu_seconds[kind]).value)

@@ -185,9 +185,10 @@ class Surface:
         near = nsmallest(_NEIGHBORS, ((math.dist(place, point), value) for point, value in self._points))
         here = [value for distance, value in near if distance < 1e-6]
         if here:
-            return math.exp(sum(here) / len(here))
+            return math.exp(math.fsum(here) / len(here))
         weights = [distance**-_FALL for distance, _ in near]
-        return math.exp(sum(w * value for w, (_, value) in zip(weights, near, strict=True)) / sum(weights))
+        # fsum, here and for seconds: `sum` rounds otherwise since Python 3.12
+        return math.exp(math.fsum(w * value for w, (_, value) in zip(weights, near, strict=True)) / math.fsum(weights))
 
 
 class Rates:

@@ -319,7 +319,10 @@ def store_words_gradient(
     DEPTH: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Write the gradient of a row's words, times `scale`, as if none of them was the label."""
+    """Write the gradient of a row's words, times `scale`, as if none of them was the label.
+
+    The words that were read last come first, which the L2 cache still holds of rows that it cannot hold whole.
+    """
     first_word, words, width = span
     _, class_weight_ptr, _, softcap, smoothing = formula
     block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
@@ -330,7 +333,9 @@ def store_words_gradient(
         of_entropy = tl.load(entropy_grad_ptr + token).to(tl.float32) * chain
     _, _, _, each_word, _ = terms
     each_word *= scale
-    for start in range(0, width, DEPTH * LANES):
+    last = (width - 1) // (DEPTH * LANES) * (DEPTH * LANES)
+    for before_last in range(0, width, DEPTH * LANES):
+        start = last - before_last
         offsets = start + block
         mask = offsets < words
         inside = offsets < width

@@ -28,6 +28,9 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _FILE_KEYS = frozenset({"config", "config_file", "config_path", "cfg", "yaml", "deepspeed", "deepspeed_config"})
 _FILE_KEYS |= {"job.config_file"}
 
+# of accelerate's launcher
+_MESH_OPTION, _CONFIG_OPTION = "parallelism_config_", "config_file"
+
 # DeepSpeed's names of keys of the Trainer
 _OF_DEEPSPEED = {"per_device_train_batch_size": "train_micro_batch_size_per_gpu"}
 
@@ -144,14 +147,24 @@ class TrainingCommand:
         """What the arguments and files say, by key; arguments win."""
         values: dict[str, Any] = {}
         for file, (_, content) in self._files.items():
-            if not self._is_deepspeeds(file):
+            if not self._is_anothers(file):
                 values = merged(values, content)
         return merged(values, {key: _value(typed.text) for key, typed in self._typed.items()})
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The configuration files that the arguments name."""
+        """The configuration files that the arguments name, and accelerate's."""
         return tuple(self._files)
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that arguments and files state; a dot separates a section of a file from its key."""
+        found = dict.fromkeys(self._typed)
+        for _, content in self._files.values():
+            for key, value in content.items():
+                inner = value if isinstance(value, Mapping) else {}
+                found |= dict.fromkeys((key, *(f"{key}.{name}" for name in inner)))
+        return tuple(found)
 
     def value(self, key: str) -> Any:
         """The value of a key, None if the command does not state it."""
@@ -160,7 +173,7 @@ class TrainingCommand:
         file = self._file_with(key)
         value = None if file is None else value_at(self._files[file][1], key)
         # DeepSpeed's sections have names of the Trainer's switches, and it takes `auto` from the Trainer
-        is_other = file is not None and self._is_deepspeeds(file) and type(value) is not int
+        is_other = file is not None and self._is_anothers(file) and type(value) is not int
         return None if is_other else value
 
     def changed(self, change: Change, copies: Mapping[Path, Path], *, in_files: bool = False) -> ChangedCommand:
@@ -182,10 +195,10 @@ class TrainingCommand:
         for key, value in change.keys.items():
             same = _OF_DEEPSPEED.get(key, key)
             theirs = self._file_with(same)
-            if theirs is not None and self._is_deepspeeds(theirs) and type(self.value(same)) is int:
-                # it has to agree with the Trainer
+            if theirs is not None and self._is_anothers(theirs) and type(self.value(same)) is int:
+                # it has to agree with the Trainer, which has none of its sections
                 edited.setdefault(theirs, {})[same] = value
-                if key not in self._typed and self.framework is None:
+                if key not in self._typed and (self.framework is None or "." in key):
                     continue
             if key in self._typed:
                 typed = self._typed[key]
@@ -228,7 +241,7 @@ class TrainingCommand:
     def _file_for(self, key: str, *, in_files: bool) -> Path | None:
         """The file in which a key is changed, None if it becomes an argument."""
         first, stated = self._first, self._file_with(key)
-        if stated is not None and self._is_deepspeeds(stated):
+        if stated is not None and self._is_anothers(stated):
             return None
         if stated is not None and (in_files or stated != first or not self._arguments_win):
             return stated
@@ -237,18 +250,18 @@ class TrainingCommand:
     @property
     def _first(self) -> Path | None:
         """The first file with the program's own keys."""
-        return next((file for file in self._files if not self._is_deepspeeds(file)), None)
+        return next((file for file in self._files if not self._is_anothers(file)), None)
 
     @property
     def _arguments_win(self) -> bool:
-        """Whether arguments replace and add to values of the first file: TRL's do; others read the file alone."""
+        """Whether arguments replace and add to values of the first file: TRL's and torchtitan's do."""
         parts = () if self.launch is None else (*PurePath(self.launch.program).parts, *self.launch.program.split("."))
-        return self._first is None or "trl" in parts
+        return self._first is None or not {"trl", "torchtitan"}.isdisjoint(parts)
 
-    def _is_deepspeeds(self, file: Path) -> bool:
-        """Whether an argument for DeepSpeed names a file."""
+    def _is_anothers(self, file: Path) -> bool:
+        """Whether a file is DeepSpeed's, or accelerate's, rather than the program's."""
         place = self._files[file][0]
-        return any(
+        return place < self.start or any(
             word.lstrip("-").startswith("deepspeed") for word in self.words[max(place - 1, self.start) : place + 1]
         )
 
@@ -259,7 +272,7 @@ class TrainingCommand:
 
     def _arguments(self) -> Iterator[tuple[str, _Typed]]:
         words = self.words
-        for place in range(self.start, len(words)):
+        for place in (*self._launcher_options(_MESH_OPTION), *range(self.start, len(words))):
             word = words[place]
             key, equals, text = word.lstrip("-+").partition("=")
             if equals and (_OPTION.match(word) or _OVERRIDE.match(word)):
@@ -268,6 +281,12 @@ class TrainingCommand:
                 has_value = place + 1 < len(words) and not _OPTION.match(words[place + 1])
                 end = place + 1 + has_value
                 yield key.replace("-", "_"), _Typed(place=place, end=end, text=words[place + 1] if has_value else None)
+
+    def _launcher_options(self, name: str) -> list[int]:
+        """The places of accelerate's own options with this beginning."""
+        is_accelerates = self.launch is not None and self.launch.uses_accelerate
+        starts = (f"--{name}", f"--{name.replace('_', '-')}")
+        return [place for place in range(self.start) if is_accelerates and self.words[place].startswith(starts)]
 
     @cached_property
     def _texts(self) -> Mapping[Path, str]:
@@ -278,8 +297,10 @@ class TrainingCommand:
         """The configuration files, each with the place of the word that names it, and its content."""
         named = {typed.end - 1: key for key, typed in self._typed.items() if typed.text is not None}
         found = {}
-        for place, word in enumerate(self.words[self.start :], self.start):
-            key = named.get(place)
+        places = [place + ("=" not in self.words[place]) for place in self._launcher_options(_CONFIG_OPTION)]
+        named |= dict.fromkeys(places, _CONFIG_OPTION)
+        for place in (*range(self.start, len(self.words)), *places):
+            key, word = named.get(place), self.words[place]
             name = word.partition("=")[2] if key is not None and _is_joined(word) else word
             if not name.endswith(CONFIG_SUFFIXES) or (key is not None and key not in _FILE_KEYS):
                 continue

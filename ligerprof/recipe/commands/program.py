@@ -19,7 +19,18 @@ from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
 from ligerprof.recipe.configs.report import OPTION_SETTINGS
 from ligerprof.recipe.configs.rows import BadValueError, Framework, Row
-from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import (
+    SIMULATED_RANKS,
+    Ignored,
+    Lacking,
+    LeftOut,
+    Names,
+    Outcome,
+    Reading,
+    Reason,
+    Sets,
+    Setting,
+)
 from ligerprof.recipe.configs.sources import foreign_framework, read_named, recognize, settle_method
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
@@ -120,7 +131,7 @@ def refuse_other_programs(launch: Launch) -> None:
 def _foreign(program: str, title: str) -> RecipeError:
     return RecipeError(
         f"{printable(program)}: a command of {title}, whose settings ligerprof does not read. Give its values as"
-        " options, such as --model, --batch, --seq and --precision."
+        f" options, such as --model, --batch, --seq and --precision. {SIMULATED_RANKS}"
     )
 
 

@@ -8,9 +8,17 @@ from typing import Any
 from ligerprof.analyzers.step_time.rates import SHEETS, find_rates
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.commands.changes import Batches, Change, find_levers, without_checkpointing
-from ligerprof.runs.command_search.session import Begin, CommandProblem, Tell, named, run_trials, trial_json
+from ligerprof.runs.command_search.session import (
+    Begin,
+    CommandProblem,
+    Tell,
+    changed_json,
+    named,
+    require_own,
+    run_trials,
+)
 from ligerprof.runs.command_search.trials import Outcome, Trial
-from ligerprof.serialization import document
+from ligerprof.serialization import document, select
 
 # micro-batches that are tried, from the largest one on
 _SIZES = 4
@@ -60,15 +68,7 @@ class FastestCommand:
         )
 
     def _entry(self, change: Change, trial: Trial) -> dict[str, Any]:
-        changed = self.problem.changed(change)
-        return {
-            "changes": dict(change.keys),
-            "command": list(changed.words),
-            "environment": dict(changed.environment),
-            "step_seconds": trial.step_seconds,
-            "time_bound": trial.time_bound,
-            **trial_json(trial),
-        }
+        return changed_json(self.problem, change, trial) | select(trial, "step_seconds", "time_bound")
 
 
 def fastest_command(problem: CommandProblem, batches: Batches, tell: Tell, begin: Begin) -> FastestCommand:
@@ -92,6 +92,7 @@ def fastest_command(problem: CommandProblem, batches: Batches, tell: Tell, begin
         known[change] = trial
         told.append((change, trial))
         tell(named(change), trial)
+        require_own(change, trial)
 
     def wanted() -> list[tuple[Change, int | None]]:
         ended = [(batch, others, known[change].outcome) for change, batch, others in alternatives if change in known]
@@ -106,7 +107,7 @@ def fastest_command(problem: CommandProblem, batches: Batches, tell: Tell, begin
         ]
         return left[: max(problem.machine.at_once, 1)]
 
-    is_whole = run_trials(problem, note, begin, wanted)
+    is_whole = run_trials(problem, note, lambda change: begin(named(change)), wanted)
     return FastestCommand(problem=problem, own=known.get(Change()), trials=tuple(told), is_whole=is_whole)
 
 

@@ -185,6 +185,18 @@ def _answer_json(fitting: ChangedCommand | None, trial: Trial | None) -> dict[st
     }
 
 
+def changed_json(problem: CommandProblem, change: Change, trial: Trial) -> dict[str, Any]:
+    """The keys of a changed command and its trial."""
+    changed = problem.changed(change)
+    return {
+        "changes": dict(change.keys),
+        "command": list(changed.words),
+        "environment": dict(changed.environment),
+        "files": [str(path) for path in changed.files],
+        **trial_json(trial),
+    }
+
+
 def trial_json(trial: Trial) -> dict[str, Any]:
     """The keys of a trial in the JSON."""
     ran = trial.outcome is Outcome.RAN
@@ -293,15 +305,15 @@ def cheapest_changes(problem: CommandProblem, levers: Sequence[Lever], tell: Tel
         search.note(change, trial)
         told.append((named(change), trial))
         tell(named(change), trial)
-        if trial.outcome is Outcome.FAILED and change == Change():
-            raise _failed(trial)
+        require_own(change, trial)
 
-    with _trials(problem, command=problem.changed, note=note, begin=lambda change: begin(named(change))) as trials:
-        is_whole = _search(
-            trials,
-            lambda: [(each, problem.limit.size_bytes) for each in search.wanted(problem.machine.at_once)],
-            lambda change, _limit_bytes: search.is_open(change),
-        )
+    is_whole = run_trials(
+        problem,
+        note,
+        lambda change: begin(named(change)),
+        lambda: [(each, problem.limit.size_bytes) for each in search.wanted(problem.machine.at_once)],
+        lambda change, _limit_bytes: search.is_open(change),
+    )
     plan: Plan | None = search.plan
     refused = [(usable[number], reason) for number, reason in search.refused.items()]
     refused += [(lever, f"{lever.package} is not installed") for lever in levers if lever.package in missing]
@@ -329,22 +341,13 @@ def named(change: Change) -> str:
 def run_trials(
     problem: CommandProblem,
     note: Callable[[Change, Trial], None],
-    begin: Begin,
+    begin: Callable[[Change], None],
     wanted: Callable[[], Sequence[tuple[Change, int | None]]],
+    is_open: Callable[[Change, int | None], bool] = lambda _change, _limit_bytes: True,
 ) -> bool:
-    """Run the trials that are wanted; returns whether the search came to its end.
-
-    Raises:
-        LigerprofError: the command fails as it is for another reason than memory.
-    """
-
-    def checked(change: Change, trial: Trial) -> None:
-        note(change, trial)
-        if trial.outcome is Outcome.FAILED and change == Change():
-            raise _failed(trial)
-
-    with _trials(problem, command=problem.changed, note=checked, begin=lambda change: begin(named(change))) as trials:
-        return _search(trials, wanted, lambda _change, _limit_bytes: True)
+    """Run the trials that are wanted; returns whether the search came to its end."""
+    with _trials(problem, command=problem.changed, note=note, begin=begin) as trials:
+        return _search(trials, wanted, is_open)
 
 
 def run_again(problem: CommandProblem, typed: ChangedCommand, begin: Begin) -> Trial:
@@ -410,6 +413,12 @@ def _ended_by_signals() -> Iterator[None]:
 
 def _failed(trial: Trial) -> LigerprofError:
     return LigerprofError(f"the command fails on the simulated GPU: {trial.reason}. Run it with ligerprof run first.")
+
+
+def require_own(change: Change, trial: Trial) -> None:
+    """Raise if the trial of the command as it is failed for another reason than memory."""
+    if trial.outcome is Outcome.FAILED and change == Change():
+        raise _failed(trial)
 
 
 def read_vary(text: str) -> tuple[str, tuple[Any, ...]]:

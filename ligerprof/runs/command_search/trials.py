@@ -5,16 +5,17 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.files import write_new_file
 from ligerprof.recipe.commands.changes import ChangedCommand
-from ligerprof.runs.recording.launch import environment_of, python_command
+from ligerprof.runs.recording.launch import environment_of, ranked_command
 from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu, Steps
 from ligerprof.runs.recording.summary import PREFIX, RecordingSummary, read_summary
 from ligerprof.simulated_gpu.files import leaving_nothing
@@ -39,6 +40,15 @@ class Outcome(Word):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankPeak:
+    """What one rank of a trial held at most, in bytes."""
+
+    rank: int
+    peak_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """One simulated run of a command.
 
@@ -50,6 +60,7 @@ class Trial:
         reason: why the program failed, or an empty text.
         step_seconds: the predicted time of its last step on the GPU, if it was wanted and is known.
         time_bound: what bounds that time.
+        ranks: those that ran, the worst first; if memory ran out, those for which it did.
     """
 
     command: ChangedCommand
@@ -62,6 +73,7 @@ class Trial:
     reason: str = ""
     step_seconds: float | None = None
     time_bound: str | None = None
+    ranks: tuple[RankPeak, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +85,14 @@ class Machine:
         gpu: the GPU, whose limit is that of the trial.
         steps: the optimizer steps of a trial.
         at_once: trials at a time.
+        world: number of ranks; None: what the command says.
     """
 
     folder: Path
     gpu: SimulatedGpu
     steps: Steps
     at_once: int
+    world: int | None = None
 
 
 class _Running:
@@ -96,14 +110,15 @@ class _Running:
         settings = Settings(mode=Mode.RUN, output=self._folder, steps=machine.steps, simulated=gpu)
         messages = self._folder / "ranks"
         messages.mkdir()
-        variables = {**environment_of(settings), **World(folder=messages).to_environment(), **command.environment}
+        world = World(size=machine.world, folder=messages)
+        variables = {**environment_of(settings), **world.to_environment(), **command.environment}
         for path, text in command.files.items():
             write_new_file(path, text, force=False)
         self._stack.enter_context(leaving_nothing(self._folder))
         try:
             with (self._folder / _LOG).open("wb") as log:
                 self._process = subprocess.Popen(
-                    python_command(command.words),
+                    ranked_command(command.words, machine.world),
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -126,16 +141,21 @@ class _Running:
         # what the processes wrote last
         found = self._summaries()
         seconds = time.monotonic() - self.began
-        begun = {"command": self._command, "limit_bytes": self.limit_bytes, "seconds": seconds}
-        steps = max((each.steps for each in found), default=0)
-        if any(each.out_of_memory for each in found):
-            return Trial(**begun, outcome=Outcome.OUT_OF_MEMORY, steps=steps)  # type: ignore[arg-type]
-        if status or not steps:
-            return Trial(**begun, outcome=Outcome.FAILED, steps=steps, reason=self._reason(status))  # type: ignore[arg-type]
-        return Trial(
-            **begun,  # type: ignore[arg-type]
+        is_over = any(each.out_of_memory for each in found)
+        begun = partial(
+            Trial,
+            command=self._command,
+            limit_bytes=self.limit_bytes,
+            seconds=seconds,
+            steps=max((each.steps for each in found), default=0),
+            ranks=_worst_first(each for each in found if each.steps and each.out_of_memory is is_over),
+        )
+        if is_over:
+            return begun(outcome=Outcome.OUT_OF_MEMORY)
+        if status or not any(each.steps for each in found):
+            return begun(outcome=Outcome.FAILED, reason=self._reason(status))
+        return begun(
             outcome=Outcome.RAN,
-            steps=steps,
             peak_bytes=max(each.counter_peak_bytes for each in found),
             reserved_bytes=max(each.counter_reserved_bytes for each in found),
             **_slowest(found),
@@ -163,6 +183,14 @@ class _Running:
         if status == 0:
             return "it ended without an optimizer step"
         return printable((told or lines or [f"exit code {status}"])[-1])[:300]
+
+
+def _worst_first(found: Iterable[RecordingSummary]) -> tuple[RankPeak, ...]:
+    ranks = (
+        RankPeak(rank=each.rank or 0, peak_bytes=each.counter_peak_bytes, reserved_bytes=each.counter_reserved_bytes)
+        for each in found
+    )
+    return tuple(sorted(ranks, key=lambda each: (-each.reserved_bytes, each.rank)))
 
 
 def _slowest(found: Sequence[RecordingSummary]) -> dict[str, Any]:
@@ -238,7 +266,7 @@ class Trials:
         self._number += 1
         folder = self._machine.folder / f"{self._number:03d}"
         self._begin(key)
-        machine = Machine(folder=folder, gpu=self._machine.gpu, steps=self._machine.steps, at_once=1)
+        machine = replace(self._machine, folder=folder, at_once=1)
         running = _Running(key, self._command(key, folder), machine, limit_bytes)
         running.was_alone = not self._running
         for other in self._running:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ligerprof.errors import MissingDependencyError
+from ligerprof.recipe.commands.launch import has_launcher
 from ligerprof.runs.recording import startup
 from ligerprof.runs.recording.settings import Settings
+from ligerprof.simulated_gpu.ranks.world import script_command
 
 # sent to this process alone, they are passed on
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -44,6 +46,12 @@ def python_command(command: Sequence[str]) -> list[str]:
     if first == "-m" or (first.endswith(".py") and not os.access(first, os.X_OK)):
         return [sys.executable, *command]
     return list(command)
+
+
+def ranked_command(command: Sequence[str], size: int | None) -> list[str]:
+    """The same as ranks of a world of this size, where the command has no launcher; None: no size was given."""
+    started = python_command(command)
+    return started if size is None or has_launcher(command) else script_command(started, size)
 
 
 def environment_of(settings: Settings, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

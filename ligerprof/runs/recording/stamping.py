@@ -26,7 +26,7 @@ from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.snapshots.stamp import RECOMPUTE, Stamp
 
 # modules whose functions run between compiled ones
-HOOKS = (__name__, OpenCall.__module__, replace_calls.__module__, Patches.__module__)
+HOOKS = (__name__, OpenCall.__module__, replace_calls.__module__, Patches.__module__, SavedTensors.__module__)
 _LABEL = "ligerprof.module"
 # hooks on all nodes cost a fifth of a short step, and later steps are like the second one
 _DETAILED_STEPS = 2

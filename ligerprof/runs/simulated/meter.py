@@ -32,6 +32,7 @@ class PhaseMeter:
 
     Args:
         stamper: stamps the events that are recorded, or None.
+        is_compiled: whether the loss is part of a compiled graph, which is one autograd node.
 
     Attributes:
         step: number of the current step, 0 during the build.
@@ -39,8 +40,8 @@ class PhaseMeter:
         steps: figures of all steps so far.
     """
 
-    def __init__(self, device: Device, stamper: Stamper | None) -> None:
-        self._device, self._stamper = device, stamper
+    def __init__(self, device: Device, stamper: Stamper | None, *, is_compiled: bool = False) -> None:
+        self._device, self._stamper, self._is_compiled = device, stamper, is_compiled
         self.step = 0
         self.phase_now = Phase.BUILD
         self.steps: list[StepFigures] = []
@@ -64,7 +65,9 @@ class PhaseMeter:
 
     def loss_made(self, loss: Tensor) -> None:
         """Label the autograd nodes of the loss."""
-        if self._stamper is not None:
+        if self._stamper is not None and self._is_compiled:
+            self._stamper.label_outputs(loss)
+        elif self._stamper is not None:
             self._stamper.label_loss(loss)
 
     def _enter(self, phase: Phase) -> None:

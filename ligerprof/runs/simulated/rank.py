@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ligerprof.kernels.device import simulated_device
 from ligerprof.recipe.categories import Engine, Offload
@@ -21,21 +22,34 @@ from ligerprof.runs.measured.step import Build
 from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions
 from ligerprof.runs.parallel import ShardedTrainer
+from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
-from ligerprof.runs.recording.stamping import Stamper
+from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.runs.simulated.forks import apart
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
 from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer, train_step
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.simulated_gpu.machine import Machine, install
-from ligerprof.simulated_gpu.ranks.group import SimulatedGroup
 from ligerprof.simulated_gpu.ranks.messages import Messages
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import with_saved_tensors
 
 GPU = torch.device("cuda", 0)
 _ENDLESS_BYTES = 2**62
+
+
+@contextmanager
+def _backward_outside_modes() -> Iterator[None]:
+    """Inside a dispatch mode, autograd takes each gradient for one of a subclass and adds none in place."""
+    within = torch.autograd.backward
+
+    def backward(*arguments: Any, **named: Any) -> None:
+        with _disable_current_modes():
+            within(*arguments, **named)
+
+    with mock.patch.object(torch.autograd, "backward", backward):
+        yield
 
 
 def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, repeat: bool) -> StepOutcome:
@@ -76,8 +90,10 @@ class _Rank:
         self._saved = SavedTensors(locate=locate_on_cuda, clock=self._device.now_us) if record else None
         if record:
             self._device.start_history(most_entries=None, stacks=True, counts=True)
+        if recipe.compile:
+            skip_when_compiling(*HOOKS)
         self._stamper = Stamper(self._device.stamp, self._saved) if record else None
-        self._meter = PhaseMeter(self._device, self._stamper)
+        self._meter = PhaseMeter(self._device, self._stamper, is_compiled=recipe.compile)
         self._snapshot: dict[str, Any] = {}
         self._offload: Any = None
         self._host = None if recipe.offload is Offload.NONE else HostMemory()
@@ -93,6 +109,8 @@ class _Rank:
             simulated_device(sm_count=self._recipe.gpu_spec.sm_count),
             _as_rank(self._recipe, self._rank),
             self._host or nullcontext(),
+            # ZeRO-3 has all its buffers in main memory before backward
+            _backward_outside_modes() if self._recipe.zero == 3 and self._host else nullcontext(),
             model_failures_in_a_line(self._recipe, torch.OutOfMemoryError),
         ):
             try:
@@ -210,7 +228,6 @@ def _as_rank(recipe: TrainingRecipe, rank: int) -> Iterator[None]:
         yield
         return
     Messages.is_alone = True
-    SimulatedGroup.keeps_reduced = recipe.engine is Engine.DDP
     place = {"RANK": str(rank), "WORLD_SIZE": str(recipe.gpus), "LOCAL_RANK": "0"}
     with mock.patch.dict(os.environ, place):
         distributed.init_process_group("nccl", world_size=recipe.gpus, rank=rank)

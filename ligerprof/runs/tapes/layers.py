@@ -1,4 +1,4 @@
-"""Record the decoder layers of a small model as tapes: the tensor operators of transformers' own code, in order."""
+"""Record a small model and its decoder layers as tapes: the tensor operators of transformers' own code, in order."""
 
 import importlib
 import weakref
@@ -23,7 +23,12 @@ from ligerprof.runs.activation_offload import checkpointed_layers
 
 _ATTENTION = "ligerprof_recorded"
 _ROTATIONS = ("apply_rotary_pos_emb", "apply_rotary_emb")
+_MASKS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
 ROWS, TOKENS = 2, 6
+# of a whole model; no other size of it is 5, 10 or 11
+MODEL_ROWS, MODEL_TOKENS = 5, 10
+# sizes that do not depend on a config or a batch, such as three positions for each token
+_LARGEST_FIXED = 3
 # the steps of operators
 _JOINS = ("cat", "stack")
 _STEPS = {
@@ -32,6 +37,9 @@ _STEPS = {
     **dict.fromkeys(("relu", "rsqrt", "sigmoid", "tanh"), "keep output"),
     "add": "add",
     "mul": "multiply",
+    "div": "multiply",
+    "_log_softmax": "log softmax",
+    "nll_loss_forward": "nll",
     "sub": "subtract",
     "neg": "negate",
     "clone": "copy",
@@ -47,11 +55,15 @@ class UnknownOperatorError(Exception):
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records one layer's operators, without those of modules that have steps of their own."""
+    """Records the operators of a layer or a model, without those of modules that have steps of their own.
 
-    def __init__(self, spec: ModelSpec, layer: nn.Module) -> None:
+    Args:
+        sizes: names of the sizes of what has no gradient; None in a layer, which makes tables alone.
+    """
+
+    def __init__(self, spec: ModelSpec, layer: nn.Module, sizes: Mapping[int, str] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._spec = spec
+        self._spec, self._sizes = spec, sizes
         self.steps: list[Step] = []
         self._tables: set[int] = set()
         self._empty: set[Operand] = set()
@@ -91,7 +103,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: Operand | None = self._numbers.get(id(tensor), self._names.get(id(tensor)))
         if found is not None:
             return found
-        return "complex" if tensor.is_complex() else "wide" if tensor.dtype is torch.float32 else "narrow"
+        return _width(tensor)
+
+    def add_table(self, tensor: Tensor) -> int:
+        """Give a number to a tensor without a gradient."""
+        number = self.add(tensor)
+        self._tables.add(number)
+        return number
 
     def macro(self, kind: str, inputs: Sequence[Operand], outputs: Sequence[Tensor], *details: Any) -> None:
         """A step in place of all operators of a module or function."""
@@ -112,7 +130,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = [self.operand(item) for item in given if isinstance(item, Tensor)]
         is_view = self._is_view(next(iter(given), None), results[0])
         if not any(map(self._has_gradient, inputs)):
-            self._table(results[0], next(iter(inputs), "narrow"), is_view=is_view)
+            self._table(name, results[0], next(iter(inputs), "narrow"), is_view=is_view)
         elif name != "copy_" and is_view and given[0].nbytes == results[0].nbytes:
             self._again(results[0], inputs[0])
         elif name == "_to_copy":
@@ -158,19 +176,30 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shape = "rows" if given[1 - large].shape[-1] == 1 else "columns"
         self.macro("multiply", [inputs[large], inputs[1 - large]], results, shape)
 
-    def _table(self, result: Tensor, source: Operand, *, is_view: bool) -> None:
+    def _table(self, name: str, result: Tensor, source: Operand, *, is_view: bool) -> None:
         """What does not depend on the layer's input has no gradient."""
         if is_view:
             if isinstance(source, int):
                 self._again(result, source)
             return
+        if self._sizes is not None:
+            number = self.add_table(result)
+            if name == "_to_copy" and isinstance(source, int):
+                self.steps.append(["cast", number, [source], _width(result)])
+            else:
+                self.steps.append(["new", number, [], [*map(self._named, result.shape)], _width(result)])
+            return
         per_token = result.numel() / TOKENS
         names = {1: "one", self._spec.rotary_dim: "rotated"}
         if per_token not in names:
             raise UnknownOperatorError(f"a table of shape {tuple(result.shape)}")
-        number = self.add(result)
-        self._tables.add(number)
-        self.steps.append(["table", number, [], names[int(per_token)], _width(result)])
+        self.steps.append(["table", self.add_table(result), [], names[int(per_token)], _width(result)])
+
+    def _named(self, size: int) -> int | str:
+        found = (self._sizes or {}).get(size, size)
+        if isinstance(found, int) and found > _LARGEST_FIXED:
+            raise UnknownOperatorError(f"a size of {size}")
+        return found
 
     def _again(self, result: Tensor, source: Operand) -> None:
         """A view of all elements has the number of its source."""
@@ -259,7 +288,8 @@ def _muted(recorder: _Recorder) -> Iterator[None]:
 
 
 def _width(tensor: Tensor) -> str:
-    return "narrow" if tensor.dtype is torch.bfloat16 else "wide"
+    names = {torch.float32: "wide", torch.int64: "long", torch.bool: "flag"}
+    return "complex" if tensor.is_complex() else names.get(tensor.dtype, "narrow")
 
 
 class SmallModel:
@@ -285,7 +315,9 @@ class SmallModel:
             for name, module in layer.named_modules():
                 kind = macros.get(name) or _kind(module)
                 if kind is not None:
-                    _watch(module, partial(_enter_macro, recorder), partial(_leave_macro, recorder, kind, name), stack)
+                    _watch(
+                        module, partial(_enter_macro, recorder), partial(_leave_macro, recorder, (kind, name)), stack
+                    )
                 elif name in _gated_modules(self._spec, index):
                     _watch(module, partial(_enter, recorder, "gated", name), partial(_leave, recorder), stack)
             _watch(layer, partial(_start, recorder), partial(_stop, recorder), stack)
@@ -296,6 +328,41 @@ class SmallModel:
                     stack.enter_context(mock.patch.object(modeling, name, rotate))
             stack.enter_context(_Functions(recorder, self._dropouts))
             self._model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long))
+        return recorder.steps
+
+    def record_model(self) -> list[Step]:
+        """The steps of the model around its layers, up to the loss."""
+        spec, model = self._spec, self._model
+        sizes = {MODEL_ROWS: "rows", MODEL_TOKENS: "tokens", MODEL_TOKENS + 1: "labels"}
+        sizes |= {spec.rotary_dim: "rotated", spec.rotary_dim // 2: "half"}
+        recorder = _Recorder(spec, model, sizes)
+        ids, labels = torch.zeros(2, MODEL_ROWS, MODEL_TOKENS, dtype=torch.long).unbind()
+        first, last = self._layers[0], self._layers[-1]
+        with ExitStack() as stack, torch.no_grad(), recorder:
+            recorder.add_table(ids)
+            for name, module in model.named_modules():
+                kind = "embed" if isinstance(module, nn.Embedding) else _kind(module)
+                if kind is not None and not name.startswith(f"{spec.architecture.layers}."):
+                    more = () if kind != "embed" else (type(module) is not nn.Embedding,)
+                    leave = partial(_leave_macro, recorder, (kind, name, *more))
+                    _watch(module, partial(_enter_macro, recorder), leave, stack)
+                if "RotaryEmbedding" in type(module).__name__:
+                    _watch(module, partial(_enter_tables, recorder), partial(_leave_tables, recorder), stack)
+            head = model.get_submodule(spec.architecture.head)
+            stack.callback(head.register_forward_pre_hook(partial(_enter_head, recorder), prepend=True).remove)
+            stack.callback(first.register_forward_pre_hook(partial(_enter_layers, recorder), with_kwargs=True).remove)
+            stack.callback(last.register_forward_hook(partial(_leave_layers, recorder)).remove)
+            modeling = importlib.import_module(type(first).__module__)
+            for name in set(_MASKS) & set(vars(modeling)):
+                stack.enter_context(mock.patch.object(modeling, name, partial(_mask, recorder)))
+            stack.enter_context(
+                mock.patch.object(model, "_loss_function", partial(_loss, recorder, model.loss_function), create=True)
+            )
+            stack.enter_context(_Functions(recorder, self._dropouts))
+            recorder.active = True
+            loss = model(input_ids=ids, labels=labels).loss
+            recorder.steps.append(["output", recorder.operand(loss)])
+            recorder.active = False
         return recorder.steps
 
     def record_norm(self) -> list[Step]:
@@ -395,9 +462,9 @@ def _enter_macro(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: A
     recorder.muted += recorder.active
 
 
-def _leave_macro(
-    recorder: _Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any, output: Any
-) -> None:
+def _leave_macro(recorder: _Recorder, step: Sequence[Any], _module: nn.Module, *call: Any) -> None:
+    """Record a step, given as its kind and details, in place of a module's call: of its arguments and its output."""
+    args, kwargs, output = call
     if not recorder.active:
         return
     recorder.muted -= 1
@@ -405,7 +472,7 @@ def _leave_macro(
         return
     values = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
     made = [item for item in (output if isinstance(output, tuple) else (output,)) if isinstance(item, Tensor)]
-    recorder.macro(kind, [recorder.operand(values[0])], made, name)
+    recorder.macro(step[0], [recorder.operand(values[0])], made, *step[1:])
 
 
 def _enter(recorder: _Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -447,3 +514,51 @@ def _stop(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any, out
     result = output[0] if isinstance(output, tuple) else output
     recorder.steps.append(["output", recorder.operand(result)])
     recorder.active = False
+
+
+def _enter_tables(recorder: _Recorder, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    # a set of kinds has no order; the tables of each are alike
+    has_kinds = any(isinstance(item, str) for item in (*args, *kwargs.values()))
+    before = sum(step[0] == "tables" for step in recorder.steps)
+    recorder.steps.append(["tables", -1, [], before if has_kinds else 0, 0])
+
+
+def _leave_tables(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+    _close(recorder, "tables", output if isinstance(output, tuple) else [output])
+
+
+def _mask(recorder: _Recorder, *_args: Any, **_kwargs: Any) -> Tensor:
+    with _muted(recorder):
+        made = torch.ones(1, 1, MODEL_TOKENS, MODEL_TOKENS, dtype=torch.bool)
+    recorder.steps.append(["mask", recorder.add_table(made), []])
+    return made
+
+
+def _enter_layers(recorder: _Recorder, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    stream = args[0] if args else kwargs["hidden_states"]
+    recorder.steps.append(["layers", -1, [recorder.operand(stream)]])
+    recorder.muted += 1
+
+
+def _leave_layers(recorder: _Recorder, _module: nn.Module, _args: Any, output: Any) -> None:
+    recorder.muted -= 1
+    at = next(at for at, step in enumerate(recorder.steps) if step[0] == "layers")
+    _, _, (stream,) = recorder.steps[at]
+    # the loop's variable, which moves from layer to layer
+    moves = ["drop", stream] in recorder.steps[at:]
+    if moves:
+        recorder.steps.remove(["drop", stream])
+    recorder.steps[at] = ["layers", recorder.add(output[0] if isinstance(output, tuple) else output), [stream], moves]
+
+
+def _enter_head(recorder: _Recorder, _module: nn.Module, args: Any) -> None:
+    recorder.steps.append(["head", -1, [recorder.operand(args[0])], 0])
+
+
+def _loss(recorder: _Recorder, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    logits = args[0] if args else kwargs["logits"]
+    recorder.steps.append(["loss", -1, [recorder.operand(logits)], 0])
+    loss = function(*args, **kwargs)
+    for kind in ("loss", "head"):
+        _close(recorder, kind, [loss])
+    return loss

@@ -6,7 +6,6 @@ from contextlib import suppress
 
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter
-from ligerprof.analyzers.estimate.placement import Placement
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.errors import UnsupportedError
@@ -20,7 +19,6 @@ from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, pa
 from ligerprof.torch_memory.allocator.settings import SizeRules
 
 _TOLERANCE = 0.001
-_NOTHING = Placement(resident={}, states={}, updates=())
 # a polynomial of tokens has three coefficients
 _LENGTHS = 3
 
@@ -62,7 +60,7 @@ def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
     for checkpointing in (recipe.checkpointing,) if as_traced else (False, True):
         replayed = with_tape_of(dataclasses.replace(recipe, checkpointing=checkpointing), tape)
         meter = Meter(SizeRules())
-        passed = TracedMicroBatch(replayed, make_weights(replayed), meter, _NOTHING, Hooks())
+        passed = TracedMicroBatch(replayed, make_weights(replayed), meter, Hooks())
         passed.forward()
         passed.backward()
         expected_bytes = passes.peak_bytes(recipe.rows, recipe.row_tokens, checkpointing=checkpointing)

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,7 +35,18 @@ _ALL = "all"
 c10d: Any = dist.distributed_c10d
 _bindings: Any = torch._C._distributed_c10d
 # torch describes their methods with overloads of other names
-_ProcessGroup: Any = dist.ProcessGroup
+_distributed: Any = dist
+_ProcessGroup: Any = _distributed.ProcessGroup
+
+
+class _NoNccl:
+    """What no group here is an instance of."""
+
+    class Options(SimpleNamespace):
+        """Options of a group, which change no memory."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(config=SimpleNamespace(), **options)
 
 
 class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
@@ -49,8 +61,8 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     Attributes:
         asked: the backends that the program asked for.
-        keeps_reduced: whether what is reduced stays until the next reduction. It does on a GPU where that comes before
-            NCCL's watchdog, which runs every 100 ms.
+        keeps_reduced: whether what is reduced stays until the next reduction, as DDP's buckets do on a GPU where that
+            comes before NCCL's watchdog, which runs every 100 ms.
     """
 
     asked = "cpu:gloo,cuda:nccl"
@@ -426,9 +438,23 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
     _replace(c10d.init_process_group, init_process_group)
     _replace(c10d.new_group, new)
     _replace(c10d.split_group, split)
+    after_import_or_now("torch.nn.parallel.distributed", _keep_buckets)
     _objects_grow(machine)
     for name in ("is_nccl_available", "is_gloo_available", "is_torchelastic_launched"):
         _replace(getattr(c10d, name), lambda: True)
+    if not hasattr(c10d, "ProcessGroupNCCL"):
+        # torch without CUDA, whose functions ask whether a group is one, and programs for its options
+        c10d.ProcessGroupNCCL = _distributed.ProcessGroupNCCL = _NoNccl
+
+
+def _keep_buckets(module: Any) -> None:
+    make_reducer = module.DistributedDataParallel._ddp_init_helper
+
+    def keep_and_make(self: Any, *arguments: Any, **named: Any) -> None:
+        self.process_group.keeps_reduced = True
+        make_reducer(self, *arguments, **named)
+
+    module.DistributedDataParallel._ddp_init_helper = keep_and_make
 
 
 def _objects_grow(machine: Machine) -> None:

@@ -14,6 +14,7 @@ from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.analyzers.attribution.recording import Recording
 from tests.paths import RECORDINGS
 from tests.recorded import report
+from tests.sampling import sampled
 
 MIB = 2**20
 WEIGHTS = 1_235_814_400 * 2
@@ -120,7 +121,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
+@sampled("name", sorted(EXPECTED), every=2)
 def test_roles_of_recordings_have_the_sizes_of_the_model(name: str) -> None:
     roles = report(name).roles
 

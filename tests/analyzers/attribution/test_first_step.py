@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.roles import Phase, Role
 from tests.paths import PROGRAMS, RECORDINGS
+from tests.sampling import sampled
 
 # what cannot be known yet
 VAGUE = {Role.ACTIVATIONS, Role.UNATTRIBUTED}
@@ -34,7 +34,7 @@ def moments_in_first_step(found: SnapshotAnalysis) -> Iterator[int]:
                 return
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name.partition(".pickle")[0])
+@sampled("path", PATHS, ids=lambda path: path.name.partition(".pickle")[0], every=3)
 def test_roles_of_an_unfinished_first_step_are_those_of_the_whole_recording_or_vague(path: object) -> None:
     found = analyze(str(path))
     replayed, attribution = found.replayed, found.attribution

@@ -14,13 +14,14 @@ from ligerprof.roles import Role
 from ligerprof.snapshots.reader import Snapshot
 from tests.paths import DATA, RECORDINGS
 from tests.recorded import analysis, report
+from tests.sampling import sampled
 
 MIB = 2**20
 START = 2**30
 SMALL_RECORDINGS = sorted(path.name.removesuffix(".pickle.xz") for path in RECORDINGS.glob("s*.pickle.xz"))
 
 
-@pytest.mark.parametrize("name", SMALL_RECORDINGS)
+@sampled("name", SMALL_RECORDINGS, every=4)
 def test_blocks_rows_and_stacks_add_up_to_each_role(name: str) -> None:
     whole = analysis(name)
     plain = whole.peak

@@ -14,6 +14,7 @@ from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.reader import Snapshot
 from tests.paths import RECORDINGS
+from tests.sampling import sampled
 
 RANKS = 2
 # elements of the small Llama: query and output, key and value, three of the MLP, two norms; embedding and head
@@ -222,7 +223,7 @@ def test_a_rank_holds_its_shards_and_what_it_has_gathered(name: str, shards: int
     assert roles[Role.COMMUNICATION] == gathered
 
 
-@pytest.mark.parametrize("name", sorted(name for name in PEAKS if name.startswith("fsdp")))
+@sampled("name", sorted(name for name in PEAKS if name.startswith("fsdp")), every=3)
 def test_gradients_are_found_without_the_frames_of_frees(name: str) -> None:
     full, bare = recording(name), without_frames_of_frees(name)
 

@@ -30,6 +30,7 @@ def measured(source: str) -> Iterator[tuple[TrainingRecipe, int]]:
         yield recipe, row.get("peak_bytes") or max(rank["peaks"][steady] for rank in row["ranks"])
 
 
+@pytest.mark.slow
 def test_stated_errors_are_those_of_the_committed_steps() -> None:
     errors: dict[Any, list[float]] = defaultdict(list)
     for source in {comparison.source for comparison in COMPARISONS.values()}:

@@ -6,21 +6,23 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.estimate.gathered import Gathered
+from ligerprof.analyzers.estimate.block_meter import meter_after
+from ligerprof.analyzers.estimate.gathered import GatheringHooks
+from ligerprof.analyzers.estimate.micro_batch import MicroBatch
+from ligerprof.analyzers.estimate.static import make_weights
+from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
+from ligerprof.units import MIB
 from tests.paths import DATA, RESULTS
+from tests.sampling import sampled
 
-HALF_BYTES = 2
 TOLERANCE = 0.01
 FIRST_STEP_TOLERANCE = 0.002
 # everything offloaded and fused kernels on two GPUs; the cause is not known
 TOO_HIGH = 0.025
-BUCKET_ELEMENTS = 500_000_000
-# DeepSpeed's own small tensors
-FEW_BYTES = 2**10
 
 
 def steps_under_zero() -> list[dict[str, Any]]:
@@ -37,7 +39,7 @@ def name_of(row: dict[str, Any]) -> str:
     return "-".join(str(recipe[key]) for key in keys)
 
 
-@pytest.mark.parametrize("row", steps_under_zero(), ids=name_of)
+@sampled("row", steps_under_zero(), ids=name_of, every=4)
 def test_the_peak_is_as_measured(row: dict[str, Any]) -> None:
     recipe = TrainingRecipe.from_json(row["recipe"])
     estimated = estimate(recipe)
@@ -70,26 +72,30 @@ def test_the_peak_under_a_trainer_is_as_measured(row: dict[str, Any]) -> None:
     assert estimated.first_step_peak_bytes == pytest.approx(first, rel=FIRST_STEP_TOLERANCE)
 
 
-def with_fused_loss(provider: str) -> list[dict[str, Any]]:
-    return [
-        row
-        for row in steps_under_zero()
-        if row["recipe"]["liger"] == "all" and row["recipe"]["provider"] == provider and row["recipe"]["batch"] > 8
-    ]
+def with_fused_loss() -> list[dict[str, Any]]:
+    return [row for row in steps_under_zero() if row["recipe"]["liger"] == "all" and row["recipe"]["batch"] > 8]
 
 
-@pytest.mark.parametrize("row", with_fused_loss("ligerprof"), ids=name_of)
-def test_a_head_that_gave_its_weight_back_makes_room_for_the_embedding(row: dict[str, Any]) -> None:
-    recipe = TrainingRecipe.from_json(row["recipe"])
-    whole = recipe.spec.parameter_count
-    assert Gathered(recipe).in_layers(0) == whole > 1_000_000_000
-    measured_bytes = row["roles"][Role.COMMUNICATION] - HALF_BYTES * BUCKET_ELEMENTS
-    assert measured_bytes == pytest.approx(HALF_BYTES * whole, abs=FEW_BYTES)
+@pytest.mark.parametrize("row", with_fused_loss(), ids=name_of)
+def test_what_is_gathered_at_the_peak_is_as_measured(row: dict[str, Any]) -> None:
+    """A head that is called has given its weight back, for the embedding's; one that the model reads itself stays."""
+    estimated = estimate(TrainingRecipe.from_json(row["recipe"])).roles[Role.COMMUNICATION]
+    assert estimated == pytest.approx(row["roles"][Role.COMMUNICATION], abs=MIB)
 
 
-@pytest.mark.parametrize("row", with_fused_loss("liger"), ids=name_of)
-def test_a_head_that_the_model_reads_itself_stays(row: dict[str, Any]) -> None:
-    gathered = Gathered(TrainingRecipe.from_json(row["recipe"]))
-    assert gathered.in_layers(0) == gathered.at_loss()
-    measured_bytes = row["roles"][Role.COMMUNICATION] - HALF_BYTES * BUCKET_ELEMENTS
-    assert measured_bytes == pytest.approx(HALF_BYTES * gathered.at_loss(), abs=FEW_BYTES)
+@pytest.mark.parametrize("most", [1_000_000, 20_000_000, 1_000_000_000])
+def test_each_gradient_is_reduced_once_and_leaves(most: int) -> None:
+    """Whatever the bucket takes, no whole gradient is left for the optimizer's step."""
+    config = {"zero_optimization": {"reduce_bucket_size": most}}
+    options: dict[str, Any] = {"engine": "deepspeed", "zero": 3, "gpus": 4, "precision": "mixed", "batch": 1, "seq": 64}
+    recipe = TrainingRecipe(model="tiny", deepspeed_config=config, **options)
+    weights = make_weights(recipe)
+    meter = meter_after(recipe, ())
+    hooks = GatheringHooks(recipe, weights, meter, None)
+    micro_batch = MicroBatch(recipe, weights, find_kernel_set(recipe.providers, recipe.spec), meter, hooks)
+    micro_batch.forward()
+    micro_batch.backward()
+    hooks.end_step()
+    held = {role: size_bytes for role, size_bytes in meter.held.items() if size_bytes}
+    assert all(weight.gradient is None for weight in weights.values())
+    assert not held

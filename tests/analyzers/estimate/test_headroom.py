@@ -45,7 +45,7 @@ def recipes(draw: st.DrawFn) -> TrainingRecipe:
 
 
 @given(recipe=recipes())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_it_costs_nothing_and_the_next_tile_would(recipe: TrainingRecipe) -> None:
     found = find_headroom(recipe)
     lean_peak = peak(recipe, flce_budget="lean")

@@ -9,6 +9,7 @@ from ligerprof.analyzers.estimate.replayed import EstimatedRun
 from ligerprof.analyzers.estimate.traced import Repetition
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
+from tests.estimated import fresh
 
 # of reserved bytes
 TOLERANCE = 0.005
@@ -17,7 +18,7 @@ TOLERANCE = 0.005
 def run_of(options: dict[str, Any]) -> EstimatedRun:
     config = {**load_model("tiny").config, "num_hidden_layers": 9, "hidden_size": 512, "intermediate_size": 1408}
     model = spec_from_config({**config, "head_dim": 64, "num_attention_heads": 8}, name="deep")
-    return estimate(TrainingRecipe(model=model, seq=512, **options)).run
+    return fresh(TrainingRecipe(model=model, seq=512, **options)).run
 
 
 @pytest.mark.parametrize(

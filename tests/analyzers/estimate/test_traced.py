@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.estimate import estimate, micro_batch
+from ligerprof.analyzers.estimate import micro_batch
 from ligerprof.analyzers.estimate.traced import Repetition
 from ligerprof.models import CONFIGS, ModelSpec, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from tests.analyzers.estimate.test_estimate import recipes, specs
+from tests.estimated import fresh
 
 
 @st.composite
@@ -74,14 +75,14 @@ def _every_layer(recipe: TrainingRecipe) -> list[Repetition]:
     recipe=recipes(st.one_of(specs(layers=st.integers(4, 9)), mixed_specs(), alternating_specs())),
     every=st.sampled_from([1, 1, 2, 3]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_one_of_the_layers_that_are_alike_represents_them_exactly(recipe: TrainingRecipe, every: int) -> None:
     if recipe.checkpointing and not recipe.reentrant:
         recipe = dataclasses.replace(recipe, checkpoint_every=every)
-    collapsed = estimate(recipe)
+    collapsed = fresh(recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro_batch, "traced_layers", _every_layer)
-        every_layer = estimate(recipe)
+        every_layer = fresh(recipe)
     # of two moments that are equally high, either may be the one whose roles are shown
     for name in ("peak_bytes", "phases", "first_step_peak_bytes", "logits_bytes"):
         assert getattr(collapsed, name) == getattr(every_layer, name)

@@ -16,6 +16,7 @@ from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests import recorded
 from tests.paths import RECORDINGS
+from tests.sampling import sampled
 
 MIB = 2**20
 
@@ -143,7 +144,7 @@ def moved(frames: Any) -> Any:
     ]
 
 
-@pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "stamped-amp-ckpt-4x1024"])
+@sampled("name", ["hf-ckpt-4x1024", "stamped-amp-ckpt-4x1024"], every=2)
 def test_moved_lines_change_nothing(name: str) -> None:
     snapshot = read_snapshot(recording(name))
     trace = [

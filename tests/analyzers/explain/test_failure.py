@@ -12,6 +12,7 @@ from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.paths import PROGRAMS, RECORDINGS
 from tests.recorded import report
+from tests.sampling import sampled
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
 
 # the out-of-memory observer's figures: limit, allocated, reserved, and the segment that the allocator asked for
@@ -21,7 +22,8 @@ MEASURED = {
     "oom-longer": (3600 * MIB, 3107538432, 3275751424, 524288000),
 }
 # recordings of steps that fit, to be cut short
-COMPLETE = ("hf-nockpt-8x1024", "small-graphs", "small-streams", "small-expandable", "stamped-amp-ckpt-4x1024")
+LARGE = tuple(pytest.param(name, marks=pytest.mark.slow) for name in ("hf-nockpt-8x1024", "stamped-amp-ckpt-4x1024"))
+COMPLETE = ("small-graphs", "small-streams", "small-expandable", *LARGE)
 
 
 def failure_of(source: str | Snapshot) -> FailedAllocation:
@@ -180,7 +182,7 @@ def test_roles_at_any_moment_add_up_to_the_allocated_bytes(name: str) -> None:
         assert oom.reserved_bytes == truth.replayed.reserved_bytes[index]
 
 
-@pytest.mark.parametrize("name", ["hf-nockpt-8x1024", "stamped-amp-ckpt-4x1024"])
+@sampled("name", ["hf-nockpt-8x1024", "stamped-amp-ckpt-4x1024"], every=2)
 def test_what_happens_after_a_failure_does_not_change_what_was_held(name: str) -> None:
     whole = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
     index = 2 * len(whole.trace_of(0)) // 3
@@ -192,7 +194,7 @@ def test_what_happens_after_a_failure_does_not_change_what_was_held(name: str) -
     assert (alone.failure.step, alone.failure.phase) == (followed.failure.step, followed.failure.phase)
 
 
-@pytest.mark.parametrize("name", ["hf-nockpt-8x1024", "hf-ckpt-4x1024", "stamped-amp-ckpt-4x1024"])
+@sampled("name", ["hf-nockpt-8x1024", "hf-ckpt-4x1024", "stamped-amp-ckpt-4x1024"], every=3)
 def test_roles_at_a_failure_are_almost_those_that_the_rest_of_the_recording_shows(name: str) -> None:
     whole = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
     attribution = analyze(whole).attribution

@@ -11,6 +11,7 @@ from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.stamp import Stamp
 from tests.paths import RECORDINGS
+from tests.sampling import sampled
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator
 
 
@@ -93,7 +94,7 @@ def test_real_out_of_memory_is_judged() -> None:
     assert [one.name for one in report.suggestions if one.lets_pass][:1] == ["fused-loss"]
 
 
-@pytest.mark.parametrize("name", ["hf-ckpt-4x1024", "small-sgd-accum", "stamped-amp-ckpt-4x1024", "small-late"])
+@sampled("name", ["hf-ckpt-4x1024", "small-sgd-accum", "stamped-amp-ckpt-4x1024", "small-late"], every=2)
 def test_an_optimizer_step_that_moves_nothing_has_its_peak_too(name: str) -> None:
     snapshot = read_snapshot(RECORDINGS / f"{name}.pickle.xz")
     replayed = replay(snapshot, 0)

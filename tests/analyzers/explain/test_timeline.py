@@ -9,6 +9,7 @@ from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.stamp import Stamp
 from tests import recorded
 from tests.paths import RECORDINGS
+from tests.sampling import sampled
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator, random_program
 
 NAMES = ("hf-4.45-ckpt-4x1024", "stamped-amp-ckpt-4x1024", "small-ring-3000-expandable", "small-late")
@@ -18,7 +19,7 @@ def bytes_at(timeline: RoleTimeline, column: int) -> dict[Role, int]:
     return {role: int(sizes[column]) for role, sizes in timeline.roles.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@sampled("name", NAMES, every=2)
 def test_every_column_adds_up_and_the_peak_is_the_explained_one(name: str) -> None:
     analysis = recorded.analysis(name)
 
@@ -54,6 +55,7 @@ def test_short_recordings_have_every_moment(seed: int) -> None:
     assert timeline.allocated_bytes.max() == max(program.allocated)
 
 
+@pytest.mark.slow
 def test_long_recordings_lose_no_peak_and_keep_every_event_around_the_highest() -> None:
     program = SlowAllocator()
     for owner in range(60_000):

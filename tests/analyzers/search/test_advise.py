@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ligerprof.analyzers.search.advise import Advice, advise
-from ligerprof.analyzers.search.budget import Judge, Reserved, needed_bytes
+from ligerprof.analyzers.search.budget import Judge, Reserved
 from ligerprof.analyzers.search.changes import LADDER, SAME_DATA, expandable_segments
 from ligerprof.cli.options import recipe_options
 from ligerprof.errors import UnsupportedError
@@ -15,6 +15,7 @@ from ligerprof.recipe.flags import recipe_flags
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, find_limit
 from ligerprof.units import GIB
+from tests.estimated import needed_bytes
 
 NAMES = [*(change.name for change in LADDER), expandable_segments.name]
 
@@ -47,7 +48,7 @@ def assert_adds_up(advice: Advice) -> None:
 
 recipes = st.builds(
     TrainingRecipe,
-    model=st.sampled_from(["llama3.2-1b", "tiny", "gpt2-xl"]),
+    model=st.sampled_from(["tiny", "llama3.2-1b"]),
     batch=st.integers(1, 24),
     seq=st.sampled_from([64, 500, 1024]),
     liger=st.sampled_from(["none", "all", "flce"]),
@@ -58,7 +59,7 @@ recipes = st.builds(
 )
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(recipes, st.floats(0.02, 1.2))
 def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, share: float) -> None:
     judge = estimating(max(1, int(share * needed_bytes(recipe))))
@@ -81,6 +82,7 @@ def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, sh
         assert len({number for number, _ in tried}) == len(LADDER)
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(recipes, st.lists(st.floats(0.02, 1.2), min_size=2, max_size=2).map(sorted))
 def test_what_fits_a_limit_fits_a_higher_one(recipe: TrainingRecipe, shares: list[float]) -> None:
@@ -89,6 +91,7 @@ def test_what_fits_a_limit_fits_a_higher_one(recipe: TrainingRecipe, shares: lis
     assert bool(less.plan_verdict.fits) <= bool(more.plan_verdict.fits)
 
 
+@pytest.mark.slow
 def test_zero_stages_come_before_offloading_on_several_gpus() -> None:
     recipe = TrainingRecipe(model="llama3.1-8b", engine="deepspeed", precision="mixed", zero=1, gpus=8)
 
@@ -98,6 +101,7 @@ def test_zero_stages_come_before_offloading_on_several_gpus() -> None:
     assert [advice.plan.offload for advice in found.values()] == ["none", "none", "none", "optimizer"]
 
 
+@pytest.mark.slow
 def test_fsdp2_and_ddp_take_changes_of_their_own() -> None:
     sharded = TrainingRecipe(model="llama3.1-8b", engine="fsdp2", gpus=2, gpu="rtx4090")
     advice = advise(sharded, estimating(20 * GIB))
@@ -152,6 +156,7 @@ def test_fragmentation_counts_in_an_estimated_plan() -> None:
     assert_adds_up(tight)
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_narrowed_before_anything_is_offloaded() -> None:
     recipe = TrainingRecipe(model="llama3.1-8b", lora=16, liger="all", checkpointing=True)
 
@@ -203,7 +208,7 @@ def test_shorter_sequences_come_last_and_no_shorter_than_needed() -> None:
     assert {change.name for change in LADDER} - {change.name for change in SAME_DATA} == {"sequence"}
 
 
-@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("zero", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_recipe_of_ddp_shards_with_deepspeed(zero: int) -> None:
     recipe = TrainingRecipe(model="llama3.1-8b", engine="ddp", gpus=8, checkpointing=True, liger="all")
     sharded = dataclasses.replace(recipe, engine="deepspeed", precision="mixed", zero=zero)
@@ -215,6 +220,7 @@ def test_a_recipe_of_ddp_shards_with_deepspeed(zero: int) -> None:
     assert_adds_up(advice)
 
 
+@pytest.mark.slow
 def test_offload_stays_within_main_memory() -> None:
     recipe = TrainingRecipe(model="llama3.1-8b", precision="mixed", engine="deepspeed", zero=2, liger="all")
     judge = estimating(40 * GIB)
@@ -326,6 +332,7 @@ def test_flags_reproduce_the_recipe(recipe: TrainingRecipe) -> None:
     assert seen == [recipe]
 
 
+@pytest.mark.slow
 def test_kernels_that_save_nothing_are_not_applied() -> None:
     # the peak is weights, gradients and moments in the optimizer's step, where no kernel runs
     recipe = TrainingRecipe(model="llama3.1-8b", gpu="rtx4090")

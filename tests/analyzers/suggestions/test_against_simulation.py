@@ -18,6 +18,7 @@ from ligerprof.runs.simulated import simulate_step
 from ligerprof.snapshots.reader import Snapshot
 from tests.analyzers.suggestions.test_find import SAVING_TOLERANCE
 from tests.analyzers.suggestions.test_known_model import LLAMA
+from tests.sampling import sampled
 
 TINY: dict[str, Any] = {"model": "tiny", "device": "simulated", "seq": 1024, "batch": 16}
 
@@ -39,7 +40,7 @@ def typed_recipe(line: str) -> TrainingRecipe:
     return read_options(words)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("recipe", "names"),
     [
         (
@@ -49,6 +50,7 @@ def typed_recipe(line: str) -> TrainingRecipe:
         (TrainingRecipe(**TINY, precision="bf16", checkpointing=True), {"fused-loss", "half-batch", "lora"}),
     ],
     ids=["amp", "bf16-checkpointed"],
+    every=2,
 )
 def test_printed_commands_run_and_save_what_they_say(recipe: TrainingRecipe, names: set[str]) -> None:
     outcome = simulate_step(recipe)
@@ -87,7 +89,7 @@ def fp32_training(
     return recipe, analyze(Snapshot.from_dict(simulate_step(recipe).snapshot), recipe=recipe).peak
 
 
-@pytest.mark.parametrize("name", ["paged-optimizer", "8-bit-optimizer", "bf16-weights", "lora"])
+@sampled("name", ["paged-optimizer", "8-bit-optimizer", "bf16-weights", "lora"], every=2)
 def test_changes_to_weights_and_states_save_what_they_say(
     fp32_training: tuple[TrainingRecipe, PeakReport], name: str
 ) -> None:
@@ -151,7 +153,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [False, True])
+@sampled("checkpointing", [False, True], every=2)
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_known_models_keep_what_they_say(model_type: str, *, checkpointing: bool) -> None:
     config = {"model_type": model_type, **WIDTHS, **ARCHITECTURES[model_type]}

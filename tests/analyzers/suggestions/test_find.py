@@ -8,6 +8,7 @@ from ligerprof.analyzers.suggestions.suggestion import Cost
 from tests import recorded
 from tests.analyzers.attribution.recording import MIB, Recording
 from tests.paths import RECORDINGS
+from tests.sampling import sampled
 
 # how far a predicted lowering of the peak may be off
 SAVING_TOLERANCE = 0.05
@@ -26,7 +27,7 @@ def test_the_fused_loss_lowers_the_peak_as_liger_kernel_did() -> None:
     assert suggestion.saves_bytes == pytest.approx(achieved, rel=SAVING_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@sampled("name", RECORDED, every=3)
 def test_suggestions_are_sorted_and_add_up(name: str) -> None:
     analysis = recorded.analysis(name)
     report = analysis.peak

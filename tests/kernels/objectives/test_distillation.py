@@ -9,6 +9,7 @@ from ligerprof.errors import KernelInputError
 from ligerprof.kernels.objectives import distillation_loss, topk_distillation_loss
 from ligerprof.kernels.options import LossOptions
 from tests.kernels.oracle import LOSS_ROUNDINGS, leaves, relative_error
+from tests.sampling import sampled
 
 VOCAB, HIDDEN, TEACHER, SHAPE = 150, 24, 16, (2, 5)
 TOLERANCE = 5 * LOSS_ROUNDINGS[torch.float32]
@@ -41,7 +42,7 @@ def capped(z: Tensor, options: LossOptions) -> Tensor:
     return z if options.softcap is None else options.softcap * torch.tanh(z / options.softcap)
 
 
-@pytest.mark.parametrize("softcap", [None, 3.0])
+@sampled("softcap", [3.0, None], every=2)
 @pytest.mark.parametrize(("beta", "hard"), [(0.0, 0.0), (0.0, 0.5), (1.0, 0.0), (0.3, 0.5)])
 def test_divergences(beta: float, hard: float, softcap: float | None, device: torch.device) -> None:
     student, (t, u, c), y = problem(device)
@@ -62,7 +63,7 @@ def test_divergences(beta: float, hard: float, softcap: float | None, device: to
     assert (found.hard_loss is None) == (hard == 0)
 
 
-@pytest.mark.parametrize("tail", [True, False])
+@sampled("tail", [True, False], every=2)
 @pytest.mark.parametrize(("beta", "softcap"), [(0.0, None), (1.0, 3.0), (0.5, None)])
 def test_top_words_of_a_teacher(beta: float, softcap: float | None, tail: bool, device: torch.device) -> None:
     student, (t, u, c), y = problem(device)

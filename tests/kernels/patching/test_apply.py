@@ -27,6 +27,7 @@ from tests.kernels.models import (
     train_once,
 )
 from tests.kernels.oracle import relative_error
+from tests.sampling import sampled
 
 # fp32 through two layers and back: the kernels add in another order
 LOSS_TOLERANCE = 1e-5
@@ -41,7 +42,7 @@ def assert_same_step(expected: tuple[float, dict[str, Any]], got: tuple[float, d
 
 
 @pytest.mark.parametrize("provider", ["ligerprof", "torch"])
-@pytest.mark.parametrize("family", FAMILIES)
+@sampled("family", FAMILIES, every=3)
 def test_a_patched_model_trains_as_before_and_undo_leaves_no_trace(
     family: str, provider: str, device: torch.device
 ) -> None:
@@ -55,7 +56,7 @@ def test_a_patched_model_trains_as_before_and_undo_leaves_no_trace(
     assert train_once(model)[0] == expected[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@sampled("family", FAMILIES, every=4)
 def test_each_kernel_alone_and_ce_in_place_of_flce(family: str, device: torch.device) -> None:
     model = tiny_model(family, device=device)
     expected = train_once(model)

@@ -10,6 +10,7 @@ from ligerprof.kernels.patching.apply import apply
 from ligerprof.models import ARCHITECTURES
 from tests.kernels.models import batch, every_tiny_model, fingerprint, train_once
 from tests.kernels.oracle import relative_error
+from tests.sampling import sampled
 
 STEPS = 5
 # docs/kernels.md quotes it
@@ -31,7 +32,7 @@ def losses(model: Any) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("family", sorted(ARCHITECTURES))
+@sampled("family", sorted(ARCHITECTURES), every=5)
 def test_steps_have_the_losses_of_the_model_without_kernels(family: str) -> None:
     model = every_tiny_model(family)
     with torch.no_grad():
@@ -58,7 +59,7 @@ def test_a_balancing_loss_is_refused_and_not_left_out(by_config: bool) -> None:
         train_once(model, **more)
 
 
-@pytest.mark.parametrize("family", INTERPRETED)
+@sampled("family", INTERPRETED, every=3)
 def test_compiled_kernels_give_the_same_gradients(family: str, device: torch.device) -> None:
     model = every_tiny_model(family, device=device)
     loss, gradients = train_once(model)

@@ -14,6 +14,7 @@ from ligerprof.errors import KernelInputError
 from ligerprof.kernels import apply
 from tests.kernels.models import VOCAB, batch, tiny_model, train_once
 from tests.kernels.oracle import relative_error
+from tests.sampling import sampled
 
 peft = pytest.importorskip("peft")
 
@@ -95,7 +96,7 @@ def test_adapters_that_are_disabled_merged_or_not_active(device: torch.device) -
     assert expected["disabled"] != pytest.approx(expected["unmerged"], rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("saved", "order", "tied"),
     [
         (["lm_head"], "peft first", False),
@@ -104,6 +105,7 @@ def test_adapters_that_are_disabled_merged_or_not_active(device: torch.device) -
         (["lm_head", "embed_tokens"], "peft first", True),
     ],
     ids=str,
+    every=2,
 )
 def test_modules_trained_in_full(saved: list[str], order: str, tied: bool, device: torch.device) -> None:
     lora = {"target_modules": ["q_proj"], "modules_to_save": saved}
@@ -219,10 +221,11 @@ def test_a_tensor_parallel_head_is_refused_in_one_line(single_rank: Any) -> None
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("tied", "group", "lora"),
     [(False, "head", ["lm_head"]), (True, "root", ["lm_head"]), (True, "root", None), (False, "head", None)],
     ids=str,
+    every=2,
 )
 def test_sharded_heads_under_fsdp2(tied: bool, group: str, lora: list[str] | None, single_rank: Any) -> None:
     from torch.distributed.fsdp import fully_shard
@@ -245,7 +248,7 @@ def test_sharded_heads_under_fsdp2(tied: bool, group: str, lora: list[str] | Non
     assert max(relative_error(whole[name], gradient) for name, gradient in expected[1].items()) < TOLERANCE
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("tied", "lora"),
     [
         (False, {"target_modules": ["lm_head", "q_proj"]}),
@@ -254,6 +257,7 @@ def test_sharded_heads_under_fsdp2(tied: bool, group: str, lora: list[str] | Non
         (True, None),
     ],
     ids=str,
+    every=2,
 )
 def test_heads_whose_weights_exist_only_within_their_modules_calls(tied: bool, lora: dict[str, Any] | None) -> None:
     """As under ZeRO-3: hooks gather the parameters of each module around its forward and its backward."""

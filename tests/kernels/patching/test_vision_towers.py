@@ -12,6 +12,7 @@ from ligerprof.models import spec_from_config
 from ligerprof.models.architectures import COMPOSITES
 from tests.kernels.models import FAMILIES, VOCAB
 from tests.kernels.patching.test_every_architecture import LOSS_BOUND, losses
+from tests.sampling import sampled
 
 TEXT: dict[str, Any] = {**FAMILIES["mistral"], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -59,7 +60,7 @@ def test_every_composite_has_a_config_here() -> None:
     assert set(CONFIGS) == COMPOSITES
 
 
-@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+@sampled("model_type", sorted(CONFIGS), every=3)
 def test_twenty_steps_on_text_have_the_losses_of_the_model_without_kernels(model_type: str) -> None:
     plain, patched = tiny_composite(model_type), tiny_composite(model_type)
     expected = losses(plain)

@@ -18,6 +18,7 @@ from ligerprof.units import MIB
 from tests.kernels.models import FAMILIES, fingerprint, tiny_model, train_once
 from tests.kernels.oracle import relative_error, run
 from tests.kernels.test_memory import LLAMA_1B, launches_left_out, measure, problem, requested_bytes, stated
+from tests.sampling import sampled
 
 pytest.importorskip("liger_kernel")
 
@@ -91,7 +92,7 @@ def test_stated_bytes_on_fake_tensors(name: str, case: str, monkeypatch: pytest.
     assert measured == CallBytes.stated(stated(kernel.name, shape, "liger"))
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gpt2"])
+@sampled("family", [name for name in FAMILIES if name != "gpt2"], every=3)
 def test_undo_takes_back_what_liger_changed(family: str) -> None:
     model, functional = tiny_model(family), nn.functional.cross_entropy
     before = fingerprint(model)
@@ -112,7 +113,7 @@ def test_mixed_with_other_providers(device: torch.device) -> None:
     assert fingerprint(model) == before
 
 
-@pytest.mark.parametrize("kernels", ["rope:liger+rms+swiglu+flce:liger", "rms:liger+swiglu:liger+flce", "ce+rms:liger"])
+@sampled("kernels", ["rope:liger+rms+swiglu+flce:liger", "rms:liger+swiglu:liger+flce", "ce+rms:liger"], every=3)
 def test_a_mixed_step_is_estimated_as_it_is_simulated(kernels: str) -> None:
     recipe = TrainingRecipe(
         model="tiny", batch=4, seq=512, precision="bf16", liger=kernels, alloc_conf="expandable_segments:True"

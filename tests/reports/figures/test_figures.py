@@ -53,6 +53,7 @@ from tests.reports.figures.figures_data import (
     study_rows,
     words,
 )
+from tests.sampling import sampled
 
 GOLDEN = Path(__file__).parent / "golden"
 UNIT = re.compile(
@@ -118,7 +119,7 @@ def _page(figure: Figure) -> float:
     return HALF_PAGE_INCHES if figure.get_figwidth() == HALF_PAGE_INCHES else 2 * HALF_PAGE_INCHES
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@sampled("kind", sorted(KINDS), every=4)
 def test_nothing_overlaps_is_cut_or_too_small(kind: str) -> None:
     for one in example(kind):
         check_laid_out(one.figure)
@@ -164,6 +165,7 @@ def test_the_checks_see_what_they_should() -> None:
         check_layout(figure)
 
 
+@pytest.mark.slow
 def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     names = ("figure.svg", "figure.png")
     code = (
@@ -196,7 +198,7 @@ def test_a_figure_is_as_wide_as_half_a_page_in_every_format(tmp_path: Path) -> N
 
 
 @given(sizes=st.lists(st.integers(1, 2**17), min_size=1, max_size=14, unique=True), wide=st.booleans())
-@settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_ticks_of_any_sizes_do_not_touch(sizes: Sequence[int], *, wide: bool) -> None:
     inches = 5.8 if wide else 2.7
     with styled():
@@ -233,7 +235,7 @@ statuses = st.sampled_from(["done", "oom", "failed"])
         max_size=12,
     )
 )
-@settings(max_examples=6, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_whatever_a_sweep_holds_it_is_drawn_without_overlap_or_refused_in_words(
     grid: dict[tuple[str, str, int], tuple[str, str]],
 ) -> None:
@@ -279,7 +281,7 @@ def test_lines_are_what_the_rows_say() -> None:
     assert len(done) < len(rows)
 
 
-@pytest.mark.parametrize("source", [STEPS, KERNELS], ids=lambda path: path.stem)
+@sampled("source", [STEPS, KERNELS], ids=lambda path: path.stem, every=2)
 def test_committed_results_are_drawn_without_overlap(source: Path) -> None:
     given = PlotInput(sources=read_sources([source]))
     drawn = [one for kind in KINDS.values() for one in kind.draw(given)]
@@ -288,7 +290,7 @@ def test_committed_results_are_drawn_without_overlap(source: Path) -> None:
         check_layout(one.figure)
 
 
-@pytest.mark.parametrize("findings", [read_lines(KERNELS), tuple(example_findings())], ids=["committed", "made-up"])
+@sampled("findings", [tuple(example_findings()), read_lines(KERNELS)], ids=["made-up", "committed"], every=2)
 def test_the_sheet_of_bench_is_laid_out_too(findings: Sequence[Finding]) -> None:
     sheet = laid_out(draw_bench(findings))
     assert overlaps(sheet) == outside(sheet) == legends_over_data(sheet) == []
@@ -326,6 +328,7 @@ def test_a_recording_shows_the_loss_and_its_phases() -> None:
     assert labels >= {"parameters", "optimizer_states", "ce_temporaries", "logits", "reserved"}
 
 
+@pytest.mark.slow
 def test_long_names_are_cut_to_their_panel() -> None:
     paths = [SNAPSHOTS / "small-streams.pickle.xz"] * 3
     named = [SnapshotSource(path=path, titles=(f"{number} {'w' * 60}",)) for number, path in enumerate(paths)]

@@ -394,6 +394,7 @@ def test_two_recordings_are_side_by_side_with_one_height(chromium: Chromium, tmp
             assert browser.problems == []
 
 
+@pytest.mark.slow
 def test_recordings_of_other_kinds_are_drawn(chromium: Chromium, tmp_path: Path) -> None:
     with Browser(chromium) as browser:
         for name in ("hf-ckpt-4x1024", "small-late", "small-streams"):

@@ -17,6 +17,7 @@ from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.training import built_model, make_batch
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.units import MIB
+from tests.sampling import sampled
 
 CHUNKED = [loss for loss in Loss if loss.is_chunked]
 # of 2 x 400 tokens, TRL's chunks leave one that is not full, and F.linear_cross_entropy's too
@@ -42,7 +43,7 @@ def loss_and_gradients(recipe: TrainingRecipe) -> tuple[torch.Tensor, dict[str, 
         return loss.detach(), {name: item.grad for name, item in model.named_parameters() if item.grad is not None}
 
 
-@pytest.mark.parametrize("more", [{}, {"padding": 0.3}, {"packing": True}], ids=["plain", "padded", "packed"])
+@sampled("more", [{}, {"padding": 0.3}, {"packing": True}], ids=["plain", "padded", "packed"], every=2)
 @pytest.mark.parametrize("loss", CHUNKED)
 def test_value_and_gradients_are_those_of_transformers(loss: Loss, more: dict[str, Any]) -> None:
     expected, gradients = loss_and_gradients(TrainingRecipe(**SIZES, **more))
@@ -93,7 +94,7 @@ def test_a_torch_without_the_function_is_named(monkeypatch: pytest.MonkeyPatch) 
         loss_and_gradients(TrainingRecipe(**SIZES, loss="torch-linear"))
 
 
-@pytest.mark.parametrize("precision", ["amp", "bf16", "fp32"])
+@sampled("precision", ["amp", "bf16", "fp32"], every=3)
 @pytest.mark.parametrize("loss", CHUNKED)
 def test_roles_at_the_peak_are_the_estimated_ones(loss: Loss, precision: str) -> None:
     options: dict[str, Any] = {"model": SMALL, "batch": 8, "seq": 512, "optimizer": "none", "precision": precision}

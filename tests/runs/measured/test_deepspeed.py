@@ -14,6 +14,7 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.directory import create_run_directory
 from tests.paths import RESULTS
+from tests.sampling import sampled
 
 DEEPSPEED = ("step", "--model", "tiny", "--batch", "2", "--seq", "64", "--engine", "deepspeed", "--precision", "mixed")
 ROWS = [json.loads(line) for line in (RESULTS / "zero-h200.jsonl").read_text().splitlines()]
@@ -30,7 +31,7 @@ def name_of(row: dict[str, Any]) -> str:
     return "-".join(str(row["recipe"][key]) for key in ("model", "gpus", "zero", "offload", "liger", "lora"))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name_of)
+@sampled("row", ROWS, ids=name_of, every=4)
 def test_peak_on_several_gpus_is_the_estimated_one(row: dict[str, Any]) -> None:
     recipe = TrainingRecipe.from_json(row["recipe"])
     tolerance = WITH_KERNELS_TOLERANCE if recipe.kernels else PLAIN_TOLERANCE

@@ -13,6 +13,7 @@ from ligerprof.roles import Phase
 from ligerprof.runs.recording.phases import LoopPhases
 from tests.kernels.models import batch, tiny_model
 from tests.runs.recording.operations import OperationHistory
+from tests.sampling import sampled
 
 Step = Callable[[], Tensor]
 DRAWN_MODELS = 40
@@ -99,7 +100,7 @@ def modules_in_backward(model: nn.Module, loss: Step, *, names_all_nodes: bool) 
     ]
 
 
-@pytest.mark.parametrize("seed", range(DRAWN_MODELS))
+@sampled("seed", range(DRAWN_MODELS), every=3)
 def test_each_operation_of_backward_has_the_module_that_hooks_on_all_nodes_give(seed: int) -> None:
     torch.manual_seed(seed)
     model, loss = drawn(seed)

@@ -38,7 +38,8 @@ def run(folder: Path, how: str) -> tuple[subprocess.CompletedProcess[bytes], dic
     return done, json.loads((folder / "out" / "result.json").read_text())
 
 
-@pytest.mark.parametrize(("how", "exit_code"), [("exit", 5), pytest.param("oom", 3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "exit_code"), [("exit", 5), ("oom", 3)])
 def test_a_script_is_recorded_however_it_ends(how: str, exit_code: int, tmp_path: Path) -> None:
     done, result = run(tmp_path, how)
 

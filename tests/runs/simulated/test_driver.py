@@ -23,6 +23,7 @@ from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.units import MIB
+from tests.sampling import sampled
 
 
 def tiny(**options: Any) -> TrainingRecipe:
@@ -55,10 +56,11 @@ def test_a_second_simulation_in_the_process_gives_the_same_bytes() -> None:
     assert events(second) == events(first)
 
 
-@pytest.mark.parametrize(
+@sampled(
     "options",
     [{"precision": "bf16"}, {"lora": 4, "checkpointing": True}],
     ids=["plain", "lora"],
+    every=2,
 )
 def test_figures_do_not_depend_on_the_recorder_nor_on_repeated_micro_batches(options: dict[str, Any]) -> None:
     recipe = tiny(grad_accum=6, **options)
@@ -214,7 +216,7 @@ MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize("options", MIXTURES, ids=lambda options: "-".join(map(str, options.values())))
+@sampled("options", MIXTURES, ids=lambda options: "-".join(map(str, options.values())), every=3)
 def test_every_option_simulates_without_a_warning(options: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -236,7 +238,7 @@ def test_nothing_of_a_step_stays_when_it_ends(options: dict[str, Any]) -> None:
 CAPABILITIES = {gpu.compute_capability: gpu.name for gpu in GPUS.values() if gpu.vendor is Vendor.NVIDIA}
 
 
-@pytest.mark.parametrize("gpu", ["h200", *CAPABILITIES.values()])
+@sampled("gpu", ["h200", *CAPABILITIES.values()], every=4)
 def test_every_gpu_of_the_table_simulates(gpu: str) -> None:
     precision = "fp16" if GPUS[gpu].compute_capability < (8, 0) else "bf16"
     recipe = tiny(gpu=gpu, precision=precision, checkpointing=False, optimizer="none")
@@ -246,7 +248,7 @@ def test_every_gpu_of_the_table_simulates(gpu: str) -> None:
     assert any("Assumed" in note for note in outcome.notes) != GPUS[gpu].measured
 
 
-@pytest.mark.parametrize("model", ["gpt2-xl", "gemma2-2b", "llama2-7b"])
+@sampled("model", ["gpt2-xl", "gemma2-2b", "llama2-7b"], every=3)
 def test_other_architectures_simulate(model: str) -> None:
     config = {**CONFIGS[model]}
     config["n_layer" if model == "gpt2-xl" else "num_hidden_layers"] = 2

@@ -147,6 +147,7 @@ def test_offloaded_shards_are_in_main_memory() -> None:
     assert outcome.host_bytes == pytest.approx(estimate(recipe).host_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_gradients_that_wait_for_the_last_micro_batch_are_not_sharded() -> None:
     """FSDP2 keeps them whole in the dtype of the reduction, and reduces them with the last micro-batch."""
     options = {"precision": "mixed", "grad_accum": 2, "gpus": 8, "liger": "flce"}

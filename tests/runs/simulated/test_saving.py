@@ -23,9 +23,9 @@ TOLERANCE_BYTES = MIB // 16
 @pytest.mark.parametrize(
     ("options", "tied"),
     [
-        ({"engine": "fsdp2"}, True),
+        pytest.param({"engine": "fsdp2"}, True, marks=pytest.mark.slow),
         ({"engine": "fsdp2", "gpus": 8, "wrap": "accelerate", "reshard": False, "optimizer": "sgd"}, False),
-        ({"engine": "fsdp2", "lora": 8, "precision": "amp"}, False),
+        pytest.param({"engine": "fsdp2", "lora": 8, "precision": "amp"}, False, marks=pytest.mark.slow),
         ({"engine": "deepspeed", "zero": 3}, True),
         ({"engine": "deepspeed", "zero": 3, "gpus": 8, "lora": 8, "precision": "mixed-fp16"}, False),
     ],

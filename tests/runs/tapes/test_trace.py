@@ -46,7 +46,7 @@ def check(tape: Tape, given: TrainingRecipe) -> None:
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("opt", {}), ("gptj", {"precision": "bf16"})],
+    [("opt", {}), pytest.param("gptj", {"precision": "bf16"}, marks=pytest.mark.slow)],
     ids=["opt-amp-sdpa", "gptj-bf16-eager"],
 )
 def test_replays_at_other_sizes_are_the_simulated_steps(family: str, options: dict[str, Any]) -> None:
@@ -75,9 +75,9 @@ def test_replays_of_all_precisions_are_the_simulated_steps(family: str, precisio
 @pytest.mark.parametrize(
     "options",
     [
-        {"reentrant": True},
+        pytest.param({"reentrant": True}, marks=pytest.mark.slow),
         {"qlora": 4, "lora_dropout": 0.1, "packing": True},
-        {"eval_batch": 8},
+        pytest.param({"eval_batch": 8}, marks=pytest.mark.slow),
         pytest.param({"selective": "matmuls", "grad_accum": 2}, marks=pytest.mark.slow),
         pytest.param({"activation_offload": True}, marks=pytest.mark.slow),
         pytest.param({"loss": "titan-chunked"}, marks=pytest.mark.slow),
@@ -132,7 +132,7 @@ def test_zero_3_gathers_weights_as_with_forms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name if index < 2 else pytest.param(name, marks=pytest.mark.slow) for index, name in enumerate(CLASSES)]
+    "name", [name if index < 1 else pytest.param(name, marks=pytest.mark.slow) for index, name in enumerate(CLASSES)]
 )
 def test_encoders_and_classifiers_are_the_simulated_steps(name: str) -> None:
     options: dict[str, Any] = {"precision": "amp", "padding": 0.25}
@@ -172,6 +172,7 @@ def test_several_streams_and_keys_that_later_layers_reuse(
     assert estimated.peak_bytes == pytest.approx(simulate_step(given, record=False).peak_bytes, rel=0.0002)
 
 
+@pytest.mark.slow
 def test_adapters_are_traced_with_their_names() -> None:
     options = {"lora": 4, "lora_targets": "q_proj,v_proj", "lora_dropout": 0.1, "precision": "bf16"}
     tape = trace_tape(recipe_of("opt", optimizer="none", **options))

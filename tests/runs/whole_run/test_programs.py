@@ -46,6 +46,7 @@ def known_step(programs: Programs, shape: BatchShape) -> tuple[Trace, ...]:
     return (Trace(operations=tuple(program.operations.tolist()), sizes=tuple(sizes.tolist())),)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 20), masked=st.booleans(), gpu=st.sampled_from(["h200", "4090"]))
 def test_every_length_has_the_sizes_of_its_trace(seed: int, rows: int, masked: bool, gpu: str) -> None:

@@ -22,6 +22,7 @@ from ligerprof.runs.whole_run.simulate import simulate_run
 from ligerprof.runs.whole_run.tracing import step_tracer
 from ligerprof.torch_memory.allocator.states import AllocatorState
 from ligerprof.units import MIB
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("no_log_records")
 
@@ -52,7 +53,7 @@ def simulate_each_step(recipe: TrainingRecipe, _progress: Progress) -> tuple[int
         return tracer.allocator.highest_allocated_bytes, tracer.allocator.highest_reserved_bytes
 
 
-@pytest.mark.parametrize(
+@sampled(
     "options",
     [
         {},
@@ -62,6 +63,7 @@ def simulate_each_step(recipe: TrainingRecipe, _progress: Progress) -> tuple[int
         {"grad_accum": 3, "lora": 8, "precision": "bf16", "alloc_conf": "expandable_segments:True"},
     ],
     ids=["padded", "packed", "accumulated", "accumulated-5", "accumulated-lora"],
+    every=2,
 )
 def test_a_run_is_what_its_steps_are(options: dict[str, Any], tmp_path: Path) -> None:
     recipe = recipe_for(tmp_path, 16, **options)
@@ -107,6 +109,7 @@ def run_that_does_not_follow(recipe: TrainingRecipe, progress: Progress) -> Whol
         return simulate.run_here(recipe, progress)
 
 
+@pytest.mark.slow
 def test_the_first_step_follows_from_later_ones(tmp_path: Path) -> None:
     recipe = recipe_for(tmp_path, 15, grad_accum=5, lora=8, batch=1)
     run, followed = elsewhere(run_that_follows, recipe)

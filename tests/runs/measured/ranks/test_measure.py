@@ -43,6 +43,7 @@ def gathers(folder: Path, _progress: Progress) -> StepOutcome:
     return outcome(0)
 
 
+@pytest.mark.slow
 def test_rank_0_gathers_what_all_measured(tmp_path: Path) -> None:
     run_ranks(partial(gathers, tmp_path), 2, tmp_path, print)
     assert json.loads((tmp_path / "0.json").read_text()) == {"0": 100, "1": 101}
