@@ -21,6 +21,9 @@ from ligerprof.simulated_gpu.values import Values, place
 # which kernel is the fastest, and what trying them allocates, only a GPU tells
 _TUNED = "max-autotune"
 _THREADS_PER_WARP = 32
+# Multiply-adds from which an H200 pads products of 16-bit numbers: 35 of 36 products in
+# benchmarks/results/padded-products-h200.jsonl. Products in fp32 stay as they are, and so do unaligned rows.
+_PADDED_FROM = 1e10
 
 
 def install(gpu: GpuSpec, values: Values, *, eager: bool) -> None:
@@ -39,6 +42,7 @@ def install(gpu: GpuSpec, values: Values, *, eager: bool) -> None:
     after_import_or_now(
         "torch._inductor.runtime.triton_heuristics", lambda module: _leave_out_kernels(module, values.forget)
     )
+    after_import_or_now("torch._inductor.fx_passes.pad_mm", _pad_as_measured)
     after_import_or_now("torch._inductor", _refuse_tuning)
 
 
@@ -113,6 +117,23 @@ class _Launcher:
         for index, argument in enumerate(arguments):
             if isinstance(argument, Tensor) and index not in self._only_read:
                 self._forget(argument.untyped_storage().data_ptr())
+
+
+def _pad_as_measured(module: Any) -> None:
+    """Inductor times a product with and without padding, in buffers that stay as they are; this gives the answer."""
+    should_pad, answers = module._should_pad, [False]
+    # the name of torch 2.11
+    numbers = getattr(module, "hint_symbols", None) or module.realize_symbols
+
+    def with_sizes(match: Any, left: Tensor, right: Tensor, operator: Any, bias: Tensor | None = None) -> bool:
+        rows, inner, columns = numbers((*left.shape[-2:], right.shape[-1]))
+        sides = module.get_alignment_size(left)
+        is_unaligned = bool(inner % sides or columns % sides)
+        is_large = rows * inner * columns >= _PADDED_FROM
+        answers[0] = left.dim() == 2 and left.dtype.itemsize == 2 and is_unaligned and is_large
+        return bool(should_pad(match, left, right, operator, bias))
+
+    module._should_pad, module.is_padded_faster = with_sizes, lambda *_: answers[0]
 
 
 def _refuse_tuning(module: Any) -> None:

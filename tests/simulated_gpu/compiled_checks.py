@@ -57,6 +57,11 @@ result = compiled(value)
 kept_bytes = torch.cuda.memory_allocated() - before
 assert kept_bytes == (3 if EAGER else 2) * size_bytes, kept_bytes
 del result
+# an H200 pads large 16-bit products with an odd side, in copies of what it multiplies
+for inner, pads in ((1001, not EAGER), (983, False), (1024, False)):
+    sides = [torch.randn(*shape, device="cuda").bfloat16() for shape in ((4096, inner), (inner, 2480))]
+    padded_bytes = highest_bytes(torch.compile(torch.mm), *sides) - 4096 * 2480 * 2
+    assert (padded_bytes > 4096 * inner * 2) is pads, (inner, padded_bytes)
 # lists of layers, which the machine watches, break no graph
 stack = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8)) for _ in range(4)).cuda()
 
