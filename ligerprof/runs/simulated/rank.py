@@ -25,9 +25,9 @@ from ligerprof.runs.parallel import ShardedTrainer
 from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
-from ligerprof.runs.simulated.forks import apart
 from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
 from ligerprof.runs.simulated.notes import notes_on
+from ligerprof.runs.simulated.server import apart
 from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer, train_step
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.simulated_gpu.machine import Machine, install

@@ -11,7 +11,7 @@ from ligerprof.recipe.conflicts import require_packages, require_positions, requ
 from ligerprof.recipe.lengths import BatchShape, require_simulated_run, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
-from ligerprof.runs.simulated.forks import apart
+from ligerprof.runs.simulated.server import apart
 from ligerprof.runs.simulated.worker import worker
 from ligerprof.runs.whole_run.programs import Ledger, Program, Programs, Trace, known_counts
 from ligerprof.runs.whole_run.replay import Replay, WholeRun
