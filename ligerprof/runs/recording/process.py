@@ -91,7 +91,6 @@ class ProcessRecording:
             keeps_all=self._steps.last is not None,
             first_step=self._steps.first,
             on_step=_quietly(self._begin_step),
-            on_update=self._end_update,
             on_out_of_memory=_quietly(self._note_out_of_memory),
         )
         self._write_summary()
@@ -201,12 +200,6 @@ class ProcessRecording:
         self._write_summary()
         self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step
         self._counts.remove()
-
-    def _end_update(self, step: int) -> float:
-        """Note the peak of a step without a history; returns when it is to be read again."""
-        self._step = self._begun = step
-        _quietly(self._note_peak)(step, is_over=False)
-        return self._read_at + _SECONDS_BETWEEN_READS
 
     def _note_update(self, optimizer: object, _arguments: Any, _named: Any) -> None:
         self._updates[id(optimizer)] += 1

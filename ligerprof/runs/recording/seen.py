@@ -146,16 +146,6 @@ class OutermostCalls:
         self.evaluates = evaluates
         return Phase.EVALUATION if evaluates else Phase.FORWARD
 
-    def phase_inside(self, module: nn.Module, running: Phase) -> Phase:
-        """The phase of a moment inside the call of an outermost module, whose begin was not noted.
-
-        Whether gradients are on says less there: autograd Functions and reentrant checkpoints switch them off.
-        """
-        if module in self._trained and not self._generates:
-            return Phase.FORWARD if module.training else Phase.EVALUATION
-        found = self.phase_of(module, running, {})
-        return running if found is None or (found is Phase.SCORING and running is Phase.FORWARD) else found
-
     @contextmanager
     def generation(self) -> Iterator[None]:
         """The calls inside generate."""
