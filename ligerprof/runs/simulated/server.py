@@ -64,11 +64,13 @@ def _load(name: str) -> Callable[..., Any]:
     return found
 
 
-def _prepare(task: str, values: dict[str, Any] | None, _options: object, _folder: str, prepares: str | None) -> None:
+def _prepare(
+    task: str, values: dict[str, Any] | None, options: dict[str, Any], _folder: str, prepares: str | None
+) -> None:
     """Import what a task needs, for its process and for later ones; what fails is left to the task, which says why."""
     with collector_paused(), suppress(Exception):
         if prepares is not None:
-            _load(prepares)(values)
+            _load(prepares)(values, options)
             return
         from ligerprof.simulated_gpu.machine import install
 

@@ -20,7 +20,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from ligerprof.recipe.categories import Device
 from ligerprof.recipe.training import TrainingRecipe
@@ -64,16 +64,6 @@ class Command:
     log: Path
 
 
-class RunningCell(Protocol):
-    """A started command."""
-
-    def poll(self) -> int | None:
-        """The exit code, negative or 128 + N if signal N ended it; None while it runs."""
-
-    def stop(self) -> None:
-        """End it with all processes that it started."""
-
-
 class CellStarter:
     """Starts cells; a context manager that ends the worker.
 
@@ -99,7 +89,7 @@ class CellStarter:
         if self._worker is not None:
             self._worker.close()
 
-    def start(self, command: Command) -> RunningCell:
+    def start(self, command: Command) -> "_NewProcess | _Fork":
         """Start a command.
 
         Raises:
@@ -117,12 +107,28 @@ class CellStarter:
         return _Fork(self._worker, self._worker.start(f"{__name__}:run_cell", command.recipe, **task))
 
 
-def prepare(values: Mapping[str, Any]) -> None:
-    """Import the modules of a recipe, given as its JSON; a module that fails is left to the step, which reports why."""
+def prepare(values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Import the modules of a recipe, given as its JSON; a module that fails is left to the step, which reports why.
+
+    Args:
+        options: those of `run_cell`; what imports print goes to its log.
+    """
+    _print_to(options["log"], 1, 2)
     for name in _MODULES:
         with suppress(Exception):
             import_module(name)
-    import_model(values)
+    with suppress(Exception):
+        import_model(values)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _print_to(os.devnull, 1, 2)
+
+
+def _print_to(path: str, *descriptors: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)
+    for descriptor in descriptors:
+        os.dup2(file, descriptor)
+    os.close(file)
 
 
 def run_cell(_recipe: TrainingRecipe, tell: Progress, *, words: tuple[str, ...], output: str, log: str) -> int:
@@ -136,8 +142,8 @@ def run_cell(_recipe: TrainingRecipe, tell: Progress, *, words: tuple[str, ...],
     # what it starts ends with it
     os.setsid()
     tell(str(os.getpid()))
-    for descriptor, path in ((1, output), (2, log)):
-        os.dup2(os.open(path, os.O_WRONLY), descriptor)
+    _print_to(output, 1)
+    _print_to(log, 2)
     _, module, *arguments = words
     sys.argv = [module, *arguments]
     try:
@@ -168,12 +174,14 @@ class _NewProcess:
             )
 
     def poll(self) -> int | None:
+        """The exit code, negative or 128 + N if signal N ended it; None while it runs."""
         code = self._process.poll()
         if code is not None:
             self._close()
         return code
 
     def stop(self) -> None:
+        """End it with all processes that it started."""
         self._close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)

@@ -8,7 +8,7 @@ from typing import Any
 CRASHES, HANGS = 101, 102
 
 
-def prepare(recipe: dict[str, Any]) -> None:
+def prepare(recipe: dict[str, Any], _options: object) -> None:
     if recipe["batch"] == CRASHES:
         os.kill(os.getpid(), signal.SIGSEGV)
     if recipe["batch"] == HANGS:
