@@ -73,14 +73,10 @@ def hooks(model: nn.Module | None, _folder: str, *, stamps: bool, names_all_node
 
 @contextmanager
 def phases_only(_model: nn.Module | None, _folder: str) -> Iterator[None]:
-    """The hook of steps in front of the chosen ones, without a history."""
-
-    def rest(step: int) -> None:
-        if step == 2:
-            phases.rest(1_000_000, lambda _step: 0.0)
-
-    phases = LoopPhases(lambda _text: None, on_step=rest)
+    """The hooks of steps in front of the chosen ones, without a history."""
+    phases = LoopPhases(lambda _text: None)
     phases.open(modules=False)
+    phases.stamp(enabled=False)
     try:
         yield
     finally:

@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.command_search import advise_command, command_options, refuse_with_command, require_command
+from ligerprof.cli.command_search import (
+    CommandOptions,
+    advise_command,
+    command_options,
+    refuse_with_command,
+    require_command,
+)
 from ligerprof.cli.common_options import force_option, json_option, simulate_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import config_report, show
-from ligerprof.cli.own_file import changed_copy_option, check_copies, write_copies
-from ligerprof.cli.progress import stages
-from ligerprof.cli.searched_files import recipe_and_files, sharding_of
+from ligerprof.cli.output import config_report, show, stages
+from ligerprof.cli.own_file import changed_copy_option, check_copies, recipe_and_files, sharding_of, write_copies
 from ligerprof.errors import DoesNotFitError, LigerprofError, MissingDependencyError, UnsupportedError
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.configs.edits import FileEdit, edits_json
@@ -66,7 +70,8 @@ def command(  # noqa: PLR0913 - one argument per option
     """
     if words:
         refuse_with_command("simulate", "sharding")
-        advise_command(recipe, words, search, copies, force=force, show_all=show_all, as_json=as_json)
+        options = CommandOptions(recipe=recipe, words=words, search=search, copies=copies, force=force, as_json=as_json)
+        advise_command(options, show_all=show_all)
         return
     require_command(search)
     from ligerprof.library import advise

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import WordChoice, folder_option, force_option, json_option
-from ligerprof.cli.completion import complete_benched, complete_providers
+from ligerprof.cli.common_options import (
+    WordChoice,
+    complete_benched,
+    complete_providers,
+    folder_option,
+    force_option,
+    json_option,
+)
 from ligerprof.cli.output import say, say_written, show
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file

@@ -1,19 +1,18 @@
 """`fit -- COMMAND` and `advise -- COMMAND`: options of a search with simulated runs of a training command."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ligerprof.cli.common_options import Command
 from ligerprof.cli.interrupts import EXIT_CODE, take_longer
 from ligerprof.cli.options import was_given
-from ligerprof.cli.output import print_text, say_written, show
-from ligerprof.cli.own_file import changed_copy_option
-from ligerprof.cli.progress import Stages, stages
+from ligerprof.cli.output import Stages, print_text, say_written, show, stages
+from ligerprof.cli.own_file import changed_copy_option, require_different
 from ligerprof.errors import DoesNotFitError, LigerprofError, OutputError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.recipe.categories import Engine
@@ -22,12 +21,15 @@ from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
-    from ligerprof.recipe.commands.changes import Change
-    from ligerprof.runs.command_search.fastest import FastestCommand
-    from ligerprof.runs.command_search.session import CheapestFit, CommandProblem, LargestFit
-    from ligerprof.runs.command_search.splits import FittingSplits
+    from rich.console import RenderableType
+
+    from ligerprof.runs.command_search.fastest import FastestCommand, FittingSplits
+    from ligerprof.runs.command_search.session import Begin, CheapestFit, CommandProblem, LargestFit, Tell
     from ligerprof.runs.command_search.trials import Trial
 
+    Found = LargestFit | CheapestFit | FastestCommand | FittingSplits
+
+FoundT = TypeVar("FoundT", bound="Found")
 # options of a recipe that say where a command runs
 _OF_MACHINE = ("gpu", "memory_limit", "memory_limit_bytes", "routing")
 _STEPS = 2
@@ -93,31 +95,40 @@ def refuse_with_command(*names: str) -> None:
             raise click.UsageError(f"{parameter.opts[0]} does not go with a command after --. Leave it out.")
 
 
-def _problem(
-    recipe: TrainingRecipe,
-    words: Sequence[str],
-    search: Mapping[str, Any],
-    copies: Sequence[Path],
-    *,
-    force: bool,
-    times: bool = False,
-) -> "CommandProblem":
-    """What is searched for; `search` are the values of `command_options`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandOptions:
+    """What is typed next to a training command.
+
+    Attributes:
+        search: the values of `command_options`.
+        copies: where changed files are written.
+    """
+
+    recipe: TrainingRecipe
+    words: Sequence[str]
+    search: Mapping[str, Any]
+    copies: Sequence[Path]
+    force: bool
+    as_json: bool
+
+
+def _problem(options: CommandOptions, *, times: bool = False) -> "CommandProblem":
+    """What is searched for."""
     from ligerprof.recipe.commands.changes import TrainingCommand
     from ligerprof.runs.command_search.session import CommandProblem
     from ligerprof.runs.command_search.trials import Machine, trials_at_once
     from ligerprof.runs.recording.settings import SimulatedGpu, Steps
 
+    recipe, search, copies = options.recipe, options.search, options.copies
     take_longer(_INTERRUPTED_SECONDS)
-    command = TrainingCommand.read(words)
+    command = TrainingCommand.read(options.words)
     if copies:
-        require_absent(copies, force=force)
+        require_absent(copies, force=options.force)
         if len(copies) > len(command.files):
             raise OutputError(
                 f"{copies[-1]}: the command names {len(command.files)} configuration files. Leave -o out."
             )
-        if len(set(map(os.path.realpath, copies))) < len(copies):
-            raise OutputError(f"{', '.join(map(str, copies))}: two copies under one name. Name a file for each.")
+        require_different(copies)
     world = search.get("world")
     gpus = world or (command.launch and command.launch.processes) or 1
     at_once = search["at_once"] or max(trials_at_once() // (2 if gpus > 1 else 1), 1)
@@ -131,125 +142,119 @@ def _problem(
     )
 
 
-def fit_command(
-    recipe: TrainingRecipe,
-    words: Sequence[str],
-    search: Mapping[str, Any],
-    copies: Sequence[Path],
-    *,
-    force: bool,
-    as_json: bool,
-) -> None:
+def fit_command(options: CommandOptions) -> None:
     """Find the largest micro-batch, or value of --vary, with which a command fits."""
     from ligerprof.recipe.commands.changes import find_batches
     from ligerprof.reports.command_search import render_largest
     from ligerprof.runs.command_search.session import largest_batch, largest_value
 
-    vary = search["vary"]
-    if search["world"]:
-        _fit_splits(recipe, words, search, copies, force=force, as_json=as_json)
+    vary = options.search["vary"]
+    if options.search["world"]:
+        _fit_splits(options)
         return
     if len(vary) > 1:
         raise click.UsageError("fit varies one argument. Give --vary once.")
-    problem = _problem(recipe, words, search, copies, force=force)
+    problem = _problem(options)
     batches = None if vary else find_batches(problem.command)
-    with stages() as progress:
-        tell, begin = _teller(problem, progress, as_json=as_json)
+
+    def find(tell: "Tell", begin: "Begin") -> "LargestFit":
         if batches is None:
-            key, values = vary[0]
-            found = largest_value(problem, key, values, tell, begin)
-        else:
-            found = largest_batch(problem, batches, tell, begin)
-        written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)
-    show(found.to_json, lambda: render_largest(found), as_json=as_json)
-    _end(
-        found, written, f"no {found.key} fits {format_bytes(problem.limit.size_bytes)}. Run `ligerprof advise` with it."
+            return largest_value(problem, *vary[0], tell, begin)
+        return largest_batch(problem, batches, tell, begin)
+
+    _answer(
+        options,
+        problem,
+        find,
+        render_largest,
+        lambda found: f"no {found.key} fits {_size(problem)}. Run `ligerprof advise` with it.",
     )
 
 
-def _fit_splits(
-    recipe: TrainingRecipe,
-    words: Sequence[str],
-    search: Mapping[str, Any],
-    copies: Sequence[Path],
-    *,
-    force: bool,
-    as_json: bool,
-) -> None:
+def _fit_splits(options: CommandOptions) -> None:
     """Find which splits of the GPUs of --world fit."""
     from ligerprof.recipe.commands.splits import find_splits
     from ligerprof.reports.command_search import render_splits
-    from ligerprof.runs.command_search.splits import fitting_splits
+    from ligerprof.runs.command_search.fastest import fitting_splits
     from ligerprof.runs.command_search.trials import Outcome
 
-    problem, world = _problem(recipe, words, search, copies, force=force), search["world"]
-    splits = find_splits(problem.command, world, search["vary"])
-    with stages() as progress:
-        tell, begin = _teller(problem, progress, as_json=as_json)
-        found = fitting_splits(problem, splits, tell, begin)
-        written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)
-    show(found.to_json, lambda: render_splits(found), as_json=as_json)
-    if found.is_whole and all(trial.outcome is Outcome.FAILED for _, trial in found.trials):
-        raise LigerprofError(f"every split of {world} GPUs fails. Run the command with ligerprof run first.")
-    _end(found, written, f"no split of {world} GPUs fits {format_bytes(problem.limit.size_bytes)}.")
+    problem, world = _problem(options), options.search["world"]
+    splits = find_splits(problem.command, world, options.search["vary"])
+
+    def nothing(found: "FittingSplits") -> str:
+        if all(trial.outcome is Outcome.FAILED for _, trial in found.trials):
+            raise LigerprofError(f"every split of {world} GPUs fails. Run the command with ligerprof run first.")
+        return f"no split of {world} GPUs fits {_size(problem)}."
+
+    _answer(options, problem, partial(fitting_splits, problem, splits), render_splits, nothing)
 
 
-def fastest_command(
-    recipe: TrainingRecipe,
-    words: Sequence[str],
-    search: Mapping[str, Any],
-    copies: Sequence[Path],
-    *,
-    force: bool,
-    as_json: bool,
-) -> None:
+def fastest_command(options: CommandOptions) -> None:
     """Find the fastest of a command's alternatives that fit."""
     from ligerprof.recipe.commands.changes import find_batches
     from ligerprof.reports.command_search import render_fastest_command
     from ligerprof.runs.command_search.fastest import fastest_command as find
 
     for name in ("vary", "world"):
-        if search[name]:
+        if options.search[name]:
             raise click.UsageError(f"--fastest varies what trains the same. Leave --{name} out.")
-    problem = _problem(recipe, words, search, copies, force=force, times=True)
-    with stages() as progress:
-        tell, begin = _teller(problem, progress, as_json=as_json)
-        found = find(problem, find_batches(problem.command), tell, begin)
-        written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)
-    show(found.to_json, lambda: render_fastest_command(found), as_json=as_json)
-    _end(found, written, f"nothing fits {format_bytes(problem.limit.size_bytes)}. Run `ligerprof advise` with it.")
+    problem = _problem(options, times=True)
+    _answer(
+        options,
+        problem,
+        partial(find, problem, find_batches(problem.command)),
+        render_fastest_command,
+        lambda _found: f"nothing fits {_size(problem)}. Run `ligerprof advise` with it.",
+    )
 
 
-def advise_command(  # noqa: PLR0913 - one argument per option
-    recipe: TrainingRecipe,
-    words: Sequence[str],
-    search: Mapping[str, Any],
-    copies: Sequence[Path],
-    *,
-    force: bool,
-    show_all: bool,
-    as_json: bool,
-) -> None:
+def advise_command(options: CommandOptions, *, show_all: bool) -> None:
     """Find the cheapest changes with which a command fits."""
     from ligerprof.recipe.commands.changes import find_batches
     from ligerprof.reports.command_search import render_cheapest
     from ligerprof.runs.command_search.session import cheapest_changes, levers_of
 
-    problem = _problem(recipe, words, search, copies, force=force)
-    levers = levers_of(problem.command, search["vary"])
+    problem = _problem(options)
+    levers = levers_of(problem.command, options.search["vary"])
     if not any(lever.change.keys for lever in levers):
         # says which keys were looked for
         find_batches(problem.command)
-    with stages() as progress:
-        tell, begin = _teller(problem, progress, as_json=as_json)
-        found = cheapest_changes(problem, levers, tell, begin)
-        written = _write(problem, found.change, found.trial, begin, force=force, is_whole=found.is_whole)
-    show(found.to_json, lambda: render_cheapest(found, show_all=show_all), as_json=as_json)
-    _end(
-        found,
-        written,
-        f"no change makes it fit {format_bytes(problem.limit.size_bytes)}. Name others with --vary, or another GPU.",
+    _answer(
+        options,
+        problem,
+        partial(cheapest_changes, problem, levers),
+        partial(render_cheapest, show_all=show_all),
+        lambda _found: f"no change makes it fit {_size(problem)}. Name others with --vary, or another GPU.",
     )
+
+
+def _size(problem: "CommandProblem") -> str:
+    return format_bytes(problem.limit.size_bytes)
+
+
+def _answer(
+    options: CommandOptions,
+    problem: "CommandProblem",
+    find: "Callable[[Tell, Begin], FoundT]",
+    render: "Callable[[FoundT], RenderableType]",
+    nothing: "Callable[[FoundT], str]",
+) -> None:
+    """Search, write the files of -o, and print the result; `nothing` is the error where nothing fits."""
+    from ligerprof.runs.command_search.trials import Outcome
+
+    with stages() as progress:
+        tell, begin = _teller(problem, progress, as_json=options.as_json)
+        found = find(tell, begin)
+        again = _write(problem, found, begin, force=options.force)
+    show(found.to_json, lambda: render(found), as_json=options.as_json)
+    if not found.is_whole:
+        click.get_current_context().exit(EXIT_CODE)
+    if found.trial is None:
+        raise DoesNotFitError(nothing(found))
+    if again is not None and again.outcome is not Outcome.RAN:
+        raise LigerprofError(
+            f"run once more as it is typed, the command ends otherwise: {again.outcome} {again.reason}."
+        )
 
 
 def _teller(
@@ -273,21 +278,13 @@ def _teller(
     return tell, lambda name: progress(f"simulating {name}")
 
 
-def _write(
-    problem: "CommandProblem",
-    change: "Change",
-    trial: "Trial | None",
-    begin: Callable[[str], None],
-    *,
-    force: bool,
-    is_whole: bool,
-) -> "Trial | None":
+def _write(problem: "CommandProblem", found: "Found", begin: "Begin", *, force: bool) -> "Trial | None":
     """Write the files of -o, and run the command with them; None without -o, or if nothing in a file changes."""
     from ligerprof.runs.command_search.session import run_again
 
-    if problem.copies is None or trial is None or not is_whole:
+    if problem.copies is None or found.trial is None or not found.is_whole:
         return None
-    changed = problem.changed(change)
+    changed = problem.changed(found.change)
     if not changed.files:
         # the command fits as it is
         return None
@@ -295,19 +292,3 @@ def _write(
         write_new_file(path, text, force=force)
         say_written(path)
     return run_again(problem, changed, begin)
-
-
-def _end(
-    found: "LargestFit | CheapestFit | FastestCommand | FittingSplits", again: "Trial | None", nothing: str
-) -> None:
-    """Leave with the exit code of an interrupted search, or of a command that does not fit."""
-    from ligerprof.runs.command_search.trials import Outcome
-
-    if not found.is_whole:
-        click.get_current_context().exit(EXIT_CODE)
-    if found.trial is None:
-        raise DoesNotFitError(nothing)
-    if again is not None and again.outcome is not Outcome.RAN:
-        raise LigerprofError(
-            f"run once more as it is typed, the command ends otherwise: {again.outcome} {again.reason}."
-        )

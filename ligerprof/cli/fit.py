@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.command_search import (
+    CommandOptions,
     command_options,
     fastest_command,
     fit_command,
@@ -18,9 +19,8 @@ from ligerprof.cli.command_search import (
 )
 from ligerprof.cli.common_options import force_option, json_option, simulate_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import knows_method, print_text, say_written, show
-from ligerprof.cli.progress import Stages, stages
-from ligerprof.cli.searched_files import changes_of, recipe_and_files
+from ligerprof.cli.output import Stages, knows_method, print_text, say_written, show, stages
+from ligerprof.cli.own_file import changes_of, recipe_and_files
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
 from ligerprof.recipe.training import TrainingRecipe
@@ -95,7 +95,9 @@ def command(  # noqa: PLR0913 - one argument per option
     if words:
         refuse_with_command("simulate", "figure")
         search_command = fastest_command if fastest else fit_command
-        search_command(recipe, words, search, copies, force=force, as_json=as_json)
+        search_command(
+            CommandOptions(recipe=recipe, words=words, search=search, copies=copies, force=force, as_json=as_json)
+        )
         return
     require_command({**search, "copies": copies})
     from ligerprof.analyzers.estimate import require_host_memory

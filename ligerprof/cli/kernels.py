@@ -5,8 +5,7 @@ import os
 import click
 
 from ligerprof.cli.command import DocumentedGroup
-from ligerprof.cli.common_options import json_option
-from ligerprof.cli.completion import complete_kernels, complete_models, complete_providers
+from ligerprof.cli.common_options import complete_kernels, complete_models, complete_providers, json_option
 from ligerprof.cli.output import show
 from ligerprof.models import load_model
 

@@ -3,8 +3,7 @@
 import click
 
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import json_option
-from ligerprof.cli.completion import complete_models
+from ligerprof.cli.common_options import complete_models, json_option
 from ligerprof.cli.output import show
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import CATALOG

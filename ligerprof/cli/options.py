@@ -10,8 +10,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from ligerprof.cli.command import HELP_ALL, DocumentedCommand
-from ligerprof.cli.common_options import Command, or_usage_error
-from ligerprof.cli.completion import OF_OPTIONS
+from ligerprof.cli.common_options import OF_OPTIONS, Command, or_usage_error
 from ligerprof.cli.output import config_report, keep_config_report, say
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.conflicts import require_positions

@@ -1,21 +1,26 @@
-"""Options that show and write suggestions and searched changes as changes of the user's own configuration files."""
+"""The --config files of a command: suggestions and searched changes as changes of them, and what they can say."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.output import say, say_written
+from ligerprof.cli.options import was_given
+from ligerprof.cli.output import config_report, config_sources, say, say_written
 from ligerprof.errors import OutputError, RecipeError
 from ligerprof.files import require_absent, write_new_file
-from ligerprof.recipe.configs.edits import FileEdit, require_editable
+from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
+from ligerprof.recipe.configs.edits import FileEdit, OwnFiles, require_editable, switch_liger
+from ligerprof.recipe.configs.own import NAME as OWN
+from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
+from ligerprof.recipe.training import TrainingRecipe
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.explain.peak import PeakReport
-    from ligerprof.recipe.configs.edits import OwnFiles
+    from ligerprof.analyzers.search.changes import Change, Sharding
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -42,8 +47,13 @@ def check_copies(copies: Sequence[Path], files: Sequence[tuple[str, str]], *, fo
     if copies:
         require_editable(files)
         require_absent(copies, force=force)
-        if len(set(map(os.path.realpath, copies))) < len(copies):
-            raise OutputError(f"{', '.join(map(str, copies))}: two copies under one name. Name a file for each.")
+        require_different(copies)
+
+
+def require_different(copies: Sequence[Path]) -> None:
+    """Raise OutputError if two copies have one name."""
+    if len(set(map(os.path.realpath, copies))) < len(copies):
+        raise OutputError(f"{', '.join(map(str, copies))}: two copies under one name. Name a file for each.")
 
 
 def write_copies(edits: Sequence[FileEdit], copies: Sequence[Path], *, force: bool) -> None:
@@ -124,3 +134,33 @@ class OwnConfig:
         except RecipeError as error:
             # the command's own result stands
             say(f"{self._copies[0]} is not written: {error}")
+
+
+def recipe_and_files(recipe: TrainingRecipe) -> tuple[TrainingRecipe, OwnFiles]:
+    """The running command's recipe and its --config files; the kernels are those that the files switch on."""
+    report, (sources, given) = config_report(), config_sources()
+    files, chosen = () if report is None else report.files, was_given("provider")
+    if not recipe.kernels and not chosen and switch_liger(files):
+        recipe = replace(recipe, provider="liger")
+    return recipe, OwnFiles(sources=sources, given=given, files=files, recipe=recipe, switches_kernels=chosen)
+
+
+def sharding_of(frameworks: Collection[str], engine: Engine | None) -> "Sharding":
+    """How the frameworks of the files shard: torchtitan by FSDP2 alone; it and accelerate have groups of their own."""
+    from ligerprof.analyzers.search.changes import Sharding
+
+    if TORCHTITAN in frameworks:
+        return Sharding(engine=engine or Engine.FSDP2, wrap=Wrap.ACCELERATE, reduce_dtype=ReduceDtype.FLOAT32)
+    first = engine or Engine.DEEPSPEED
+    if not frameworks or OWN in frameworks:
+        return Sharding(engine=first)
+    return Sharding(engine=first, wrap=Wrap.ACCELERATE, reduce_dtype=ReduceDtype.BFLOAT16)
+
+
+def changes_of(own: OwnFiles) -> "Mapping[str, Sequence[Change]]":
+    """The changes of `fit`, which keep the sequence, as the files can say them."""
+    from ligerprof.analyzers.search.changes import NEAREST, make_ladder, same_data, settled
+
+    ladder = same_data(make_ladder(sharding_of({framework for _, framework in own.files}, None)))
+    changes = {"ladder": ladder, "nearest": NEAREST}
+    return {name: settled(each, own.settle) for name, each in changes.items()} if own.files else changes

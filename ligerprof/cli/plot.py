@@ -9,8 +9,7 @@ from click.core import ParameterSource
 
 from ligerprof.cli.common_options import WordChoice, folder_option, force_option, json_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import print_json, say
-from ligerprof.cli.progress import stages
+from ligerprof.cli.output import print_json, say, stages
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from ligerprof.recipe.commands.changes import ChangedCommand, TrainingCommand
 from ligerprof.recipe.usable_memory import Limit
 from ligerprof.reports.terminal import ShellCommand, listing_table
-from ligerprof.runs.command_search.fastest import FastestCommand
+from ligerprof.runs.command_search.fastest import FastestCommand, FittingSplits
 from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit, named
-from ligerprof.runs.command_search.splits import FittingSplits
 from ligerprof.runs.command_search.trials import Outcome, Trial
 from ligerprof.units import format_bytes
 

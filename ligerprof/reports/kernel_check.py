@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.reports.terminal import listing_table
-from ligerprof.runs.kernel_check.rows import CheckRow, KernelCheck, Result
+from ligerprof.runs.kernel_check.check import CheckRow, KernelCheck, Result
 from ligerprof.serialization import document, select, to_json
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Any
 
 from ligerprof.recipe.categories import Engine
 from ligerprof.roles import Backend, Phase
@@ -99,32 +99,8 @@ class OutsideMemory:
         }
 
 
-class StepFigures(Protocol):
-    """Highest allocated and reserved bytes of a training step, and allocated bytes in and after its phases."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Of the step."""
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Of the step."""
-
-    @property
-    def evaluation_reserved_bytes(self) -> int | None:
-        """Of an evaluation after the step."""
-
-    @property
-    def phases(self) -> Mapping[Phase, int]:
-        """Highest allocated bytes."""
-
-    @property
-    def after_phase(self) -> Mapping[Phase, int]:
-        """Allocated bytes at the end."""
-
-
-def figures_of(steps: Sequence[StepFigures], last: StepFigures, engine: Engine) -> dict[str, Any]:
-    """The fields of an outcome that follow from its steps, of which `last` is the one that is reported."""
+def figures_of(steps: Sequence[Any], last: Any, engine: Engine) -> dict[str, Any]:
+    """The fields of an outcome that follow from the StepFigures of its steps, of which `last` is reported."""
     # DDP builds its buckets anew in the second step
     second = steps[1] if engine is Engine.DDP and len(steps) > 1 else None
     first = steps[0] if steps else last

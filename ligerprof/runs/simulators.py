@@ -1,13 +1,8 @@
 """Processes that simulate recipes ahead of the search that asks for them, and share one import of torch."""
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.search.budget import Reserved
@@ -15,12 +10,10 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
-from ligerprof.runs.simulated.worker import ONE_THREAD, SERVER, SIMULATE
+from ligerprof.runs.simulated.worker import SERVER, SIMULATE, Worker
 
 if TYPE_CHECKING:
     from ligerprof.runs.outcome import OutOfMemory, StepOutcome
-
-_END_SECONDS = 1.0
 
 
 class Simulators:
@@ -38,11 +31,10 @@ class Simulators:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._idle: list[Connection] = []
+        self._worker: Worker | None = None
         self._busy: dict[Connection, str] = {}
         self._waiting: dict[str, TrainingRecipe] = {}
         self._done: dict[str, Reserved | None] = {}
-        self._process: subprocess.Popen[bytes] | None = None
 
     def expect(self, recipes: Sequence[TrainingRecipe]) -> None:
         """Simulate these recipes while nothing else is asked for, in this order."""
@@ -50,10 +42,13 @@ class Simulators:
             return
         started = {*self._done, *self._busy.values()}
         self._waiting = {key: recipe for recipe in recipes if (key := repr(recipe)) not in started}
-        if self._process is None and self._waiting:
+        if self._worker is None and self._waiting:
             with suppress(LigerprofError):
                 require_supported(recipes[0], command="simulate", simulated=True)
-                self._start()
+                try:
+                    self._worker = Worker(quiet=True, server=SERVER)
+                except OSError:
+                    self.count = 0
         self._assign()
 
     def simulate(self, recipe: TrainingRecipe) -> Reserved | None:
@@ -61,7 +56,7 @@ class Simulators:
         key = repr(recipe)
         if key not in self._done and key not in self._busy.values():
             self._waiting = {key: recipe, **self._waiting}
-        while key not in self._done and (self._idle or self._busy):
+        while key not in self._done and self._worker is not None:
             self._assign()
             self._receive()
         self._waiting.pop(key, None)
@@ -69,66 +64,35 @@ class Simulators:
 
     def close(self) -> None:
         """End the processes, also while they simulate."""
-        for connection in (*self._idle, *self._busy):
+        for connection in self._busy:
             connection.close()
-        self._idle, self._busy, self._waiting, self.count = [], {}, {}, 0
-        if self._process is not None:
-            # it is importing if it does not end by itself
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_SECONDS)
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def _start(self) -> None:
-        pairs = [socket.socketpair() for _ in range(self.count)]
-        theirs = [pair[1].fileno() for pair in pairs]
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", SERVER, *map(str, theirs)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=theirs,
-                start_new_session=True,
-                env={**os.environ, **ONE_THREAD},
-            )
-        except OSError:
-            self.count = 0
-        for _, other in pairs:
-            other.close()
-        ours = [Connection(pair[0].detach()) for pair in pairs]
-        if self.count:
-            self._idle = ours
+        self._busy, self._waiting, self.count = {}, {}, 0
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
     def _assign(self) -> None:
-        while self._waiting and self._idle:
+        while self._worker is not None and self._waiting and len(self._busy) < self.count:
             key = next(iter(self._waiting))
-            connection = self._idle.pop(0)
             try:
-                options = {"record": False, "repeat": True}
-                connection.send((SIMULATE, self._waiting[key].to_json(), options, str(Path.cwd())))
+                connection = self._worker.start(SIMULATE, self._waiting[key], record=False, repeat=True)
             except OSError:
-                connection.close()
-                continue
+                self.close()
+                return
             del self._waiting[key]
             self._busy[connection] = key
 
     def _receive(self) -> None:
         """Wait for the next result, or for the end of a process."""
-        if not self._busy:
-            return
-        for connection in wait(list(self._busy)):
+        for connection in wait(list(self._busy)) if self._busy else ():
             assert isinstance(connection, Connection)
             try:
                 kind, value = connection.recv()
             except (EOFError, OSError):
-                connection.close()
-                self._done[self._busy.pop(connection)] = None
-                continue
+                kind, value = "error", None
             if kind != "progress":
                 self._done[self._busy.pop(connection)] = reserved(value) if kind == "outcome" else None
-                self._idle.append(connection)
+                connection.close()
 
 
 def reserved(outcome: "StepOutcome") -> Reserved:

@@ -1,8 +1,10 @@
 """The memory of the simulated GPU: the caching allocator, its history, and streams that still use a block."""
 
+import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,12 +12,129 @@ from typing import Any
 import torch
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.simulated_gpu.addresses import Addresses
-from ligerprof.simulated_gpu.history import ContextLike, History
-from ligerprof.snapshots.writer import EventContext, Frame, build_snapshot, event_time_us
+from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot, event_time_us
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator, Observer
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 from ligerprof.torch_memory.dtypes import Scratch
+from ligerprof.units import MIB
+
+
+class History:
+    """The newest events, in columns: Python's collector would visit millions of objects otherwise.
+
+    Args:
+        limit: how many are kept; None: all.
+        events: what there is so far.
+    """
+
+    def __init__(self, limit: int | None, events: Iterable[TraceEvent] = ()) -> None:
+        self.limit = limit
+        self._columns = tuple(deque[object](maxlen=limit) for _ in TraceEvent._fields)
+        self._appends = tuple(column.append for column in self._columns)
+        for event in events:
+            self.append(*event)
+
+    def append(
+        self, action: str, address: int, size_bytes: int, context: EventContext, stream: int, time_us: int | None
+    ) -> None:
+        """Add an event, and drop the oldest if there are too many."""
+        one, two, three, four, five, six = self._appends
+        one(action)
+        two(address)
+        three(size_bytes)
+        four(context)
+        five(stream)
+        six(time_us)
+
+    def clear(self) -> None:
+        """Drop all events."""
+        for column in self._columns:
+            column.clear()
+
+    def __iter__(self) -> Iterator[TraceEvent]:
+        # the collector frees tensors, and their events would come between the columns
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            columns = [column.copy() for column in self._columns]
+        finally:
+            if was_on:
+                gc.enable()
+        return map(TraceEvent, *columns)
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+
+class ContextLike(EventContext):
+    """A context with a stamp of its own, and the stack of another, which may be resolved later."""
+
+    __slots__ = ("_other",)
+
+    def __init__(self, stamp: str, other: EventContext) -> None:
+        self.stamp = stamp
+        self.native = None
+        self._other = other
+
+    @property
+    def frames(self) -> Sequence[Frame]:  # type: ignore[override]
+        """Those of the other context."""
+        return self._other.frames
+
+
+_FIRST_ADDRESS = 0x7F_8000_000000 - 2 * MIB
+_STEP_BYTES = 32 * MIB
+# distances from the first segment, in which the libraries' own memory lies, too
+_UPPER_GAP = (_FIRST_ADDRESS + 74 * MIB, _FIRST_ADDRESS + 98 * MIB)
+_LOWER_GAP = (_FIRST_ADDRESS - 340 * MIB, _FIRST_ADDRESS)
+_LOWEST_ADDRESS = _FIRST_ADDRESS - 414 * MIB
+_SMALL_SEGMENT_BYTES = 2 * MIB
+
+
+class Gap:
+    """Free addresses, taken from the lowest on."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._next, self._end = begin, end
+
+    def place(self, size_bytes: int) -> int | None:
+        """The address of a segment, None if it is too large."""
+        if self._next + size_bytes > self._end:
+            return None
+        self._next += size_bytes
+        return self._next - size_bytes
+
+
+class Addresses:
+    """Where CUDA's driver places new segments, which decides between free blocks of one size.
+
+    As seen in 23 programs on an H200 (CUDA 13): two gaps near the context are filled upwards, the larger one as soon as
+    kernels have run, since loading them moves what was there. Other segments go below all earlier ones, each at a
+    multiple of 32 MiB, or into what these leave.
+
+    Attributes:
+        kernels_ran: whether the program has computed anything on the GPU.
+    """
+
+    def __init__(self) -> None:
+        self.kernels_ran = False
+        self._first = Gap(_FIRST_ADDRESS, _FIRST_ADDRESS + _SMALL_SEGMENT_BYTES)
+        self._upper, self._lower = Gap(*_UPPER_GAP), Gap(*_LOWER_GAP)
+        self._rests: list[Gap] = []
+        self._lowest = _LOWEST_ADDRESS
+
+    def place(self, size_bytes: int) -> int:
+        """The address of a new segment."""
+        first = [self._first] if size_bytes == _SMALL_SEGMENT_BYTES else []
+        gaps = [*first, *reversed(self._rests), self._lower if self.kernels_ran else self._upper]
+        found = (gap.place(size_bytes) for gap in gaps)
+        address = next((address for address in found if address is not None), None)
+        if address is None:
+            end = self._lowest
+            address = self._lowest = (end - size_bytes) // _STEP_BYTES * _STEP_BYTES
+            self._rests.append(Gap(address + size_bytes, end))
+        return address
+
 
 # aten/src/ATen/cuda/CublasHandlePool.cpp
 _WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cuda::getCUDABlasLtWorkspace()"}

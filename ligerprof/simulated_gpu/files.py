@@ -15,16 +15,33 @@ import io
 import json
 import os
 import pathlib
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ligerprof.runs.recording.imports import after_import_or_now
-from ligerprof.simulated_gpu.audit import watch
+
+# one audit hook for all: Python calls every hook for every event, also for each `id`
+_checks: dict[str, Callable[..., None]] = {}
+
+
+def watch(checks: Mapping[str, Callable[..., None]]) -> None:
+    """Call a function with the arguments of an event from now on; the events are listed in Python's documentation."""
+    if not _checks:
+        sys.addaudithook(_call)
+    _checks.update(checks)
+
+
+def _call(event: str, arguments: tuple[Any, ...]) -> None:
+    check = _checks.get(event)
+    if check is not None:
+        check(*arguments)
+
 
 FOLDER = "files"
 _JOURNAL = "journal"

@@ -11,8 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ligerprof.simulated_gpu import loading
-from ligerprof.simulated_gpu.creation import functions
-from ligerprof.simulated_gpu.plans import Planner, realized
+from ligerprof.simulated_gpu.plans import Planner, functions, realized
 from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory.saved_tensors import pinned_bytes
 

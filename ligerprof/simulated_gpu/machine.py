@@ -15,18 +15,18 @@ from ligerprof.gpus import GpuSpec
 from ligerprof.recipe.routing import UNIFORM
 from ligerprof.simulated_gpu import compiling, cuda_api, loading
 from ligerprof.simulated_gpu.backend import Backend
+from ligerprof.simulated_gpu.compiling import fork_from_launchers
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
 from ligerprof.simulated_gpu.host_memory import step_without_values
-from ligerprof.simulated_gpu.launching import fork_from_launchers
-from ligerprof.simulated_gpu.libraries import bitsandbytes, deepspeed
+from ligerprof.simulated_gpu.libraries import install_bitsandbytes, install_deepspeed
+from ligerprof.simulated_gpu.loading import StandIns
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
 from ligerprof.simulated_gpu.ranks.group import install_ranks
 from ligerprof.simulated_gpu.ranks.world import gpu_of_rank, world_size
 from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.siblings import Siblings
-from ligerprof.simulated_gpu.stand_ins import StandIns
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
@@ -86,8 +86,8 @@ class Machine:
         self.siblings.install()
         install_ranks(self)
         fork_from_launchers(self.device)
-        bitsandbytes.install(self.values.forget)
-        deepspeed.install()
+        install_bitsandbytes(self.values.forget)
+        install_deepspeed()
         compiling.install(self.device.gpu, self.values, eager=self.eager)
         atexit.register(self._backend.detach)
         # only the main thread may set handlers

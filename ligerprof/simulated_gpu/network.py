@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ligerprof.runs.recording.imports import after_import_or_now
-from ligerprof.simulated_gpu.audit import watch
+from ligerprof.simulated_gpu.files import watch
 
 # libraries that would wait, retry, or start a process of their own
 OFFLINE = {

@@ -23,14 +23,7 @@ from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.internals import INTERNALS, Call
 from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
 from ligerprof.simulated_gpu.rules import RULES, Rule
-from ligerprof.simulated_gpu.values import (
-    MOST_FLOATS,
-    MOST_INTEGERS,
-    Values,
-    is_small,
-    place,
-    tensors_in,
-)
+from ligerprof.simulated_gpu.values import MOST_FLOATS, MOST_INTEGERS, Values, is_small, place, tensors_in
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ import torch
 
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
-from ligerprof.runs.recording.progress import say
-from ligerprof.simulated_gpu import recurrent
-from ligerprof.simulated_gpu.creation import functions
+from ligerprof.runs.recording.settings import say
+from ligerprof.simulated_gpu import cudnn
+from ligerprof.simulated_gpu.plans import functions
 from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
 
 # machine.Machine, which imports this module
@@ -32,7 +32,7 @@ def patch_process(machine: Machine) -> None:
     _casts_end_in_order(machine)
     _refusals_in_a_line()
     _scripts_run_unfused()
-    recurrent.install()
+    cudnn.install()
     # weights arrive in the order of threads otherwise, which varies on a GPU, too
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
     after_import_or_now("triton.runtime.jit", _leave_out_launches)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from ligerprof.simulated_gpu.creation import functions
-
+# torch's functions that make tensors; packages replace those in the module torch, and not what CUDA's kernels call
+if TYPE_CHECKING:
+    functions = torch
+else:
+    functions = torch._C._VariableFunctions
 # without an index: this process's own
 GPU = torch.device("cuda")
 _META = torch.device("meta")

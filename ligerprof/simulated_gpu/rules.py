@@ -1,23 +1,24 @@
 """Operators whose result depends on values, or which move values between the GPU and main memory."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ligerprof.errors import UnsupportedError
-from ligerprof.simulated_gpu.composites import COMPOSITE_RULES
-from ligerprof.simulated_gpu.convolutions import CONVOLUTION_RULES
-from ligerprof.simulated_gpu.creation import functions
-from ligerprof.simulated_gpu.inputs import COMPARISONS, copy_from_host, copy_on_gpu, shown
-from ligerprof.simulated_gpu.internals.products import hold_workspaces
-from ligerprof.simulated_gpu.loading import has_no_values, mark_weight
-from ligerprof.simulated_gpu.losses import LOSS_RULES, draw
-from ligerprof.simulated_gpu.plans import GPU
-from ligerprof.simulated_gpu.recurrent import RECURRENT_RULES
-from ligerprof.simulated_gpu.values import MOST_FLOATS, address_of, place, tensors_in
+from ligerprof.simulated_gpu.attention import allowed_kernels, problem_of
+from ligerprof.simulated_gpu.cudnn import CONVOLUTION_RULES, RECURRENT_RULES
+from ligerprof.simulated_gpu.internals import hold_workspaces
+from ligerprof.simulated_gpu.loading import has_no_values, is_weight, mark_weight
+from ligerprof.simulated_gpu.plans import GPU, functions
+from ligerprof.simulated_gpu.values import MOST_FLOATS, Values, address_of, is_small, place, tensors_in
+from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
+from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
 from ligerprof.torch_memory.sorting import count_bytes, select_bytes
 
 aten = torch.ops.aten
@@ -25,6 +26,202 @@ aten = torch.ops.aten
 # operators.Operators, which imports this module
 Operators = Any
 Rule = Callable[[Operators, Any, Sequence[Any], Mapping[str, Any]], Any]
+
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def _in_parts(_run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The CPU's kernel calls the same operators as CUDA's, each of which runs on the tensors' device."""
+    return func.redispatch(_CPU, *args, **kwargs)
+
+
+def _multi_head_attention(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """native_multi_head_attention_cuda: a fused kernel where one takes it, else as on the CPU."""
+    query, key, value, width, heads, weight, bias, out_weight, out_bias, *rest = args
+    mask, need_weights = (*rest, *(None, True)[len(rest) :])[:2]
+    if query is key and key is value and mask is None and not need_weights:
+        split = query.view(query.shape[0], -1, heads, width // heads).transpose(1, 2)
+        problem = problem_of(split, split, split)
+        if choose_kernel(problem, run.device.gpu, allowed_kernels()) is not AttentionKernel.MATH:
+            parts = F.linear(query, weight, bias).chunk(3, -1)
+            queries, keys, values = (part.view(*query.shape[:2], heads, -1).transpose(1, 2) for part in parts)
+            seen = F.scaled_dot_product_attention(queries, keys, values)
+            return F.linear(seen.transpose(1, 2).reshape(query.shape), out_weight, out_bias), None
+    return _in_parts(run, func, args, kwargs)
+
+
+def _transform_bias_rescale_qkv(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
+    """transform_bias_rescale_qkv_cuda: query, key and value in one block."""
+    packed, _, heads = args
+    batch, length, width = packed.shape
+    return packed.new_empty((3, batch, heads, length, width // 3 // heads)).unbind(0)
+
+
+_COMPOSITE_RULES: dict[Any, Rule] = {
+    aten._transformer_encoder_layer_fwd.default: _in_parts,
+    aten._embedding_bag_backward.default: _in_parts,
+    aten._native_multi_head_attention.default: _multi_head_attention,
+    aten._transform_bias_rescale_qkv.default: _transform_bias_rescale_qkv,
+}
+# at::Reduction::None
+_NONE = 0
+
+
+def _elements(args: Sequence[Any], reduction: Any) -> Tensor | None:
+    """The loss of each element, on its way to their mean or sum; None if it is the result."""
+    if reduction == _NONE or args[0].numel() == 0:
+        return None
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+    return functions.empty(shape, dtype=torch.promote_types(args[0].dtype, args[1].dtype), device=GPU)
+
+
+def _reduce(run: Operators, elements: Tensor) -> None:
+    axes = axes_of(elements.shape, elements.stride(), elements.element_size(), ())
+    run.device.run_scratch(reduction_scratch(axes, run.device.gpu))
+
+
+def _scalar_in_place_of_elements(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """mse_loss and smooth_l1_loss: the result keeps the memory of one number per element."""
+    result = _elements(args, args[2] if len(args) > 2 else kwargs.get("reduction", 1))
+    if result is None:
+        return run.compute(func, args, kwargs)
+    elements = torch.empty_like(result)
+    _reduce(run, elements)
+    del elements
+    return _known(run, func, args, kwargs, result.resize_(()))
+
+
+def _binary_cross_entropy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The mean is copied into the tensor of the elements."""
+    result = _elements(args, args[3] if len(args) > 3 else kwargs.get("reduction", 1))
+    if result is None:
+        return run.compute(func, args, kwargs)
+    mean = functions.empty((), dtype=result.dtype, device=GPU)
+    _reduce(run, result)
+    del mean
+    return _known(run, func, args, kwargs, result.resize_(()))
+
+
+def _huber(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    elements = _elements(args, args[2] if len(args) > 2 else kwargs.get("reduction", 1))
+    result = run.compute(func, args, kwargs)
+    if elements is not None:
+        _reduce(run, elements)
+    return result
+
+
+def _known(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
+    run.values.after(func, args, kwargs, result, [value for value in args if isinstance(value, Tensor)])
+    return result
+
+
+def _draw(source: Tensor, count: int, *, replacement: bool) -> None:
+    """What multinomial takes besides its result (aten/src/ATen/native/Distributions.cpp)."""
+    if replacement and count > 1:
+        # the sums of the probabilities, and the probabilities as parts of them
+        kept = [torch.empty_like(source) for _ in range(3)]
+        del kept
+        return
+    is_valid = (source.max() < math.inf) & (source.min() >= 0)
+    total = source.sum(-1) if source.dim() > 1 else source.sum()
+    is_zero = (total == 0).any()
+    del total
+    weights = torch.empty_like(source)
+    del weights, is_valid, is_zero
+
+
+_LOSS_RULES: dict[Any, Rule] = {
+    aten.mse_loss.default: _scalar_in_place_of_elements,
+    aten.smooth_l1_loss.default: _scalar_in_place_of_elements,
+    aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten.huber_loss.default: _huber,
+}
+
+
+# Large floats that the program copied to the GPU, such as images, are compared by their values, and any with infinity.
+# Nothing else is computed with such floats. A program asks in this way which of its images are padding, for example.
+
+# what is kept at once; the oldest go first
+_MOST_BYTES = 256 << 20
+_NAMES = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _keep_from_host(values: Values, target: Tensor, source: Tensor) -> None:
+    """Keep the values of a tensor that the program copies from main memory, unless it is a weight."""
+    if not source.requires_grad and not is_weight(source):
+        _keep(values, target, source)
+
+
+def _keep_on_gpu(values: Values, target: Tensor, source: Tensor) -> None:
+    """Keep the values of a copy of a tensor whose values are kept."""
+    found = shown(values, source)
+    if found is not None:
+        _keep(values, target, found)
+
+
+def shown(values: Values, tensor: Tensor) -> Tensor | None:
+    """The kept values of a tensor on the GPU, in main memory."""
+    kept = values.inputs.get(address_of(tensor)) if values.inputs and tensor.is_cuda else None
+    if kept is None:
+        return None
+    return kept.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _keep(values: Values, target: Tensor, source: Tensor) -> None:
+    size_bytes = target.nbytes
+    if not target.is_floating_point() or is_small(target) or size_bytes > _MOST_BYTES or not values.covers(target):
+        return
+    address = address_of(target)
+    values.inputs.pop(address, None)
+    while values.inputs and sum(kept.nbytes for kept in values.inputs.values()) + size_bytes > _MOST_BYTES:
+        del values.inputs[next(iter(values.inputs))]
+    # the program does not hold this copy: what counts its main memory does not see it
+    with _disable_current_modes():
+        copy = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype).copy_(source)
+    values.inputs[address] = copy.as_strided((copy.numel(),), (1,)).view(torch.uint8)
+
+
+def _compared(run: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    result: Tensor = run.compute(func, args, kwargs)
+    if run.values.known(result) is not None:
+        return result
+    found = [_in_main_memory(run.values, value) for value in args] if run.values.inputs else [None]
+    if not any(value is None for value in found):
+        run.values.set(result, func(*found), at_any_size=True)
+    elif (answer := _of_finite(func, args)) is not None:
+        run.values.filled[address_of(result)] = answer
+    return result
+
+
+def _of_finite(func: Any, args: Sequence[Any]) -> bool | None:
+    """What floats that a model computes, which are finite, give where isinf, isnan and isfinite compare them."""
+    if not args[0].is_floating_point():
+        return None
+    is_itself = func is not aten.isnan.default and args[1] is args[0]
+    if func is aten.isnan.default or (is_itself and func is aten.ne.Tensor):
+        return False
+    if is_itself and func is aten.eq.Tensor:
+        return True
+    if func in (aten.eq.Scalar, aten.ne.Scalar) and args[1] in (math.inf, -math.inf):
+        return func is aten.ne.Scalar
+    return None
+
+
+def _in_main_memory(values: Values, value: Any) -> Any:
+    kept = shown(values, value) if isinstance(value, Tensor) else None
+    return values.real(value) if kept is None else kept
+
+
+_COMPARISONS = dict.fromkeys(
+    [
+        *(getattr(aten, name).Scalar for name in _NAMES),
+        *(getattr(aten, name).Tensor for name in _NAMES),
+        aten.isnan.default,
+    ],
+    _compared,
+)
+
+
 # numbers that the host receives are written only up to this many
 _MOST_HOST_VALUES = 1 << 16
 # ids at the end of a vocabulary are often special tokens
@@ -41,7 +238,7 @@ def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if target.is_cuda and source.is_cuda:
         run.device.addresses.kernels_ran |= target.dtype != source.dtype
         run.values.after(func, (target, source), {}, target, [target, source])
-        copy_on_gpu(run.values, target, source)
+        _keep_on_gpu(run.values, target, source)
         return target
     if _needs_temporaries(target, source):
         return _copy_in_steps(target, source, wait=wait)
@@ -51,7 +248,7 @@ def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
             run.values.set(target, source)
         else:
             run.values.after(func, (target, source), {}, target, [target, source])
-        copy_from_host(run.values, target, source)
+        _keep_from_host(run.values, target, source)
         return target
     if wait:
         run.device.synchronize(run.device.stream)
@@ -204,7 +401,7 @@ def _sampled(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str
     """A sampled token never ends a text, so that generation goes on to its longest length."""
     result = run.compute(func, args, kwargs)
     if func is aten.multinomial.default:
-        draw(args[0], args[1], replacement=args[2] if len(args) > 2 else kwargs.get("replacement", False))
+        _draw(args[0], args[1], replacement=args[2] if len(args) > 2 else kwargs.get("replacement", False))
     if run.values.known(result) is None and args[0].dim() > 0:
         run.values.note(f"token of {func._schema.name.removeprefix('aten::')}")
         run.values.set(result, functions.tensor(max(args[0].shape[-1] - _FROM_END, 0)), made_up=True)
@@ -300,10 +497,10 @@ def _product(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str
 
 RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.addmm.default), _product),
-    **COMPARISONS,
-    **COMPOSITE_RULES,
+    **_COMPARISONS,
+    **_COMPOSITE_RULES,
     **CONVOLUTION_RULES,
-    **LOSS_RULES,
+    **_LOSS_RULES,
     **RECURRENT_RULES,
     **dict.fromkeys(_ctc_choices(), _native_ctc),
     aten._nested_tensor_from_mask_left_aligned.default: _padded,

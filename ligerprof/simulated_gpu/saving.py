@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
-from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.files import Files
 from ligerprof.simulated_gpu.loading import WEIGHT_BYTES, has_no_values, mark_weight
+from ligerprof.simulated_gpu.plans import functions
 from ligerprof.simulated_gpu.values import Values, place
 
 _MARK = b"ligerprof: a checkpoint of a simulated run\n"

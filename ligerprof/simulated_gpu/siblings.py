@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ligerprof.simulated_gpu.creation import functions
 from ligerprof.simulated_gpu.device import Device, Tape
-from ligerprof.simulated_gpu.plans import GPU
+from ligerprof.simulated_gpu.plans import GPU, functions
 from ligerprof.simulated_gpu.values import Values, address_of
 from ligerprof.snapshots.writer import EventContext
 from ligerprof.torch_memory.allocator.caching import segment_bytes

@@ -19,8 +19,7 @@ from torch import Tensor
 import ligerprof
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.routing import UNIFORM, WORST, tokens_per_expert
-from ligerprof.simulated_gpu.creation import functions
-from ligerprof.simulated_gpu.plans import callable_for
+from ligerprof.simulated_gpu.plans import callable_for, functions
 
 aten = torch.ops.aten
 
@@ -76,7 +75,7 @@ class Values:
     Attributes:
         made_up: how often each kind of value was made up.
         on_change: called with the address of a storage whose known values change.
-        inputs: bytes of large floats by the address of their storage, see inputs.py.
+        inputs: bytes of large floats by the address of their storage, see rules.py.
         filled: the number that fills all of a large storage of floats, by its address.
     """
 

@@ -242,6 +242,7 @@ def test_a_file_of_another_method_is_refused_by_its_data(name: str, tmp_path: Pa
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_search_for_a_file_that_names_no_method_says_so(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps({**DPO, "dataset_name": "somebody/pairs"}), encoding="utf-8")

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ligerprof.cli.examples import EXAMPLES
+from ligerprof.cli.command import EXAMPLES
 from ligerprof.cli.main import COMMANDS, main
 from ligerprof.runs.bench.records import Finding, write_lines
 from tests.cli.test_bench import ENVIRONMENT, example_records

@@ -69,6 +69,7 @@ def test_the_border_is_simulated_both_steps_within_the_limit() -> None:
     assert next_one.oom is not None
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_is_exit_3_with_the_answer_printed() -> None:
     code, stdout, stderr = run("--model", "tiny", "--memory-limit", "8MiB", "--no-simulate")
 

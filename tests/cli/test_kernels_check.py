@@ -28,7 +28,7 @@ from ligerprof.kernels.rope.reference import apply_rope
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.runs.kernel_check import check as check_module
 from ligerprof.runs.kernel_check import check_kernel
-from ligerprof.runs.kernel_check.rows import CheckRow
+from ligerprof.runs.kernel_check.check import CheckRow
 from tests.paths import DATA
 
 Kernel = Callable[..., Any]

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from ligerprof.cli.progress import about_left, stages, time_left
+from ligerprof.cli.output import about_left, stages, time_left
 
 
 class Terminal(io.StringIO):

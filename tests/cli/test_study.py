@@ -126,6 +126,7 @@ def test_an_expected_error_is_one_line(arguments: tuple[str, ...], exit_code: in
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.slow
 def test_every_number_in_the_size_tables_is_from_a_row(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     results = write_rows(rows, tmp_path / "rows.jsonl")
     folder = tmp_path / "report"
@@ -155,6 +156,7 @@ def test_every_number_in_the_size_tables_is_from_a_row(rows: list[dict[str, Any]
     assert all((folder / link).read_text().startswith("<?xml") for link in links)
 
 
+@pytest.mark.slow
 def test_a_single_part_makes_a_report(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     few = [row for row in rows if row["recipe"]["batch"] in (4, 16) and row["recipe"]["liger"] == "none"]
     results = write_rows(few, tmp_path / "rows.jsonl")
@@ -173,6 +175,7 @@ def test_a_single_part_makes_a_report(rows: list[dict[str, Any]], tmp_path: Path
     assert f"{again[0]['peak_bytes'] / GIB:.2f} /" in (tmp_path / "report" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_estimates_are_those_of_this_version_and_steps_without_one_are_counted(
     rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -288,6 +291,7 @@ claims = ["{absent}"]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_cells")
 def test_a_user_study_runs_on_the_simulator_and_has_a_report(tmp_path: Path) -> None:
     file = tmp_path / "two.toml"

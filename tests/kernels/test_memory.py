@@ -18,8 +18,7 @@ from ligerprof.kernels.device import simulated_device, sm_count
 from ligerprof.kernels.options import RETURNS, LossOptions
 from ligerprof.kernels.selection import SLOTS
 from ligerprof.kernels.spec import load_entry
-from ligerprof.runs.kernel_check.check import CallBytes, measure_call
-from ligerprof.runs.kernel_check.simulated import RequestedBytes, requested_meter
+from ligerprof.runs.kernel_check.check import CallBytes, RequestedBytes, measure_call, requested_meter
 from ligerprof.runs.simulated.worker import worker
 from tests.kernels.counting import count_plain_torch
 from tests.sampling import sampled

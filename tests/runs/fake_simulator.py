@@ -1,37 +1,36 @@
-"""A simulator for tests of its client, without torch: `python -m tests.runs.fake_simulator DESCRIPTOR...`.
+"""A simulator for tests of its client, without torch: `python -m tests.runs.fake_simulator DESCRIPTOR`.
 
-What it does depends on the recipe's batch: 13 fails, 66 ends the process, everything else is answered.
+What a task does depends on the recipe's batch: 13 fails, 66 ends its process, 67 the server, others are answered.
 """
 
 import os
+import socket
 import sys
 from multiprocessing.connection import Connection
+from unittest import mock
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.roles import Backend, Phase
 from ligerprof.runs.outcome import OutOfMemory, StepOutcome
+from ligerprof.runs.simulated import server
+
+
+def prepare(_task: str, recipe: dict[str, int], *_others: object) -> None:
+    if recipe["batch"] == 67:
+        os._exit(1)
+
+
+def answer(own: Connection, _task: str, recipe: dict[str, int], *_others: object) -> None:
+    batch = recipe["batch"]
+    if batch != 66:
+        own.send(("progress", "simulating"))
+        own.send(("error", UnsupportedError("13")) if batch == 13 else ("outcome", outcome(batch)))
+    os._exit(0)
 
 
 def main() -> None:
-    connections = [Connection(int(word)) for word in sys.argv[1:]]
-    own = connections[0]
-    for connection in connections[1:]:
-        if os.fork() == 0:
-            own = connection
-            break
-    for connection in connections:
-        if connection is not own:
-            connection.close()
-    while True:
-        try:
-            _, recipe, *_ = own.recv()
-        except EOFError:
-            os._exit(0)
-        batch = recipe["batch"]
-        if batch == 66:
-            os._exit(1)
-        own.send(("progress", "simulating"))
-        own.send(("error", UnsupportedError("13")) if batch == 13 else ("outcome", outcome(batch)))
+    with mock.patch.multiple(server, _prepare=prepare, _answer=answer):
+        server.serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 def outcome(batch: int) -> StepOutcome:

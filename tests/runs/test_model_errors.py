@@ -8,8 +8,8 @@ from ligerprof.errors import ModelCodeError, RecipeError
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
-from ligerprof.runs.model_errors import model_failures_in_a_line
 from ligerprof.runs.simulated import simulate_step
+from ligerprof.runs.simulated.rank import model_failures_in_a_line
 from ligerprof.units import parse_bytes
 
 MIXTRAL: dict[str, Any] = {

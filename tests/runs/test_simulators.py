@@ -41,7 +41,7 @@ def test_announced_and_other_recipes_are_answered_in_any_order(fake: Simulators)
 
     found = [answer and (answer.first_bytes, answer.fits) for answer in answers]
     assert found == [(4, True), (9, False), (1, True), (2, True)]
-    assert len({answer.steady_bytes for answer in answers if answer}) == 2, "both processes take part"
+    assert len({answer.steady_bytes for answer in answers if answer}) == 4, "each in a process of its own"
 
 
 def test_what_fails_elsewhere_is_left_to_this_process(fake: Simulators) -> None:
@@ -52,9 +52,10 @@ def test_what_fails_elsewhere_is_left_to_this_process(fake: Simulators) -> None:
     assert fake.simulate(next_one) is not None
     assert fake.simulate(deadly) is None
     assert fake.simulate(last) is not None
-    # the second process ends as well
-    assert fake.simulate(TrainingRecipe(model="tiny", batch=66, seq=64)) is None
-    assert fake.simulate(after) is None
+    assert fake.simulate(after) is not None
+    # now the server ends
+    assert fake.simulate(recipes(67)[0]) is None
+    assert fake.simulate(recipes(5)[0]) is None
 
 
 def test_processes_end_with_their_client(fake: Simulators) -> None:

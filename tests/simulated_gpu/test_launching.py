@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.paths import REPOSITORY
 
 PROGRAM = """
@@ -27,6 +29,7 @@ sys.exit(5)
 """
 
 
+@pytest.mark.slow
 def test_accelerate_launch_forks_the_process_of_its_program(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
-from ligerprof.simulated_gpu.history import History
+from ligerprof.simulated_gpu.device import History
 from ligerprof.snapshots.writer import EventContext
 from tests.paths import REPOSITORY
 
@@ -37,7 +37,14 @@ def simulate(tmp_path: Path, *command: str, options: tuple[str, ...] = ()) -> "s
     )
 
 
-@pytest.mark.parametrize("name", ["functional", "leaking", "oom_caught", "step_in_backward"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "functional",
+        "leaking",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("oom_caught", "step_in_backward")),
+    ],
+)
 def test_the_peak_is_the_gpus_to_the_byte(name: str, tmp_path: Path) -> None:
     measured = MEASURED[name]
     done = simulate(tmp_path, str(SCRIPTS / f"{name}.py"))

@@ -70,6 +70,7 @@ def test_a_rank_runs_its_own_of_the_functions_that_a_program_spawns(tmp_path: Pa
     assert [(rank["rank"], rank["peak_bytes"]) for rank in json.loads(done.stdout)["ranks"]] == [(2, 3 << 22)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_does_not_leave_the_others_waiting(tmp_path: Path) -> None:
     program = tmp_path / "fails.py"
     program.write_text(

@@ -14,7 +14,7 @@ _STATISTICS = 7
 
 
 def trl_tiled(context: Context, hidden: Value, weight: Weight) -> Value:
-    """`runs/losses/trl_tiled.py` and `tiled_log_probabilities.py`, which cite TRL."""
+    """`trl-tiled` of runs/losses/, which cites TRL."""
     tape, recipe = context.tape, context.recipe
     width, tokens = context.spec.hidden_size, recipe.labelled_tokens
     places = recipe.rows * (recipe.row_tokens - 1)

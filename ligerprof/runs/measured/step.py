@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -238,67 +238,117 @@ def measure_step(
         return session.outcome()
 
 
-class _Counters:
-    """Peak and final bytes of each phase of one step, from torch's counters.
+@dataclass(slots=True)
+class StepFigures:
+    """Highest allocated and reserved bytes of one training step and of its phases.
+
+    Attributes:
+        evaluation_reserved_bytes: those of an evaluation after the step, which is one of `phases` and not of the step.
+    """
+
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+    evaluation_reserved_bytes: int | None = None
+    phases: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(STEP_PHASES, 0))
+    after_phase: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(STEP_PHASES, 0))
+
+
+class PhaseMeter:
+    """The observer of training steps: reads counters of memory per phase, and stamps events.
 
     Args:
-        stamper: stamps the step's events.
-        ended: called with the name of each phase that ended.
+        device: its allocator has the counters.
+        stamper: stamps the events that are recorded, or None.
         is_compiled: whether the loss is part of a compiled graph, which is one autograd node.
+        ended: callback that receives the name of each phase of a step that ended.
+
+    Attributes:
+        step: number of the current step, 0 during the build.
+        phase_now: the current phase, or the one in which memory ran out.
+        steps: figures of all steps so far.
     """
 
     def __init__(
         self,
-        step: int,
-        base_bytes: int,
-        stamper: Stamper | None = None,
-        ended: Callable[[str], None] | None = None,
+        device: Any,
+        stamper: Stamper | None,
         *,
         is_compiled: bool = False,
+        ended: Callable[[str], None] = lambda _phase: None,
     ) -> None:
-        self.step, self.last_phase = step, Phase.BUILD
-        self.peaks: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
-        self.after_phase: dict[Phase, int] = dict.fromkeys(STEP_PHASES, 0)
-        self.reserved_bytes = 0
-        self.evaluation_bytes: int | None = None
-        self.evaluation_reserved_bytes: int | None = None
-        self._base_bytes, self._stamper, self._ended = base_bytes, stamper, ended
-        self._is_compiled = is_compiled
+        self._device, self._stamper, self._is_compiled, self._ended = device, stamper, is_compiled, ended
+        self.step = 0
+        self.phase_now = Phase.BUILD
+        self.steps: list[StepFigures] = []
 
-    @property
-    def peak_bytes(self) -> int:
-        return max(self.peaks.values())
-
-    @property
-    def phases(self) -> dict[Phase, int]:
-        evaluated = {} if self.evaluation_bytes is None else {Phase.EVALUATION: self.evaluation_bytes}
-        return {**self.peaks, **evaluated}
+    def next_step(self) -> None:
+        """Start the next step."""
+        self.step += 1
+        self.steps.append(StepFigures())
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        self.last_phase = phase
-        if self._stamper is not None:
-            self._stamper.enter(step=self.step, phase=phase)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        yield
-        torch.cuda.synchronize()
-        if phase is Phase.EVALUATION:
-            self.evaluation_bytes = torch.cuda.max_memory_allocated() - self._base_bytes
-            self.evaluation_reserved_bytes = torch.cuda.max_memory_reserved()
-        if phase in self.peaks:
-            peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes
-            self.peaks[phase] = max(self.peaks[phase], peak_bytes)
-            self.after_phase[phase] = torch.cuda.memory_allocated() - self._base_bytes
-            self.reserved_bytes = max(self.reserved_bytes, torch.cuda.max_memory_reserved())
-            if self._ended is not None:
-                self._ended(phase.value)
+        """Measure a phase of the step; `phase_now` stays if memory runs out in it."""
+        self._enter(phase)
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            self._read(phase)
+            raise
+        self._read(phase)
+        if phase in STEP_PHASES:
+            self._ended(phase.value)
+        self._enter(Phase.OUTSIDE)
 
     def loss_made(self, loss: Tensor) -> None:
+        """Label the autograd nodes of the loss."""
         if self._stamper is not None and self._is_compiled:
             self._stamper.label_outputs(loss)
         elif self._stamper is not None:
             self._stamper.label_loss(loss)
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase_now = phase
+        if self._stamper is not None:
+            self._stamper.enter(step=self.step, phase=phase)
+        self._device.allocator.reset_peaks()
+
+    def _read(self, phase: Phase) -> None:
+        allocator, figures = self._device.allocator, self.steps[-1]
+        if phase is Phase.EVALUATION:
+            figures.phases[phase] = allocator.peak_allocated_bytes
+            figures.evaluation_reserved_bytes = allocator.peak_reserved_bytes
+            return
+        figures.peak_bytes = max(figures.peak_bytes, allocator.peak_allocated_bytes)
+        figures.reserved_bytes = max(figures.reserved_bytes, allocator.peak_reserved_bytes)
+        if phase in figures.phases:
+            figures.phases[phase] = max(figures.phases[phase], allocator.peak_allocated_bytes)
+            figures.after_phase[phase] = allocator.allocated_bytes
+
+
+class _CudaCounters:
+    """The counters of torch's own allocator, named as those of a simulated device's."""
+
+    @property
+    def allocator(self) -> "_CudaCounters":
+        return self
+
+    def reset_peaks(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+
+    @property
+    def allocated_bytes(self) -> int:
+        return torch.cuda.memory_allocated()
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved()
 
 
 class _Unobserved:
@@ -322,13 +372,13 @@ class _Session:
         self._outside.note("context")
         self._limit_bytes = _limit_memory(recipe, self._device)
         torch.cuda.empty_cache()
-        self._base_bytes = torch.cuda.memory_allocated()
-        if self._base_bytes:
-            raise LigerprofError(f"this process already holds {self._base_bytes} bytes of the GPU. Start a fresh one.")
+        if held_bytes := torch.cuda.memory_allocated():
+            raise LigerprofError(f"this process already holds {held_bytes} bytes of the GPU. Start a fresh one.")
         self._stamper: Stamper | None = None
         self._snapshot: dict[str, Any] = {}
-        self._recorded: list[_Counters] = []
-        self._counted: _Counters | None = None
+        self._recorded = PhaseMeter(_CudaCounters(), None)
+        # of the step whose figures are reported
+        self._counted: PhaseMeter | None = None
         self._seconds: list[float] = []
         self._uses_host = recipe.offload is not Offload.NONE or recipe.activation_offload
         self._host_base_bytes = _resident_bytes() if self._uses_host else 0
@@ -374,35 +424,37 @@ class _Session:
 
     def run_recorded(self) -> None:
         last = self._recipe.warmup + 1
+        self._recorded = PhaseMeter(
+            _CudaCounters(), self._stamper, is_compiled=self._recipe.compile, ended=self._note_first_step
+        )
         for number in range(1, last + 1):
             self._progress(f"step {number} of {last}, recorded")
             if number == last:
                 self._outside.note("warm_up")
-            ended = self._outside.note if number == 1 else None
-            compiled = self._recipe.compile
-            self._recorded.append(_Counters(number, self._base_bytes, self._stamper, ended, is_compiled=compiled))
-            train_step(self._trainer, self._batch, self._recorded[-1])
-        self._evaluate(self._recorded[-1])
+            self._recorded.next_step()
+            train_step(self._trainer, self._batch, self._recorded)
+        if (evaluation := self._recipe.evaluation) is not None:
+            self._progress("evaluating")
+            with self._recorded.phase(Phase.EVALUATION):
+                self._trainer.evaluate(make_batch(evaluation, self._device))
+
+    def _note_first_step(self, phase: str) -> None:
+        if self._recorded.step == 1:
+            self._outside.note(phase)
 
     def count(self) -> None:
         """Run the step whose figures are reported, unless an evaluation has run since the recorded one."""
         if self._recipe.evaluation is None:
             self._progress("counting a step without the recorder")
-            self._counted = _Counters(self._recorded[-1].step, self._base_bytes)
+            self._counted = PhaseMeter(_CudaCounters(), None)
+            self._counted.next_step()
             train_step(self._trainer, self._batch, self._counted)
         else:
             # what an evaluation reserves stays reserved, and weights that it gathered may stay gathered
-            self._counted = self._recorded[-1]
+            self._counted = self._recorded
         self._outside.note("step")
         if self._uses_host:
             self._host_bytes = _resident_bytes() - self._host_base_bytes
-
-    def _evaluate(self, counters: _Counters) -> None:
-        if (evaluation := self._recipe.evaluation) is None:
-            return
-        self._progress("evaluating")
-        with counters.phase(Phase.EVALUATION):
-            self._trainer.evaluate(make_batch(evaluation, self._device))
 
     def time(self) -> None:
         for number in range(self._recipe.repeats):
@@ -431,9 +483,9 @@ class _Session:
                 profiler.step()
 
     def outcome(self) -> StepOutcome:
-        recorded, counted = self._recorded[-1], self._counted
-        if counted is None:
+        if self._counted is None:
             raise LigerprofError("the step ended before it was counted.")
+        recorded, counted = self._recorded.steps[-1], self._counted.steps[-1]
         notes = list(self._trainer.notes())
         if self._recipe.compile:
             notes.append("the estimate is that of the step without torch.compile")
@@ -449,27 +501,26 @@ class _Session:
 
     def out_of_memory(self) -> StepOutcome:
         """The result of a step that did not fit, with the counters after it; `run_step` prefers the snapshot."""
-        last = self._recorded[-1] if self._recorded else _Counters(0, self._base_bytes)
         oom = OutOfMemory(
             requested_bytes=None,
             allocated_bytes=torch.cuda.memory_allocated(),
             reserved_bytes=torch.cuda.memory_reserved(),
             limit_bytes=self._limit_bytes,
-            phase=(self._counted or last).last_phase,
-            step=last.step,
+            phase=(self._counted or self._recorded).phase_now,
+            step=self._recorded.step,
         )
-        peak_bytes = torch.cuda.max_memory_allocated() - self._base_bytes
-        outcome = self._outcome(last, peak_bytes=peak_bytes, reserved_bytes=torch.cuda.max_memory_reserved())
-        return dataclasses.replace(outcome, oom=oom)
+        last = self._recorded.steps[-1] if self._recorded.steps else StepFigures()
+        peak_bytes, reserved_bytes = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        return dataclasses.replace(self._outcome(last, peak_bytes=peak_bytes, reserved_bytes=reserved_bytes), oom=oom)
 
-    def _outcome(self, counters: _Counters, *, peak_bytes: int, reserved_bytes: int) -> StepOutcome:
+    def _outcome(self, figures: StepFigures, *, peak_bytes: int, reserved_bytes: int) -> StepOutcome:
         return StepOutcome(
-            **figures_of(self._recorded, counters, self._recipe.engine),
+            **figures_of(self._recorded.steps, figures, self._recipe.engine),
             backend=Backend.MEASURED,
             gpu=torch.cuda.get_device_name(self._device),
             peak_bytes=peak_bytes,
             reserved_bytes=reserved_bytes,
-            profiled_step=counters.step,
+            profiled_step=self._recorded.step,
             snapshot=self._snapshot,
             outside=self._outside.result(),
             versions={**package_versions(), "cuda": str(torch.version.cuda)},

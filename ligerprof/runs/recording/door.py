@@ -11,8 +11,7 @@ from typing import Any
 
 from ligerprof.errors import LigerprofError
 from ligerprof.runs.recording.imports import after_import, after_import_or_now
-from ligerprof.runs.recording.progress import say
-from ligerprof.runs.recording.settings import IMPORTED, Mode, Settings, SimulatedGpu
+from ligerprof.runs.recording.settings import IMPORTED, Mode, Settings, SimulatedGpu, say
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 

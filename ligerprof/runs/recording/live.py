@@ -173,7 +173,7 @@ class LiveFile:
 
 def tensors_by_role(optimizers: Iterable[Any]) -> Iterable[tuple[torch.Tensor, Role]]:
     """Weights, gradients and states of optimizers."""
-    from ligerprof.runs.recording.seen import tensors_of
+    from ligerprof.runs.recording.phases import tensors_of
 
     held = list(optimizers)
     for optimizer in held:

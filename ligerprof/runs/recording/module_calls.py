@@ -23,10 +23,6 @@ _autograd: Any = torch.autograd
 # the number of the next node of this thread
 sequence_number: Callable[[], int] = _autograd._get_sequence_nr
 
-_bindings: Any = torch._C
-# nodes of Python and of C++ have it or lack it alike
-_SHARES_HOOKS = hasattr(_bindings._FunctionBase, "_register_hook_dict")
-
 Callback = Callable[[Any], None]
 # first number, and the one after the last
 Gap = tuple[int, int]
@@ -42,22 +38,16 @@ class Hook:
         callback: receives the gradients of the node, or the first of them.
     """
 
-    __slots__ = ("_callback", "_carrier")
+    __slots__ = ("_carrier",)
 
     def __init__(self, callback: Callback) -> None:
-        self._callback = callback
-        self._carrier: Any = None
-        if _SHARES_HOOKS:
-            with torch.inference_mode(mode=False):
-                self._carrier = torch.empty(0, device="cpu", requires_grad=True)
-            self._carrier._backward_hooks = {0: callback}
+        with torch.inference_mode(mode=False):
+            self._carrier: Any = torch.empty(0, device="cpu", requires_grad=True)
+        self._carrier._backward_hooks = {0: callback}
 
     def put(self, node: Any) -> None:
         """Call back before a node runs."""
-        if self._carrier is None:
-            node.register_prehook(self._callback)
-        else:
-            node._register_hook_dict(self._carrier)
+        node._register_hook_dict(self._carrier)
 
 
 class OpenCall:
@@ -227,17 +217,7 @@ def _call_module(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         return run(self, arguments, named)
     if is_compiling():
         return calls.original(self, *arguments, **named)
-    # as `observed_call`, with one Python call less around the module
-    running = observer.begin(self, arguments, named)
-    try:
-        output = direct_call(self)(*arguments, **named)
-    except BaseException:
-        if running is not None:
-            observer.end(running, None, failed=True)
-        raise
-    if running is not None:
-        observer.end(running, output)
-    return output
+    return observed_call(observer, self, arguments, named)
 
 
 def direct_call(module: nn.Module) -> Callable[..., Any]:
@@ -248,7 +228,7 @@ def direct_call(module: nn.Module) -> Callable[..., Any]:
 
 
 def observed_call(observer: Observer, module: nn.Module, arguments: Arguments, named: Named) -> Any:
-    """Call a module that `_call_module` gave to `run`."""
+    """Call a module between `begin` and `end` of an observer."""
     running = observer.begin(module, arguments, named)
     try:
         output = direct_call(module)(*arguments, **named)

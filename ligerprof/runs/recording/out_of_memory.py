@@ -8,9 +8,8 @@ import sys
 from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.files import write_new_file
 from ligerprof.runs.directory import DEFAULT_PARENT, RunDirectory, create_rank_directory, create_run_directory
-from ligerprof.runs.recording.progress import say
 from ligerprof.runs.recording.record import CudaHistory
-from ligerprof.runs.recording.settings import VARIABLE, Settings
+from ligerprof.runs.recording.settings import VARIABLE, Settings, say
 from ligerprof.runs.recording.summary import current_rank
 
 # thirty steps of a Llama 1B; more would take longer to write and to explain

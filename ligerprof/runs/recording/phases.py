@@ -1,26 +1,22 @@
 """Detect the phases of a user's training: around models, backward, optimizer steps, and functions that save."""
 
-import inspect
-import sys
-import threading
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
-from time import monotonic
-from types import CodeType, FrameType
-from typing import Any
-from weakref import ref
+from functools import partial
+from typing import Any, Generic, TypeVar
+from weakref import ReferenceType, ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ligerprof.analyzers.explain.ranks import module_kind
 from ligerprof.roles import INFERENCE_PHASES, Phase
 from ligerprof.runs.recording.module_calls import (
-    are_replaced,
     calls,
     direct_call,
     observed_call,
@@ -38,183 +34,177 @@ from ligerprof.runs.recording.patches import (
     skip_when_compiling,
 )
 from ligerprof.runs.recording.saved import SavedTensors
-from ligerprof.runs.recording.seen import OutermostCalls, Seen, add_weights, exists, has_weights, tensors_of
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.snapshots.stamp import Stamp
 
-_bindings: Any = torch._C
-# the number of the backward pass inside which this thread runs, -1 outside of any
-_backward_number: Callable[[], int] = getattr(_bindings, "_current_graph_task_id", lambda: -1)
-_engine: Any = torch.autograd.Variable._execution_engine
-_HAS_NUMBERS = hasattr(_bindings, "_current_graph_task_id")
+T = TypeVar("T")
 
 
-class Updates:
-    """Counts steps at their updates, which takes one hook per optimizer and no other.
+class Seen(Generic[T]):
+    """A set of objects, compared by identity, that keeps nothing alive."""
 
-    Updates between which autograd made no node belong to one step: those of several optimizers, or of one that updates
-    its groups one after another. So do those inside one backward pass. Once a step has had several updates, updates
-    between which no backward pass began belong to one step, too: autograd Functions make nodes even without gradients.
+    def __init__(self) -> None:
+        # by id, which another object may have later
+        self._all: dict[int, ReferenceType[T]] = {}
+
+    def add(self, item: T) -> None:
+        """Note an object."""
+        known = self._all.get(id(item))
+        if known is None or known() is not item:
+            self._all[id(item)] = ref(item)
+
+    def __contains__(self, item: T) -> bool:
+        known = self._all.get(id(item))
+        return known is not None and known() is item
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([item for known in list(self._all.values()) if (item := known()) is not None])
+
+
+def exists(kind: type) -> bool:
+    """Whether the program has an object of a class, or of one that inherits from it."""
+    kinds = {type(each) for each in gc.get_objects()}
+    return any(issubclass(each, kind) for each in kinds)
+
+
+def has_weights(module: nn.Module, *, trainable: bool = False) -> bool:
+    """Whether a module or one inside it has weights; the first is found much faster than with `parameters()`."""
+    for weight in module._parameters.values():
+        if weight is not None and (weight.requires_grad or not trainable):
+            return True
+    # `any` with a generator takes longer
+    for child in module._modules.values():  # noqa: SIM110
+        if child is not None and has_weights(child, trainable=trainable):
+            return True
+    return False
+
+
+def tensors_of(optimizers: Iterable[Any]) -> Iterator[tuple[torch.Tensor, Phase]]:
+    """Gradients and states of optimizers, with the phase that allocates such tensors."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    yield weight.grad, Phase.BACKWARD
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    yield value, Phase.OPTIMIZER
+
+
+# what wrappers add to the names of modules
+_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+
+def add_weights(module: nn.Module, weights: dict[str, list[int]]) -> None:
+    """Add the number of modules of each name, with `*` for each index, and the bytes of their own weights.
+
+    Args:
+        module: before it runs, while its weights are split.
+        weights: receives `[modules, bytes]` by name.
+    """
+    for name, part in module.named_modules():
+        sizes = [_held_bytes(weight) for weight in part.parameters(recurse=False)]
+        if sizes:
+            words = (word for word in name.split(".") if word not in _WRAPPERS)
+            found = weights.setdefault(module_kind(".".join(words)) or type(part).__name__, [0, 0])
+            found[0] += 1
+            found[1] += sum(sizes)
+
+
+def _held_bytes(weight: Any) -> int:
+    """The bytes of this rank's part of a DTensor, or of a weight under ZeRO-3."""
+    part = getattr(weight, "_local_tensor", getattr(weight, "ds_tensor", weight))
+    return int(part.nbytes) if isinstance(part, Tensor) else 0
+
+
+class OutermostCalls:
+    """The models that were trained so far, and what the last call of an outermost module was.
 
     Attributes:
-        steps: the number of steps that had an update.
-        then: callback after an update.
-        rests_until: before this step, `then` is only called when it is due.
-        due: that time, by `time.monotonic`.
-        optimizers: those that have stepped.
+        is_checkpointed: whether a reentrant checkpoint runs, which switches gradients off until backward.
+        evaluates: whether the last model was evaluated.
     """
 
-    def __init__(self, then: Callable[[], None]) -> None:
-        self.steps, self.then = 0, then
-        self.rests_until, self.due = 0, 0.0
-        self.optimizers: Seen[Any] = Seen()
-        self._place: int | None = None
-        self._thread = 0
-        # a number that no later backward pass has, None until a step has had several updates
-        self._passes: int | None = None
-        self._last: Callable[[], Any] = lambda: None
+    def __init__(self) -> None:
+        self.is_checkpointed = self.evaluates = False
+        self._generates = self._has_generated = False
+        self._trained: Seen[nn.Module] = Seen()
 
-    def note(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
-        """Note that an optimizer has stepped, on the thread that computes the loss or inside backward."""
-        # as `_place`, since each call of Python counts in short steps
-        place = _backward_number()
-        if place < 0:
-            place = -1 - sequence_number()
-        if place != self._place:
-            self._place, self._thread = place, threading.get_ident()
-            if (self._passes is None and place < 0) or self._began_backward(place):
-                self.steps += 1
-        elif self._passes is None and _HAS_NUMBERS:
-            self._passes = _begin_pass()
-        if self._last() is not optimizer:
-            self._last = ref(optimizer)
-            self.optimizers.add(optimizer)
-        if self.steps >= self.rests_until or monotonic() >= self.due:
-            self.then()
+    def phase_of(self, module: nn.Module, running: Phase, named: Mapping[str, Any]) -> Phase | None:
+        """The phase that the call of an outermost module begins or continues; None: the running one goes on.
 
-    def _began_backward(self, running: int) -> bool:
-        """Whether a backward pass has begun since the last update; `running` is negative outside of any."""
-        before, self._passes = self._passes, running if running >= 0 else _begin_pass()
-        # a pass of our own does not count
-        return before is None or self._passes > before + (running < 0)
+        Without gradients, a model generates inside `generate`, or where it is given its cache. What runs after that, up
+        to the next forward pass, scores what was generated, and so does a reference between forward and backward. Any
+        other model is evaluated. Frozen models, such as a teacher or an image encoder, belong to the forward pass that
+        they precede. A model that has been trained is evaluated in evaluation mode even with gradients.
 
-    def are_over(self) -> bool:
-        """Whether this thread has made autograd nodes since the last update, or runs another backward pass."""
-        return self._place != _place()
+        Args:
+            module: the outermost module.
+            running: the phase before it.
+            named: the keyword arguments of the call.
+        """
+        with_gradients = torch.is_grad_enabled() or self.is_checkpointed
+        if running is Phase.SAVING:
+            return None
+        if with_gradients and module.training and module in self._trained:
+            self.evaluates = self._has_generated = False
+            return Phase.FORWARD
+        if not has_weights(module):
+            # a loss or a metric
+            return Phase.EVALUATION if self.evaluates and not with_gradients else None
+        if not with_gradients and (
+            self._generates or named.get("use_cache") or named.get("past_key_values") is not None
+        ):
+            self._has_generated = True
+            return Phase.GENERATION
+        if not with_gradients and (running is Phase.FORWARD or self._has_generated):
+            return Phase.SCORING
+        if with_gradients and module.training:
+            self._trained.add(module)
+            self._has_generated = False
+        if with_gradients:
+            evaluates = not module.training and module in self._trained
+        else:
+            evaluates = self.evaluates or has_weights(module, trainable=True)
+        self.evaluates = evaluates
+        return Phase.EVALUATION if evaluates else Phase.FORWARD
 
-    def are_comparable(self) -> bool:
-        """Whether the last update was on this thread or inside backward, so that nodes of this thread show the next."""
-        return self._place is not None and (self._place >= 0 or self._thread == threading.get_ident())
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        """The calls inside generate."""
+        before, self._generates = self._generates, True
+        try:
+            yield
+        finally:
+            self._generates = before
+
+    def around_checkpoint(self, patches: Patches) -> Any:
+        """What makes a wrapper around the function that runs a reentrant checkpoint."""
+
+        def make(original: Any) -> Any:
+            def apply(*arguments: Any) -> Any:
+                if not patches.active:
+                    return original(*arguments)
+                before, self.is_checkpointed = self.is_checkpointed, torch.is_grad_enabled()
+                try:
+                    return original(*arguments)
+                finally:
+                    self.is_checkpointed = before
+
+            return apply
+
+        return make
 
 
-@cache
-def _probe() -> tuple[Any, Any, list[int]]:
-    """A tensor, its gradient, and a list of one number, where a backward pass from the tensor puts its own number."""
-    with torch.inference_mode(mode=False):
-        tensor: Any = torch.zeros((), device="cpu", requires_grad=True)
-        gradient = torch.zeros((), device="cpu")
-    numbers = [-1]
-
-    def note(_gradient: torch.Tensor) -> None:
-        numbers[0] = _backward_number()
-
-    tensor.register_hook(note)
-    return tensor, gradient, numbers
-
-
-def _begin_pass() -> int:
-    """Run a backward pass that computes nothing, and return its number, which torch shows only inside of the pass."""
-    tensor, gradient, numbers = _probe()
-    # torch.autograd.grad may be wrapped
-    _engine.run_backward((tensor,), (gradient,), False, False, (tensor,), True, False)  # noqa: FBT003
-    return numbers[0]
+# the number of the backward pass inside which this thread runs, -1 outside of any
+_backward_number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 def _place() -> int:
     """A number of this thread that changes with the next node, or the number of the running backward pass."""
     backward = _backward_number()
     return backward if backward >= 0 else -1 - sequence_number()
-
-
-def phase_on_stack(phase_of: Callable[[nn.Module | None], Phase]) -> Phase | None:
-    """The phase in which this thread runs, by the functions on its stack; None if they begin no phase.
-
-    Backward runs on threads of its own, without Python frames; it is then on the stack of the thread that waits for it.
-
-    Args:
-        phase_of: the phase of a forward pass or evaluation, by its outermost module, None for an autograd Function.
-    """
-    phases = dict(_codes_of_phases())
-
-    def is_in_backward(frames: list[FrameType]) -> bool:
-        return any(phases.get(frame.f_code) is Phase.BACKWARD for frame in frames)
-
-    frames = _stack(sys._getframe())
-    others = [_stack(frame) for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
-    waiting = next(filter(is_in_backward, others), [])
-    if _backward_number() >= 0 and not is_in_backward(frames):
-        # a hook or a recomputation runs on a thread of backward
-        frames = [*waiting, *frames]
-    phase = _innermost_phase(frames, phases, phase_of)
-    return Phase.BACKWARD if phase is None and waiting else phase
-
-
-def _innermost_phase(
-    frames: list[FrameType], phases: dict[CodeType, Phase], phase_of: Callable[[nn.Module | None], Phase]
-) -> Phase | None:
-    found, is_inside = None, False
-    for each in frames:
-        phase = phases.get(each.f_code)
-        if phase in (Phase.FORWARD, Phase.BACKWARD):
-            # modules inside others and in backward, and gradients inside modules, belong to them
-            if not is_inside:
-                is_inside, found = True, phase_of(each.f_locals.get("self")) if phase is Phase.FORWARD else phase
-        elif phase is not None and not (phase is Phase.BUILD and is_inside):
-            # an optimizer may compute the loss again
-            is_inside, found = is_inside and phase is not Phase.OPTIMIZER, phase
-    return found
-
-
-def _stack(innermost: FrameType) -> list[FrameType]:
-    """The frames of a thread, the outermost first."""
-    frames = []
-    frame: FrameType | None = innermost
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
-
-
-def _codes_of_phases() -> Iterator[tuple[CodeType, Phase]]:
-    optimizer: Any = torch.optim.Optimizer
-    functions = [
-        *((_function(module, path), phase) for module, path, phase in PHASES),
-        (nn.Module._wrapped_call_impl, Phase.FORWARD),
-        (nn.Module._call_impl, Phase.FORWARD),
-        (torch.autograd.Function.apply, Phase.FORWARD),
-        (nn.Module._apply, Phase.BUILD),
-        (torch.autograd.backward, Phase.BACKWARD),
-        (torch.autograd.grad, Phase.BACKWARD),
-        (getattr(torch.autograd, "_engine_run_backward", None), Phase.BACKWARD),
-        # the function that it makes around the `step` of each class
-        (next(filter(inspect.iscode, _code(optimizer.profile_hook_step).co_consts), None), Phase.OPTIMIZER),
-    ]
-    for function, phase in functions:
-        code = function if inspect.iscode(function) else _code(function)
-        if code is not None:
-            yield code, phase
-
-
-def _function(module: str, path: str) -> Any:
-    """A function of a module, None if it is not imported or another version lacks it."""
-    found: Any = sys.modules.get(module)
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
-def _code(function: Any) -> Any:
-    return None if function is None else getattr(inspect.unwrap(function), "__code__", None)
 
 
 # what backward and grad call, for programs that import them by name
@@ -261,34 +251,32 @@ class LoopPhases:
         self._names_modules = False
         # whether the history is on
         self._stamps = True
-        self._updates = Updates(self._after_step)
-        # while only updates are counted
-        self._on_update: Callable[[int], float] | None = None
+        self._optimizers: Seen[Any] = Seen()
+        # of the last update
+        self._update_place: int | None = None
         self._outermost = OutermostCalls()
         # of the modules that trained on this rank
         self.weights: dict[str, list[int]] = {}
         self._weighed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._patches = Patches()
-        self._before_steps: RemovableHandle | None = None
-        self._after_steps: RemovableHandle | None = None
+        self._hooks: tuple[RemovableHandle, ...] = ()
 
     @property
     def step(self) -> int:
         """The number of the last step that began, 0 before the first."""
-        return self._step if self._on_update is None else max(self._step, self._updates.steps)
+        return self._step
 
     @property
     def optimizers(self) -> Iterable[Any]:
         """Those that have stepped."""
-        return self._updates.optimizers
+        return self._optimizers
 
     @property
     def text(self) -> str:
         """The running stamp."""
         if self._stamps:
             return self._stamper.text
-        step, phase = self.moment()
-        return f"{Stamp.prefix(step=step, phase=phase)};"
+        return f"{Stamp.prefix(step=self._step, phase=self._phase)};"
 
     def open(self, *, modules: bool = True) -> None:
         """Install the hooks.
@@ -297,13 +285,11 @@ class LoopPhases:
             modules: also stamp each module and autograd node; it can begin later, with `name_modules`.
         """
         self._names_modules = modules
-        self._after_steps = register_optimizer_step_post_hook(self._updates.note)
-        skip_when_compiling(__name__, Seen.__module__, OutermostCalls.__module__, Updates.__module__, *HOOKS)
-        self._follow()
-
-    def _follow(self) -> None:
-        self._patches = Patches()
-        self._before_steps = register_optimizer_step_pre_hook(self._before_step)
+        skip_when_compiling(__name__, *HOOKS)
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        )
         replace_calls(self._patches, self._run_outermost)
         for name in ("backward", "grad", _ENGINE):
             if hasattr(torch.autograd, name):
@@ -319,17 +305,12 @@ class LoopPhases:
 
     def close(self) -> None:
         """Remove all hooks from models, optimizers and torch."""
-        self._unfollow()
-        if self._after_steps is not None:
-            self._after_steps.remove()
-        self._names_modules = False
-        self._stamper.close()
-
-    def _unfollow(self) -> None:
         release_calls()
         self._patches.undo()
-        if self._before_steps is not None:
-            self._before_steps.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._names_modules = False
+        self._stamper.close()
 
     def name_modules(self) -> None:
         """From now on, stamp modules and autograd nodes."""
@@ -341,48 +322,6 @@ class LoopPhases:
     def stamp(self, *, enabled: bool) -> None:
         """Stamp events from the next phase on; or none, while phases are only followed."""
         self._stamps = enabled
-
-    def rest(self, until: int, on_update: Callable[[int], float]) -> None:
-        """Stamp no events, and only count the updates of optimizers, without any other hook.
-
-        Phases are followed again after the first update of the last step. They are followed all the time if the first
-        step does not show that updates tell steps apart, as in a program without a torch optimizer.
-
-        Args:
-            until: the last step that only has updates counted.
-            on_update: callback that receives the number of the step of an update, and returns the time, by
-                `time.monotonic`, before which it need not be called again.
-        """
-        self._stamps = False
-        if self._updates.steps == self._step - 1 and self._updates.are_comparable() and are_replaced():
-            self._unfollow()
-            self._outermost.evaluates = False
-            self._on_update = on_update
-            self._updates.then, self._updates.rests_until, self._updates.due = self._end_update, until, 0.0
-
-    def _end_update(self) -> None:
-        updates = self._updates
-        self._step = updates.steps
-        if self._on_update is not None:
-            updates.due = self._on_update(self._step)
-        if self._step >= updates.rests_until:
-            self._on_update, updates.then, updates.rests_until = None, self._after_step, 0
-            self._ended, self._phase = True, Phase.OUTSIDE
-            self._had_backward = self._in_backward = self._is_inside = self._in_optimizer = False
-            self._follow()
-
-    def moment(self) -> tuple[int, Phase]:
-        """The step and the phase; while only updates are counted, the stack shows the phase."""
-        if self._on_update is None:
-            return self._step, self._phase
-        has_begun = self._updates.steps < self._step or self._updates.are_over()
-        running = Phase.FORWARD if has_begun else Phase.OUTSIDE
-        phase = phase_on_stack(lambda module: self._outermost.phase_inside(module, running) if module else running)
-        if phase is None:
-            # a loss outside of the model; clipping computes without gradients
-            phase = running if torch.is_grad_enabled() else Phase.OUTSIDE
-        has_begun = phase is Phase.FORWARD or (has_begun and phase is not Phase.EVALUATION)
-        return max(self._step, self._updates.steps + has_begun), phase
 
     def attach(self, model: nn.Module) -> None:
         """Stamp the modules of `model`; the build phase lasts until its weights are on a device."""
@@ -504,7 +443,7 @@ class LoopPhases:
 
     def known_tensors(self) -> Iterator[tuple[torch.Tensor, Phase]]:
         """What `tensors_of` finds of the optimizers that have stepped."""
-        return tensors_of(self._updates.optimizers)
+        return tensors_of(self._optimizers)
 
     def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._has_optimizer = True
@@ -515,7 +454,9 @@ class LoopPhases:
         self._in_optimizer = True
         self._enter(Phase.OPTIMIZER)
 
-    def _after_step(self) -> None:
+    def _after_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
+        self._optimizers.add(optimizer)
+        self._update_place = _place()
         self._ended = True
         self._in_optimizer = False
         # some loops step inside backward, others inside recorder.phase("optimizer")
@@ -556,7 +497,7 @@ class LoopPhases:
 
     def _begin_backward(self, outputs: Any) -> Phase:
         """Stamp a backward pass; returns the phase before it."""
-        if not self._ended or self._updates.are_over():
+        if not self._ended or self._update_place != _place():
             # not the backward pass of another optimizer's loss in the step of one that has stepped
             self._begin_step()
         before = self._phase

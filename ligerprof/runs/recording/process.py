@@ -20,10 +20,9 @@ from ligerprof.errors import LigerprofError
 from ligerprof.roles import Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.live import LiveFile
-from ligerprof.runs.recording.progress import Progress, say
 from ligerprof.runs.recording.record import CudaHistory, Recorder
 from ligerprof.runs.recording.saved import unix_time_us
-from ligerprof.runs.recording.settings import Settings
+from ligerprof.runs.recording.settings import Settings, say
 from ligerprof.runs.recording.summary import (
     PREFIX,
     RECORDING,
@@ -39,6 +38,38 @@ if TYPE_CHECKING:
 
 # reading torch's counter takes 12 to 60 us
 _SECONDS_BETWEEN_READS = 0.01
+_SECONDS_ON_TERMINAL, _SECONDS_ELSEWHERE = 3, 60
+
+
+class Progress:
+    """Says which step begins; the time that is left is known if the last step is.
+
+    Args:
+        last: the step after which the command ends, None if that is up to the command.
+    """
+
+    def __init__(self, last: int | None) -> None:
+        self._last = last
+        self._started = self._said = time.monotonic()
+        # when the first step began
+        self._began: float | None = None
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._pause = _SECONDS_ON_TERMINAL if is_terminal else _SECONDS_ELSEWHERE
+
+    def begin(self, step: int) -> None:
+        """Note that a step begins, and say so if nothing was said for a while."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        if now - self._said < self._pause or (self._last is not None and step > self._last):
+            return
+        self._said = now
+        of, left = "", ""
+        if self._last is not None:
+            of = f" of {self._last}"
+            if step > 1:
+                left = f", about {(now - self._began) / (step - 1) * (self._last - step + 1):.0f} s left"
+        say(f"simulating step {step}{of}, {now - self._started:.0f} s so far{left}")
 
 
 class ProcessRecording:
@@ -91,7 +122,6 @@ class ProcessRecording:
             keeps_all=self._steps.last is not None,
             first_step=self._steps.first,
             on_step=_quietly(self._begin_step),
-            on_update=self._end_update,
             on_out_of_memory=_quietly(self._note_out_of_memory),
         )
         self._write_summary()
@@ -201,12 +231,6 @@ class ProcessRecording:
         self._write_summary()
         self._peak_before_bytes, self._read_step = self._summary.counter_peak_bytes, step
         self._counts.remove()
-
-    def _end_update(self, step: int) -> float:
-        """Note the peak of a step without a history; returns when it is to be read again."""
-        self._step = self._begun = step
-        _quietly(self._note_peak)(step, is_over=False)
-        return self._read_at + _SECONDS_BETWEEN_READS
 
     def _note_update(self, optimizer: object, _arguments: Any, _named: Any) -> None:
         self._updates[id(optimizer)] += 1

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -141,9 +140,7 @@ class Recorder:
             off, which costs nothing, and what these steps leave is found at their end. The events of the step
             before `first_step` have a phase, which shows what one step leaves to the next.
         keeps_all: as of `Parts`.
-        on_step: callback that receives the number of each step when it begins, but for those with only `on_update`.
-        on_update: callback that receives the number of a step without a history after an update of an optimizer, and
-            returns the time, by `time.monotonic`, before which it need not be called again.
+        on_step: callback that receives the number of each step when it begins.
         on_out_of_memory: callback for each allocation that fails, until the process ends. It receives the running
             step, 0 after the recording.
 
@@ -162,12 +159,11 @@ class Recorder:
         keeps_all: bool = False,
         first_step: int = 1,
         on_step: Callable[[int], None] | None = None,
-        on_update: Callable[[int], float] = lambda _step: inf,
         on_out_of_memory: Callable[[int], None] | None = None,
     ) -> None:
         self._run = RunDirectory(path=Path(directory))
         self._history, self._stacks, self._max_entries, self._force = history, stacks, max_entries, force
-        self._first_step, self._on_step, self._on_update = first_step, on_step, on_update
+        self._first_step, self._on_step = first_step, on_step
         self._on_out_of_memory = on_out_of_memory
         self._phases: LoopPhases | None = None
         # [modules, bytes] by name, of the modules that trained
@@ -203,7 +199,7 @@ class Recorder:
 
     @property
     def begun(self) -> int:
-        """The number of the last step that began, or had an update while the history is off; 0 after the end."""
+        """The number of the last step that began; 0 after the end."""
         return 0 if self._phases is None else self._phases.step
 
     @property
@@ -289,7 +285,7 @@ class Recorder:
             self._is_off = True
             self._take_part(step - 1)
             self._history.stop()
-            phases.rest(self._first_step - 2, self._on_update)
+            phases.stamp(enabled=False)
 
     def _start_history(self, *, clear: bool = False) -> None:
         stacks = self._running_stacks
@@ -397,8 +393,7 @@ class Recorder:
     def _whole(self, phases: LoopPhases, failure: Mapping[str, Any] | None) -> Mapping[str, Any]:
         if self._is_off:
             # it ends in a step without a history
-            step = phases.step if failure is None else phases.moment()[0]
-            bridge = self._end_of_gap(phases, step)._replace(failure=failure)
+            bridge = self._end_of_gap(phases, phases.step)._replace(failure=failure)
             self._parts.cross(bridge, peak_bytes=self._history.peak_bytes())
         elif not self._parts.is_empty:
             self._take_part(phases.step)
@@ -411,7 +406,7 @@ class Recorder:
     def _save_out_of_memory(self) -> None:
         """Write the snapshot while the memory is in use; torch cannot remove observers, so they return later."""
         if self._on_out_of_memory is not None:
-            self._on_out_of_memory(0 if self._phases is None else self._phases.moment()[0])
+            self._on_out_of_memory(self.begun)
         if self._phases is None or self._ran_out:
             return
         try:

@@ -1,12 +1,14 @@
-"""Settings in the environment of a recorded process, from `ligerprof run` or from the user's LIGERPROF=oom."""
+"""Settings in the environment of a recorded process, from `ligerprof run` or LIGERPROF=oom, and its messages."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from ligerprof.errors import RecipeError
+from ligerprof.text import printable
 
 VARIABLE = "LIGERPROF"
 # an empty file among the recordings: a process has imported torch
@@ -18,6 +20,12 @@ _GPU, _LIMIT, _EAGER = "LIGERPROF_GPU", "LIGERPROF_MEMORY_LIMIT", "LIGERPROF_EAG
 _ROUTING, _TIMES = "LIGERPROF_ROUTING", "LIGERPROF_TIMES"
 # recipe/routing.py's, which a process does not load until it needs it
 DEFAULT_ROUTING = "uniform"
+
+
+def say(text: str) -> None:
+    """Print one line to stderr, if there is one, which the process shares with the program."""
+    if sys.stderr is not None:
+        print(f"ligerprof: {printable(text)}", file=sys.stderr, flush=True)  # noqa: T201 - no click in this process
 
 
 class Mode(str, Enum):

@@ -6,11 +6,11 @@ from ligerprof.lazy_names import lazy_names
 from ligerprof.snapshots.collector import collector_paused
 
 if TYPE_CHECKING:
-    from ligerprof.runs.simulated.driver import simulate_step
+    from ligerprof.runs.simulated.worker import simulate_step
 
 __all__ = ["simulate_step"]
 
-_load = lazy_names(__name__, {"simulate_step": "driver"})
+_load = lazy_names(__name__, {"simulate_step": "worker"})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,12 @@
 """Run a recipe's warm-up and steady steps on the simulated GPU of this process (`simulated_gpu`)."""
 
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,28 +15,111 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ligerprof.errors import LigerprofError, ModelCodeError
 from ligerprof.kernels.device import simulated_device
-from ligerprof.recipe.categories import Engine, Offload
+from ligerprof.recipe.categories import Engine, Offload, Optimizer
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit, usable_memory
 from ligerprof.roles import Backend, Phase
 from ligerprof.runs.measured.ranks import engine_of
-from ligerprof.runs.measured.step import Build
-from ligerprof.runs.model_errors import model_failures_in_a_line
+from ligerprof.runs.measured.step import Build, PhaseMeter, StepFigures
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions
 from ligerprof.runs.parallel import ShardedTrainer
 from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
-from ligerprof.runs.simulated.forks import apart
-from ligerprof.runs.simulated.meter import PhaseMeter, StepFigures
-from ligerprof.runs.simulated.notes import notes_on
+from ligerprof.runs.simulated.server import apart
 from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer, train_step
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.simulated_gpu.machine import Machine, install
 from ligerprof.simulated_gpu.ranks.messages import Messages
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import with_saved_tensors
+from ligerprof.torch_memory.attention import AttentionKernel
+
+_PACKAGE = f"{Path(__file__).parents[2]}/"
+# files of frames between the failing call and the exception: those that run steps, the simulated GPU's, torch's, and
+# generated code
+_BETWEEN = (f"{_PACKAGE}runs/", f"{_PACKAGE}simulated_gpu/", "/torch/", "<")
+
+
+@contextmanager
+def model_failures_in_a_line(recipe: TrainingRecipe, *passing: type[Exception]) -> Iterator[None]:
+    """Turn exceptions of the model's code, and of libraries that it calls, into one line; bugs of this package pass.
+
+    Args:
+        passing: exceptions that the caller handles, such as running out of memory.
+
+    Raises:
+        ModelCodeError: the model does not run with these options.
+    """
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        # backward may have no frame of the calling code
+        callers = [frame for frame in frames if not any(part in frame.filename for part in _BETWEEN)]
+        ours = any(frame.filename.startswith(_PACKAGE) for frame in (frames[-1], *callers[-1:]))
+        if ours or isinstance(error, (LigerprofError, *passing)):
+            raise
+        raise ModelCodeError(_describe(recipe, error, callers[-1] if callers else None)) from error
+
+
+def _describe(recipe: TrainingRecipe, error: Exception, caller: traceback.FrameSummary | None) -> str:
+    place = f"at {Path(caller.filename).name}:{caller.lineno}" if caller is not None else "in its backward pass"
+    reason = " ".join(str(error).split())[:160].rstrip(".") or "no reason given"
+    return (
+        f"{recipe.spec.name}: the code of {recipe.spec.model_type} fails {place} with {type(error).__name__}: {reason}."
+        " Check the config, or try --attention eager, --no-checkpointing or another --precision."
+    )
+
+
+def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
+    """Yield one sentence per note.
+
+    Args:
+        recipe: what was simulated.
+        attention_used: values of the AttentionKernels that ran.
+    """
+    gpu = recipe.gpu_spec
+    yield (
+        f"Simulated, not measured: transformers' code ran on a model of torch's CUDA allocator and operators, for one"
+        f" {gpu.title}."
+    )
+    if not gpu.measured:
+        yield (
+            f"Assumed for {gpu.title}: its figures come from data sheets, and its attention kernel and workspaces from"
+            " torch's source; only the H200 was measured."
+        )
+    if attention_used:
+        kernels = " and ".join(sorted(AttentionKernel(name).label for name in attention_used))
+        yield f"scaled_dot_product_attention uses {kernels} kernel there."
+    if recipe.engine is Engine.DDP:
+        yield "NCCL is taken to hold DDP's first bucket until the second step's first reduction."
+    if recipe.packed_bits == 8:
+        yield "8-bit weights: no input has outliers (LLM.int8)."
+    if recipe.packed_bits is not None and find_spec("bitsandbytes") is None:
+        kind = "LLM.int8" if recipe.packed_bits == 8 else "NF4, double quantization"
+        yield (
+            f"{recipe.packed_bits}-bit weights are stand-ins with the storages of bitsandbytes 0.50 ({kind}), which is"
+            " not installed."
+        )
+    if (package := recipe.optimizer.row.package) is not None and find_spec(package) is None:
+        version = {"bitsandbytes": "0.50", "galore_torch": "1.0"}[package]
+        yield (
+            f"The states of {recipe.optimizer} are stand-ins with the sizes of those of {package} {version}, which is"
+            " not installed."
+        )
+    if recipe.optimizer is Optimizer.GALORE:
+        yield (
+            "cuSOLVER's workspace is not counted for matrices with fewer than 512 rows or columns, and for those that"
+            " are nearly square."
+        )
+    if recipe.padding > 0:
+        yield "Every batch is assumed to contain padding, and so to have a mask."
+    if recipe.holds_several_documents:
+        yield "Every packed row is assumed to hold several documents."
+
 
 GPU = torch.device("cuda", 0)
 _ENDLESS_BYTES = 2**62
@@ -53,7 +139,7 @@ def _backward_outside_modes() -> Iterator[None]:
 
 
 def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, repeat: bool) -> StepOutcome:
-    """`driver.simulate_step` in this process, which has not simulated before and ends afterwards."""
+    """`simulate_step` in this process, which has not simulated before and ends afterwards."""
     last = recipe.gpus - 1
     run_last = (
         apart(lambda: _Rank(recipe, last, record=record, repeat=repeat, progress=_silent).run()) if last else None

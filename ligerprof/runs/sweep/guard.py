@@ -10,53 +10,30 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Protocol
 
 # launchers of several ranks end their children on SIGTERM; SIGKILL would leave them running
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 
 
-class Guarded(Protocol):
-    """A child process, as subprocess.Popen."""
-
-    def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
-
-    def wait(self, timeout: float) -> int:
-        """Wait for the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
-        """
-
-
 def main(command: list[str]) -> int:
-    """Run the command until it ends or the parent does; returns its exit code as `guard` does."""
-    return guard(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-
-
-def guard(process: Guarded) -> int:
-    """Wait until a child of this process ends; when stdin is closed, end the process group.
+    """Run the command until it ends; when stdin is closed, end the process group.
 
     Returns:
-        The child's exit code; 128 + N if signal N ended it, as in a shell.
+        The command's exit code; 128 + N if signal N ended it, as in a shell.
     """
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     # a handler rather than SIG_IGN, which children would inherit
     signal.signal(signal.SIGTERM, lambda *_: None)
     while (code := process.poll()) is None:
         parent_is_gone, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
         if parent_is_gone:
-            _end_group(process)
+            os.killpg(os.getpgrp(), signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+            # processes that ignored SIGTERM, and this one
+            os.killpg(os.getpgrp(), signal.SIGKILL)
     return code if code >= 0 else 128 - code
-
-
-def _end_group(process: Guarded) -> None:
-    os.killpg(os.getpgrp(), signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_SECONDS)
-    # processes that ignored SIGTERM, and this one
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

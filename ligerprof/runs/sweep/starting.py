@@ -1,30 +1,51 @@
 """Start the commands of cells: measured ones as new processes, simulated ones as forks of a warm process.
 
-Importing torch and transformers takes longer than a small simulated step. On Linux, a fork server imports them once
+Importing torch and transformers takes longer than a small simulated step. On Linux, a worker imports them once
 per sweep and forks each simulated cell. On other systems fork is missing, or unsafe after these imports, and every cell
 is a new process. So is every measured cell, because CUDA cannot be used in a forked process.
 """
 
-import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any
 
 from ligerprof.recipe.categories import Device
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.runs.outcome import Progress
+from ligerprof.runs.simulated.server import import_model
+from ligerprof.runs.simulated.worker import Worker
 from ligerprof.runs.sweep.guard import GRACE_SECONDS, POLL_SECONDS
 
 _STOP_SECONDS = 2 * GRACE_SECONDS
-_END_SECONDS = 0.5
-_HAS_FORK_SERVER = sys.platform == "linux"
+_HAS_FORKS = sys.platform == "linux"
+_MODULES = (
+    "ligerprof.cli.step",
+    "ligerprof.reports.page.run",
+    "ligerprof.reports.step",
+    "ligerprof.reports.tensorboard",
+    "ligerprof.runs.measured.ranks",
+    "ligerprof.runs.step",
+    "ligerprof.runs.simulated",
+    "ligerprof.kernels.patching.apply",
+    "transformers.masking_utils",
+    "torch.utils.tensorboard",
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.backends.backend_agg",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,28 +64,18 @@ class Command:
     log: Path
 
 
-class RunningCell(Protocol):
-    """A started command."""
-
-    def poll(self) -> int | None:
-        """The exit code, negative or 128 + N if signal N ended it; None while it runs."""
-
-    def stop(self) -> None:
-        """End it with all processes that it started."""
-
-
 class CellStarter:
-    """Starts cells; a context manager that ends the fork server.
+    """Starts cells; a context manager that ends the worker.
 
     Args:
-        folder: the sweep's folder, shown in the fork server's command line.
-        prepares: name of the module whose function `prepare` imports what a simulated recipe needs.
+        folder: the sweep's folder, shown in the worker's command line.
+        prepares: the function, as `module:name`, that imports what a simulated recipe needs.
     """
 
-    def __init__(self, folder: Path, prepares: str = "ligerprof.runs.sweep.fork_server") -> None:
-        # forks have the command line of the server: the folder shows to which sweep they belong
-        self._arguments = (str(folder), prepares)
-        self._server: _ForkServer | None = None
+    def __init__(self, folder: Path, prepares: str = f"{__name__}:prepare") -> None:
+        # forks have the command line of the worker: the folder shows to which sweep they belong
+        self._folder, self._prepares = str(folder), prepares
+        self._worker: Worker | None = None
 
     def __enter__(self) -> "CellStarter":
         return self
@@ -72,25 +83,80 @@ class CellStarter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_server()
+        self._close()
 
-    def start(self, command: Command) -> RunningCell:
+    def _close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    def start(self, command: Command) -> "_NewProcess | _Fork":
         """Start a command.
 
         Raises:
             OSError: its files cannot be written, or the system cannot start another process.
         """
-        if command.recipe.device is Device.SIMULATED and _HAS_FORK_SERVER:
-            if self._server is None or not self._server.is_alive():
-                self._end_server()
-                self._server = _ForkServer(self._arguments)
-            return self._server.start(command)
-        return _NewProcess(command)
+        if command.recipe.device is not Device.SIMULATED or not _HAS_FORKS:
+            return _NewProcess(command)
+        for file in (command.output, command.log):
+            file.write_bytes(b"")
+        if self._worker is None or not self._worker.is_ours():
+            self._close()
+            self._worker = Worker(quiet=True, words=(self._folder,))
+        files = {"output": str(command.output.absolute()), "log": str(command.log.absolute())}
+        task = {"prepares": self._prepares, "words": command.words, **files}
+        return _Fork(self._worker, self._worker.start(f"{__name__}:run_cell", command.recipe, **task))
 
-    def _end_server(self) -> None:
-        if self._server is not None:
-            self._server.end()
-            self._server = None
+
+def prepare(values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Import the modules of a recipe, given as its JSON; a module that fails is left to the step, which reports why.
+
+    Args:
+        options: those of `run_cell`; what imports print goes to its log.
+    """
+    _print_to(options["log"], 1, 2)
+    for name in _MODULES:
+        with suppress(Exception):
+            import_module(name)
+    with suppress(Exception):
+        import_model(values)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _print_to(os.devnull, 1, 2)
+
+
+def _print_to(path: str, *descriptors: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)
+    for descriptor in descriptors:
+        os.dup2(file, descriptor)
+    os.close(file)
+
+
+def run_cell(_recipe: TrainingRecipe, tell: Progress, *, words: tuple[str, ...], output: str, log: str) -> int:
+    """Run a cell's command in this process, which was forked for it and ends afterwards; returns the exit code.
+
+    Args:
+        words: those after `python`, of which the first is `-m`.
+        output: file for its stdout.
+        log: file for its stderr.
+    """
+    # what it starts ends with it
+    os.setsid()
+    tell(str(os.getpid()))
+    _print_to(output, 1)
+    _print_to(log, 2)
+    _, module, *arguments = words
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
 
 
 class _NewProcess:
@@ -108,12 +174,14 @@ class _NewProcess:
             )
 
     def poll(self) -> int | None:
+        """The exit code, negative or 128 + N if signal N ended it; None while it runs."""
         code = self._process.poll()
         if code is not None:
             self._close()
         return code
 
     def stop(self) -> None:
+        """End it with all processes that it started."""
         self._close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
@@ -125,90 +193,41 @@ class _NewProcess:
         self._process.stdin.close()
 
 
-class _ForkServer:
-    """The client of a fork server, which ends when this process does."""
-
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ligerprof.runs.sweep.fork_server", *arguments],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def start(self, command: Command) -> "_Fork":
-        stdin, our_stdin = os.pipe()
-        our_answer, answer = os.pipe()
-        try:
-            with (
-                command.output.open("wb") as output,
-                command.log.open("wb") as log,
-                os.fdopen(os.memfd_create("request"), "w+", encoding="utf-8") as request,
-            ):
-                json.dump({"words": command.words, "recipe": command.recipe.to_json()}, request)
-                # the server reads from the position that it shares with this process
-                request.seek(0)
-                files = [request.fileno(), stdin, output.fileno(), log.fileno(), answer]
-                # a server that has just ended answers with its exit code
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    socket.send_fds(self._socket, [b"?"], files)
-        finally:
-            os.close(stdin)
-            os.close(answer)
-        return _Fork(self._process, our_stdin, our_answer)
-
-    def end(self) -> None:
-        """End the server; its cells have ended, or their guards end them when their stdin is closed."""
-        self._socket.close()
-        # it is importing if it does not end by itself
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        self._process.kill()
-        self._process.wait()
-
-
 class _Fork:
-    """A command in a fork of the server, which answers with the guard's process id and then its exit code."""
+    """A command in a fork of a worker, which says its process id and then its exit code."""
 
-    def __init__(self, server: "subprocess.Popen[bytes]", stdin: int, answer: int) -> None:
-        self._server, self._stdin, self._answer = server, os.fdopen(stdin, "wb", 0), os.fdopen(answer, "rb", 0)
-        os.set_blocking(answer, False)
-        self._said = b""
+    def __init__(self, worker: Worker, answers: Connection) -> None:
+        self._worker, self._answers = worker, answers
+        self._process: int | None = None
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        while self._code is None and (said := self._answer.read(64)) is not None:
-            self._said += said
-            if not said:
-                self._code = self._final_code()
-                self._stdin.close()
-                self._answer.close()
+        while self._code is None and self._answers.poll():
+            try:
+                kind, said = self._answers.recv()
+            except (EOFError, OSError):
+                # killed, or the worker ended while it imported
+                self._code = self._worker.exit_code() if self._process is None else -signal.SIGKILL
+            else:
+                if kind == "progress":
+                    self._process = int(said)
+                else:
+                    self._code = said if kind == "outcome" else 1
+        if self._code is not None:
+            self._answers.close()
         return self._code
 
     def stop(self) -> None:
-        self._stdin.close()
+        if self._code is None:
+            with socket.socket(fileno=os.dup(self._answers.fileno())) as answers, suppress(OSError):
+                answers.shutdown(socket.SHUT_WR)
         give_up = time.monotonic() + _STOP_SECONDS
-        # a server that is still importing does not start a cell whose stdin is closed
-        while self.poll() is None and self._said:
+        while self.poll() is None and self._process is not None:
             if time.monotonic() > give_up:
                 with suppress(ProcessLookupError):
-                    os.killpg(int(self._said.split()[0]), signal.SIGKILL)
+                    os.killpg(self._process, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
         if self._code is None:
+            # a worker that is still importing does not start a cell that nobody waits for
             self._code = -signal.SIGTERM
-            self._answer.close()
-
-    def _final_code(self) -> int:
-        answers = self._said.split()
-        if len(answers) > 1:
-            return int(answers[-1])
-        if answers or self._stdin.closed:
-            # the guard ended itself with its group, or was killed
-            return -signal.SIGKILL
-        return self._server.wait()
+            self._answers.close()

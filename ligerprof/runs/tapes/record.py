@@ -18,14 +18,14 @@ from ligerprof.models.tape import SCRATCHES, TapeParameter, encoded
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.runs.activation_offload import checkpointed_layers
+from ligerprof.runs.measured.step import PhaseMeter
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import Stamper
-from ligerprof.runs.simulated.meter import PhaseMeter
 from ligerprof.runs.simulated.rank import GPU, machine_for, simulated_trainer
 from ligerprof.runs.tapes.recipes import Way
 from ligerprof.runs.training import Trainer, make_batch
 from ligerprof.simulated_gpu import internals
-from ligerprof.simulated_gpu.internals.products import PRODUCT_INTERNALS
+from ligerprof.simulated_gpu.internals import PRODUCT_INTERNALS
 from ligerprof.simulated_gpu.machine import Machine
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.stamp import with_saved_tensors
@@ -38,15 +38,15 @@ Scratched = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 # where operators ask what they allocate while they run; the answer here is nothing, and the call is recorded
 _ASKED: Mapping[str, tuple[Any, str]] = {
-    "reduction": (internals.reductions, "reduction_scratch"),
+    "reduction": (internals, "reduction_scratch"),
     "layer norm": (layer_norm, "backward_scratch"),
     "softmax": (softmax, "backward_scratch"),
     "safe softmax": (softmax, "safe_scratch"),
-    "cumsum": (internals.operators, "cumsum_scratch"),
-    "attention forward": (internals.attention, "forward_scratch"),
-    "attention backward": (internals.attention, "backward_scratch"),
-    "flash splits": (internals.attention, "flash_split_sizes"),
-    "embedding": (internals.operators, "embedding_gradient"),
+    "cumsum": (internals, "cumsum_scratch"),
+    "attention forward": (internals, "forward_scratch"),
+    "attention backward": (internals, "backward_scratch"),
+    "flash splits": (internals, "flash_split_sizes"),
+    "embedding": (internals, "embedding_gradient"),
 }
 _COPY = torch.ops.aten.copy_.default
 # through which torch makes nearly all views, in C++ on the machine

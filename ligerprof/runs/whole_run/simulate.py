@@ -1,21 +1,90 @@
 """Run every step of a pass over the data through one allocator: the peaks of the whole run, fragmentation included."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.conflicts import require_packages, require_positions, require_supported
-from ligerprof.recipe.lengths import BatchShape, require_simulated_run, run_shapes
+from ligerprof.recipe.lengths import BatchShape, recipe_of, require_simulated_run, run_shapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
-from ligerprof.runs.simulated.forks import apart
+from ligerprof.runs.simulated.rank import GPU, machine_for, simulated_trainer
+from ligerprof.runs.simulated.server import apart
 from ligerprof.runs.simulated.worker import worker
+from ligerprof.runs.training import Trainer, make_batch
 from ligerprof.runs.whole_run.programs import Ledger, Program, Programs, Trace, known_counts
 from ligerprof.runs.whole_run.replay import Replay, WholeRun
-from ligerprof.runs.whole_run.tracing import StepTracer, step_tracer
+from ligerprof.torch_memory.allocator.caching import CachingAllocator
+
+
+class StepTracer:
+    """Runs parts of training steps and returns what each allocated and freed.
+
+    Attributes:
+        events: (address, size) of an allocation, (address, 0) of a free, since the last `take`.
+        allocator: what all parts ran on, without a limit.
+    """
+
+    def __init__(self, recipe: TrainingRecipe, allocator: CachingAllocator) -> None:
+        self._recipe = recipe
+        self.allocator = allocator
+        self.events: list[tuple[int, int]] = []
+        self._trainer: Trainer | None = None
+        self._loss: Tensor | None = None
+
+    def observe(self, action: str, address: int, size_bytes: int, _context: object) -> None:
+        """Note an event of the allocator."""
+        if action == "alloc":
+            self.events.append((address, size_bytes))
+        elif action == "free_completed":
+            self.events.append((address, 0))
+
+    def take(self) -> list[tuple[int, int]]:
+        """The events since the last call."""
+        taken, self.events = self.events, []
+        return taken
+
+    def start(self, trainer: Trainer) -> None:
+        """Train with this trainer from now on."""
+        self._trainer = trainer
+
+    def micro_batch(self, shape: BatchShape) -> None:
+        """Run forward and backward on a batch of a shape, which is gone afterwards."""
+        trainer = self._trainer
+        assert trainer is not None
+        batch = make_batch(recipe_of(self._recipe, shape), GPU)
+        self._loss = trainer.forward(batch)
+        trainer.backward(self._loss)
+        # as train_step does: what the graph holds ends with the backward pass
+        self._loss = self._loss.detach()
+
+    def update(self) -> None:
+        """Step the optimizer and drop the gradients."""
+        trainer = self._trainer
+        assert trainer is not None
+        trainer.update()
+        trainer.drop_gradients()
+        self._loss = None
+
+
+@contextmanager
+def step_tracer(recipe: TrainingRecipe) -> Iterator[StepTracer]:
+    """A tracer whose model is built on this process's simulated GPU; the build's events are the first.
+
+    Raises:
+        LigerprofError: as `simulate_step` does.
+    """
+    device = machine_for(recipe, endless=True).device
+    tracer = StepTracer(recipe, device.allocator)
+    device.observer = tracer.observe
+    with simulated_trainer(recipe) as trainer:
+        tracer.start(trainer)
+        yield tracer
 
 
 def simulate_run(recipe: TrainingRecipe, progress: Progress) -> WholeRun:

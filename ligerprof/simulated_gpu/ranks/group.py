@@ -21,10 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ligerprof.runs.recording.imports import after_import_or_now
-from ligerprof.simulated_gpu.creation import functions
+from ligerprof.simulated_gpu.plans import functions
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
-from ligerprof.simulated_gpu.ranks.messages import Messages, Parts, is_message
-from ligerprof.simulated_gpu.ranks.store import WorldStore
+from ligerprof.simulated_gpu.ranks.messages import Messages, Parts, WorldStore, is_message
 from ligerprof.simulated_gpu.ranks.world import World
 from ligerprof.simulated_gpu.values import address_of
 

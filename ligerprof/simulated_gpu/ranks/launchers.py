@@ -8,7 +8,7 @@ from typing import Any
 
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
-from ligerprof.runs.recording.progress import say
+from ligerprof.runs.recording.settings import say
 from ligerprof.simulated_gpu.ranks.world import gpu_of_rank, run_ranks
 
 _LAUNCH = "deepspeed.launcher.launch"

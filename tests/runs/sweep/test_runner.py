@@ -14,7 +14,7 @@ from ligerprof.runs.sweep import runner as sweep_runner
 from ligerprof.runs.sweep.cells import Cell, CellStatus, Grid, SweepFolder, cell_key, expand
 from ligerprof.runs.sweep.runner import CellProcess, Runner, SweepInterruptedError, SweepSettings, Watcher, find_borders
 from ligerprof.runs.sweep.starting import CellStarter
-from tests.runs.sweep.imports import CRASHES, HANGS, PRINTS
+from tests.runs.sweep.imports import CRASHES, HANGS
 
 # prints what a step prints, without running one
 STEP = """
@@ -64,8 +64,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 @pytest.fixture
 def make_runner(tmp_path: Path) -> Iterator[MakeRunner]:
-    """Make runners of one folder; they share a fork server, which imports next to nothing."""
-    with CellStarter(tmp_path, prepares="tests.runs.sweep.imports") as starter:
+    """Make runners of one folder; they share a worker, which imports next to nothing."""
+    with CellStarter(tmp_path, prepares="tests.runs.sweep.imports:prepare") as starter:
 
         def make(settings: SweepSettings | None = None) -> tuple[Runner, Records]:
             folder = SweepFolder(path=tmp_path / "sweep")
@@ -218,37 +218,8 @@ def test_ctrl_c_ends_the_cell_with_its_children(
     assert SweepFolder(path=tmp_path / "sweep").read() == {}
 
 
-# prints what a cell sees of its process
-PROCESS = """
-import os, signal, sys, threading
-facts = {
-    "leads no session": os.getpgid(0) == os.getsid(0) == os.getppid(),
-    "module": (__name__, os.path.basename(sys.argv[0]), len(sys.argv)),
-    "stdin": os.read(0, 1),
-    "files": sorted(os.listdir("/proc/self/fd")),
-    "signals": [str(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)],
-    "threads": threading.active_count(),
-    "folder": os.getcwd(),
-    "environment": dict(os.environ),
-}
-print(facts, file=sys.stderr)
-"""
-
-
 @needs_fork
-def test_a_forked_cell_finds_the_process_of_a_new_one(
-    make_runner: MakeRunner, tmp_path: Path, scripted: Callable[[str], None]
-) -> None:
-    scripted(PROCESS)
-    runner, records = make_runner()
-    runner.run([*recipes(1, device="cuda"), *recipes(PRINTS)])
-    new, forked = ((tmp_path / "sweep" / "runs" / f"{cell.key}.log").read_text() for cell in records.ended_cells)
-    assert "'leads no session': True" in new
-    assert forked == "importing\n" + new
-
-
-@needs_fork
-def test_a_fork_server_that_crashes_or_is_killed_fails_its_cell_and_is_replaced(
+def test_a_worker_that_crashes_fails_its_cell_and_is_replaced(
     make_runner: MakeRunner, scripted: Callable[[str], None]
 ) -> None:
     scripted(STEP.format(limit=64 * 2))

@@ -18,8 +18,7 @@ from ligerprof.runs.outcome import Progress
 from ligerprof.runs.simulated.worker import worker
 from ligerprof.runs.whole_run import replay, simulate
 from ligerprof.runs.whole_run.replay import WholeRun
-from ligerprof.runs.whole_run.simulate import simulate_run
-from ligerprof.runs.whole_run.tracing import step_tracer
+from ligerprof.runs.whole_run.simulate import simulate_run, step_tracer
 from ligerprof.torch_memory.allocator.states import AllocatorState
 from ligerprof.units import MIB
 from tests.sampling import sampled

@@ -1,1 +1,0 @@
-"""What the machine knows of single libraries, one file per library, used when the program imports it."""
