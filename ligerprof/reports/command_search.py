@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ligerprof.recipe.commands.changes import ChangedCommand, TrainingCommand
-from ligerprof.recipe.usable_memory import Limit
+from ligerprof.recipe.commands.changes import ChangedCommand
 from ligerprof.reports.terminal import ShellCommand, listing_table
 from ligerprof.runs.command_search.fastest import FastestCommand
 from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit, named
@@ -14,17 +13,6 @@ from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-
-def heading(command: TrainingCommand, limit: Limit) -> "RenderableType":
-    """The command and the limit."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        Text(f"{command.name} on a simulated GPU", style="bold"),
-        Text(f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source})."),
-    )
 
 
 def trial_line(name: str, trial: Trial) -> str:

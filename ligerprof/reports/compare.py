@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.compare import Comparison
-from ligerprof.analyzers.result_reader import Figures
+from ligerprof.analyzers.compare import Comparison, Figures
 from ligerprof.reports.terminal import FiguresColumn, phases_table, roles_table
 from ligerprof.units import format_bytes
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import Answer, FitVerdict, HostVerdict, MemoryEstimate, Moment
-from ligerprof.analyzers.step_time.predict import Bound, StepTime
+from ligerprof.analyzers.step_time.rates import Bound, StepTime
 from ligerprof.gpus import find_gpu
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.lengths import BatchShape

@@ -12,9 +12,9 @@ from ligerprof.analyzers.attribution.owners import PYTHON
 from ligerprof.analyzers.explain.alloc_settings import SettingsOutcome
 from ligerprof.analyzers.explain.failure import Cause, FailedAllocation, Failure, FreeReason
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
-from ligerprof.analyzers.explain.growth import Growth
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.suggestions.suggestion import Basis, Suggestion
+from ligerprof.analyzers.explain.steps import Growth
+from ligerprof.analyzers.suggestions.rows import Basis, Suggestion
 from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
 from ligerprof.roles import MemoryBreakdown, Phase, Role, View
 from ligerprof.units import format_bytes, format_like, format_mib, in_one_unit, prints_as_zero

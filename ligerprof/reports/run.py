@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.gpus import find_gpu
+from ligerprof.reports.diff import render_ranks
 from ligerprof.reports.peak import largest_bytes, render_peak
-from ligerprof.reports.ranks import render_ranks
 from ligerprof.reports.terminal import file_text, listing_table
 from ligerprof.runs.recording.collected import CommandReport, RecordedRank
 from ligerprof.runs.recording.live import Live

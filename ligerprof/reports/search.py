@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import Moment
-from ligerprof.analyzers.search.advise import Advice, State, Step
 from ligerprof.analyzers.search.budget import Method, Verdict
+from ligerprof.analyzers.search.changes import Advice, State, Step
 from ligerprof.analyzers.search.fit import Bound, Candidate, Fastest, Fit, Point
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.configs.edits import FileEdit
@@ -19,6 +19,7 @@ from ligerprof.units import format_bytes, format_mib, in_one_unit
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
 
 _ENDS = {Bound.POSITIONS: ", the model's maximum", Bound.SEQUENCES: ", all sequences of the file"}
 
@@ -34,7 +35,7 @@ def render_fit(fit: Fit, *, answered: bool = False) -> "RenderableType":
     from rich.text import Text
 
     return Group(
-        *([] if answered else [heading(fit.recipe, fit.limit), *(Text(line) for line in _answers(fit))]),
+        *([] if answered else [heading(fit.recipe.summary, fit.limit), *(Text(line) for line in _answers(fit))]),
         *([_frontier_table(fit)] if fit.frontier else []),
         *_settings(fit),
         *_nearest(fit),
@@ -43,13 +44,13 @@ def render_fit(fit: Fit, *, answered: bool = False) -> "RenderableType":
 
 
 @in_one_unit(lambda _, limit: limit.size_bytes)
-def heading(recipe: TrainingRecipe, limit: Limit) -> "RenderableType":
-    """The recipe and the limit."""
+def heading(title: str, limit: Limit) -> "RenderableType":
+    """What is searched, and the limit."""
     from rich.console import Group
     from rich.text import Text
 
     return Group(
-        Text(recipe.summary, style="bold"),
+        Text(title, style="bold"),
         Text(f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source})."),
     )
 
@@ -171,7 +172,7 @@ def render_fastest(found: Fastest) -> "RenderableType":
     ]
     table = listing_table(*_FIGURES, "method", "bound by", "recipe", right=_FIGURES, folded=("recipe",), rows=rows)
     return Group(
-        heading(found.recipe, found.limit),
+        heading(found.recipe.summary, found.limit),
         *([table] if rows else []),
         *map(Text, _remarks(found)),
         *([ShellCommand(f"Next: {command_line('step', found.found[0].recipe)}")] if rows else []),
@@ -234,8 +235,7 @@ def render_advice(
     hidden = [] if show_all else [step for step in others if step.state is State.INAPPLICABLE]
     shown = [step for step in others if step not in hidden]
     return Group(
-        Text(advice.recipe.summary, style="bold"),
-        Text(f"The limit is {format_bytes(advice.limit.size_bytes)} of reserved bytes ({advice.limit.source})."),
+        heading(advice.recipe.summary, advice.limit),
         Text(f"Without changes it {describe_verdict(advice.verdict)}."),
         *((_plan_table(advice),) if advice.applied else ()),
         *(Text(line) for line in _outcome(advice)),

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.analyzers.compare import Comparison
 from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.analyzers.explain.diff import PeakDiff
-from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.search.advise import Advice
+from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
+from ligerprof.analyzers.search.changes import Advice
 from ligerprof.analyzers.search.fit import Fit
-from ligerprof.analyzers.trace.report import TraceReport
+from ligerprof.analyzers.trace.analysis import TraceReport
 from ligerprof.recipe.flags import command_line
 from ligerprof.reports.compare import render_comparison
 from ligerprof.reports.console import PlainConsole

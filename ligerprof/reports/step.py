@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ligerprof.recipe.usable_memory import outside_bytes
+from ligerprof.reports.diff import ranks_sentence, ranks_tables
 from ligerprof.reports.peak import blocks_table, failure_lines, holders, indented, suggestion_lines
-from ligerprof.reports.ranks import ranks_sentence, ranks_tables
 from ligerprof.reports.sweep import origin_words
 from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
 from ligerprof.roles import Backend, Phase

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ligerprof.analyzers.trace.report import DeviceUse, TraceDifference, TraceReport, WorkTime
+from ligerprof.analyzers.trace.analysis import DeviceUse, TraceDifference, TraceReport, WorkTime
 from ligerprof.analyzers.trace.times import GapCause, HostLayer, KernelClass, WorkPhase, short_name
 from ligerprof.reports.terminal import listing_table
 from ligerprof.words import WordT

@@ -1,8 +1,7 @@
 import io
 from dataclasses import replace
 
-from ligerprof.analyzers.compare import compare
-from ligerprof.analyzers.result_reader import Figures
+from ligerprof.analyzers.compare import Figures, compare
 from ligerprof.reports.compare import column_titles, render_comparison
 from ligerprof.reports.terminal import console
 from ligerprof.roles import MemoryBreakdown, Phase, Role

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.extraction import FeatureExtractor
+from ligerprof.analyzers.attribution.extraction import FeatureExtractor, ProgramFrames
 from ligerprof.analyzers.attribution.layers import NO_LAYER, with_layers_of_weights
 from ligerprof.analyzers.attribution.owners import Keepers, Owners
 from ligerprof.analyzers.attribution.phases import find_phases, phase_code
-from ligerprof.analyzers.attribution.program import ProgramFrames
 from ligerprof.analyzers.attribution.rules import UserRule, role_of
 from ligerprof.analyzers.attribution.stacks import CallSites
 from ligerprof.analyzers.attribution.weights import EarlierModels

@@ -8,8 +8,7 @@ from typing import Any
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
-from ligerprof.analyzers.explain.growth import Growth, find_growth, size_ratio
-from ligerprof.analyzers.explain.steps import repetitions
+from ligerprof.analyzers.explain.steps import Growth, find_growth, repetitions, size_ratio
 from ligerprof.roles import PASSES, MemoryBreakdown, Phase, Role
 from ligerprof.serialization import select, to_json
 from ligerprof.snapshots.replay import Replay

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ligerprof.analyzers.attribution.rules import UserRule
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.groups import BlockGroup
-from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport, diff_peaks
 from ligerprof.models.architectures import without_indices
 from ligerprof.roles import Role
 from ligerprof.serialization import document, select

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any, NamedTuple
 
-from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, verdict_notes
-from ligerprof.analyzers.search.changes import NEAREST, SAME_DATA, Change, expandable_segments
+from ligerprof.analyzers.search.changes import NEAREST, SAME_DATA, Advice, Change, advise, expandable_segments
 from ligerprof.analyzers.step_time.account import predicted_time
-from ligerprof.analyzers.step_time.predict import StepTime
+from ligerprof.analyzers.step_time.rates import StepTime
 from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.recipe.categories import Axis

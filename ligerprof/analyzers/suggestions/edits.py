@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import phase_code
-from ligerprof.analyzers.suggestions.case import Case, LayerPasses
-from ligerprof.analyzers.suggestions.replayed_change import Edit
+from ligerprof.analyzers.suggestions.case import Case, Edit, LayerPasses
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Flags, Int64s, common, distinct, is_among
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.replayed_change import Edit, starts, stops
+from ligerprof.analyzers.suggestions.case import Case, Edit, starts, stops
 from ligerprof.errors import LigerprofError
 from ligerprof.kernels.registry import find_kernel
 from ligerprof.kernels.spec import KernelMemory, KernelShape

@@ -14,7 +14,7 @@ import numpy as np
 
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.files import write_new_file
-from ligerprof.reports.figures.names import FORMATS
+from ligerprof.reports.figures import FORMATS
 from ligerprof.roles import Role
 from ligerprof.units import GIB
 
