@@ -2,18 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.gradients import (
-    APPLIED,
-    CAST,
-    CAST_OF_OTHER,
     DDP_BUCKET,
     FSDP,
-    KEPT_SO_FAR,
     Gradients,
     Partitions,
     Precedents,
@@ -21,7 +18,7 @@ from ligerprof.analyzers.attribution.gradients import (
     is_by_product,
 )
 from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECKPOINTS, Regions, layers_in_passes
-from ligerprof.analyzers.attribution.phases import GENERATE, EventPhases, phase_code, phase_of_code
+from ligerprof.analyzers.attribution.phases import GENERATE, BlockFinder, DeviceBlocks, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.rules import BlockFeatures, Feature
 from ligerprof.analyzers.attribution.stacks import WRAPPERS, CallSite, CallSites, Mask
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary, is_look_up
@@ -47,7 +44,7 @@ _CONVERSIONS = frozenset({"convert", "<lambda>"})
 _LATEST_REPLACEMENT = 2
 
 
-def find_cached(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> Mask:
+def find_cached(blocks: DeviceBlocks) -> Mask:
     """Whether each block holds keys and values between the forward passes of a generation.
 
     Passes whose tensors a backward pass frees belong to training, where keys and values are saved for backward. Of
@@ -61,32 +58,31 @@ def find_cached(replayed: Replay, call_sites: CallSites, phases: EventPhases) ->
     - if such a program decodes tokens, and no other rule finds where keys and values are: the largest buffers that its
       build allocates in pairs.
     """
-    codes = phases.codes_of(replayed.allocated_by)
-    spans = phases.spans_of(replayed.allocated_by)
-    inferred = (codes == phase_code(Phase.FORWARD)) & ~_trains(replayed, call_sites, phases, codes, spans)
+    replayed, call_sites, phases, spans = blocks.replayed, blocks.call_sites, blocks.phases, blocks.spans
+    inferred = blocks.in_phase(Phase.FORWARD) & ~_trains(blocks)
     kept = (replayed.freed_by < 0) | (phases.spans_of(replayed.freed_by) != spans)
-    cached = np.zeros(len(codes), dtype=bool)
+    cached = np.zeros(len(spans), dtype=bool)
     in_library = call_sites.matching(_CACHE_LIBRARY)
     if in_library.any():
         generates = call_sites.matching(GENERATE)
         in_place = call_sites.matching(_STATIC_CACHE)
         cached |= in_library & inferred & (generates | (in_place & kept))
         # beam search reorders it between passes
-        cached |= in_library & generates & (codes == phase_code(Phase.OUTSIDE))
+        cached |= in_library & generates & blocks.in_phase(Phase.OUTSIDE)
     for group in _growing(replayed, call_sites, inferred & ~cached):
         cached[group] = True
     if not (phases.codes == phase_code(Phase.BACKWARD)).any():
         cached |= _named(replayed, call_sites, kept & (spans < phases.last_span))
-        if not cached.any() and _decodes(replayed, call_sites, codes, spans):
-            cached |= _paired(replayed, call_sites, kept & (codes == phase_code(Phase.BUILD)))
+        if not cached.any() and _decodes(blocks):
+            cached |= _paired(replayed, call_sites, kept & blocks.in_phase(Phase.BUILD))
     return cached
 
 
-def _decodes(replayed: Replay, call_sites: CallSites, codes: Int64s, spans: Int64s) -> bool:
+def _decodes(blocks: DeviceBlocks) -> bool:
     """Whether a pass looks far fewer tokens up than one before, as only a model can that keeps keys and values."""
-    looked_up = np.flatnonzero(call_sites.at(is_look_up) & (codes == phase_code(Phase.FORWARD)))
-    sizes = replayed.requested_bytes[looked_up]
-    highest = np.append(0, np.maximum.accumulate(sizes))[np.searchsorted(spans[looked_up], spans[looked_up])]
+    looked_up = np.flatnonzero(blocks.call_sites.at(is_look_up) & blocks.in_phase(Phase.FORWARD))
+    sizes, spans = blocks.replayed.requested_bytes[looked_up], blocks.spans[looked_up]
+    highest = np.append(0, np.maximum.accumulate(sizes))[np.searchsorted(spans, spans)]
     return bool((sizes * _LEAST_TOKENS_BEFORE <= highest).any())
 
 
@@ -128,15 +124,15 @@ def _first_call(site: CallSite) -> str:
     return next((call.file for call in site.stack.calls if not WRAPPERS.search(call.file)), "torch/")
 
 
-def _trains(replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s, spans: Int64s) -> Mask:
+def _trains(blocks: DeviceBlocks) -> Mask:
     """Whether each block was allocated in a span that backward frees a block of, or at such a span's sites."""
-    freed_in = np.where(replayed.freed_by < 0, phase_code(None), phases.codes_of(replayed.freed_by))
-    saved = (codes == phase_code(Phase.FORWARD)) & (freed_in == phase_code(Phase.BACKWARD))
+    phases, call_sites, in_forward = blocks.phases, blocks.call_sites, blocks.in_phase(Phase.FORWARD)
+    saved = in_forward & (phases.codes_of(blocks.replayed.freed_by) == phase_code(Phase.BACKWARD))
     is_saved_in = np.zeros(phases.last_span + 2, dtype=bool)
-    is_saved_in[spans[saved]] = True
-    in_span = is_saved_in[spans]
+    is_saved_in[blocks.spans[saved]] = True
+    in_span = is_saved_in[blocks.spans]
     in_site = np.zeros(len(call_sites.sites), dtype=bool)
-    in_site[call_sites.site_of[in_span & (codes == phase_code(Phase.FORWARD))]] = True
+    in_site[call_sites.site_of[in_span & in_forward]] = True
     trains: Mask = in_span | in_site[call_sites.site_of]
     return trains
 
@@ -238,25 +234,24 @@ class ProgramFrames:
         follows_pass: whether each block was allocated after a forward pass, with no other phase in between.
     """
 
-    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
-        self.layers = layers_in_passes(replayed, call_sites, phases)
-        self.regions = Regions(replayed, call_sites, phases, self.layers)
-        self.earlier_models = EarlierModels(replayed, call_sites, phases)
+    def __init__(self, blocks: DeviceBlocks) -> None:
+        replayed, phases = blocks.replayed, blocks.phases
+        self.layers = layers_in_passes(blocks)
+        self.regions = Regions(blocks, self.layers)
+        self.earlier_models = EarlierModels(blocks)
         self.older_models: Mask = self.earlier_models.blocks & (replayed.allocated_by < 0)
-        self.older_weights: Mask = find_older_weights(replayed, call_sites, phases)
-        self.cached: Mask = find_cached(replayed, call_sites, phases)
-        generates = bool(self.cached.any() or call_sites.matching(GENERATE).any())
-        self.score_sizes = _sizes_of_heads(replayed, call_sites, phases)
-        self.vocabulary = Vocabulary(replayed, call_sites, phases, generates=generates)
+        self.older_weights = find_older_weights(blocks)
+        self.cached = find_cached(blocks)
+        generates = bool(self.cached.any() or blocks.call_sites.matching(GENERATE).any())
+        self.score_sizes = _sizes_of_heads(blocks)
+        self.vocabulary = Vocabulary(blocks, generates=generates)
         self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
         self.follows_pass: Mask = phases.follows_forward(replayed.allocated_by)
 
 
-def _sizes_of_heads(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> frozenset[int]:
-    in_head = call_sites.at(lambda site: site.stack.in_head) & (
-        phases.codes_of(replayed.allocated_by) == phase_code(Phase.FORWARD)
-    )
-    sizes = set(replayed.requested_bytes[in_head].tolist())
+def _sizes_of_heads(blocks: DeviceBlocks) -> frozenset[int]:
+    in_head = blocks.call_sites.at(lambda site: site.stack.in_head) & blocks.in_phase(Phase.FORWARD)
+    sizes = set(blocks.replayed.requested_bytes[in_head].tolist())
     return frozenset(sizes | {2 * size for size in sizes})
 
 
@@ -273,7 +268,7 @@ _SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{frames.EAGER_ATTE
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
 
 
-class FeatureExtractor:
+class FeatureExtractor(BlockFinder):
     """Features of a device's blocks, as seen from the blocks that are live at one moment.
 
     Args:
@@ -281,33 +276,25 @@ class FeatureExtractor:
         moment: its live blocks determine the sizes of weights, and its allocated bytes the limit of small blocks.
     """
 
-    def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, program: ProgramFrames, moment: int
-    ) -> None:
-        self._replayed, self._call_sites, self._phases = replayed, call_sites, phases
+    def __init__(self, blocks: DeviceBlocks, *, program: ProgramFrames, moment: int) -> None:
+        super().__init__(replace(blocks, codes=blocks.codes.copy()))
+        replayed, call_sites, phases = self._replayed, self._call_sites, self._phases
         self._program, self._layers = program, program.layers
         self._peak_bytes = int(replayed.allocated_bytes[moment])
-        self._sizes = replayed.requested_bytes
         self._allocated_by = replayed.allocated_by
-        self._spans = phases.spans_of(replayed.allocated_by)
-        self._codes = phases.codes_of(replayed.allocated_by)
         self._codes[: len(replayed.older_blocks)] = [*map(self._older_phase, range(len(replayed.older_blocks)))]
         # code without Python calls that is not backward: events of one phase may follow those of another
         unknown = [
             site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
         ]
         self._codes[np.array(unknown, dtype=bool)[call_sites.site_of]] = phase_code(None)
-        self._in_forward = self._codes == phase_code(Phase.FORWARD)
-        self._weights = Weights(replayed, call_sites, self._codes, moment)
-        self._copies = WeightCopies(
-            replayed, call_sites, phases, self._codes, lasting=program.feeds_pass, weights=self._weights.live_sizes
-        )
-        self._reductions = Reductions(replayed, call_sites, phases, self._codes, moment=moment)
-        self._partitions = Partitions(replayed, call_sites)
-        self._gradients = Gradients(replayed, call_sites, phases, codes=self._codes, spans=self._spans)
-        self._precedents = Precedents(
-            replayed, call_sites, phases, spans=self._spans, gradients=self._reductions.gradients
-        )
+        self._in_forward = self._device.in_phase(Phase.FORWARD)
+        self._weights = Weights(self._device, moment)
+        self._copies = WeightCopies(self._device, lasting=program.feeds_pass, weights=self._weights.live_sizes)
+        self._reductions = Reductions(self._device, moment=moment)
+        self._partitions = Partitions(self._device)
+        self._gradients = Gradients(self._device)
+        self._precedents = Precedents(self._device, gradients=self._reductions.gradients)
         # a matrix after its bias: a small vector, which divides the matrix into the inputs of a layer
         before = np.concatenate([[1], self._sizes[:-1]]).clip(1)
         self._follows_bias = (self._sizes % before == 0) & (self._sizes // before >= _LEAST_INPUTS)
@@ -372,32 +359,44 @@ class FeatureExtractor:
             is_among(blocks, self._first_workspaces),
             self._layers[blocks] < self._deepest_layer[spans],
             self._last_checkpointed[spans] <= blocks,
-            self._reductions.gradients[blocks],
-            self._reductions.inputs[blocks],
-            self._partitions.gradients[blocks],
-            self._gradients.kinds[blocks],
-            self._precedents.kept[blocks],
-            self._precedents.dropped[blocks],
-            self._partitions.flat_weights[blocks],
-            self._partitions.master_copies[blocks],
             self._program.vocabulary.follows_head[blocks],
-            self._program.vocabulary.first_of_size[blocks],
-            self._program.cached[blocks],
-            self._program.regions.selected[blocks],
-            self._program.regions.inputs[blocks],
-            self._program.regions.outside[blocks],
-            self._program.feeds_pass[blocks],
-            self._program.follows_pass[blocks],
-            self._program.older_weights[blocks],
-            self._program.older_models[blocks],
-            self._copies.equal[blocks],
-            self._copies.doubled[blocks],
-            self._copies.flat[blocks],
-            self._without_calls[blocks],
+            *(mask[blocks] for mask in self._masks.values()),
         )
         first, kinds = distinct_rows(columns)
         keys = zip(*(column[first].tolist() for column in columns), strict=True)
         return blocks[first], list(keys), kinds
+
+    @cached_property
+    def _masks(self) -> dict[Feature, Mask]:
+        """Features that are known for all blocks at once."""
+        program, copies, precedents = self._program, self._copies, self._precedents
+        casts, casts_of_others = self._gradients.casts()
+        return {
+            Feature.REDUCED: self._reductions.gradients,
+            Feature.REDUCTION_INPUT: self._reductions.inputs,
+            Feature.GRADIENT_PARTITION: self._partitions.gradients,
+            Feature.CAST_OF_GRADIENT: self._mask(casts),
+            Feature.CAST_OF_OTHER_GRADIENT: self._mask(casts_of_others),
+            Feature.APPLIED: self._mask(self._gradients.applied()),
+            Feature.KEPT_SO_FAR: self._mask(self._gradients.kept_so_far()),
+            Feature.KEPT_BEFORE: precedents.kept,
+            Feature.DROPPED_BEFORE: precedents.dropped,
+            Feature.FLAT_WEIGHTS: self._partitions.flat_weights,
+            Feature.MASTER_COPY: self._partitions.master_copies,
+            Feature.SELECTED: program.regions.selected,
+            Feature.REGION_INPUT: program.regions.inputs,
+            Feature.OUTSIDE_REGIONS: program.regions.outside,
+            Feature.IN_CACHE: program.cached,
+            Feature.FEEDS_PASS: program.feeds_pass,
+            Feature.FOLLOWS_PASS: program.follows_pass,
+            Feature.OLDER_WEIGHT: program.older_weights,
+            Feature.OLDER_MODEL: program.older_models,
+            Feature.STAMPED_WITHOUT_CALLS: self._without_calls,
+            Feature.COPIES_WEIGHTS: copies.equal,
+            Feature.MASTER_OF_WEIGHTS: copies.doubled & copies.trains_doubled,
+            Feature.LIKE_WEIGHTS: copies.equal | copies.doubled | copies.flat,
+            Feature.FIRST_COPY: program.vocabulary.first_of_size,
+        }
 
     def phase_codes(self, blocks: Int64s) -> Int64s:
         """Code of the phase that allocated each block; the stack's phase for blocks older than the recording."""
@@ -407,31 +406,8 @@ class FeatureExtractor:
         yield from self._lifetime(block)
         yield Feature.FIRST_WORKSPACE, block in self._first_workspaces
         yield from self._call(block, site)
-        yield Feature.REDUCED, bool(self._reductions.gradients[block])
-        yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
-        yield Feature.GRADIENT_PARTITION, bool(self._partitions.gradients[block])
-        kinds = int(self._gradients.kinds[block])
-        yield Feature.CAST_OF_GRADIENT, bool(kinds & CAST)
-        yield Feature.CAST_OF_OTHER_GRADIENT, bool(kinds & CAST_OF_OTHER)
-        yield Feature.APPLIED, bool(kinds & APPLIED)
-        yield Feature.KEPT_SO_FAR, bool(kinds & KEPT_SO_FAR)
-        yield Feature.FLAT_WEIGHTS, bool(self._partitions.flat_weights[block])
-        yield Feature.MASTER_COPY, bool(self._partitions.master_copies[block])
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
-        yield Feature.SELECTED, bool(self._program.regions.selected[block])
-        yield Feature.REGION_INPUT, bool(self._program.regions.inputs[block])
-        yield Feature.OUTSIDE_REGIONS, bool(self._program.regions.outside[block])
-        yield Feature.IN_CACHE, bool(self._program.cached[block])
-        yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
-        yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
-        yield Feature.OLDER_WEIGHT, bool(self._program.older_weights[block])
-        yield Feature.OLDER_MODEL, bool(self._program.older_models[block])
-        yield Feature.STAMPED_WITHOUT_CALLS, bool(self._without_calls[block])
-        yield Feature.COPIES_WEIGHTS, bool(self._copies.equal[block])
-        doubled = bool(self._copies.doubled[block])
-        yield Feature.MASTER_OF_WEIGHTS, doubled and self._copies.trains_doubled
-        yield Feature.LIKE_WEIGHTS, doubled or bool(self._copies.equal[block] or self._copies.flat[block])
-        yield Feature.FIRST_COPY, bool(self._program.vocabulary.first_of_size[block])
+        yield from ((feature, bool(mask[block])) for feature, mask in self._masks.items())
         if int(self._sizes[block]) in self._score_sizes:
             in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None
             in_attention = not site.module or is_attention(site.module)
@@ -459,8 +435,6 @@ class FeatureExtractor:
             outlives_phase |= bool(self._allocated_by[block] < self._phases.last_optimizer_end)
         yield Feature.OUTLIVES_PHASE, outlives_phase
         yield Feature.UNFINISHED, freed_span is None and not outlives_phase
-        yield Feature.KEPT_BEFORE, bool(self._precedents.kept[block])
-        yield Feature.DROPPED_BEFORE, bool(self._precedents.dropped[block])
         # a recording can end within forward: the block then outlives its layer if a later layer has begun
         in_later_layer = freed_span is None and bool(self._layers[block] < self._deepest_layer[span])
         # the region around it may not have ended

@@ -136,11 +136,12 @@ class Edit:
 
     def starts(self, blocks: Int64s) -> Int64s:
         """The first moment of each block."""
-        return starts(self._replayed, blocks)
+        return self._replayed.allocated_by[blocks] + 1
 
     def stops(self, blocks: Int64s) -> Int64s:
         """The moment after the last one of each block."""
-        return stops(self._replayed, blocks)
+        freed = self._replayed.freed_by[blocks]
+        return np.where(freed < 0, self._replayed.last_moment, freed) + 1
 
     def allocated_bytes(self, request: Request | None) -> Int64s:
         """Allocated bytes at each moment after the change, with spikes and the allocation that failed."""
@@ -160,17 +161,6 @@ class Edit:
         place = int(np.argmax(allocated[window]))
         moment = range(len(allocated))[window][place] if isinstance(window, slice) else int(window[place])
         return int(allocated[moment]), moment
-
-
-def starts(replayed: Replay, blocks: Int64s) -> Int64s:
-    """The first moment of each block."""
-    return replayed.allocated_by[blocks] + 1
-
-
-def stops(replayed: Replay, blocks: Int64s) -> Int64s:
-    """The moment after the last one of each block."""
-    freed = replayed.freed_by[blocks]
-    return np.where(freed < 0, replayed.last_moment, freed) + 1
 
 
 class RoleBook:
@@ -305,7 +295,7 @@ def find_passes(replayed: Replay, phases: EventPhases, layers: Int64s) -> LayerP
     blocks = forward[places]
     spans = phases.spans_of(replayed.allocated_by[blocks])
     if not len(blocks):
-        return _no_passes()
+        return LayerPasses(**dict.fromkeys(LayerPasses.__slots__, blocks))
     is_first = np.append(True, (np.diff(layers[blocks]) != 0) | (np.diff(spans) != 0))
     starts = np.flatnonzero(is_first)
     pass_of = np.cumsum(is_first) - 1
@@ -379,23 +369,6 @@ def last_before(events: Int64s, limits: Int64s) -> Int64s:
     if not len(events):
         return limits
     return np.where(place >= 0, events[np.maximum(place, 0)], limits)
-
-
-def _no_passes() -> LayerPasses:
-    none = np.empty(0, dtype=np.int64)
-    return LayerPasses(
-        span=none,
-        first=none,
-        end=none,
-        output=none,
-        output_bytes=none,
-        rise_bytes=none,
-        backward_first=none,
-        backward_last=none,
-        recompute=none,
-        saved=none,
-        saved_by=none,
-    )
 
 
 class Framework(ExplainedWord):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ligerprof.analyzers.suggestions.case import Case, Edit, starts, stops
+from ligerprof.analyzers.suggestions.case import Case, Edit
 from ligerprof.errors import LigerprofError
 from ligerprof.kernels.registry import find_kernel
 from ligerprof.kernels.spec import KernelMemory, KernelShape
@@ -254,10 +254,10 @@ def _sum_in_place(case: Case, gradients: Int64s) -> Iterator[tuple[int, int, int
     The product's gradient is a transposed view, to which autograd cannot add in place; the kernel's is not
     (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
     """
-    both = gradients[[0, _TIED_GRADIENTS - 1]]
+    both, recorded = gradients[[0, _TIED_GRADIENTS - 1]], case.edit()
     size_bytes = int(case.replayed.block_bytes[both[1]])
-    stop_of_first, stop = stops(case.replayed, both).tolist()
-    yield -size_bytes, int(starts(case.replayed, both)[1]), stop
+    stop_of_first, stop = recorded.stops(both).tolist()
+    yield -size_bytes, int(recorded.starts(both)[1]), stop
     yield size_bytes, stop_of_first, stop
 
 
