@@ -42,7 +42,6 @@ class Figures:
     Attributes:
         source: the file or folder, as the user named it.
         phases: peak bytes of each phase that the source has.
-        roles: the peak by role.
         oom: the failed allocation that the program did not catch, None if all fitted.
         remedies: names of the suggestions that would have let it pass, the cheapest first.
         rank: the rank of a step on several GPUs, if the figures are those of one of several.

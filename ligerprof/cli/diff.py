@@ -111,7 +111,7 @@ def command(  # noqa: PLR0913 - one argument per option
         say_written(html_path)
     diff = diff_peaks(*map(peak_of, sources))
     failure = diff.after.out_of_memory
-    failed = failure is not None and not failure.failure.caught
+    failed = failure is not None and not failure.caught
     limit_bytes = None if max_growth is None else max_growth.highest_bytes(diff)
     judged = limit_json(limit_bytes, diff.after.peak_bytes, failed=failed)
     if as_markdown and not as_json:

@@ -1,21 +1,79 @@
-"""Render `ligerprof diff`: one sentence on the change, the roles, and the groups that changed most."""
+"""Render what differs: `compare` of several sources, `diff` of two peaks, and `explain` of several ranks."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ligerprof.analyzers.explain.peak import GroupChange, PeakDiff, PeakReport
-from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
+from ligerprof.analyzers.compare import Comparison, Figures
 from ligerprof.models.architectures import without_indices
-from ligerprof.reports.terminal import file_text, groups_table
+from ligerprof.reports.terminal import FiguresColumn, groups_table, phases_table, roles_table, stacked
 from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_like, format_mib, in_one_unit, prints_as_zero
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from rich.console import RenderableType
     from rich.table import Table
+
+    from ligerprof.analyzers.explain.peak import GroupChange, PeakDiff, PeakReport
+    from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
+
+
+_MOST_REMEDIES = 8
+
+_SUFFIXES = re.compile(r"(\.(json|pickle|pkl|gz|xz))+$")
+
+
+def render_comparison(comparison: Comparison) -> "RenderableType":
+    """Lay out a comparison; one line per source names its column."""
+    titles = column_titles(comparison)
+    columns = [_column(title, item) for title, item in zip(titles, comparison.columns, strict=True)]
+    distance = "error" if comparison.is_of_one_step else "difference"
+    return stacked(
+        *(f"{title}: {item.source}" for title, item in zip(titles, comparison.columns, strict=True)),
+        *_failure_lines(titles, comparison),
+        f"{distance}: against {titles[comparison.reference]}",
+        phases_table(columns, reference=comparison.reference, distance=distance),
+        roles_table(columns, reference=comparison.reference, distance=distance),
+    )
+
+
+def _column(title: str, item: Figures) -> FiguresColumn:
+    """A column; if memory ran out, with the roles of that moment and without phases that were not reached."""
+    if item.oom is None:
+        return FiguresColumn(title=title, roles=item.roles, phases=item.phases, peak_bytes=item.peak_bytes)
+    phases = {phase: size_bytes for phase, size_bytes in item.phases.items() if size_bytes}
+    roles = item.oom.roles or item.roles
+    return FiguresColumn(title=title, roles=roles, phases=phases, peak_bytes=item.peak_bytes, comparable=False)
+
+
+def _failure_lines(titles: Sequence[str], comparison: Comparison) -> Iterator[str]:
+    for title, item in zip(titles, comparison.columns, strict=True):
+        if (oom := item.oom) is not None:
+            phase = f" in {oom.phase.value}" if oom.phase else ""
+            step = f" of step {oom.step}" if oom.step is not None else ""
+            sizes = ((oom.requested_bytes, "requested"), (oom.allocated_bytes, "allocated"))
+            figures = ", ".join(f"{format_bytes(size)} {word}" for size, word in sizes if size is not None)
+            yield f"{title}: out of memory{phase}{step}{f': {figures}' if figures else ''}."
+            if item.remedies:
+                remedies = ", ".join(item.remedies[:_MOST_REMEDIES])
+                yield f"{title}: each of these alone would have let it pass: {remedies}. `ligerprof explain` shows how."
+    if any(item.oom is not None for item in comparison.columns):
+        yield "Where memory ran out, the roles are those of that moment, and the phases what was reached."
+
+
+def column_titles(comparison: Comparison) -> list[str]:
+    """A short name for each column: its rank, or its backend, with the source's name or number if backends repeat."""
+    if all(column.rank is not None for column in comparison.columns):
+        return [f"rank {column.rank}" for column in comparison.columns]
+    backends = [column.backend for column in comparison.columns]
+    if len(set(backends)) == len(backends):
+        return list(backends)
+    names = [f"{_SUFFIXES.sub('', Path(column.file).name)} {column.backend}" for column in comparison.columns]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{index} {column.backend}" for index, column in enumerate(comparison.columns, 1)]
 
 
 _MOST_NAMED = 3
@@ -23,16 +81,13 @@ _FIGURE_WIDTH = 11
 
 
 @in_one_unit(lambda diff, **_: max(diff.before.peak_bytes, diff.after.peak_bytes))
-def render_diff(diff: PeakDiff, *, top: int = 10) -> "RenderableType":
+def render_diff(diff: "PeakDiff", *, top: int = 10) -> "RenderableType":
     """Lay out what changed between two peaks, at most 100 columns wide, with `top` rows of block groups."""
-    from rich.console import Group
-    from rich.text import Text
-
-    notes = [Text(f"Note: {note}.") for note in diff.notes]
-    return Group(Text(difference_sentence(diff)), _roles_table(diff), changes_table(diff, top), *notes)
+    notes = [f"Note: {note}." for note in diff.notes]
+    return stacked(difference_sentence(diff), _roles_table(diff), changes_table(diff, top), *notes)
 
 
-def difference_sentence(diff: PeakDiff) -> str:
+def difference_sentence(diff: "PeakDiff") -> str:
     """The change of the peak, and the roles that changed most."""
     # one unit for the whole sentence: that of the higher peak
     higher_bytes = max(diff.before.peak_bytes, diff.after.peak_bytes)
@@ -46,12 +101,12 @@ def difference_sentence(diff: PeakDiff) -> str:
     return f"The peak {verb} by {format_like(abs(diff.difference_bytes), higher_bytes)}, {peaks}: {named}."
 
 
-def _peak(report: PeakReport, higher_bytes: int) -> str:
+def _peak(report: "PeakReport", higher_bytes: int) -> str:
     when = f" in {report.peak_phase.value}" if report.peak_phase else ""
     return f"{format_like(report.peak_bytes, higher_bytes)}{when}"
 
 
-def change_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
+def change_rows(diff: "PeakDiff") -> Iterator[tuple[str, int, int]]:
     """Name, bytes before and bytes after of each role that does not print as zero in both."""
     for role in Role:
         before, after = diff.before.roles[role], diff.after.roles[role]
@@ -59,7 +114,7 @@ def change_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
             yield role.value, before, after
 
 
-def total_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
+def total_rows(diff: "PeakDiff") -> Iterator[tuple[str, int, int]]:
     """Name, bytes before and bytes after of the peak, the reserved bytes and each phase."""
     yield "peak", diff.before.peak_bytes, diff.after.peak_bytes
     yield "reserved", diff.before.reserved_bytes, diff.after.reserved_bytes
@@ -67,7 +122,7 @@ def total_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
         yield f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase]
 
 
-def _roles_table(diff: PeakDiff) -> "Table":
+def _roles_table(diff: "PeakDiff") -> "Table":
     table = groups_table("role", "before, MiB", "after, MiB", "change, MiB", figure_width=_FIGURE_WIDTH)
     for row in change_rows(diff):
         table.add_row(*change_cells(*row))
@@ -91,7 +146,7 @@ class GroupRow(NamedTuple):
     counts: str
 
 
-def group_rows(diff: PeakDiff) -> list[GroupRow]:
+def group_rows(diff: "PeakDiff") -> list[GroupRow]:
     """The groups that changed, the largest change first; those of all layers share a row."""
     merged: dict[tuple[str, str], list[GroupChange]] = defaultdict(list)
     for group in diff.groups:
@@ -104,7 +159,7 @@ def group_rows(diff: PeakDiff) -> list[GroupRow]:
     return sorted(rows, key=lambda row: -abs(row.change_bytes))
 
 
-def changes_table(diff: PeakDiff, top: int) -> "Table":
+def changes_table(diff: "PeakDiff", top: int) -> "Table":
     """The `top` groups that changed most."""
     rows = group_rows(diff)
     table = groups_table("role", "change, MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
@@ -118,12 +173,12 @@ def changes_table(diff: PeakDiff, top: int) -> "Table":
     return table
 
 
-def _counts(groups: Sequence[GroupChange]) -> str:
+def _counts(groups: "Sequence[GroupChange]") -> str:
     before, after = sum(group.before_count for group in groups), sum(group.after_count for group in groups)
     return str(before) if before == after else f"{before} > {after}"
 
 
-def _who(group: GroupChange) -> str:
+def _who(group: "GroupChange") -> str:
     if group.place.module:
         return without_indices(group.place.module)
     before, after = (", ".join(frames) for frames in (group.frames_before, group.frames_after))
@@ -146,28 +201,25 @@ SPREAD_HEADS = ("role", "least, MiB", "rank", "most, MiB", "rank", "difference")
 _RANK_WIDTH = 5
 
 
-def render_ranks(report: RanksReport, *, top: int = 10) -> "RenderableType":
+def render_ranks(report: "RanksReport", *, top: int = 10) -> "RenderableType":
     """Lay out the ranks, worst first, at most 100 columns wide, with `top` rows of block groups."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [Text(ranks_sentence(report)), *ranks_tables(report)]
-    parts += [file_text(line) for line in cause_lines(report)]
+    parts: list[RenderableType] = [ranks_sentence(report), *ranks_tables(report)]
+    parts += cause_lines(report)
     if report.difference.difference_bytes:
         lowest, worst = report.lowest.rank, report.worst.rank
-        parts += [Text(f"From rank {lowest} to rank {worst}:"), changes_table(report.difference, top)]
-    parts += [file_text(f"Note: {note}.") for note in report.notes]
-    parts.append(file_text(f"ligerprof explain {report.worst.source} shows the blocks of rank {report.worst.rank}."))
-    return Group(*parts)
+        parts += [f"From rank {lowest} to rank {worst}:", changes_table(report.difference, top)]
+    parts += [f"Note: {note}." for note in report.notes]
+    parts.append(f"ligerprof explain {report.worst.source} shows the blocks of rank {report.worst.rank}.")
+    return stacked(*parts)
 
 
-def ranks_tables(report: RanksReport) -> "list[RenderableType]":
+def ranks_tables(report: "RanksReport") -> "list[RenderableType]":
     """The ranks, the worst first, and the roles in which they differ, if any."""
     spreads = list(spread_rows(report))
     return [_ranks_table(report), *([_spreads_table(spreads)] if spreads else [])]
 
 
-def ranks_sentence(report: RanksReport) -> str:
+def ranks_sentence(report: "RanksReport") -> str:
     """Which rank is the worst, and by how much."""
     worst, lowest, count = report.worst, report.lowest, len(report.ranks)
     failed = sorted(each.rank for each in report.ranks if each.report.out_of_memory is not None)
@@ -182,7 +234,7 @@ def ranks_sentence(report: RanksReport) -> str:
     return f"Rank {worst.rank} of {count} has the highest peak, {peak}: {more} more than rank {lowest.rank} ({least})."
 
 
-def cause_lines(report: RanksReport) -> "Iterator[str]":
+def cause_lines(report: "RanksReport") -> "Iterator[str]":
     """Why ranks hold more than the lowest one, the worst first; ranks of the same reasons together."""
     ranks_of: dict[tuple[str, ...], list[int]] = {}
     for rank, found in report.causes.items():
@@ -194,11 +246,11 @@ def cause_lines(report: RanksReport) -> "Iterator[str]":
             yield from (f"- {text}" for text in texts)
 
 
-def _when(each: RankPeak) -> str:
+def _when(each: "RankPeak") -> str:
     return f" in {each.report.peak_phase.value}" if each.report.peak_phase else ""
 
 
-def _ranks_table(report: RanksReport) -> "Table":
+def _ranks_table(report: "RanksReport") -> "Table":
     table = groups_table(*RANK_HEADS[:3], who=RANK_HEADS[3], figure_width=_FIGURE_WIDTH, heading_width=_RANK_WIDTH)
     table.add_column(RANK_HEADS[4], overflow="fold")
     for cells in rank_rows(report):
@@ -206,7 +258,7 @@ def _ranks_table(report: RanksReport) -> "Table":
     return table
 
 
-def rank_rows(report: RanksReport) -> "Iterator[tuple[str, ...]]":
+def rank_rows(report: "RanksReport") -> "Iterator[tuple[str, ...]]":
     """The cells of each rank under RANK_HEADS, the worst rank first."""
     for each in report.ranks:
         failed = each.report.out_of_memory is not None
@@ -215,7 +267,7 @@ def rank_rows(report: RanksReport) -> "Iterator[tuple[str, ...]]":
         yield str(each.rank), *sizes, "out of memory" if failed else phase, _excess(each, report.lowest)
 
 
-def _excess(each: RankPeak, lowest: RankPeak) -> str:
+def _excess(each: "RankPeak", lowest: "RankPeak") -> str:
     """At most three roles that take more on this rank than on the rank with the lowest peak."""
     more = {role: each.report.roles[role] - lowest.report.roles[role] for role in Role}
     largest = sorted((role for role in Role if more[role] > 0), key=lambda role: -more[role])[:_MOST_NAMED]
@@ -230,7 +282,7 @@ def _spreads_table(rows: "Sequence[tuple[str, ...]]") -> "Table":
     return table
 
 
-def spread_rows(report: RanksReport) -> "Iterator[tuple[str, ...]]":
+def spread_rows(report: "RanksReport") -> "Iterator[tuple[str, ...]]":
     """The cells under SPREAD_HEADS of each role whose bytes differ visibly between ranks."""
     for spread in report.spreads:
         least, most = (each.report.roles[spread.role] for each in (spread.least, spread.most))

@@ -10,7 +10,7 @@ from ligerprof.kernels.selection import SLOTS, inapplicable_reason
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.reports.env import no_gpu_reason
-from ligerprof.reports.terminal import listing_table
+from ligerprof.reports.terminal import bold, listing_table, stacked
 from ligerprof.runs.bench.records import Direction, ErrorRecord, Finding, HostRecord, MissingRecord, TimeRecord
 from ligerprof.runs.kernel_check.rows import CheckRow, KernelCheck, Result
 from ligerprof.serialization import document, select, to_json
@@ -88,7 +88,6 @@ def kernels_json(listing: KernelListing) -> dict[str, Any]:
 
 def render_kernels(listing: KernelListing) -> "RenderableType":
     """Lay out the listing, at most 100 columns wide, with each reason once below the table."""
-    from rich.console import Group
     from rich.text import Text
 
     found = (reason for state in listing.kernels for reason in state.unavailable_reasons.values() if reason is not None)
@@ -98,10 +97,10 @@ def render_kernels(listing: KernelListing) -> "RenderableType":
         reasons = state.unavailable_reasons.values()
         cells = ("yes" if reason is None else f"no [{numbers[reason]}]" for reason in reasons)
         rows.append((state.kernel.name, state.kernel.provider, state.kernel.title, *cells))
-    return Group(
+    return stacked(
         _slots_table(listing.model),
         listing_table("kernel", "provider", "how", *DEVICE_KINDS, folded=("how",), rows=rows),
-        *(Text(f"[{number}] {reason}") for reason, number in numbers.items()),
+        *(f"[{number}] {reason}" for reason, number in numbers.items()),
         *(Text(f"Broken plug-in {entry}: {reason}", style="red") for entry, reason in listing.broken.items()),
     )
 
@@ -128,14 +127,11 @@ def bench_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 def render_bench(findings: Sequence[Finding]) -> "RenderableType":
     """Tables of all findings for a terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
     parts: list[RenderableType] = []
     for heading, table in _tables(findings):
-        parts.append(Text(heading, style="bold"))
+        parts.append(bold(heading))
         parts += [table] if table is not None else []
-    return Group(*parts)
+    return stacked(*parts)
 
 
 def _tables(findings: Sequence[Finding]) -> "Iterator[tuple[str, Table | None]]":
@@ -248,9 +244,6 @@ def _number(row: CheckRow) -> float | None:
 
 def render_kernel_check(check: KernelCheck) -> "RenderableType":
     """Lay out the rows, and count them."""
-    from rich.console import Group
-    from rich.text import Text
-
     rows = [
         (
             row.result.upper(),
@@ -265,7 +258,7 @@ def render_kernel_check(check: KernelCheck) -> "RenderableType":
     counts = {result: sum(row.result is result for row in check.rows) for result in Result}
     summary = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
     title = f"kernel {check.kernel} of {check.provider} ({check.device}): {summary}"
-    return Group(
-        Text(title),
+    return stacked(
+        title,
         listing_table("result", "check", "case", "error", "bound", _REMARK, folded=("case", _REMARK), rows=rows),
     )

@@ -2,7 +2,7 @@ import io
 from dataclasses import replace
 
 from ligerprof.analyzers.compare import Figures, compare
-from ligerprof.reports.compare import column_titles, render_comparison
+from ligerprof.reports.diff import column_titles, render_comparison
 from ligerprof.reports.terminal import console
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.units import MIB

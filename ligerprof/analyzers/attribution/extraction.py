@@ -223,8 +223,6 @@ class ProgramFrames:
 
     Attributes:
         layers: decoder layer of each block if forward or backward shows it, else -1.
-        regions: the checkpointed regions.
-        vocabulary: the loss over a vocabulary.
         earlier_models: blocks of models that the process built before the one that it trains.
         older_models: whether each block belongs to one of them and is older than the recording.
         older_weights: whether each block is a weight from before the recording.
@@ -264,7 +262,7 @@ _LEAST_INPUTS = 64
 _LARGEST_BIAS = 2**17
 # blocks at either end of a call that `_call` distinguishes
 _ENDS_OF_CALL = 2
-_SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{frames.EAGER_ATTENTION}$", re.MULTILINE)
+_SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*{frames.EAGER_CALL}", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
 
 

@@ -337,7 +337,7 @@ def _has_call(frames: object, pattern: re.Pattern[str]) -> bool:
 
 _ZERO3_BUFFERS = re.compile(r"\A\S*zero/stage3\.py:_setup_for_real_optimizer$", re.MULTILINE)
 _ZERO3_COPIES = re.compile(rf"zero/stage3\.py{frames.ZERO_MASTER_COPIES}", re.MULTILINE)
-_CONSTRUCTOR = re.compile(r"\A\S*zero/stage_1_and_2\.py:__init__$", re.MULTILINE)
+_CONSTRUCTOR = re.compile(frames.ZERO_CONSTRUCTOR, re.MULTILINE)
 _FLATTEN = re.compile(rf"zero/stage_1_and_2\.py{frames.ZERO_FLATTEN}", re.MULTILINE)
 # placeholders that take the place of weights while they are on the host
 _PLACEHOLDER_BYTES = 16

@@ -44,7 +44,6 @@ def with_layers_of_weights(
     that add up to a layer's weights.
 
     Args:
-        blocks: the live blocks.
         role_codes: index in `ROLES` of the role of each.
         known: layers of all blocks, from `layers_in_passes`.
     """

@@ -269,7 +269,6 @@ class Owner(NamedTuple):
         layer: index of the decoder layer, None outside the layers or if unknown.
         site: index of its call site in `Attribution.call_sites.sites`.
         operation: the torch operator, Python function or autograd node that allocated it, or "".
-        keeper: what keeps it alive.
     """
 
     block: int
@@ -295,8 +294,6 @@ class Owners(Sequence[Owner]):
         layers: NO_LAYER outside the layers or if unknown.
         site_of: index into `sites` of each block.
         keeper_of: index into `keepers` of each block.
-        sites: call sites of the attribution.
-        keepers: the distinct keepers.
     """
 
     blocks: Int64s

@@ -75,7 +75,6 @@ class CompiledHeads(NamedTuple):
     """What generated code shows of a head over a vocabulary.
 
     Attributes:
-        outputs: the head's outputs.
         sizes: their sizes and those of their gradients.
         row_bytes: bytes of a row of V 16-bit numbers, 0 if V is unknown.
     """
@@ -94,7 +93,6 @@ class CompiledPasses(BlockFinder):
 
     Args:
         tables: sizes that an embedding's table may have.
-        weights: sizes of weights.
     """
 
     def __init__(self, blocks: DeviceBlocks, *, tables: Int64s, weights: Int64s) -> None:

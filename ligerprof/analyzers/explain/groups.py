@@ -25,7 +25,6 @@ class BlockGroup:
 
     Attributes:
         size_bytes: requested bytes of all blocks.
-        count: number of blocks.
         module: dotted module name, "" if unknown.
         frame: `file:line function` of the Python code that allocated them, or an autograd node's name, or "".
         layers: indices of the decoder layers, ascending; empty outside the layers.

@@ -142,12 +142,12 @@ def figures_from_peak(report: PeakReport, source: str) -> Figures:
     """The figures of an explained snapshot."""
     failed = report.out_of_memory
     oom = None
-    if failed is not None and not failed.failure.caught:
+    if failed is not None and not failed.caught:
         oom = FailureFigures(
             requested_bytes=failed.requested_bytes,
             allocated_bytes=failed.allocated_bytes,
-            phase=failed.failure.phase,
-            step=failed.failure.step,
+            phase=failed.phase,
+            step=failed.step,
             roles=failed.roles,
         )
     return Figures(
@@ -324,7 +324,7 @@ def _frames(blocks: Sequence[BlockGroup]) -> tuple[str, ...]:
 
 def _notes(before: PeakReport, after: PeakReport, *, with_modules: bool) -> Iterator[str]:
     for name, report in (("first", before), ("second", after)):
-        if report.out_of_memory is not None and not report.out_of_memory.failure.caught:
+        if report.out_of_memory is not None and not report.out_of_memory.caught:
             yield f"{name} snapshot: memory ran out, so its peak is what was reached"
         yield from (f"{name} snapshot: {note}" for note in report.notes)
     named = any(block.module for report in (before, after) for block in report.blocks)

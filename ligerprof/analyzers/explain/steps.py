@@ -177,7 +177,6 @@ class Growth:
         per_step_blocks: typical increase in blocks; 0 if one block is replaced by a larger one.
         steps: number of steps that added some, of the last steps.
         held_bytes: requested bytes of the call site's blocks at the moment.
-        held_blocks: number of those blocks.
         who: module and frame.
         called_from: the line of the script that led there, "" if unknown.
     """
@@ -220,7 +219,6 @@ def find_growth(attribution: Attribution, moment: int, owners: Owners, *, least_
     in the last steps; so weights, optimizer states and caches that stopped growing are left out.
 
     Args:
-        owners: owners of the blocks at that moment.
         least_steps: number of steps that must have added memory.
     """
     starts = repetitions(attribution, moment)[-_MOST_STEPS - 1 :]

@@ -413,12 +413,10 @@ class Advice(JsonKeys):
     Attributes:
         recipe: the recipe as given.
         needed_bytes: its estimated need: the higher peak of the first and the steady step.
-        verdict: whether the recipe fits unchanged.
         steps: every rung, in the order tried: the ladder's order, except that a rung which helped
             only on a later attempt follows the rung that made it useful.
         plan: the recipe with the applied rungs.
         plan_needed_bytes: the plan's estimated need; `needed_bytes` less the savings of the applied rungs.
-        plan_verdict: whether the plan fits.
         host_bytes: main memory per GPU that the plan's offload uses, otherwise 0.
         host_limit_bytes: limit on the main memory of all GPUs together; None if it was not judged.
     """
@@ -486,7 +484,6 @@ def advise(
 
     Args:
         recipe: what to train, how, and on which GPU.
-        judge: decides whether a recipe fits.
         tried: receives the number of each change before it is tried, and the number of changes; each climb starts anew.
         host_limit_bytes: limit on the main memory that the offload of all GPUs uses; None: no limit.
         ladder: the changes, the cheapest first.

@@ -58,7 +58,6 @@ class Work:
     Attributes:
         name: of products, their dtype (bf16, fp32); of attention, the kernel; of memory, how it moves bytes.
         shape: of products, (batch, m, n, k); of attention, (batch, heads, queries, keys, head_dim).
-        moved_bytes: bytes read and written.
         halves: whether attention is causal.
         is_backward: of attention, whether it computes gradients.
     """
@@ -197,7 +196,6 @@ class Rates:
     """The rates of one GPU.
 
     Attributes:
-        gpu: its name.
         measured: whether these rates were measured on it.
     """
 
@@ -331,9 +329,7 @@ class StepTime(JsonKeys):
     """The predicted time of a step.
 
     Attributes:
-        gpu: for which GPU.
         measured: whether its rates were measured, or come from data sheets.
-        seconds: the step's time.
         tokens: trained per step.
         flops: of products and attention, what is recomputed included.
         useful_flops: the same without what is recomputed.

@@ -262,7 +262,6 @@ class LayerPasses:
         first: event of its first allocation.
         end: event of the first allocation after it, or the end of the span.
         output: block of its output, -1 if unknown.
-        output_bytes: size of that block.
         rise_bytes: how far allocated memory rose within the pass.
         backward_first: event that first frees a block that the pass saved, in the next backward phase; -1 without.
         backward_last: event that frees the last one.
@@ -526,7 +525,6 @@ class Case:
         attribution: of the recording, up to the failure if memory ran out.
         whole: of the whole recording, which shows what the program does.
         window: the moments that are searched for the peak.
-        peak_moment: the moment of the recorded peak.
         failed: the event of the allocation that failed, None if all succeeded.
     """
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.suggestions.case import Case, Edit, Framework, peak_after
 from ligerprof.analyzers.suggestions.rows import ROWS, Basis, Cost, Suggestion, SuggestionRow
 from ligerprof.errors import LigerprofError, RecipeError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from ligerprof.recipe.training import TrainingRecipe
 
 
-_FIRST = r"\A\S*nn/parallel/distributed\.py:_ddp_init_helper$"
-_REBUILT = r"\A\S*nn/parallel/distributed\.py:_pre_forward$"
 # nn/parallel/distributed.py: the smallest bucket; smaller tensors are maps of unused parameters
 _LEAST_BUCKET_BYTES = 2**20
 # kWatchdogThreadSleepMillis
@@ -44,7 +43,7 @@ def edits_with_other_timings(row: SuggestionRow, case: Case) -> Iterator[Edit]:
 
 
 def _with_buckets_until(row: SuggestionRow, case: Case, until: int) -> Edit | None:
-    edit, first = row.edit(case), case.blocks_from(_FIRST)
+    edit, first = row.edit(case), case.blocks_from(frames.DDP_FIRST_BUCKET)
     if edit is None:
         return None
     sizes, stops = edit.sizes(first), edit.stops(first)
@@ -58,9 +57,9 @@ def _ends(row: SuggestionRow, case: Case) -> list[int]:
     """The moments after which the first buckets may be gone, the earliest first."""
     if case.program.engine is not Framework.DDP or not row.keeps_buckets:
         return []
-    rebuilt = case.blocks_from(_REBUILT)
+    rebuilt = case.blocks_from(frames.DDP_REBUILT_BUCKET)
     rebuilt = rebuilt[case.sizes(rebuilt) >= _LEAST_BUCKET_BYTES]
-    first = case.blocks_from(_FIRST)
+    first = case.blocks_from(frames.DDP_FIRST_BUCKET)
     if not len(first) or not len(rebuilt):
         return []
     built = int(case.edit().starts(rebuilt).min())

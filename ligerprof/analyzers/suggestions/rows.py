@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.suggestions.case import Case, Edit, Framework
 from ligerprof.analyzers.suggestions.edits import (
     RANKS,
@@ -83,11 +84,9 @@ class Suggestion:
         without: roles that the change removes or shrinks.
         saves_bytes: by how much the peak is lower; None if this cannot be computed.
         new_peak_bytes: the peak with the change, wherever it then is; None as above.
-        cost_reason: what the cost consists of.
         how: lines to change, in the words of the framework.
         framework: whose settings these are.
         lets_pass: whether the allocation that failed would have succeeded; None without one, or if unknown.
-        basis: how exact the saving is.
         least_peak_bytes: the new peak where it is lowest, if it differs from run to run; else None.
         condition: what else the new peak depends on, in a sentence; empty if on nothing.
         new_reserved_bytes: what is reserved with the change, of one that moves blocks and leaves the peak; else None.
@@ -147,7 +146,6 @@ class SuggestionRow:
         changes: the recipe's options that the suggestion sets; frameworks have them as their files write them.
         skips: frameworks whose lines do not hold for this program.
         changed: a recipe after it, where `changes` alone does not say that; None if it does not apply.
-        basis: how exact the saving is.
         is_whole: whether the saving is exact all the same, for this program.
         keeps_buckets: whether DDP still has buckets after the change.
         condition: what the saving depends on, in a sentence without its period; empty if on nothing.
@@ -338,7 +336,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         cost=Cost.FREE,
         cost_reason="the same attention up to rounding, faster",
         without=(Role.ATTENTION_TEMPORARIES,),
-        applies=lambda case: case.program.has_call(r":eager_attention_forward$"),
+        applies=lambda case: case.program.has_call(frames.EAGER_CALL),
         edit=without(Role.ATTENTION_TEMPORARIES),
         changes={"attention": Attention.SDPA},
         changed=_sdpa,

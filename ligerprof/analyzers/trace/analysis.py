@@ -65,7 +65,6 @@ class DeviceUse:
     """Activity of one GPU within the window.
 
     Attributes:
-        streams: number of streams with work.
         kernels: number of kernels that ran, at least in part, within the window.
         copies: as `kernels`, for copies and fills.
         busy_seconds: time with at least one kernel running.
@@ -160,7 +159,6 @@ class TraceReport(JsonKeys):
         window_seconds: from the start of the first profiled step to the end of the last.
         steps: names of the profiled steps; empty if the trace has none and the window is the whole trace.
         devices: sorted by index.
-        classes: every class.
         phases: every phase; None if the trace has no spans of phases.
         kernels: every kernel, copy and fill by name, largest time first.
         host: seconds by layer, which sum to the window; None without launching calls.

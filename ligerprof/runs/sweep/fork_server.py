@@ -34,8 +34,8 @@ from ligerprof.runs.sweep.guard import POLL_SECONDS, guard
 _MODULES = (
     "ligerprof.cli.step",
     "ligerprof.reports.page.run",
+    "ligerprof.reports.figures.memory",
     "ligerprof.reports.step",
-    "ligerprof.reports.tensorboard",
     "ligerprof.runs.measured.ranks",
     "ligerprof.runs.step",
     "ligerprof.runs.simulated",
