@@ -23,7 +23,7 @@ from threading import Lock
 from typing import Any
 
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.analyzers.suggestions.suggestion import Suggestion
+from ligerprof.analyzers.suggestions.rows import Suggestion
 
 PROGRAMS = (
     "torch-loop",

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ligerprof.analyzers.step_time.account import account, predicted_time
-from ligerprof.analyzers.step_time.predict import Bound
-from ligerprof.analyzers.step_time.rates import Host, Ledger, Part, product
+from ligerprof.analyzers.step_time.rates import Bound, Host, Ledger, Part, product
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ligerprof import kernels as kernels
     from ligerprof.analyzers.compare import Comparison as Comparison
     from ligerprof.analyzers.estimate import MemoryEstimate as MemoryEstimate
-    from ligerprof.analyzers.explain.diff import PeakDiff as PeakDiff
+    from ligerprof.analyzers.explain.peak import PeakDiff as PeakDiff
     from ligerprof.analyzers.explain.peak import PeakReport as PeakReport
-    from ligerprof.analyzers.search.advise import Advice as Advice
+    from ligerprof.analyzers.search.changes import Advice as Advice
     from ligerprof.analyzers.search.fit import Fit as Fit
-    from ligerprof.analyzers.trace.report import TraceReport as TraceReport
+    from ligerprof.analyzers.trace.analysis import TraceReport as TraceReport
     from ligerprof.errors import LigerprofError as LigerprofError
     from ligerprof.library import advise as advise
     from ligerprof.library import analyze_trace as analyze_trace

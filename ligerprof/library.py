@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ligerprof.analyzers import estimate as analytic
-from ligerprof.analyzers.compare import Comparison, figures_from_json, figures_of_ranks
+from ligerprof.analyzers.compare import Comparison, Figures, figures_from_json, figures_of_ranks
 from ligerprof.analyzers.compare import compare as compare_figures
 from ligerprof.analyzers.estimate import MemoryEstimate, Moment
-from ligerprof.analyzers.result_reader import Figures
 from ligerprof.analyzers.search.budget import Judge, Reserved
 from ligerprof.errors import MissingDependencyError, ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
@@ -31,12 +30,10 @@ from ligerprof.text import short_repr
 if TYPE_CHECKING:
     from ligerprof.analyzers.attribution.rules import UserRule
     from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
-    from ligerprof.analyzers.explain.diff import PeakDiff
-    from ligerprof.analyzers.explain.peak import PeakReport
-    from ligerprof.analyzers.search.advise import Advice
-    from ligerprof.analyzers.search.changes import Change, Settle, Sharding
+    from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
+    from ligerprof.analyzers.search.changes import Advice, Change, Settle, Sharding
     from ligerprof.analyzers.search.fit import Answered, Candidate, Fastest, Fit
-    from ligerprof.analyzers.trace.report import TraceReport
+    from ligerprof.analyzers.trace.analysis import TraceReport
     from ligerprof.runs.outcome import StepOutcome
     from ligerprof.snapshots.reader import Snapshot
 
@@ -170,7 +167,7 @@ def advise(
         sharding: how several GPUs share the states; None: DeepSpeed's stages first, then FSDP2.
         settle: what a changed recipe becomes in the user's own files, or why these cannot say it; None without files.
     """
-    from ligerprof.analyzers.search import advise as search
+    from ligerprof.analyzers.search import changes as search
     from ligerprof.analyzers.search.changes import Sharding, make_ladder, settled
 
     # the ladder judges main memory itself, change by change
@@ -197,8 +194,7 @@ def compare(*sources: "Source", reference: int = 0) -> Comparison:
 
 def diff(before: "PathLike | PeakReport", after: "PathLike | PeakReport") -> "PeakDiff":
     """Show what grew and shrank between two peaks; see `ligerprof diff`."""
-    from ligerprof.analyzers.explain.diff import diff_peaks
-    from ligerprof.analyzers.explain.peak import PeakReport
+    from ligerprof.analyzers.explain.peak import PeakReport, diff_peaks
 
     pair = [side if isinstance(side, PeakReport) else peak_of(read_peak(side)) for side in (before, after)]
     return diff_peaks(*pair)
@@ -287,7 +283,7 @@ def read_figures(source: PathLike, *, of_ranks: bool = False) -> tuple[Figures, 
         return read(read_result(path), str(path))
     if of_ranks or path.suffix == ".json" or path == STANDARD_INPUT or starts_as_json(path, _FIGURES):
         return read(read_json(path, _FIGURES), str(path))
-    from ligerprof.analyzers.compare import figures_from_peak
+    from ligerprof.analyzers.explain.peak import figures_from_peak
 
     return (figures_from_peak(explain(path), str(path)),)
 
@@ -316,8 +312,7 @@ def _figures(source: "Source") -> tuple[Figures, ...]:
         return figures_from_json(source.to_json(), "estimate")
     if isinstance(source, (str, os.PathLike)):
         return read_figures(source)
-    from ligerprof.analyzers.compare import figures_from_peak
-    from ligerprof.analyzers.explain.peak import PeakReport
+    from ligerprof.analyzers.explain.peak import PeakReport, figures_from_peak
     from ligerprof.runs.outcome import StepOutcome
 
     if isinstance(source, StepOutcome):

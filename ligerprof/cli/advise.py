@@ -26,7 +26,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
-    from ligerprof.analyzers.search.advise import Advice
+    from ligerprof.analyzers.search.changes import Advice
 
 
 @click.command(

@@ -263,11 +263,12 @@ def _teller(
     """Prints each trial when it has ended, the first one below the command and the limit."""
     from rich.text import Text
 
-    from ligerprof.reports.command_search import heading, trial_line
+    from ligerprof.reports.command_search import trial_line
+    from ligerprof.reports.search import heading
 
     if not as_json:
         with progress.aside():
-            print_text(heading(problem.command, problem.limit))
+            print_text(heading(f"{problem.command.name} on a simulated GPU", problem.limit))
 
     def tell(name: str, trial: "Trial") -> None:
         if as_json:

@@ -32,7 +32,7 @@ def command(sources: tuple[Path, ...], reference: int, of_ranks: bool, as_json: 
     """
     from ligerprof.analyzers.compare import compare
     from ligerprof.library import read_figures
-    from ligerprof.reports.compare import render_comparison
+    from ligerprof.reports.diff import render_comparison
 
     if of_ranks and len(sources) != 1:
         raise click.UsageError("--ranks compares the ranks of one run: give one.")

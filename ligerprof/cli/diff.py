@@ -16,7 +16,7 @@ from ligerprof.snapshots.watch import watched
 from ligerprof.units import parse_bytes
 
 if TYPE_CHECKING:
-    from ligerprof.analyzers.explain.diff import PeakDiff
+    from ligerprof.analyzers.explain.peak import PeakDiff
 
 _PERCENT = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?%")
 
@@ -93,7 +93,7 @@ def command(  # noqa: PLR0913 - one argument per option
     do not matter.
     """
     from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
-    from ligerprof.analyzers.explain.diff import diff_peaks
+    from ligerprof.analyzers.explain.peak import diff_peaks
     from ligerprof.library import peak_of, read_peak
     from ligerprof.reports.diff import difference_sentence, render_diff
     from ligerprof.reports.markdown import diff_markdown
@@ -111,7 +111,7 @@ def command(  # noqa: PLR0913 - one argument per option
         say_written(html_path)
     diff = diff_peaks(*map(peak_of, sources))
     failure = diff.after.out_of_memory
-    failed = failure is not None and not failure.failure.caught
+    failed = failure is not None and not failure.caught
     limit_bytes = None if max_growth is None else max_growth.highest_bytes(diff)
     judged = limit_json(limit_bytes, diff.after.peak_bytes, failed=failed)
     if as_markdown and not as_json:

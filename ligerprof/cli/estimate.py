@@ -52,7 +52,7 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
     """
     from ligerprof.analyzers.estimate import Answer, estimate, judge, judged, require_host_memory
     from ligerprof.analyzers.step_time.account import time_or_reason
-    from ligerprof.analyzers.step_time.predict import time_json
+    from ligerprof.analyzers.step_time.rates import time_json
     from ligerprof.reports.estimate import layers_table, render_estimate
     from ligerprof.runs.tapes.traced import with_tape
 

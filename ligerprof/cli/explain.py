@@ -103,7 +103,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if stacks or as_markdown or all_settings or by is not View.ROLE:
             raise click.UsageError("--stacks, --format, --alloc-confs and --by need one rank: give its file.")
         from ligerprof.analyzers.explain.ranks import explain_ranks
-        from ligerprof.reports.ranks import render_ranks
+        from ligerprof.reports.diff import render_ranks
         from ligerprof.runs.recording.summary import recorded_weights
 
         if html_path is not None:

@@ -174,7 +174,7 @@ def _teller(recipe: TrainingRecipe, progress: Stages) -> "Answered":
         with progress.aside():
             if name == "wanted":
                 answer = _known(answer)
-                print_text(heading(recipe, find_limit(recipe)))
+                print_text(heading(recipe.summary, find_limit(recipe)))
             print_text(Text(answer_line(recipe, name, answer)))
 
     return tell

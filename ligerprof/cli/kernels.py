@@ -52,7 +52,7 @@ def check(ctx: click.Context, name: str, provider: str, as_json: bool) -> None:
     # Triton reads it when it is imported; on a machine with a GPU nothing is interpreted
     if not _has_gpu():
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    from ligerprof.reports.kernel_check import kernel_check_json, render_kernel_check
+    from ligerprof.reports.kernels import kernel_check_json, render_kernel_check
     from ligerprof.runs.kernel_check import check_kernel, find_checked
 
     kernel, _, own = name.partition(":")

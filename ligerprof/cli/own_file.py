@@ -103,7 +103,7 @@ class OwnConfig:
         self._copies, self._force = copies, force
         self._own: OwnFiles | None = None
         if sources:
-            from ligerprof.analyzers.suggestions.own_file import read_own_files
+            from ligerprof.analyzers.suggestions.find import read_own_files
 
             self._own = read_own_files(sources)
         check_copies(copies, () if self._own is None else self._own.files, force=force)
@@ -112,7 +112,7 @@ class OwnConfig:
         """The report with the lines of the files in its suggestions."""
         if self._own is None:
             return report
-        from ligerprof.analyzers.suggestions.own_file import in_own_files
+        from ligerprof.analyzers.suggestions.find import in_own_files
 
         return replace(report, suggestions=in_own_files(report.suggestions, self._own))
 
@@ -120,7 +120,7 @@ class OwnConfig:
         """Write copies of the files with the first suggestion that they have keys for."""
         if self._own is None or not self._copies:
             return
-        from ligerprof.analyzers.suggestions.own_file import first_edits
+        from ligerprof.analyzers.suggestions.find import first_edits
 
         found = None if report is None else first_edits(report.suggestions, self._own)
         if found is None:

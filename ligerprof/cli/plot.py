@@ -13,7 +13,7 @@ from ligerprof.cli.output import print_json, say, stages
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
-from ligerprof.reports.figures.names import FORMATS, KIND_NAMES, OF_A_RECIPE
+from ligerprof.reports.figures import FORMATS, KIND_NAMES, OF_A_RECIPE
 from ligerprof.serialization import document
 
 if TYPE_CHECKING:

@@ -36,8 +36,7 @@ def command(
     all output is then marked as simulated.
     """
     from ligerprof.reports.page.run import render_page
-    from ligerprof.reports.step import render_step
-    from ligerprof.reports.tensorboard import write_summaries
+    from ligerprof.reports.step import render_step, write_summaries
     from ligerprof.runs.directory import REPORT, create_run_directory
     from ligerprof.runs.measured.ranks import rank_from_environment
     from ligerprof.runs.step import choose_backend, require_runnable, run_step

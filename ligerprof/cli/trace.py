@@ -20,9 +20,8 @@ def command(traces: tuple[Path, ...], top: int, as_json: bool) -> None:
     input. RUN is a run directory of `ligerprof step` or a folder with *.pt.trace.json files; the
     newest is read. Two traces are compared.
     """
-    from ligerprof.analyzers.trace.analysis import analyze
+    from ligerprof.analyzers.trace.analysis import TraceDifference, analyze
     from ligerprof.analyzers.trace.events import read_trace
-    from ligerprof.analyzers.trace.report import TraceDifference
     from ligerprof.reports.trace import render_trace, render_trace_difference
     from ligerprof.runs.directory import find_trace
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ligerprof.recipe.commands.changes import ChangedCommand, TrainingCommand
-from ligerprof.recipe.usable_memory import Limit
-from ligerprof.reports.terminal import ShellCommand, listing_table
+from ligerprof.recipe.commands.changes import ChangedCommand
+from ligerprof.reports.terminal import ShellCommand, listing_table, stacked
 from ligerprof.runs.command_search.fastest import FastestCommand, FittingSplits
 from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit, named
 from ligerprof.runs.command_search.trials import Outcome, Trial
@@ -13,17 +12,6 @@ from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-
-def heading(command: TrainingCommand, limit: Limit) -> "RenderableType":
-    """The command and the limit."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        Text(f"{command.name} on a simulated GPU", style="bold"),
-        Text(f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source})."),
-    )
 
 
 def trial_line(name: str, trial: Trial) -> str:
@@ -43,10 +31,7 @@ def trial_line(name: str, trial: Trial) -> str:
 
 def render_largest(found: LargestFit) -> "RenderableType":
     """The largest value, what bounds it, and the command."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(*(Text(line) for line in _largest_lines(found)), *_fitting(found.problem, found.change, found.trial))
+    return stacked(*_largest_lines(found), *_fitting(found.problem, found.change, found.trial))
 
 
 def _largest_lines(found: LargestFit) -> Iterator[str]:
@@ -69,31 +54,25 @@ def _largest_lines(found: LargestFit) -> Iterator[str]:
 
 def render_cheapest(found: CheapestFit, *, show_all: bool) -> "RenderableType":
     """The plan, what else there is, and the command."""
-    from rich.console import Group
-    from rich.text import Text
-
     parts: list[RenderableType] = []
     if found.own is not None:
         verdict = "fits" if found.own.outcome is Outcome.RAN else "DOES NOT FIT"
-        parts.append(Text(f"Without changes it {verdict}."))
+        parts.append(f"Without changes it {verdict}.")
     if found.plan:
         parts.append(listing_table("the plan", "cost", rows=[(lever.name, lever.cost) for lever in found.plan]))
-        parts.append(Text("Each change is needed." if found.is_whole else "The search was interrupted."))
+        parts.append("Each change is needed." if found.is_whole else "The search was interrupted.")
     elif found.plan is not None:
-        parts.append(Text("Nothing needs to change."))
+        parts.append("Nothing needs to change.")
     else:
-        parts.append(Text("No change that is known to help makes it fit." if found.is_whole else "Interrupted."))
+        parts.append("No change that is known to help makes it fit." if found.is_whole else "Interrupted.")
     if show_all and found.left:
         parts.append(listing_table("not needed", "cost", rows=[(lever.name, lever.cost) for lever in found.left]))
-    parts += [Text(f"note: {lever.name} cannot be tried: {reason}") for lever, reason in found.refused]
-    return Group(*parts, *_fitting(found.problem, found.change, found.trial))
+    parts += [f"note: {lever.name} cannot be tried: {reason}" for lever, reason in found.refused]
+    return stacked(*parts, *_fitting(found.problem, found.change, found.trial))
 
 
 def render_fastest_command(found: FastestCommand) -> "RenderableType":
     """The alternatives that fit, the fastest first, and the command."""
-    from rich.console import Group
-    from rich.text import Text
-
     columns = ("ms per step", "reserved")
     rows = [
         (
@@ -105,25 +84,22 @@ def render_fastest_command(found: FastestCommand) -> "RenderableType":
         for change, trial in found.fitting
     ]
     table = listing_table(*columns, "bound by", "changes", right=columns, folded=("changes",), rows=rows)
-    end = [] if found.is_whole else [Text("The search was interrupted.")]
-    predicted = [Text("Times are predicted, for steps of as many sequences.")] if rows else []
-    return Group(*([table] if rows else []), *predicted, *end, *_fitting(found.problem, found.change, found.trial))
+    end = [] if found.is_whole else ["The search was interrupted."]
+    predicted = ["Times are predicted, for steps of as many sequences."] if rows else []
+    return stacked(*([table] if rows else []), *predicted, *end, *_fitting(found.problem, found.change, found.trial))
 
 
 def render_splits(found: FittingSplits) -> "RenderableType":
     """The splits with their ranks, the worst first, and the command of the one with the fewest ranks for a model."""
-    from rich.console import Group
-    from rich.text import Text
-
     verdicts = {Outcome.RAN: "fits", Outcome.OUT_OF_MEMORY: "DOES NOT FIT", Outcome.FAILED: "fails"}
     rows = [(split.name, verdicts[trial.outcome], _ranks(trial)) for split, trial in found.trials]
     columns = (f"{found.problem.machine.world} GPUs as", "", "reserved by rank, the worst first")
-    end = [] if found.is_whole else [Text("The search was interrupted.")]
+    end = [] if found.is_whole else ["The search was interrupted."]
     launch, world = found.problem.command.launch, found.problem.machine.world
     if launch is not None and launch.launcher != "python" and launch.processes not in (None, world):
-        end.append(Text(f"note: the command launches {launch.processes} ranks; have it launch {world}"))
+        end.append(f"note: the command launches {launch.processes} ranks; have it launch {world}")
     table = listing_table(*columns, folded=columns[2:], rows=rows)
-    return Group(*([table] if rows else []), *end, *_fitting(found.problem, found.change, found.trial))
+    return stacked(*([table] if rows else []), *end, *_fitting(found.problem, found.change, found.trial))
 
 
 def _ranks(trial: Trial) -> str:
@@ -135,17 +111,14 @@ def _ranks(trial: Trial) -> str:
 
 
 def _fitting(problem: CommandProblem, change: object, trial: Trial | None) -> Iterator["RenderableType"]:
-    from rich.text import Text
 
     if trial is None:
         return
     changed: ChangedCommand = problem.changed(change)  # type: ignore[arg-type]
     if problem.machine.gpu.eager:
-        yield Text(
-            "note: functions of torch.compile ran without it; compiled, they need less memory as far as is known"
-        )
-    yield Text(f"It holds {format_bytes(trial.reserved_bytes)} reserved, {format_bytes(trial.peak_bytes)} allocated:")
+        yield "note: functions of torch.compile ran without it; compiled, they need less memory as far as is known"
+    yield f"It holds {format_bytes(trial.reserved_bytes)} reserved, {format_bytes(trial.peak_bytes)} allocated:"
     yield ShellCommand(f"  {changed.text}")
     if changed.files and problem.copies is None:
         names = ", ".join(map(str, changed.files))
-        yield Text(f"The changed keys go into {names}: -o FILE writes it.")
+        yield f"The changed keys go into {names}: -o FILE writes it."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ligerprof import __version__
 from ligerprof.gpus import GPUS, Vendor
-from ligerprof.reports.terminal import listing_table
+from ligerprof.reports.terminal import bold, listing_table, stacked
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes
 
@@ -172,18 +172,15 @@ def environment_json(environment: Environment) -> dict[str, Any]:
 
 def render_environment(environment: Environment) -> "RenderableType":
     """Lay out the environment for a terminal, at most 100 columns wide."""
-    from rich.console import Group
-    from rich.text import Text
-
     heading = f"ligerprof {__version__}, Python {environment.python}, {environment.system}"
-    return Group(
-        Text(heading, style="bold"),
+    return stacked(
+        bold(heading),
         *_packages_part(environment),
-        Text("GPUs of this machine", style="bold"),
-        *map(Text, _gpu_lines(environment)),
-        Text("\nKnown GPUs, for --gpu", style="bold"),
+        bold("GPUs of this machine"),
+        *_gpu_lines(environment),
+        bold("\nKnown GPUs, for --gpu"),
         _known_gpus_table(),
-        Text(_GPU_NOTE),
+        _GPU_NOTE,
     )
 
 
@@ -191,7 +188,7 @@ def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
     from rich.text import Text
 
     if not environment.packages:
-        yield Text("\nligerprof runs from a source tree that is not installed; its requirements are unknown.\n")
+        yield "\nligerprof runs from a source tree that is not installed; its requirements are unknown.\n"
         return
     rows = []
     for item in environment.packages:
@@ -200,7 +197,7 @@ def _packages_part(environment: Environment) -> "Iterator[RenderableType]":
     yield listing_table("package", "installed", "wanted", "extra", "state", rows=rows)
     extras = dict.fromkeys(item.extra for item in environment.packages if item.status == "missing")
     if names := ",".join(filter(None, extras)):
-        yield Text(f"To install missing packages: pip install -c constraints.txt -e '.[{names}]'\n")
+        yield f"To install missing packages: pip install -c constraints.txt -e '.[{names}]'\n"
 
 
 def _gpu_lines(environment: Environment) -> Iterator[str]:

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import Answer, FitVerdict, HostVerdict, MemoryEstimate, Moment
-from ligerprof.analyzers.step_time.predict import Bound, StepTime
+from ligerprof.analyzers.step_time.rates import Bound, StepTime
 from ligerprof.gpus import find_gpu
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.lengths import BatchShape
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.terminal import FiguresColumn, listing_table, phases_table, roles_table
+from ligerprof.reports.terminal import FiguresColumn, bold, listing_table, phases_table, roles_table, stacked
 from ligerprof.roles import Role
 from ligerprof.runs.whole_run.replay import RunMoment, WholeRun
 from ligerprof.units import format_bytes, format_mib, in_one_unit
@@ -34,9 +34,6 @@ def render_estimate(
     time: StepTime | str | None = None,
 ) -> "RenderableType":
     """Lay out an estimate, with errors against the simulated step and the predicted time if they are given."""
-    from rich.console import Group
-    from rich.text import Text
-
     columns = [
         FiguresColumn(title=ESTIMATED, roles=estimate.roles, phases=estimate.phases, peak_bytes=estimate.peak_bytes)
     ]
@@ -46,16 +43,16 @@ def render_estimate(
     if recipe.compile:
         peak = f"Without torch.compile, {peak[0].lower()}{peak[1:]}"
     terms = [(term.name, term.formula, format_bytes(term.size_bytes)) for term in estimate.terms]
-    return Group(
-        Text(recipe.summary, style="bold"),
-        Text(peak),
+    return stacked(
+        bold(recipe.summary),
+        peak,
         listing_table("term", "formula", "size", right=("size",), folded=("formula",), rows=terms),
         phases_table(columns, reference=len(columns) - 1),
         roles_table(columns, reference=len(columns) - 1),
-        *(Text(f"assumed: {sentence}") for sentence in estimate.assumed),
-        *(Text(f"left out: {sentence}") for sentence in estimate.left_out),
-        *(Text(f"compared: {sentence}") for sentence in _compared(recipe, estimate)),
-        *([] if time is None else map(Text, time_lines(time))),
+        *(f"assumed: {sentence}" for sentence in estimate.assumed),
+        *(f"left out: {sentence}" for sentence in estimate.left_out),
+        *(f"compared: {sentence}" for sentence in _compared(recipe, estimate)),
+        *([] if time is None else time_lines(time)),
     )
 
 

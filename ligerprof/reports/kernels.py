@@ -10,9 +10,10 @@ from ligerprof.kernels.selection import SLOTS, inapplicable_reason
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec
 from ligerprof.reports.env import no_gpu_reason
-from ligerprof.reports.terminal import listing_table
+from ligerprof.reports.terminal import bold, listing_table, stacked
 from ligerprof.runs.bench.records import Direction, ErrorRecord, Finding, HostRecord, MissingRecord, TimeRecord
-from ligerprof.serialization import document, select
+from ligerprof.runs.kernel_check.check import CheckRow, KernelCheck, Result
+from ligerprof.serialization import document, select, to_json
 from ligerprof.units import format_mib
 
 if TYPE_CHECKING:
@@ -87,7 +88,6 @@ def kernels_json(listing: KernelListing) -> dict[str, Any]:
 
 def render_kernels(listing: KernelListing) -> "RenderableType":
     """Lay out the listing, at most 100 columns wide, with each reason once below the table."""
-    from rich.console import Group
     from rich.text import Text
 
     found = (reason for state in listing.kernels for reason in state.unavailable_reasons.values() if reason is not None)
@@ -97,10 +97,10 @@ def render_kernels(listing: KernelListing) -> "RenderableType":
         reasons = state.unavailable_reasons.values()
         cells = ("yes" if reason is None else f"no [{numbers[reason]}]" for reason in reasons)
         rows.append((state.kernel.name, state.kernel.provider, state.kernel.title, *cells))
-    return Group(
+    return stacked(
         _slots_table(listing.model),
         listing_table("kernel", "provider", "how", *DEVICE_KINDS, folded=("how",), rows=rows),
-        *(Text(f"[{number}] {reason}") for reason, number in numbers.items()),
+        *(f"[{number}] {reason}" for reason, number in numbers.items()),
         *(Text(f"Broken plug-in {entry}: {reason}", style="red") for entry, reason in listing.broken.items()),
     )
 
@@ -127,14 +127,11 @@ def bench_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 def render_bench(findings: Sequence[Finding]) -> "RenderableType":
     """Tables of all findings for a terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
     parts: list[RenderableType] = []
     for heading, table in _tables(findings):
-        parts.append(Text(heading, style="bold"))
+        parts.append(bold(heading))
         parts += [table] if table is not None else []
-    return Group(*parts)
+    return stacked(*parts)
 
 
 def _tables(findings: Sequence[Finding]) -> "Iterator[tuple[str, Table | None]]":
@@ -230,3 +227,38 @@ def _missing_table(records: Sequence[MissingRecord]) -> "Table":
     for (kernel, provider, reason), names in shapes.items():
         table.add_row(kernel, ", ".join(dict.fromkeys(names)), provider, reason)
     return table
+
+
+_REMARK = "largest, or why"
+
+
+def kernel_check_json(check: KernelCheck) -> dict[str, Any]:
+    """The object of `ligerprof kernels check --json`; an error beyond all numbers is null, with a note."""
+    rows = [{**to_json(row), "error": _number(row)} for row in check.rows]
+    return document("kernel_check", select(check, "kernel", "provider", "slot", "device", "passed"), {"rows": rows})
+
+
+def _number(row: CheckRow) -> float | None:
+    return None if row.error == float("inf") else row.error
+
+
+def render_kernel_check(check: KernelCheck) -> "RenderableType":
+    """Lay out the rows, and count them."""
+    rows = [
+        (
+            row.result.upper(),
+            row.check,
+            f"{row.case}: {row.tensor.replace('_', ' ')}" if row.check == "bytes" and row.tensor else row.case,
+            "" if row.error is None else f"{row.error:.1e}",
+            "" if row.bound is None else f"{row.bound:.1e}",
+            row.note or row.tensor,
+        )
+        for row in check.rows
+    ]
+    counts = {result: sum(row.result is result for row in check.rows) for result in Result}
+    summary = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
+    title = f"kernel {check.kernel} of {check.provider} ({check.device}): {summary}"
+    return stacked(
+        title,
+        listing_table("result", "check", "case", "error", "bound", _REMARK, folded=("case", _REMARK), rows=rows),
+    )

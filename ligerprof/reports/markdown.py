@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from ligerprof.analyzers.estimate import MemoryEstimate
-from ligerprof.analyzers.explain.diff import PeakDiff
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
-from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
 from ligerprof.reports.diff import change_cells, change_rows, difference_sentence, group_rows, signed_mib, total_rows
 from ligerprof.reports.estimate import summary
 from ligerprof.reports.peak import failure_lines, finding_lines, phase_lines, sentence

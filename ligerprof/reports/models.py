@@ -6,11 +6,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.models import CatalogModel, ModelSpec, spec_from_config
-from ligerprof.reports.terminal import listing_table
+from ligerprof.reports.terminal import bold, listing_table, stacked
 from ligerprof.serialization import document, select
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 _FIGURES = ("layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim", "vocab_size")
 _HINT = (
@@ -64,30 +65,25 @@ def models_json(found: FoundModels) -> dict[str, Any]:
 
 def render_names(found: FoundModels) -> "RenderableType":
     """The names of all models by group, 80 columns wide."""
-    from rich.console import Group
-    from rich.text import Text
-
     rows: list[Sequence[str | Text]] = []
     for title, group in groupby(found.rows, key=lambda row: row.group):
-        rows += [(), (Text(title, style="bold"), "", "")]
+        rows += [(), (bold(title), "", "")]
         rows += [(row.title, row.name, _short_count(row.parameters)) for row in group]
-    return Group(listing_table("model", "short name", "parameters", right=("parameters",), rows=rows[1:]), Text(_HINT))
+    return stacked(listing_table("model", "short name", "parameters", right=("parameters",), rows=rows[1:]), _HINT)
 
 
 def render_figures(found: FoundModels) -> "RenderableType":
     """The figures and names of each model, 80 columns wide."""
-    from rich.console import Group
     from rich.padding import Padding
-    from rich.text import Text
 
     parts: list[RenderableType] = []
     for row in found.rows:
-        parts.append(Text(f"{row.title} ({row.group}, {row.config['model_type']})", style="bold"))
-        parts.append(Padding(Text("\n".join(_description(row))), (0, 0, 1, 2)))
+        parts.append(bold(f"{row.title} ({row.group}, {row.config['model_type']})"))
+        parts.append(Padding(stacked(*_description(row)), (0, 0, 1, 2)))
     if found.unsupported:
         names = ", ".join(f"{hub_id} ({model_type})" for hub_id, model_type in found.unsupported.items())
-        parts.append(Text(f"Known, but not supported: {names}"))
-    return Group(*parts)
+        parts.append(f"Known, but not supported: {names}")
+    return stacked(*parts)
 
 
 def _description(row: CatalogModel) -> Iterator[str]:

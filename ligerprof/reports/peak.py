@@ -12,10 +12,18 @@ from ligerprof.analyzers.attribution.owners import PYTHON
 from ligerprof.analyzers.explain.alloc_settings import SettingsOutcome
 from ligerprof.analyzers.explain.failure import Cause, FailedAllocation, Failure, FreeReason
 from ligerprof.analyzers.explain.groups import BlockGroup, join_layers
-from ligerprof.analyzers.explain.growth import Growth
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.suggestions.suggestion import Basis, Suggestion
-from ligerprof.reports.terminal import FiguresColumn, file_text, groups_table, percent_share, roles_table
+from ligerprof.analyzers.explain.steps import Growth
+from ligerprof.analyzers.suggestions.rows import Basis, Suggestion
+from ligerprof.reports.terminal import (
+    FiguresColumn,
+    add_listing_row,
+    cut,
+    groups_table,
+    percent_share,
+    roles_table,
+    stacked,
+)
 from ligerprof.roles import MemoryBreakdown, Phase, Role, View
 from ligerprof.units import format_bytes, format_like, format_mib, in_one_unit, prints_as_zero
 
@@ -44,9 +52,7 @@ def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[str]:
 
 def suggestion_block(suggestions: Sequence[Suggestion]) -> "RenderableType":
     """The same lines for the terminal: prose is wrapped below its start, and lines to copy are not wrapped."""
-    from rich.console import Group
-
-    return Group(*map(indented, suggestion_lines(suggestions)))
+    return stacked(*map(indented, suggestion_lines(suggestions)))
 
 
 def indented(line: str) -> "RenderableType":
@@ -56,7 +62,7 @@ def indented(line: str) -> "RenderableType":
     indent = len(line) - len(line.lstrip(" "))
     if indent >= _COPIED:
         return Text(line, no_wrap=True, overflow="ignore")
-    return _Prose(line, indent) if indent else Text(line)
+    return _Prose(line, indent) if indent else line
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +114,22 @@ def failure_lines(oom: FailedAllocation) -> list[str]:
 
 def heading_lines(oom: FailedAllocation) -> Iterator[str]:
     """What was requested, when and where, and the largest holders."""
-    caught = ", caught" if oom.failure.caught else ""
+    caught = ", caught" if oom.caught else ""
     requested = format_like(oom.requested_bytes, oom.allocated_bytes) if oom.requested_bytes else "an allocation"
     held = format_bytes(oom.allocated_bytes)
-    yield f"Out of memory{_when(oom.failure)}{caught}: {requested} requested, {held} allocated."
+    yield f"Out of memory{_when(oom)}{caught}: {requested} requested, {held} allocated."
     yield f"Out of memory {_where(oom)}."
     yield f"Held then: {holders(oom.roles)}."
 
 
-def holders(roles: MemoryBreakdown) -> str:
-    """The largest roles with their shares, such as `logits 11.74 GiB (76.6 %)`."""
+def holders(roles: MemoryBreakdown, highest_bytes: int = 0) -> str:
+    """The largest roles with their shares, such as `logits 11.74 GiB (76.6 %)`, in the unit of the highest bytes."""
     largest = sorted((role for role in Role if roles[role]), key=lambda role: -roles[role])[:_MOST_HOLDERS]
+    total_bytes = roles.total_bytes
+    sizes = ((role.value, roles[role]) for role in largest)
     return ", ".join(
-        f"{role.value} {format_like(roles[role], roles.total_bytes)} ({percent_share(roles[role], roles.total_bytes)})"
-        for role in largest
+        f"{name} {format_like(size, max(total_bytes, highest_bytes))} ({percent_share(size, total_bytes)})"
+        for name, size in sizes
     )
 
 
@@ -179,7 +187,7 @@ def growth_sentence(growth: Growth) -> str:
 
 def earlier_lines(oom: FailedAllocation) -> Iterator[str]:
     """Whether the program went on, and what failed before."""
-    if oom.failure.caught:
+    if oom.caught:
         yield "The program caught this failure and went on."
     if oom.earlier_count:
         first = oom.earlier[0]
@@ -229,6 +237,7 @@ def _remedy(oom: FailedAllocation) -> str:
 
 # figures and roles keep their width; in a narrow terminal, the last column wraps
 _FIGURE_WIDTH = 9
+# of a C++ function, in an 80-column terminal
 _FUNCTION_WIDTH = 75
 _VISIBLE_SHARE = 0.01
 _LINE = re.compile(r"(?P<file>.*):(?P<line>[0-9]{1,9}) (?P<function>\S+)")
@@ -252,38 +261,30 @@ def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "
         by: how the first table groups the bytes.
         top: number of rows of blocks.
     """
-    from rich.console import Group
-    from rich.text import Text
-
-    peak = [Text(line) for line in (sentence(report), *phase_lines(report), *finding_lines(report))]
+    peak = [sentence(report), *phase_lines(report), *finding_lines(report)]
     suggestions = [suggestion_block(report.suggestions)] if report.suggestions else []
-    notes = [Text(f"Note: {note}.") for note in report.notes]
+    notes = [f"Note: {note}." for note in report.notes]
     oom = report.out_of_memory
     if oom is not None:
-        failure = [Text(line) for line in failure_lines(oom)]
-        return Group(*failure, *_details(oom, "at the failure", by, top), *suggestions, *peak, *notes)
-    return Group(*peak, *_details(report, "at the peak", by, top), *suggestions, *notes)
+        details = _details(oom, "at the failure", by, top)
+        return stacked(*failure_lines(oom), *details, *suggestions, *peak, *notes)
+    return stacked(*peak, *_details(report, "at the peak", by, top), *suggestions, *notes)
 
 
 def _details(moment: PeakReport | FailedAllocation, title: str, by: View, top: int) -> "Iterator[RenderableType]":
     """Roles and largest blocks of one moment."""
     yield roles_table([FiguresColumn(title=title, roles=moment.roles)]) if by is View.ROLE else _view(moment, by)
     yield blocks_table(moment.blocks, top)
-    yield from (file_text(line) for line in (*_stack_lines(moment.blocks, top), *_unknown_keepers(moment)))
+    yield from (*_stack_lines(moment.blocks, top), *_unknown_keepers(moment))
 
 
 def sentence(report: PeakReport) -> str:
     """The peak and its three largest holders in one sentence."""
-    holders = sorted((role for role in Role if report.roles[role]), key=lambda role: -report.roles[role])[:3]
-    peak_bytes, highest_bytes = report.peak_bytes, max(report.peak_bytes, report.reserved_bytes)
-    sizes = ((role.value, report.roles[role]) for role in holders)
-    shares = ", ".join(
-        f"{name} {format_like(size_bytes, highest_bytes)} ({percent_share(size_bytes, peak_bytes)})"
-        for name, size_bytes in sizes
-    )
+    highest_bytes = max(report.peak_bytes, report.reserved_bytes)
     when = f" in {report.peak_phase.value}" if report.peak_phase else ""
     reserved = format_like(report.reserved_bytes, highest_bytes)
-    return f"Peak {format_like(peak_bytes, highest_bytes)}{when} (reserved {reserved}), held by {shares}."
+    peak, held = format_like(report.peak_bytes, highest_bytes), holders(report.roles, highest_bytes)
+    return f"Peak {peak}{when} (reserved {reserved}), held by {held}."
 
 
 def phase_lines(report: PeakReport) -> list[str]:
@@ -324,7 +325,7 @@ def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top s
     rows = _join_lines(join_layers(groups))
     table = groups_table("role", "MiB", "blocks", who="allocated by, and kept by", figure_width=0, heading_width=0)
     for row in rows[:top]:
-        table.add_row(row.role.value, format_mib(row.size_bytes), str(row.count), file_text("\n".join(_who(row))))
+        add_listing_row(table, row.role.value, format_mib(row.size_bytes), str(row.count), "\n".join(_who(row)))
     if rest := rows[top:]:
         size_bytes, count = sum(row.size_bytes for row in rest), sum(row.count for row in rest)
         table.add_section()
@@ -377,13 +378,8 @@ def _stack_lines(groups: Iterable[BlockGroup], top: int) -> Iterator[str]:
         if row.frames:
             yield f"{row.role.value} {format_mib(row.size_bytes)} MiB, {next(_who(row), '')}"
             calls = [line for line in row.frames if _CALL.search(line)]
-            yield from (f"    {line}" for line in calls or map(_cut, row.frames))
+            yield from (f"    {line}" for line in calls or (cut(function, _FUNCTION_WIDTH) for function in row.frames))
             yield ""
-
-
-def _cut(function: str) -> str:
-    """A C++ function in one line of an 80-column terminal."""
-    return function if len(function) <= _FUNCTION_WIDTH else f"{function[: _FUNCTION_WIDTH - 1]}…"
 
 
 def _unknown_keepers(report: PeakReport | FailedAllocation) -> Iterator[str]:
@@ -419,12 +415,9 @@ _SETTINGS_FIGURE_WIDTH = 8
 
 def render_settings(report: PeakReport) -> "RenderableType":
     """The settings that were tried, best first, or why there are none."""
-    from rich.console import Group
-    from rich.text import Text
-
     tried = report.alloc_confs
     if tried is None:
-        return Text(
+        return stacked(
             "Other settings of the allocator cannot be replayed: the recording does not start with an empty device, has"
             " memory pools of its own, or does not follow from its own settings."
         )
@@ -446,7 +439,7 @@ def render_settings(report: PeakReport) -> "RenderableType":
         f"Other settings of the allocator, replayed{until}. As recorded, {format_bytes(report.reserved_bytes)} are"
         " reserved; needed is the least limit on reserved memory under which every request succeeds."
     )
-    return Group(Text(text), table)
+    return stacked(text, table)
 
 
 def _shown(tried: Sequence[SettingsOutcome]) -> Iterator[SettingsOutcome]:

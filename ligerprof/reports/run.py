@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.gpus import find_gpu
+from ligerprof.reports.diff import render_ranks
 from ligerprof.reports.peak import largest_bytes, render_peak
-from ligerprof.reports.ranks import render_ranks
-from ligerprof.reports.terminal import file_text, listing_table
+from ligerprof.reports.terminal import listing_table, stacked
 from ligerprof.runs.recording.collected import CommandReport, RecordedRank
 from ligerprof.runs.recording.live import Live
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary
@@ -23,19 +23,16 @@ _MOST_ROWS, _MOST_NAMES = 6, 4
 @in_one_unit(lambda report, **_: max((largest_bytes(rank.report) for rank in report.ranks), default=0))
 def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
     """Lay out the report, at most 100 columns wide, with `top` rows of blocks."""
-    from rich.console import Group
-
     parts: list[RenderableType] = []
     if report.compared is not None and len(report.ranks) > 1:
         parts.append(render_ranks(report.compared, top=top))
     for worst in report.ranks[:1]:
-        parts += [file_text(line) for line in _lines(worst, of_several=len(report.ranks) > 1)]
-        parts += [file_text(line) for line in _simulated_lines(worst.summary)]
+        parts += [*_lines(worst, of_several=len(report.ranks) > 1), *_simulated_lines(worst.summary)]
         parts.append(render_peak(worst.report, top=top))
-    parts += [file_text(f"Note: {note}.") for note in report.notes]
+    parts += [f"Note: {note}." for note in report.notes]
     if report.ranks:
-        parts.append(file_text(f"The recording is in {report.output}; `ligerprof explain {report.output}` reads it."))
-    return Group(*parts)
+        parts.append(f"The recording is in {report.output}; `ligerprof explain {report.output}` reads it.")
+    return stacked(*parts)
 
 
 def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:
@@ -124,9 +121,6 @@ def watch_lines(live: Live, *, name: str = "") -> list[str]:
 
 def render_watch(live: Live, *, name: str = "") -> "RenderableType":
     """The lines, and a table of the last steps with their roles in MiB."""
-    from rich.console import Group
-    from rich.text import Text
-
     shown = live.samples[-_WATCH_MOST_ROWS:]
     roles = list(dict.fromkeys(role for sample in shown for role in sample.roles))
     heads = ("allocated", "reserved", "peak", *roles, "other")
@@ -137,4 +131,4 @@ def render_watch(live: Live, *, name: str = "") -> "RenderableType":
         other = sample.allocated_bytes - sum(known)
         rows.append((str(sample.step), *map(format_mib, sizes), format_mib(other)))
     table = listing_table("step, MiB", *heads, right=heads, rows=rows)
-    return Group(*(Text(line) for line in watch_lines(live, name=name)), table)
+    return stacked(*watch_lines(live, name=name), table)

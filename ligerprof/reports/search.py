@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import Moment
-from ligerprof.analyzers.search.advise import Advice, State, Step
 from ligerprof.analyzers.search.budget import Method, Verdict
+from ligerprof.analyzers.search.changes import Advice, State, Step
 from ligerprof.analyzers.search.fit import Bound, Candidate, Fastest, Fit, Point
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.configs.edits import FileEdit
@@ -13,12 +13,13 @@ from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, find_limit
 from ligerprof.reports.estimate import answer_text, time_lines
-from ligerprof.reports.terminal import ShellCommand, listing_table
+from ligerprof.reports.terminal import ShellCommand, bold, listing_table, stacked
 from ligerprof.units import format_bytes, format_mib, in_one_unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
 
 _ENDS = {Bound.POSITIONS: ", the model's maximum", Bound.SEQUENCES: ", all sequences of the file"}
 
@@ -30,27 +31,21 @@ def render_fit(fit: Fit, *, answered: bool = False) -> "RenderableType":
     Args:
         answered: whether the lines up to the answers are printed already.
     """
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        *([] if answered else [heading(fit.recipe, fit.limit), *(Text(line) for line in _answers(fit))]),
+    return stacked(
+        *([] if answered else [heading(fit.recipe.summary, fit.limit), *_answers(fit)]),
         *([_frontier_table(fit)] if fit.frontier else []),
         *_settings(fit),
         *_nearest(fit),
-        *(Text(f"note: {sentence}") for sentence in fit.notes),
+        *(f"note: {sentence}" for sentence in fit.notes),
     )
 
 
 @in_one_unit(lambda _, limit: limit.size_bytes)
-def heading(recipe: TrainingRecipe, limit: Limit) -> "RenderableType":
-    """The recipe and the limit."""
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        Text(recipe.summary, style="bold"),
-        Text(f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source})."),
+def heading(title: str, limit: Limit) -> "RenderableType":
+    """What is searched, and the limit."""
+    return stacked(
+        bold(title),
+        f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source}).",
     )
 
 
@@ -124,29 +119,27 @@ def _frontier_table(fit: Fit) -> "Table":
 
 
 def _settings(fit: Fit) -> Iterator["RenderableType"]:
-    from rich.text import Text
 
     wanted = f"{fit.recipe.batch} x {fit.recipe.seq} tokens"
     if fit.settings_gap is not None:
-        yield Text(f"No settings for {wanted}: {fit.settings_gap}")
+        yield f"No settings for {wanted}: {fit.settings_gap}"
     if fit.settings is None:
         return
     if not fit.settings.plan_verdict.fits:
-        yield Text(f"No settings make {wanted} fit; `ligerprof advise` shows the closest.")
+        yield f"No settings make {wanted} fit; `ligerprof advise` shows the closest."
         return
     titles = ", ".join(step.change.title for step in fit.settings.applied)
-    yield Text(f"The cheapest settings for {wanted}: {titles}.")
-    yield Text(f"With them it {describe_verdict(fit.settings.plan_verdict)}.")
+    yield f"The cheapest settings for {wanted}: {titles}."
+    yield f"With them it {describe_verdict(fit.settings.plan_verdict)}."
     yield ShellCommand(f"  {command_line('estimate', fit.settings.plan)}")
 
 
 def _nearest(fit: Fit) -> Iterator["RenderableType"]:
-    from rich.text import Text
 
     if fit.nearest:
-        yield Text("Each of these alone makes a batch fit:")
+        yield "Each of these alone makes a batch fit:"
     for each in fit.nearest:
-        yield Text(f"  {each.change.title}: largest batch {_answer(each.point)}; {each.change.cost}")
+        yield f"  {each.change.title}: largest batch {_answer(each.point)}; {each.change.cost}"
 
 
 _FIGURES = ("tokens/s", "ms per step", "held")
@@ -155,9 +148,6 @@ _FIGURES = ("tokens/s", "ms per step", "held")
 @in_one_unit(lambda found: found.limit.size_bytes)
 def render_fastest(found: Fastest) -> "RenderableType":
     """Lay out the recipes that fit, the next faster one, and what was not tried."""
-    from rich.console import Group
-    from rich.text import Text
-
     rows = [
         (
             f"{each.time.tokens_per_second:,.0f}",
@@ -170,10 +160,10 @@ def render_fastest(found: Fastest) -> "RenderableType":
         for each in found.found
     ]
     table = listing_table(*_FIGURES, "method", "bound by", "recipe", right=_FIGURES, folded=("recipe",), rows=rows)
-    return Group(
-        heading(found.recipe, found.limit),
+    return stacked(
+        heading(found.recipe.summary, found.limit),
         *([table] if rows else []),
-        *map(Text, _remarks(found)),
+        *_remarks(found),
         *([ShellCommand(f"Next: {command_line('step', found.found[0].recipe)}")] if rows else []),
     )
 
@@ -227,23 +217,19 @@ def render_advice(
         remarks: on running the plan here, one sentence each.
         show_all: whether to list the changes that do not apply, too, with their reasons.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     others = [step for step in advice.steps if step.state is not State.APPLIED]
     hidden = [] if show_all else [step for step in others if step.state is State.INAPPLICABLE]
     shown = [step for step in others if step not in hidden]
-    return Group(
-        Text(advice.recipe.summary, style="bold"),
-        Text(f"The limit is {format_bytes(advice.limit.size_bytes)} of reserved bytes ({advice.limit.source})."),
-        Text(f"Without changes it {describe_verdict(advice.verdict)}."),
+    return stacked(
+        heading(advice.recipe.summary, advice.limit),
+        f"Without changes it {describe_verdict(advice.verdict)}.",
         *((_plan_table(advice),) if advice.applied else ()),
-        *(Text(line) for line in _outcome(advice)),
-        *(Text(f"note: {sentence}") for sentence in (*advice.notes, *remarks)),
+        *_outcome(advice),
+        *(f"note: {sentence}" for sentence in (*advice.notes, *remarks)),
         *_edit_lines(edits),
         ShellCommand(f"Next: {next_command}"),
-        *((_others_table(shown), Text(_LEGEND)) if shown else ()),
-        *([Text(_hidden_line(hidden))] if hidden else []),
+        *((_others_table(shown), _LEGEND) if shown else ()),
+        *([_hidden_line(hidden)] if hidden else []),
     )
 
 
@@ -257,13 +243,13 @@ def _edit_lines(edits: Sequence[FileEdit]) -> "Iterator[RenderableType]":
 
     for edit in edits:
         if edit.changes:
-            yield Text(f"In {edit.file}:")
+            yield f"In {edit.file}:"
         for line in edit.lines:
             # those of a file are copied, so not wrapped
-            yield Text(line, no_wrap=True, overflow="ignore") if line[:1] in "+-" else Text(line)
+            yield Text(line, no_wrap=True, overflow="ignore") if line[:1] in "+-" else line
     if edits and edits[0].not_in_file:
         having = "No file has a key" if len(edits) > 1 else "The file has no key"
-        yield Text(f"{having} for {', '.join(edits[0].not_in_file)}.")
+        yield f"{having} for {', '.join(edits[0].not_in_file)}."
 
 
 def _plan_table(advice: Advice) -> "Table":

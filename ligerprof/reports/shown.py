@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.analyzers.compare import Comparison
 from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.analyzers.explain.diff import PeakDiff
-from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.search.advise import Advice
+from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
+from ligerprof.analyzers.search.changes import Advice
 from ligerprof.analyzers.search.fit import Fit
-from ligerprof.analyzers.trace.report import TraceReport
+from ligerprof.analyzers.trace.analysis import TraceReport
 from ligerprof.recipe.flags import command_line
-from ligerprof.reports.compare import render_comparison
 from ligerprof.reports.console import PlainConsole
-from ligerprof.reports.diff import render_diff
+from ligerprof.reports.diff import render_comparison, render_diff
 from ligerprof.reports.estimate import render_estimate
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.search import render_advice, render_fit
-from ligerprof.reports.terminal import PLAIN_WIDTH, console
+from ligerprof.reports.terminal import PLAIN_WIDTH, console, stacked
 from ligerprof.reports.trace import render_trace
 from ligerprof.runs.outcome import StepOutcome
 from ligerprof.snapshots.reader import Snapshot
@@ -31,17 +29,14 @@ if TYPE_CHECKING:
 
 def _render_outcome(outcome: StepOutcome) -> "RenderableType":
     """The step's figures; the roles as well if its events were recorded."""
-    from rich.console import Group
-    from rich.text import Text
-
     failed = outcome.oom is not None
     reserved = f"{format_bytes(outcome.reserved_bytes)} reserved"
     what = "Memory ran out at" if failed else "The peak is"
-    lines = [Text(f"{what} {format_bytes(outcome.peak_bytes)}, {reserved} ({outcome.backend}, {outcome.gpu}).")]
+    lines = [f"{what} {format_bytes(outcome.peak_bytes)}, {reserved} ({outcome.backend}, {outcome.gpu})."]
     if not outcome.snapshot:
-        return Group(*lines, *(Text(f"{phase}: {format_bytes(size)}") for phase, size in outcome.phases.items()))
+        return stacked(*lines, *(f"{phase}: {format_bytes(size)}" for phase, size in outcome.phases.items()))
     snapshot = Snapshot.from_dict(outcome.snapshot, source="the step")
-    return Group(*lines, render_peak(explain(snapshot, step=None if failed else outcome.profiled_step)))
+    return stacked(*lines, render_peak(explain(snapshot, step=None if failed else outcome.profiled_step)))
 
 
 _TOP = 10

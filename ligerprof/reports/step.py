@@ -1,18 +1,27 @@
-"""Render `ligerprof step`: the peak by role and phase next to the estimate, and the speed."""
+"""Render `ligerprof step` for the terminal and for TensorBoard: the peak next to the estimate, and the speed."""
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
+from ligerprof.errors import MissingDependencyError, OutputError
 from ligerprof.recipe.usable_memory import outside_bytes
+from ligerprof.reports.diff import ranks_sentence, ranks_tables
 from ligerprof.reports.peak import blocks_table, failure_lines, holders, indented, suggestion_lines
-from ligerprof.reports.ranks import ranks_sentence, ranks_tables
 from ligerprof.reports.sweep import origin_words
-from ligerprof.reports.terminal import FiguresColumn, percent_error, phases_table, roles_table
-from ligerprof.roles import Backend, Phase
+from ligerprof.reports.terminal import FiguresColumn, bold, percent_error, phases_table, roles_table, stacked
+from ligerprof.roles import STEP_PHASES, Backend, Phase, Role
 from ligerprof.runs.step import StepReport
 from ligerprof.units import MIB, format_bytes, in_one_unit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter
+
 
 _TOP_BLOCKS = 10
 # a GPU without processes has a few MiB in use
@@ -29,20 +38,20 @@ def render_step(report: StepReport) -> RenderableType:
     tables.append(roles_table(columns))
     if report.failure is not None:
         tables.append(blocks_table(report.failure.blocks, _TOP_BLOCKS, more="see `ligerprof explain`"))
-    return Group(
-        Text(title, style="bold"),
+    return stacked(
+        bold(title),
         Text(origin, style="bold yellow" if simulated else "bold green"),
-        *(Text(line) for line in verdict_lines(report)),
-        Text(""),
+        *verdict_lines(report),
+        "",
         *tables,
         *_ranks_part(report),
         *map(indented, advice_lines(report)),
-        *(Text(line) for line in closing_lines(report)),
+        *closing_lines(report),
     )
 
 
 def _ranks_part(report: StepReport) -> list[RenderableType]:
-    return [] if report.ranks is None else [Text(ranks_sentence(report.ranks)), *ranks_tables(report.ranks)]
+    return [] if report.ranks is None else [ranks_sentence(report.ranks), *ranks_tables(report.ranks)]
 
 
 def figure_columns(report: StepReport) -> list[FiguresColumn]:
@@ -146,3 +155,96 @@ def _beyond_the_peak(report: StepReport) -> Iterator[str]:
         others_bytes = outcome.outside.other_processes_bytes or 0
         others = f", {format_bytes(others_bytes)} of it other processes'" if others_bytes > _IDLE_BYTES else ""
         yield f"outside torch's allocator: {format_bytes(found_bytes)}{others}, expected {expected}"
+
+
+_FIGURE_INCHES = 8.0
+
+
+def write_summaries(report: StepReport) -> None:
+    """Write TensorBoard's scalars (peak by role and phase, estimate, error, speed), the figure and the text.
+
+    Scalars are in MiB, seconds, tokens per second and percent.
+
+    Raises:
+        MissingDependencyError: tensorboard is not installed.
+        OutputError: they cannot be written.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingDependencyError(
+            "no TensorBoard scalars: tensorboard is not installed. Try: pip install 'ligerprof[tensorboard]'."
+        ) from None
+    folder = report.run.tensorboard
+    try:
+        # its thread raises errors of writing here, and again where Python would print a traceback
+        with _quiet_threads(), SummaryWriter(log_dir=str(folder)) as writer:
+            _write(writer, report)
+    except (OSError, UnicodeEncodeError) as error:
+        reason = (error.strerror or error) if isinstance(error, OSError) else "the folder's name is not UTF-8"
+        raise OutputError(f"{folder}: no TensorBoard scalars ({reason}). Choose another place.") from None
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    before = threading.excepthook
+    threading.excepthook = lambda failure: None if issubclass(failure.exc_type, OSError) else before(failure)
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _write(writer: "SummaryWriter", report: StepReport) -> None:
+    number = report.outcome.profiled_step
+    for tag, values in scalars(report).items():
+        for step, value in values.items():
+            writer.add_scalar(tag, value, step)
+    writer.add_figure("peak/by_role", _figure(report), number)
+    # TensorBoard renders Markdown, where a single line break is a space
+    lines = [*heading_lines(report), "\n".join(verdict_lines(report)), *closing_lines(report)]
+    writer.add_text("step", "\n\n".join(lines), number)
+
+
+def scalars(report: StepReport) -> dict[str, dict[int, float]]:
+    """Every scalar by tag and step; unknown ones, such as a simulated step's speed, are omitted.
+
+    Peaks of the first step, and under ddp of the second, precede those of the profiled step.
+    """
+    outcome, backend = report.outcome, report.outcome.backend
+    earlier: dict[str, tuple[int | None, ...]] = {
+        f"peak_mib/{backend}": (outcome.first_step_peak_bytes, outcome.second_step_peak_bytes),
+        f"reserved_mib/{backend}": (outcome.first_step_reserved_bytes, outcome.second_step_reserved_bytes),
+    }
+    found = {
+        tag: {number: size_bytes / MIB for number, size_bytes in enumerate(sizes, 1) if size_bytes is not None}
+        for tag, sizes in earlier.items()
+    }
+    for tag, value in _of_profiled_step(report).items():
+        found.setdefault(tag, {})[outcome.profiled_step] = value
+    return found
+
+
+def _of_profiled_step(report: StepReport) -> dict[str, float]:
+    outcome, backend = report.outcome, report.outcome.backend
+    found = {
+        f"peak_mib/{backend}": outcome.peak_bytes / MIB,
+        f"reserved_mib/{backend}": outcome.reserved_bytes / MIB,
+        **{f"phase_mib/{phase.value}": outcome.phases.get(phase, 0) / MIB for phase in STEP_PHASES},
+        **{f"role_mib/{role.value}": report.peak.roles[role] / MIB for role in Role},
+    }
+    if report.estimate is not None:
+        found["peak_mib/estimated"] = report.estimate.peak_bytes / MIB
+    if report.error_ratio is not None:
+        found["estimate/error_percent"] = 100 * report.error_ratio
+    if report.step_seconds is not None and report.tokens_per_second is not None:
+        found["speed/step_seconds"] = report.step_seconds
+        found["speed/tokens_per_second"] = report.tokens_per_second
+    return found
+
+
+def _figure(report: StepReport) -> "Figure":
+    from ligerprof.reports.figures.memory import RolesBar, draw_roles
+
+    bars = [RolesBar(title=column.title, roles=column.roles) for column in figure_columns(report)]
+    return draw_roles(bars, width_inches=_FIGURE_INCHES)

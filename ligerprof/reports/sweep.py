@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.terminal import add_listing_row, listing_table
+from ligerprof.reports.terminal import NO_FIGURE, add_listing_row, listing_table, stacked
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus, cell_key, describe, distinguishing_options
 from ligerprof.runs.sweep.runner import Border, SweepPlan, SweepResult, Watcher
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-_NO_FIGURE = "n/a"
 _STATUS_WORDS = {CellStatus.DONE: "done", CellStatus.OOM: "OUT OF MEMORY", CellStatus.FAILED: "FAILED"}
 
 
@@ -35,7 +34,7 @@ def plan_table(plan: SweepPlan, cells: Mapping[str, Cell]) -> "Table":
     table = listing_table("cell", "estimated peak", "so far", right=("estimated peak",), folded=("cell",))
     for recipe in plan.recipes:
         peak_bytes = estimated_peak_bytes(recipe)
-        peak = _NO_FIGURE if peak_bytes is None else format_bytes(peak_bytes)
+        peak = NO_FIGURE if peak_bytes is None else format_bytes(peak_bytes)
         add_listing_row(table, describe(recipe, distinguishing), peak, _so_far(recipe, cells))
     return table
 
@@ -56,7 +55,6 @@ def plan_json(plan: SweepPlan, cells: Mapping[str, Cell]) -> dict[str, Any]:
 
 def render_sweep(result: SweepResult) -> "RenderableType":
     """The cells, the skipped ones, and the borders."""
-    from rich.console import Group
     from rich.text import Text
 
     parts: list[RenderableType] = []
@@ -67,9 +65,9 @@ def render_sweep(result: SweepResult) -> "RenderableType":
     if result.borders:
         parts.append(_borders_table(result.borders))
     if result.left_out:
-        parts.append(Text(f"skipped above one out of memory: {len(result.left_out)}"))
-    parts += [Text(f"left out: {refusal.reason}") for refusal in result.plan.refusals]
-    return Group(*parts, Text(f"rows: {result.folder.results}"))
+        parts.append(f"skipped above one out of memory: {len(result.left_out)}")
+    parts += [f"left out: {refusal.reason}" for refusal in result.plan.refusals]
+    return stacked(*parts, f"rows: {result.folder.results}")
 
 
 def _cells_table(cells: Sequence[Cell]) -> "Table":
@@ -111,9 +109,9 @@ def _figures(cell: Cell) -> tuple[str, str, str, str]:
         return "", "", "", ""
     return (
         format_bytes(cell.figures.peak_bytes),
-        format_bytes(cell.reserved_bytes) if cell.reserved_bytes is not None else _NO_FIGURE,
-        f"{1000 * cell.step_seconds:.1f} ms" if cell.step_seconds is not None else _NO_FIGURE,
-        f"{cell.tokens_per_second:,.0f}" if cell.tokens_per_second is not None else _NO_FIGURE,
+        format_bytes(cell.reserved_bytes) if cell.reserved_bytes is not None else NO_FIGURE,
+        f"{1000 * cell.step_seconds:.1f} ms" if cell.step_seconds is not None else NO_FIGURE,
+        f"{cell.tokens_per_second:,.0f}" if cell.tokens_per_second is not None else NO_FIGURE,
     )
 
 

@@ -12,7 +12,7 @@ from ligerprof.text import printable
 from ligerprof.units import format_mib, prints_as_zero
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
     from rich.text import Text
 
@@ -49,15 +49,15 @@ def listing_table(
 
 
 def add_listing_row(table: "Table", *cells: "str | Text") -> None:
-    """Add a row whose strings are printed verbatim, not as rich markup."""
+    """Add a row whose strings are printed verbatim, without effect of markup or control characters."""
     from rich.text import Text
 
-    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+    table.add_row(*(Text(printable(cell, keep="\n")) if isinstance(cell, str) else cell for cell in cells))
 
 
 PLAIN_WIDTH = 100
 _HEADING_WIDTH = 21
-_NO_FIGURE = "n/a"
+NO_FIGURE = "n/a"
 _SMALLEST_PERCENT, _LARGEST_PERCENT = 0.005, 999
 
 
@@ -139,11 +139,19 @@ def groups_table(
     return table
 
 
-def file_text(text: str) -> "Text":
-    """Text from a file for a table: neither markup nor control characters have an effect."""
+def stacked(*parts: "RenderableType") -> "RenderableType":
+    """The parts, one below the other; strings are printed verbatim."""
+    from rich.console import Group
     from rich.text import Text
 
-    return Text(printable(text, keep="\n"))
+    return Group(*(Text(part) if isinstance(part, str) else part for part in parts))
+
+
+def bold(text: str) -> "Text":
+    """A heading, printed verbatim."""
+    from rich.text import Text
+
+    return Text(text, style="bold")
 
 
 def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
@@ -153,22 +161,27 @@ def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
     would be noise; `> 999 %` beyond that.
     """
     if size_bytes is None or reference_bytes is None:
-        return _NO_FIGURE
+        return NO_FIGURE
     if size_bytes == reference_bytes:
         return "0.00 %"
     if prints_as_zero(size_bytes) and prints_as_zero(reference_bytes):
         return ""
     if reference_bytes == 0:
-        return _NO_FIGURE
+        return NO_FIGURE
     percent = 100 * (size_bytes / reference_bytes - 1)
     if abs(percent) < _SMALLEST_PERCENT:
         return "0.00 %"
     return f"{percent:+.2f} %" if abs(percent) < _LARGEST_PERCENT else f"> {_LARGEST_PERCENT} %"
 
 
-def percent_share(size_bytes: int | None, total_bytes: int | None) -> str:
+def percent_share(part: float | None, total: float | None) -> str:
     """Format a share, such as `35.0 %`; `n/a` if it is unknown or the total is 0."""
-    return f"{100 * size_bytes / total_bytes:.1f} %" if size_bytes is not None and total_bytes else _NO_FIGURE
+    return f"{100 * part / total:.1f} %" if part is not None and total else NO_FIGURE
+
+
+def cut(text: str, width: int) -> str:
+    """A text of at most so many characters, with an ellipsis if it is longer."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _figures_table(
@@ -196,7 +209,7 @@ def _figures_table(
     for number, (name, figures) in enumerate(rows, 1):
         cells = []
         for size_bytes, differs in zip(figures, differing, strict=True):
-            cells.append(_NO_FIGURE if size_bytes is None else format_mib(size_bytes))
+            cells.append(NO_FIGURE if size_bytes is None else format_mib(size_bytes))
             if against is None:
                 cells.append(percent_share(size_bytes, totals[0]))
             elif differs:

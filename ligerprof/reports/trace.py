@@ -4,23 +4,21 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from ligerprof.analyzers.trace.report import DeviceUse, TraceDifference, TraceReport, WorkTime
+from ligerprof.analyzers.trace.analysis import DeviceUse, TraceDifference, TraceReport, WorkTime
 from ligerprof.analyzers.trace.times import GapCause, HostLayer, KernelClass, WorkPhase, short_name
-from ligerprof.reports.terminal import listing_table
+from ligerprof.reports.terminal import NO_FIGURE, bold, cut, listing_table, percent_share, stacked
 from ligerprof.words import WordT
 
 _NAME_WIDTH, _OPERATOR_WIDTH = 46, 20
-_UNKNOWN = "n/a"
 _PAIR = ("first", "second", "change")
 
 
 def render_trace(report: TraceReport, *, top: int) -> RenderableType:
     """Lay out one trace, at most 100 columns wide, with `top` rows in the table of kernels."""
-    parts: list[RenderableType] = [Text(heading(report), style="bold"), Text(verdict(report)), Text("")]
+    parts: list[RenderableType] = [bold(heading(report)), verdict(report), ""]
     for device in report.devices:
         parts += [_device_table(device), _gap_table(device)]
     classes = sorted(report.classes.items(), key=lambda item: -item[1].seconds)
@@ -30,7 +28,7 @@ def render_trace(report: TraceReport, *, top: int) -> RenderableType:
     if report.host is not None:
         parts.append(_host_table(report, report.host))
     parts.append(_kernel_table(report, top))
-    return Group(*parts, *(Text(f"note: {note}") for note in report.notes))
+    return stacked(*parts, *(f"note: {note}" for note in report.notes))
 
 
 def render_trace_difference(difference: TraceDifference, *, top: int) -> RenderableType:
@@ -38,15 +36,15 @@ def render_trace_difference(difference: TraceDifference, *, top: int) -> Rendera
     before, after = difference.before, difference.after
     parts: list[RenderableType] = []
     for name, report in (("first", before), ("second", after)):
-        parts += [Text(f"{name}: {heading(report)}", style="bold"), Text(verdict(report))]
-    parts += [Text(""), _step_pair(before, after), _work_pair("kernels by class, ms", before.classes, after.classes)]
+        parts += [bold(f"{name}: {heading(report)}"), verdict(report)]
+    parts += ["", _step_pair(before, after), _work_pair("kernels by class, ms", before.classes, after.classes)]
     if before.phases is not None and after.phases is not None:
         parts.append(_work_pair("kernels by phase, ms", before.phases, after.phases))
     if before.host is not None and after.host is not None:
         parts.append(_host_pair(before.host, after.host))
     parts.append(_changes_table(difference, top))
     notes = [f"{name} trace: {note}" for name, r in (("first", before), ("second", after)) for note in r.notes]
-    return Group(*parts, *(Text(f"note: {note}") for note in notes))
+    return stacked(*parts, *(f"note: {note}" for note in notes))
 
 
 def heading(report: TraceReport) -> str:
@@ -63,15 +61,15 @@ def verdict(report: TraceReport) -> str:
     device, window = report.busiest, report.window_seconds
     idle_seconds = window - device.occupied_seconds
     text = (
-        f"{device.kernels:,} kernels kept GPU {device.device} busy for {_share(device.busy_seconds, window)}"
+        f"{device.kernels:,} kernels kept GPU {device.device} busy for {percent_share(device.busy_seconds, window)}"
         f" of the time ({_ms(device.busy_seconds)} ms)"
     )
     if idle_seconds <= 0:
         return f"{text}; it was never idle."
     cause = max(GapCause, key=device.gap_seconds)
     return (
-        f"{text}. It was idle for {_share(idle_seconds, window)} ({_ms(idle_seconds)} ms)."
-        f" Largest cause: {cause.meaning} ({_share(device.gap_seconds(cause), idle_seconds)} of idle time)."
+        f"{text}. It was idle for {percent_share(idle_seconds, window)} ({_ms(idle_seconds)} ms)."
+        f" Largest cause: {cause.meaning} ({percent_share(device.gap_seconds(cause), idle_seconds)} of idle time)."
     )
 
 
@@ -82,8 +80,10 @@ def _device_table(device: DeviceUse) -> Table:
     for cause in GapCause:
         if count := sum(gap.count for gap in device.gaps if gap.cause is cause):
             uses.append((f"idle: {cause.meaning}", device.gap_seconds(cause), count))
-    rows = [(name, _ms(seconds), _share(seconds, window_seconds), _count(count)) for name, seconds, count in uses]
-    total = ("total", _ms(window_seconds), _share(window_seconds, window_seconds), "")
+    rows = [
+        (name, _ms(seconds), percent_share(seconds, window_seconds), _count(count)) for name, seconds, count in uses
+    ]
+    total = ("total", _ms(window_seconds), percent_share(window_seconds, window_seconds), "")
     streams = "1 stream" if device.streams == 1 else f"{device.streams} streams"
     return _table(f"GPU {device.device}, {streams}", ("ms", "share", "count"), [*rows, (), total])
 
@@ -107,7 +107,7 @@ def _work_table(title: str, work: Iterable[tuple[KernelClass | WorkPhase, WorkTi
     total_seconds = sum(time.seconds for _, time in times)
     rows = []
     for kind, time in times:
-        cells = (kind, _ms(time.seconds), _share(time.seconds, total_seconds), *_count_and_mean(time))
+        cells = (kind, _ms(time.seconds), percent_share(time.seconds, total_seconds), *_count_and_mean(time))
         rows.append((*cells, kind.meaning) if isinstance(kind, KernelClass) else cells)
     return _table(title, ("ms", "share", "count", "mean, µs"), rows, *last)
 
@@ -116,18 +116,18 @@ def _host_table(report: TraceReport, host: Mapping[HostLayer, float]) -> Table:
     count = report.kernel_count
     rows = []
     for layer, seconds in host.items():
-        per_kernel = _us(seconds / count) if count else _UNKNOWN
-        rows.append((layer, _ms(seconds), _share(seconds, report.window_seconds), per_kernel, layer.meaning))
+        per_kernel = _us(seconds / count) if count else NO_FIGURE
+        rows.append((layer, _ms(seconds), percent_share(seconds, report.window_seconds), per_kernel, layer.meaning))
     return _table("host", ("ms", "share", "µs per kernel"), rows, "contents")
 
 
 def _kernel_table(report: TraceReport, top: int) -> Table:
     rows: list[tuple[str, ...]] = [
         (
-            _fit(short_name(kernel.name), _NAME_WIDTH),
+            cut(short_name(kernel.name), _NAME_WIDTH),
             _ms(kernel.seconds),
             *_count_and_mean(kernel),
-            _fit(kernel.operator, _OPERATOR_WIDTH),
+            cut(kernel.operator, _OPERATOR_WIDTH),
         )
         for kernel in report.kernels[:top]
     ]
@@ -170,10 +170,10 @@ def _changes_table(difference: TraceDifference, top: int) -> Table:
     changes = difference.kernels()
     rows: list[tuple[str, ...]] = [
         (
-            _fit(short_name(change.kernel.name), _NAME_WIDTH - 8),
+            cut(short_name(change.kernel.name), _NAME_WIDTH - 8),
             *_pair(_ms, change.before.seconds, change.after.seconds),
             f"{_count(change.before.count)} > {_count(change.after.count)}",
-            _fit(change.kernel.operator, _OPERATOR_WIDTH - 4),
+            cut(change.kernel.operator, _OPERATOR_WIDTH - 4),
         )
         for change in changes[:top]
     ]
@@ -197,10 +197,6 @@ def _count_and_mean(time: WorkTime) -> tuple[str, str]:
     return _count(time.count), _us(time.mean_seconds)
 
 
-def _fit(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:,.2f}"
 
@@ -212,7 +208,3 @@ def _us(seconds: float) -> str:
 
 def _count(number: float) -> str:
     return f"{number:,.0f}"
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else _UNKNOWN

@@ -2,10 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.compare import compare, figures_from_json, figures_from_peak
+from ligerprof.analyzers.compare import Figures, compare, figures_from_json
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.result_reader import Figures
+from ligerprof.analyzers.explain.peak import PeakReport, figures_from_peak
 from ligerprof.errors import RecipeError, ResultFormatError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.step_time.account import time_or_reason
-from ligerprof.analyzers.step_time.predict import time_json
+from ligerprof.analyzers.step_time.rates import time_json
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role

@@ -6,12 +6,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ligerprof.analyzers.explain.analysis import analyze, explain
-from ligerprof.analyzers.explain.diff import diff_peaks
+from ligerprof.analyzers.explain.peak import diff_peaks
 from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.cli.main import main
-from ligerprof.reports.diff import group_rows, signed_mib
+from ligerprof.reports.diff import RANK_HEADS, SPREAD_HEADS, group_rows, signed_mib
 from ligerprof.reports.page.peak import render_ranks_page
-from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS
 from ligerprof.roles import Role
 from ligerprof.units import format_mib
 from tests.golden import assert_matches_golden

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.cli.main import main
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.figures import OF_A_RECIPE
 from ligerprof.reports.figures.kinds import KINDS
-from ligerprof.reports.figures.names import OF_A_RECIPE
 from ligerprof.runs.study import FigureKind, load_study
 from ligerprof.runs.sweep.cells import cell_key, expand
 from ligerprof.units import GIB, format_bytes

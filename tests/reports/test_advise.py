@@ -2,9 +2,8 @@ import io
 from pathlib import Path
 
 from ligerprof.analyzers.estimate import Answer
-from ligerprof.analyzers.search.advise import Advice, State, Step
 from ligerprof.analyzers.search.budget import Method, Verdict
-from ligerprof.analyzers.search.changes import LADDER, expandable_segments
+from ligerprof.analyzers.search.changes import LADDER, Advice, State, Step, expandable_segments
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit
 from ligerprof.reports.search import render_advice

@@ -1,9 +1,8 @@
 import io
 from dataclasses import replace
 
-from ligerprof.analyzers.compare import compare
-from ligerprof.analyzers.result_reader import Figures
-from ligerprof.reports.compare import column_titles, render_comparison
+from ligerprof.analyzers.compare import Figures, compare
+from ligerprof.reports.diff import column_titles, render_comparison
 from ligerprof.reports.terminal import console
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.units import MIB

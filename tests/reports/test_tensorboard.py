@@ -9,7 +9,7 @@ import pytest
 
 from ligerprof.errors import OutputError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.tensorboard import scalars, write_summaries
+from ligerprof.reports.step import scalars, write_summaries
 from ligerprof.roles import STEP_PHASES, Role
 from ligerprof.runs.directory import create_run_directory
 from ligerprof.runs.step import StepReport, run_step

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ligerprof.analyzers.explain.analysis import analyze, explain
-from ligerprof.analyzers.explain.diff import diff_peaks
+from ligerprof.analyzers.explain.peak import diff_peaks
 from ligerprof.errors import LigerprofError, SnapshotFormatError
 from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.reports.peak import render_peak

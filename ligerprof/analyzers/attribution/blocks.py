@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ligerprof.analyzers.attribution.extraction import FeatureExtractor
+from ligerprof.analyzers.attribution.extraction import FeatureExtractor, ProgramFrames
 from ligerprof.analyzers.attribution.layers import NO_LAYER, with_layers_of_weights
 from ligerprof.analyzers.attribution.owners import Keepers, Owners
-from ligerprof.analyzers.attribution.phases import find_phases, phase_code
-from ligerprof.analyzers.attribution.program import ProgramFrames
+from ligerprof.analyzers.attribution.phases import blocks_of, find_phases, phase_code
 from ligerprof.analyzers.attribution.rules import UserRule, role_of
 from ligerprof.analyzers.attribution.stacks import CallSites
 from ligerprof.analyzers.attribution.weights import EarlierModels
@@ -39,7 +38,8 @@ class Attribution:
         self.replayed = replayed
         self.call_sites = CallSites(replayed)
         self.phases = find_phases(replayed, self.call_sites, annotations)
-        self._keepers = Keepers(replayed, self.call_sites, self.phases, saved_tensors)
+        self.device_blocks = blocks_of(replayed, self.call_sites, self.phases)
+        self._keepers = Keepers(self.device_blocks, saved_tensors)
         self._annotations, self._saved_tensors = annotations, saved_tensors
         self._user_rules = user_rules
         self._at_moment: dict[int, _RoleFinder] = {}
@@ -108,9 +108,7 @@ class Attribution:
 
     def _finder_at(self, moment: int) -> "_RoleFinder":
         if moment not in self._at_moment:
-            extractor = FeatureExtractor(
-                self.replayed, self.call_sites, self.phases, program=self._program, moment=moment
-            )
+            extractor = FeatureExtractor(self.device_blocks, program=self._program, moment=moment)
             self._at_moment[moment] = _RoleFinder(extractor, self._user_rules)
         return self._at_moment[moment]
 
@@ -126,7 +124,7 @@ class Attribution:
 
     @cached_property
     def _program(self) -> ProgramFrames:
-        return ProgramFrames(self.replayed, self.call_sites, self.phases)
+        return ProgramFrames(self.device_blocks)
 
 
 class _RoleFinder:

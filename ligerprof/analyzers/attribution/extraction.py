@@ -2,35 +2,256 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.gradients import (
-    APPLIED,
-    CAST,
-    CAST_OF_OTHER,
     DDP_BUCKET,
     FSDP,
-    KEPT_SO_FAR,
     Gradients,
     Partitions,
     Precedents,
     Reductions,
     is_by_product,
 )
-from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECKPOINTS
-from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.program import ProgramFrames
+from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECKPOINTS, Regions, layers_in_passes
+from ligerprof.analyzers.attribution.phases import GENERATE, BlockFinder, DeviceBlocks, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.rules import BlockFeatures, Feature
-from ligerprof.analyzers.attribution.stacks import CallSite, CallSites
-from ligerprof.analyzers.attribution.weights import WeightCopies, Weights
+from ligerprof.analyzers.attribution.stacks import WRAPPERS, CallSite, CallSites, Mask
+from ligerprof.analyzers.attribution.vocabulary import Vocabulary, is_look_up
+from ligerprof.analyzers.attribution.weights import EarlierModels, WeightCopies, Weights, find_older_weights
 from ligerprof.models.architectures import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s, distinct, distinct_rows, is_among
 from ligerprof.units import MIB
+
+_CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
+_STATIC_CACHE = re.compile(r"^transformers/cache_utils\.py:lazy_initialization$", re.MULTILINE)
+# a program's own names for a buffer that it fills in place, such as `setup_caches` or `kv_cache.py`
+_CACHE_NAME = re.compile(r"(?:\b|_)(?:kv_?)?caches?(?:\b|_)", re.IGNORECASE)
+_OTHER_CACHE = re.compile(r"rope|rotary|freq|sincos|mask|position")
+_FEWEST_PASSES = 3
+# keys and values of two layers
+_FEWEST_NAMED = 4
+# a prompt is longer than the tokens that later passes decode
+_LEAST_TOKENS_BEFORE = 8
+_CONVERSIONS = frozenset({"convert", "<lambda>"})
+# keys may be freed only once the values have been replaced too
+_LATEST_REPLACEMENT = 2
+
+
+def find_cached(blocks: DeviceBlocks) -> Mask:
+    """Whether each block holds keys and values between the forward passes of a generation.
+
+    Passes whose tensors a backward pass frees belong to training, where keys and values are saved for backward. Of
+    the others, a block is cached
+
+    - if transformers' cache allocated it during `generate()`, or as a buffer that it fills in place and keeps;
+    - if it grows from pass to pass: every layer replaces its block by a larger one of the same call. What the first
+      of these passes replaced, layer by layer, is cached too, such as the projection that the keys are views of;
+    - if a program without backward creates four or more equal tensors in a function named after a cache and keeps
+      them;
+    - if such a program decodes tokens, and no other rule finds where keys and values are: the largest buffers that its
+      build allocates in pairs.
+    """
+    replayed, call_sites, phases, spans = blocks.replayed, blocks.call_sites, blocks.phases, blocks.spans
+    inferred = blocks.in_phase(Phase.FORWARD) & ~_trains(blocks)
+    kept = (replayed.freed_by < 0) | (phases.spans_of(replayed.freed_by) != spans)
+    cached = np.zeros(len(spans), dtype=bool)
+    in_library = call_sites.matching(_CACHE_LIBRARY)
+    if in_library.any():
+        generates = call_sites.matching(GENERATE)
+        in_place = call_sites.matching(_STATIC_CACHE)
+        cached |= in_library & inferred & (generates | (in_place & kept))
+        # beam search reorders it between passes
+        cached |= in_library & generates & blocks.in_phase(Phase.OUTSIDE)
+    for group in _growing(replayed, call_sites, inferred & ~cached):
+        cached[group] = True
+    if not (phases.codes == phase_code(Phase.BACKWARD)).any():
+        cached |= _named(replayed, call_sites, kept & (spans < phases.last_span))
+        if not cached.any() and _decodes(blocks):
+            cached |= _paired(replayed, call_sites, kept & blocks.in_phase(Phase.BUILD))
+    return cached
+
+
+def _decodes(blocks: DeviceBlocks) -> bool:
+    """Whether a pass looks far fewer tokens up than one before, as only a model can that keeps keys and values."""
+    looked_up = np.flatnonzero(blocks.call_sites.at(is_look_up) & blocks.in_phase(Phase.FORWARD))
+    sizes, spans = blocks.replayed.requested_bytes[looked_up], blocks.spans[looked_up]
+    highest = np.append(0, np.maximum.accumulate(sizes))[np.searchsorted(spans, spans)]
+    return bool((sizes * _LEAST_TOKENS_BEFORE <= highest).any())
+
+
+def _paired(replayed: Replay, call_sites: CallSites, built: Mask) -> Mask:
+    """The largest tensors that the build of a model allocates two at a time, apart from weights.
+
+    They are buffers of its modules, or tensors that its own constructors make. `Module._apply` moves weights first
+    and buffers last, from two lines.
+    """
+    sites = call_sites.sites
+    lines = [_line_of_apply(site) for site in sites]
+    last = max(lines, default=0) if len({line for line in lines if line}) > 1 else 0
+    kinds = [
+        line == last if line else not _first_call(site).startswith("torch/")
+        for site, line in zip(sites, lines, strict=True)
+    ]
+    is_weight = built & ~np.array([*kinds, False], dtype=bool)[call_sites.site_of]
+    sizes = replayed.requested_bytes
+    blocks = np.flatnonzero(built & ~is_weight & ~is_among(sizes, distinct(sizes[is_weight])))
+    paired = np.zeros(len(built), dtype=bool)
+    if not len(blocks):
+        return paired
+    largest = blocks[sizes[blocks] == sizes[blocks].max()]
+    follows = np.diff(largest, prepend=-2) == 1
+    if len(largest) >= _FEWEST_NAMED and (follows == (np.arange(len(largest)) % 2 == 1)).all():
+        paired[largest] = True
+    return paired
+
+
+def _line_of_apply(site: CallSite) -> int:
+    """The line of `Module._apply` that converts a tensor, 0 elsewhere."""
+    calls = site.stack.calls[:2]
+    converts = len(calls) > 1 and calls[0].function in _CONVERSIONS and calls[1].function == "_apply"
+    return calls[1].line if converts else 0
+
+
+def _first_call(site: CallSite) -> str:
+    """The file of the innermost Python call that does more than forward to an operator."""
+    return next((call.file for call in site.stack.calls if not WRAPPERS.search(call.file)), "torch/")
+
+
+def _trains(blocks: DeviceBlocks) -> Mask:
+    """Whether each block was allocated in a span that backward frees a block of, or at such a span's sites."""
+    phases, call_sites, in_forward = blocks.phases, blocks.call_sites, blocks.in_phase(Phase.FORWARD)
+    saved = in_forward & (phases.codes_of(blocks.replayed.freed_by) == phase_code(Phase.BACKWARD))
+    is_saved_in = np.zeros(phases.last_span + 2, dtype=bool)
+    is_saved_in[blocks.spans[saved]] = True
+    in_span = is_saved_in[blocks.spans]
+    in_site = np.zeros(len(call_sites.sites), dtype=bool)
+    in_site[call_sites.site_of[in_span & in_forward]] = True
+    trains: Mask = in_span | in_site[call_sites.site_of]
+    return trains
+
+
+def _growing(replayed: Replay, call_sites: CallSites, candidates: Mask) -> Iterator[Int64s]:
+    """Blocks that a call replaces by larger ones in each pass, and the blocks that the first pass replaced."""
+    blocks = np.flatnonzero(candidates)
+    for chain in _chains(replayed, call_sites, blocks):
+        yield chain
+        yield _replaced_by(replayed, call_sites, chain, blocks)
+
+
+def _chains(replayed: Replay, call_sites: CallSites, blocks: Int64s) -> Iterator[Int64s]:
+    """Blocks of one call site that grow from pass to pass and live until the next pass has replaced them."""
+    sites = call_sites.site_of[blocks]
+    order = np.argsort(sites, kind="stable")
+    for of_site in np.split(blocks[order], np.flatnonzero(np.diff(sites[order])) + 1):
+        if len(of_site) < _FEWEST_PASSES:
+            continue
+        growth = np.diff(replayed.requested_bytes[of_site])
+        # a smaller block starts another generation
+        for chain in np.split(of_site, np.flatnonzero(growth < 0) + 1):
+            if _grows(replayed, call_sites, chain):
+                yield chain
+
+
+def _grows(replayed: Replay, call_sites: CallSites, chain: Int64s) -> bool:
+    ends = np.append(np.flatnonzero(np.diff(replayed.requested_bytes[chain])) + 1, len(chain))
+    layers = int(ends[0])
+    counts = np.diff(ends, prepend=0)
+    if len(counts) < _FEWEST_PASSES or layers < 2 or (counts[:-1] != layers).any() or counts[-1] > layers:
+        return False
+    replaced, replacing = chain[:-layers], chain[layers:]
+    freed = replayed.freed_by[replaced]
+    if (freed < replayed.allocated_by[replacing]).any():
+        return False
+    # a concatenation replaces its input by definition; of others, the replaced block is freed soon
+    if "cat" in call_sites.of(int(chain[0])).stack.operators:
+        return True
+    latest = np.arange(len(replaced)) + layers + min(_LATEST_REPLACEMENT, layers - 1)
+    known = latest < len(chain)
+    return bool((freed[known] < replayed.allocated_by[chain[latest[known]]]).all())
+
+
+def _replaced_by(replayed: Replay, call_sites: CallSites, chain: Int64s, blocks: Int64s) -> Int64s:
+    """Blocks of an earlier pass that are freed while the first pass of a chain runs, layer by layer."""
+    layers = int((replayed.requested_bytes[chain] == replayed.requested_bytes[chain[0]]).sum())
+    start, stop = replayed.allocated_by[chain[0]], replayed.allocated_by[chain[layers]]
+    freed = replayed.freed_by[blocks]
+    earlier = blocks[(replayed.allocated_by[blocks] < start) & (freed > start) & (freed < stop)]
+    keys = np.stack([call_sites.site_of[earlier], replayed.requested_bytes[earlier]])
+    _, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    replaced: Int64s = earlier[counts[group.reshape(-1)] >= 2]
+    return replaced
+
+
+def _named(replayed: Replay, call_sites: CallSites, kept: Mask) -> Mask:
+    """Kept blocks of functions named after a cache, if one allocates keys and values of several layers."""
+    functions = [_cache_function(site) for site in call_sites.sites]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(functions))}
+    of_block = np.array([numbers[name] for name in functions], dtype=np.int64)[call_sites.site_of]
+    blocks = np.flatnonzero(kept & (of_block != numbers.get("", -1)))
+    keys = np.stack([of_block[blocks], replayed.requested_bytes[blocks]])
+    _, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    named = np.zeros(len(kept), dtype=bool)
+    named[blocks[counts[group.reshape(-1)] >= _FEWEST_NAMED]] = True
+    return named
+
+
+def _cache_function(site: CallSite) -> str:
+    """The function that creates a tensor, or an object that holds it, if it is named after a cache; else "".
+
+    Tensors that a function only moves, or that a module of torch creates, do not count.
+    """
+    first = _first_call(site)
+    if first.startswith(("torch/", "transformers/")):
+        return ""
+    own = (call for call in site.stack.calls if not WRAPPERS.search(call.file))
+    calls = [call for call in own if call.function != "__init__"][:1]
+    files = (first, *(call.file for call in calls))
+    names = [*(call.function for call in calls), *(file.rpartition("/")[2].removesuffix(".py") for file in files)]
+    named = any(_CACHE_NAME.search(name) and not _OTHER_CACHE.search(name) for name in names)
+    return ":".join(names) if named else ""
+
+
+class ProgramFrames:
+    """Features of a recording's blocks that do not depend on the moment.
+
+    Attributes:
+        layers: decoder layer of each block if forward or backward shows it, else -1.
+        earlier_models: blocks of models that the process built before the one that it trains.
+        older_models: whether each block belongs to one of them and is older than the recording.
+        older_weights: whether each block is a weight from before the recording.
+        score_sizes: sizes of what a linear layer at the model's end returns, in 16 and 32 bit.
+        cached: whether each block holds keys and values between the passes of a generation.
+        feeds_pass: whether each block is alive when a later forward pass runs.
+        follows_pass: whether each block was allocated after a forward pass, with no other phase in between.
+    """
+
+    def __init__(self, blocks: DeviceBlocks) -> None:
+        replayed, phases = blocks.replayed, blocks.phases
+        self.layers = layers_in_passes(blocks)
+        self.regions = Regions(blocks, self.layers)
+        self.earlier_models = EarlierModels(blocks)
+        self.older_models: Mask = self.earlier_models.blocks & (replayed.allocated_by < 0)
+        self.older_weights = find_older_weights(blocks)
+        self.cached = find_cached(blocks)
+        generates = bool(self.cached.any() or blocks.call_sites.matching(GENERATE).any())
+        self.score_sizes = _sizes_of_heads(blocks)
+        self.vocabulary = Vocabulary(blocks, generates=generates)
+        self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
+        self.follows_pass: Mask = phases.follows_forward(replayed.allocated_by)
+
+
+def _sizes_of_heads(blocks: DeviceBlocks) -> frozenset[int]:
+    in_head = blocks.call_sites.at(lambda site: site.stack.in_head) & blocks.in_phase(Phase.FORWARD)
+    sizes = set(blocks.replayed.requested_bytes[in_head].tolist())
+    return frozenset(sizes | {2 * size for size in sizes})
+
 
 _WITHOUT_OUTPUT = re.compile(frames.TILED_LOSS, re.MULTILINE)
 # cuBLAS's default workspace: 32 MiB on Hopper, 8.125 MiB elsewhere (ATen/cuda/CublasHandlePool.cpp)
@@ -41,11 +262,11 @@ _LEAST_INPUTS = 64
 _LARGEST_BIAS = 2**17
 # blocks at either end of a call that `_call` distinguishes
 _ENDS_OF_CALL = 2
-_SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*:{frames.EAGER_ATTENTION}$", re.MULTILINE)
+_SOFTMAX = re.compile(rf"functional\.py:softmax\n(?:.*\n)*?.*{frames.EAGER_CALL}", re.MULTILINE)
 _SCORE_NODES = re.compile(r"Softmax|Bmm|Mul|Add|ToCopy|Dropout")
 
 
-class FeatureExtractor:
+class FeatureExtractor(BlockFinder):
     """Features of a device's blocks, as seen from the blocks that are live at one moment.
 
     Args:
@@ -53,33 +274,25 @@ class FeatureExtractor:
         moment: its live blocks determine the sizes of weights, and its allocated bytes the limit of small blocks.
     """
 
-    def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, program: ProgramFrames, moment: int
-    ) -> None:
-        self._replayed, self._call_sites, self._phases = replayed, call_sites, phases
+    def __init__(self, blocks: DeviceBlocks, *, program: ProgramFrames, moment: int) -> None:
+        super().__init__(replace(blocks, codes=blocks.codes.copy()))
+        replayed, call_sites, phases = self._replayed, self._call_sites, self._phases
         self._program, self._layers = program, program.layers
         self._peak_bytes = int(replayed.allocated_bytes[moment])
-        self._sizes = replayed.requested_bytes
         self._allocated_by = replayed.allocated_by
-        self._spans = phases.spans_of(replayed.allocated_by)
-        self._codes = phases.codes_of(replayed.allocated_by)
         self._codes[: len(replayed.older_blocks)] = [*map(self._older_phase, range(len(replayed.older_blocks)))]
         # code without Python calls that is not backward: events of one phase may follow those of another
         unknown = [
             site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
         ]
         self._codes[np.array(unknown, dtype=bool)[call_sites.site_of]] = phase_code(None)
-        self._in_forward = self._codes == phase_code(Phase.FORWARD)
-        self._weights = Weights(replayed, call_sites, self._codes, moment)
-        self._copies = WeightCopies(
-            replayed, call_sites, phases, self._codes, lasting=program.feeds_pass, weights=self._weights.live_sizes
-        )
-        self._reductions = Reductions(replayed, call_sites, phases, self._codes, moment=moment)
-        self._partitions = Partitions(replayed, call_sites)
-        self._gradients = Gradients(replayed, call_sites, phases, codes=self._codes, spans=self._spans)
-        self._precedents = Precedents(
-            replayed, call_sites, phases, spans=self._spans, gradients=self._reductions.gradients
-        )
+        self._in_forward = self._device.in_phase(Phase.FORWARD)
+        self._weights = Weights(self._device, moment)
+        self._copies = WeightCopies(self._device, lasting=program.feeds_pass, weights=self._weights.live_sizes)
+        self._reductions = Reductions(self._device, moment=moment)
+        self._partitions = Partitions(self._device)
+        self._gradients = Gradients(self._device)
+        self._precedents = Precedents(self._device, gradients=self._reductions.gradients)
         # a matrix after its bias: a small vector, which divides the matrix into the inputs of a layer
         before = np.concatenate([[1], self._sizes[:-1]]).clip(1)
         self._follows_bias = (self._sizes % before == 0) & (self._sizes // before >= _LEAST_INPUTS)
@@ -144,32 +357,44 @@ class FeatureExtractor:
             is_among(blocks, self._first_workspaces),
             self._layers[blocks] < self._deepest_layer[spans],
             self._last_checkpointed[spans] <= blocks,
-            self._reductions.gradients[blocks],
-            self._reductions.inputs[blocks],
-            self._partitions.gradients[blocks],
-            self._gradients.kinds[blocks],
-            self._precedents.kept[blocks],
-            self._precedents.dropped[blocks],
-            self._partitions.flat_weights[blocks],
-            self._partitions.master_copies[blocks],
             self._program.vocabulary.follows_head[blocks],
-            self._program.vocabulary.first_of_size[blocks],
-            self._program.cached[blocks],
-            self._program.regions.selected[blocks],
-            self._program.regions.inputs[blocks],
-            self._program.regions.outside[blocks],
-            self._program.feeds_pass[blocks],
-            self._program.follows_pass[blocks],
-            self._program.older_weights[blocks],
-            self._program.older_models[blocks],
-            self._copies.equal[blocks],
-            self._copies.doubled[blocks],
-            self._copies.flat[blocks],
-            self._without_calls[blocks],
+            *(mask[blocks] for mask in self._masks.values()),
         )
         first, kinds = distinct_rows(columns)
         keys = zip(*(column[first].tolist() for column in columns), strict=True)
         return blocks[first], list(keys), kinds
+
+    @cached_property
+    def _masks(self) -> dict[Feature, Mask]:
+        """Features that are known for all blocks at once."""
+        program, copies, precedents = self._program, self._copies, self._precedents
+        casts, casts_of_others = self._gradients.casts()
+        return {
+            Feature.REDUCED: self._reductions.gradients,
+            Feature.REDUCTION_INPUT: self._reductions.inputs,
+            Feature.GRADIENT_PARTITION: self._partitions.gradients,
+            Feature.CAST_OF_GRADIENT: self._mask(casts),
+            Feature.CAST_OF_OTHER_GRADIENT: self._mask(casts_of_others),
+            Feature.APPLIED: self._mask(self._gradients.applied()),
+            Feature.KEPT_SO_FAR: self._mask(self._gradients.kept_so_far()),
+            Feature.KEPT_BEFORE: precedents.kept,
+            Feature.DROPPED_BEFORE: precedents.dropped,
+            Feature.FLAT_WEIGHTS: self._partitions.flat_weights,
+            Feature.MASTER_COPY: self._partitions.master_copies,
+            Feature.SELECTED: program.regions.selected,
+            Feature.REGION_INPUT: program.regions.inputs,
+            Feature.OUTSIDE_REGIONS: program.regions.outside,
+            Feature.IN_CACHE: program.cached,
+            Feature.FEEDS_PASS: program.feeds_pass,
+            Feature.FOLLOWS_PASS: program.follows_pass,
+            Feature.OLDER_WEIGHT: program.older_weights,
+            Feature.OLDER_MODEL: program.older_models,
+            Feature.STAMPED_WITHOUT_CALLS: self._without_calls,
+            Feature.COPIES_WEIGHTS: copies.equal,
+            Feature.MASTER_OF_WEIGHTS: copies.doubled & copies.trains_doubled,
+            Feature.LIKE_WEIGHTS: copies.equal | copies.doubled | copies.flat,
+            Feature.FIRST_COPY: program.vocabulary.first_of_size,
+        }
 
     def phase_codes(self, blocks: Int64s) -> Int64s:
         """Code of the phase that allocated each block; the stack's phase for blocks older than the recording."""
@@ -179,31 +404,8 @@ class FeatureExtractor:
         yield from self._lifetime(block)
         yield Feature.FIRST_WORKSPACE, block in self._first_workspaces
         yield from self._call(block, site)
-        yield Feature.REDUCED, bool(self._reductions.gradients[block])
-        yield Feature.REDUCTION_INPUT, bool(self._reductions.inputs[block])
-        yield Feature.GRADIENT_PARTITION, bool(self._partitions.gradients[block])
-        kinds = int(self._gradients.kinds[block])
-        yield Feature.CAST_OF_GRADIENT, bool(kinds & CAST)
-        yield Feature.CAST_OF_OTHER_GRADIENT, bool(kinds & CAST_OF_OTHER)
-        yield Feature.APPLIED, bool(kinds & APPLIED)
-        yield Feature.KEPT_SO_FAR, bool(kinds & KEPT_SO_FAR)
-        yield Feature.FLAT_WEIGHTS, bool(self._partitions.flat_weights[block])
-        yield Feature.MASTER_COPY, bool(self._partitions.master_copies[block])
         yield Feature.BUCKETS_HOLD_GRADIENTS, self._reductions.buckets_hold_gradients
-        yield Feature.SELECTED, bool(self._program.regions.selected[block])
-        yield Feature.REGION_INPUT, bool(self._program.regions.inputs[block])
-        yield Feature.OUTSIDE_REGIONS, bool(self._program.regions.outside[block])
-        yield Feature.IN_CACHE, bool(self._program.cached[block])
-        yield Feature.FEEDS_PASS, bool(self._program.feeds_pass[block])
-        yield Feature.FOLLOWS_PASS, bool(self._program.follows_pass[block])
-        yield Feature.OLDER_WEIGHT, bool(self._program.older_weights[block])
-        yield Feature.OLDER_MODEL, bool(self._program.older_models[block])
-        yield Feature.STAMPED_WITHOUT_CALLS, bool(self._without_calls[block])
-        yield Feature.COPIES_WEIGHTS, bool(self._copies.equal[block])
-        doubled = bool(self._copies.doubled[block])
-        yield Feature.MASTER_OF_WEIGHTS, doubled and self._copies.trains_doubled
-        yield Feature.LIKE_WEIGHTS, doubled or bool(self._copies.equal[block] or self._copies.flat[block])
-        yield Feature.FIRST_COPY, bool(self._program.vocabulary.first_of_size[block])
+        yield from ((feature, bool(mask[block])) for feature, mask in self._masks.items())
         if int(self._sizes[block]) in self._score_sizes:
             in_backward = phase is Phase.BACKWARD and _SCORE_NODES.search(site.node) is not None
             in_attention = not site.module or is_attention(site.module)
@@ -231,8 +433,6 @@ class FeatureExtractor:
             outlives_phase |= bool(self._allocated_by[block] < self._phases.last_optimizer_end)
         yield Feature.OUTLIVES_PHASE, outlives_phase
         yield Feature.UNFINISHED, freed_span is None and not outlives_phase
-        yield Feature.KEPT_BEFORE, bool(self._precedents.kept[block])
-        yield Feature.DROPPED_BEFORE, bool(self._precedents.dropped[block])
         # a recording can end within forward: the block then outlives its layer if a later layer has begun
         in_later_layer = freed_span is None and bool(self._layers[block] < self._deepest_layer[span])
         # the region around it may not have ended

@@ -29,6 +29,7 @@ EMBEDDING = r"nn/modules/sparse\.py:forward$|nn/functional\.py:embedding$"
 EMBEDDING_TABLE = r"nn/modules/sparse\.py:__init__$"
 # transformers 5.23, in each modeling module
 EAGER_ATTENTION = "eager_attention_forward"
+EAGER_CALL = rf":{EAGER_ATTENTION}$"
 
 # torch 2.13: checkpointing, and functions that each torch optimizer has
 CHECKPOINT = r"torch/utils/checkpoint\.py"
@@ -49,7 +50,10 @@ FSDP2_ACCUMULATION = r"_fsdp_param\.py:to_accumulated_grad_if_needed$"
 FSDP1_REDUCTION = r"fsdp/_runtime_utils\.py:_reduce_grad$"
 FSDP2_GATHERED = r"_fsdp_param\.py:alloc_storage$"
 # DDP's reducer allocates its buckets when it is built, and again before the second forward pass
-DDP_BUCKET = r"\A\S*nn/parallel/distributed\.py:(?:_ddp_init_helper|_pre_forward|_rebuild_buckets)$"
+DDP_FIRST_BUCKET = r"\A\S*nn/parallel/distributed\.py:_ddp_init_helper$"
+DDP_REBUILT_BUCKET = r"\A\S*nn/parallel/distributed\.py:_pre_forward$"
+DDP_BUCKET = rf"{DDP_FIRST_BUCKET}|{DDP_REBUILT_BUCKET}|\A\S*nn/parallel/distributed\.py:_rebuild_buckets$"
 # DeepSpeed 0.19
 ZERO_FLATTEN = r":flatten_dense_tensors_aligned$"
 ZERO_MASTER_COPIES = r":_create_fp32_partitions$"
+ZERO_CONSTRUCTOR = r"\A\S*zero/stage_1_and_2\.py:__init__$"

@@ -4,13 +4,11 @@ import re
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
-from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask
+from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code
+from ligerprof.analyzers.attribution.stacks import CallSite, Mask
 from ligerprof.roles import Phase
-from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s, is_among
 
 _CAST = re.compile(r"^ToCopyBackward")
@@ -23,41 +21,16 @@ _COPIED_INPUT = re.compile(r"_inductor/cudagraph_trees\.py:_allocate_and_copy_re
 _SUM = re.compile(r"^at::_ops::sum_dim_IntList::", re.MULTILINE)
 # events after a cast's allocation at which its source may be freed
 _EVENTS_TO_SOURCE = 3
-# kinds: casts of the gradient of a weight, of another gradient, gradients that an optimizer within backward applied,
-# and blocks of an unfinished pass that it keeps
-CAST, CAST_OF_OTHER, APPLIED, KEPT_SO_FAR = 1, 2, 4, 8
 
 
-class Gradients:
-    """Blocks of backward that the order of events shows to be gradients of weights, or not to be.
+class Gradients(BlockFinder):
+    """Blocks of backward that the order of events shows to be gradients of weights, or not to be."""
 
-    Args:
-        codes: `phase_code` of each block.
-        spans: the span in which each block was allocated.
-    """
+    def __init__(self, blocks: DeviceBlocks) -> None:
+        super().__init__(blocks)
+        self._in_backward = blocks.in_phase(Phase.BACKWARD)
 
-    def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, codes: Int64s, spans: Int64s
-    ) -> None:
-        self._replayed = replayed
-        self._call_sites = call_sites
-        self._phases = phases
-        self._in_backward: Mask = codes == phase_code(Phase.BACKWARD)
-        self._in_forward: Mask = codes == phase_code(Phase.FORWARD)
-        self._spans = spans
-
-    @cached_property
-    def kinds(self) -> npt.NDArray[np.uint8]:
-        """The kinds of each block, as the sum of their numbers."""
-        kinds = np.zeros(len(self._in_backward), dtype=np.uint8)
-        casts, casts_of_others = self._casts()
-        kinds[casts] += CAST
-        kinds[casts_of_others] += CAST_OF_OTHER
-        kinds[self._applied()] += APPLIED
-        kinds[self._kept_so_far()] += KEPT_SO_FAR
-        return kinds
-
-    def _applied(self) -> Int64s:
+    def applied(self) -> Int64s:
         """Blocks that an optimizer's step within backward was the last to use: hooks step as gradients are made."""
         freed, phases = self._replayed.freed_by, self._phases
         steps = np.flatnonzero(phases.codes == phase_code(Phase.OPTIMIZER))
@@ -76,7 +49,7 @@ class Gradients:
         applied: Int64s = blocks[(last_step >= made) & (last_step >= last_made)]
         return applied
 
-    def _kept_so_far(self) -> Int64s:
+    def kept_so_far(self) -> Int64s:
         """Blocks of an unfinished pass that are never freed, in contrast to the gradients of activations.
 
         These have sizes of a forward pass, and live briefly: a block is kept if none of them is as large, or if it has
@@ -88,7 +61,7 @@ class Gradients:
             return of_pass
         numbers, number_of = self._call_sites.sizes
         in_forward = np.zeros(len(numbers), dtype=bool)
-        in_forward[number_of[self._in_forward]] = True
+        in_forward[number_of[self._device.in_phase(Phase.FORWARD)]] = True
         dropped = of_pass[freed[of_pass] >= 0]
         lives = np.searchsorted(self._replayed.allocated_by, freed[dropped]) - dropped
         longest = np.full(len(numbers), len(freed), dtype=np.int64)
@@ -99,7 +72,7 @@ class Gradients:
         kept_blocks: Int64s = kept[is_old | ~in_forward[number_of[kept]]]
         return kept_blocks
 
-    def _casts(self) -> tuple[Int64s, Int64s]:
+    def casts(self) -> tuple[Int64s, Int64s]:
         """Casts of gradients that products computed for their weight, and for their input.
 
         A cast's source has half or twice its size, and is freed as soon as the cast is made.
@@ -107,7 +80,7 @@ class Gradients:
         casts = np.flatnonzero(self._in_backward & self._at(_CAST))
         if not len(casts):
             return casts, casts
-        freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
+        freed, sizes = self._replayed.freed_by, self._sizes
         events = len(self._replayed.trace)
         allocated = np.append(self._replayed.allocated_by, events)
         freed_at = np.full(events + _EVENTS_TO_SOURCE + 1, -1, dtype=np.int64)
@@ -178,22 +151,16 @@ _DROPPED_RATIO, _LEAST_DROPPED = 4, 2
 _PADDING_SHARE = 64
 
 
-class Reductions:
+class Reductions(BlockFinder):
     """What wrappers such as FSDP and DDP do with the gradients that autograd computes.
 
     Args:
-        codes: `phase_code` of each block.
         moment: at which `buckets_hold_gradients` holds.
     """
 
-    def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s, *, moment: int
-    ) -> None:
+    def __init__(self, blocks: DeviceBlocks, *, moment: int) -> None:
+        super().__init__(blocks)
         self._moment = moment
-        self._replayed = replayed
-        self._call_sites = call_sites
-        self._phases = phases
-        self._codes = codes
 
     @cached_property
     def inputs(self) -> Mask:
@@ -202,7 +169,7 @@ class Reductions:
         buffers = next((blocks for blocks in found if len(blocks)), _NONE)
         runs = np.cumsum(self._run_starts)[buffers]
         place_in_run = np.arange(len(buffers)) - np.searchsorted(runs, runs)
-        return _mask(buffers[place_in_run % 2 == 0], len(self._reducing))
+        return self._mask(buffers[place_in_run % 2 == 0])
 
     @cached_property
     def gradients(self) -> Mask:
@@ -213,7 +180,7 @@ class Reductions:
     @cached_property
     def gathered_sizes(self) -> frozenset[int]:
         """Sizes of gathered weights, which are those of their gradients."""
-        return frozenset(self._replayed.requested_bytes[self._call_sites.matching_inner(_GATHERED)].tolist())
+        return frozenset(self._sizes[self._call_sites.matching_inner(_GATHERED)].tolist())
 
     @cached_property
     def buckets_hold_gradients(self) -> bool:
@@ -226,8 +193,9 @@ class Reductions:
         buckets = np.flatnonzero(self._call_sites.matching_inner(DDP_BUCKET))
         if not len(buckets):
             return False
-        sizes, freed = self._replayed.requested_bytes, self._replayed.freed_by
-        of_weights = np.flatnonzero(self._by_autograd & is_among(sizes, sizes[self._built]))
+        sizes, freed = self._sizes, self._replayed.freed_by
+        built = sizes[self._device.in_phase(Phase.BUILD)]
+        of_weights = np.flatnonzero(self._by_autograd & is_among(sizes, built))
         if self._holds_own(of_weights, buckets, self._moment):
             return False
         step = self._first_step_after_backward
@@ -240,8 +208,8 @@ class Reductions:
 
     def _holds_own(self, gradients: Int64s, buckets: Int64s, moment: int) -> bool:
         """Whether the gradients that are live at a moment are half as many bytes as the live buckets."""
-        sizes, live = self._replayed.requested_bytes, self._replayed.live_at(moment)
-        own, held = (int(sizes[blocks[is_among(blocks, live)]].sum()) for blocks in (gradients, buckets))
+        live = self._replayed.live_at(moment)
+        own, held = (int(self._sizes[blocks[is_among(blocks, live)]].sum()) for blocks in (gradients, buckets))
         return 2 * own >= held
 
     @cached_property
@@ -256,14 +224,10 @@ class Reductions:
         return int(after[0]) if len(after) else None
 
     @cached_property
-    def _built(self) -> Mask:
-        return np.asarray(self._codes == phase_code(Phase.BUILD))
-
-    @cached_property
     def _by_autograd(self) -> Mask:
         """Blocks of backward, except those of recomputed forward passes and of the wrappers."""
         computed = self._call_sites.at(lambda site: not site.recomputes) & ~self._call_sites.matching_inner(FSDP)
-        return np.asarray(computed & (self._codes == phase_code(Phase.BACKWARD)))
+        return np.asarray(computed & self._device.in_phase(Phase.BACKWARD))
 
     @cached_property
     def _reducing(self) -> Mask:
@@ -280,7 +244,7 @@ class Reductions:
         found = np.zeros_like(self._by_autograd)
         if not self._reducing.any():
             return found
-        freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
+        freed, sizes = self._replayed.freed_by, self._sizes
         candidates = np.flatnonzero(self._by_autograd & (freed >= 0))
         candidates = candidates[np.argsort(freed[candidates])]
         begins = self._run_starts | self.inputs | self._call_sites.matching_inner(_ACCUMULATION)
@@ -304,7 +268,7 @@ class Reductions:
         FSDP2 adds a later micro-batch's gradients to the accumulated ones before it frees the gathered weights.
         """
         found = np.zeros_like(self._by_autograd)
-        freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
+        freed, sizes = self._replayed.freed_by, self._sizes
         is_gathered = self._call_sites.matching_inner(_FSDP2_GATHERED)
         if not is_gathered.any():
             return found
@@ -326,43 +290,33 @@ class Reductions:
         codes, frames = self._replayed.trace.objects("frames")
         freed_at = codes[self._replayed.freed_by[chosen]]
         drops = {code for code in set(freed_at.tolist()) if _has_call(frames[code], _DROPS)}
-        found = np.zeros_like(self._by_autograd)
-        found[chosen] = is_among(freed_at, drops)
-        return found
+        return self._mask(chosen[is_among(freed_at, drops)])
 
     @cached_property
     def _flat(self) -> Mask:
         """Blocks without Python frames that have the size of FSDP1's gathered flat parameters."""
-        sizes = self._replayed.requested_bytes
         silent = self._call_sites.at(lambda site: not site.stack.calls)
-        return np.asarray(silent & is_among(sizes, sizes[self._call_sites.matching_inner(_FLAT)]))
+        return np.asarray(silent & is_among(self._sizes, self._sizes[self._call_sites.matching_inner(_FLAT)]))
 
     @cached_property
     def _outlives_backward(self) -> Mask:
-        freed, spans = self._replayed.freed_by, self._phases.spans_of(self._replayed.allocated_by)
-        return np.asarray(np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > spans)
+        freed = self._replayed.freed_by
+        return np.asarray(np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > self._spans)
 
     def _terms(self, results: Mask) -> Mask:
         """Blocks that were added or joined into these: freed before anything else was allocated, and of fitting size.
 
         Gradients of a weight that the model uses twice are added. FSDP1 joins the gradients of a flat parameter.
         """
-        freed, sizes = self._replayed.freed_by, self._replayed.requested_bytes
+        freed, sizes, spans = self._replayed.freed_by, self._sizes, self._spans
         blocks = np.flatnonzero(self._by_autograd & (freed >= 0))
         latest = np.searchsorted(self._replayed.allocated_by, freed[blocks]) - 1
         # a variable that the next pass replaces lives longer
-        spans = self._phases.spans_of(self._replayed.allocated_by)
         candidates = (latest > blocks) & results[latest] & (spans[latest] == spans[blocks])
         blocks, latest = blocks[candidates], latest[candidates]
         total = np.bincount(latest, sizes[blocks], len(sizes))[latest]
         joined = (total <= sizes[latest]) & (total * _PADDING_SHARE > sizes[latest] * (_PADDING_SHARE - 1))
-        return _mask(blocks[joined | (sizes[blocks] == sizes[latest])], len(freed))
-
-
-def _mask(blocks: Int64s, count: int) -> Mask:
-    mask = np.zeros(count, dtype=bool)
-    mask[blocks] = True
-    return mask
+        return self._mask(blocks[joined | (sizes[blocks] == sizes[latest])])
 
 
 def _completes(sent_bytes: int, known_bytes: int, last_bytes: int) -> bool:
@@ -383,13 +337,13 @@ def _has_call(frames: object, pattern: re.Pattern[str]) -> bool:
 
 _ZERO3_BUFFERS = re.compile(r"\A\S*zero/stage3\.py:_setup_for_real_optimizer$", re.MULTILINE)
 _ZERO3_COPIES = re.compile(rf"zero/stage3\.py{frames.ZERO_MASTER_COPIES}", re.MULTILINE)
-_CONSTRUCTOR = re.compile(r"\A\S*zero/stage_1_and_2\.py:__init__$", re.MULTILINE)
+_CONSTRUCTOR = re.compile(frames.ZERO_CONSTRUCTOR, re.MULTILINE)
 _FLATTEN = re.compile(rf"zero/stage_1_and_2\.py{frames.ZERO_FLATTEN}", re.MULTILINE)
 # placeholders that take the place of weights while they are on the host
 _PLACEHOLDER_BYTES = 16
 
 
-class Partitions:
+class Partitions(BlockFinder):
     """The buffers of DeepSpeed's ZeRO optimizers.
 
     Attributes:
@@ -397,9 +351,8 @@ class Partitions:
         master_copies: their copies of a rank's weights for the optimizer, with the 16-bit clones that precede them.
     """
 
-    def __init__(self, replayed: Replay, call_sites: CallSites) -> None:
-        self._replayed = replayed
-        self._call_sites = call_sites
+    def __init__(self, blocks: DeviceBlocks) -> None:
+        super().__init__(blocks)
         self.flat_weights, self.master_copies = self._constructed()
 
     @cached_property
@@ -411,13 +364,13 @@ class Partitions:
         found = self._call_sites.matching_inner(_ZERO3_BUFFERS)
         blocks = np.flatnonzero(found)
         copied = self._live_bytes(self._call_sites.matching_inner(_ZERO3_COPIES), self._replayed.allocated_by[blocks])
-        sizes = self._replayed.requested_bytes[blocks]
+        sizes = self._sizes[blocks]
         found[blocks] = (sizes == copied) | (sizes == copied // 2)
         return found
 
     def _live_bytes(self, chosen: Mask, moments: Int64s) -> Int64s:
         """Requested bytes of the chosen blocks that are live at each moment."""
-        sizes, freed = self._replayed.requested_bytes[chosen], self._replayed.freed_by[chosen]
+        sizes, freed = self._sizes[chosen], self._replayed.freed_by[chosen]
         order = np.argsort(freed, kind="stable")
         order = order[freed[order] >= 0]
         allocated = np.append(0, np.cumsum(sizes))[np.searchsorted(self._replayed.allocated_by[chosen], moments)]
@@ -432,7 +385,7 @@ class Partitions:
         moves the largest gradient to the host.
         """
         made, flattened = (self._call_sites.matching_inner(pattern) for pattern in (_CONSTRUCTOR, _FLATTEN))
-        made &= self._replayed.requested_bytes > _PLACEHOLDER_BYTES
+        made &= self._sizes > _PLACEHOLDER_BYTES
         flat, copies = np.zeros_like(made), np.zeros_like(made)
         blocks = np.flatnonzero(made | flattened)
         calls = np.cumsum(self._call_sites.index_in_call == 0)[blocks]
@@ -459,21 +412,15 @@ def _runs(keys: Int64s) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), np.append(starts, len(keys))[1:].tolist(), strict=True))
 
 
-class Precedents:
+class Precedents(BlockFinder):
     """What became of blocks that earlier passes allocated at the same place, in the same size.
 
     Args:
-        spans: the span in which each block was allocated.
         gradients: gradients that a wrapper reduced, which backward drops but had computed to keep.
     """
 
-    def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, spans: Int64s, gradients: Mask
-    ) -> None:
-        self._replayed = replayed
-        self._call_sites = call_sites
-        self._phases = phases
-        self._spans = spans
+    def __init__(self, blocks: DeviceBlocks, *, gradients: Mask) -> None:
+        super().__init__(blocks)
         self._gradients = gradients
 
     @cached_property
@@ -498,13 +445,12 @@ class Precedents:
         unfinished = np.flatnonzero((self._spans == last) & (freed < 0))
         if not len(unfinished):
             return kept, dropped
-        surroundings, sizes = self._call_sites.surroundings, self._replayed.requested_bytes
+        surroundings, sizes = self._call_sites.surroundings, self._sizes
         alike = is_among(surroundings, surroundings[unfinished]) & is_among(sizes, sizes[unfinished])
         earlier = np.flatnonzero(alike & (self._spans < last) & (self._spans >= 0))
         in_place = self._places_in_step[self._spans[earlier]] == self._places_in_step[last]
         earlier = earlier[in_place] if in_place.any() else earlier
-        outlived = (freed[earlier] < 0) | (self._phases.spans_of(freed[earlier]) > self._spans[earlier])
-        outlived |= self._gradients[earlier]
+        outlived = self._device.outlive_span(earlier) | self._gradients[earlier]
         columns = np.stack([surroundings, sizes])[:, np.append(earlier, unfinished)]
         groups = np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
         of_earlier, of_unfinished = groups[: len(earlier)], groups[len(earlier) :]

@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.phases import EventPhases, phase_code
+from ligerprof.analyzers.attribution.phases import DeviceBlocks, phase_of_code
 from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask, PythonCall
 from ligerprof.roles import ROLE_CODES, Phase, Role
 from ligerprof.snapshots.replay import Replay
@@ -21,17 +21,18 @@ NO_LAYER = -1
 _DEEPEST_LOOP = 5
 
 
-def layers_in_passes(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> Int64s:
+def layers_in_passes(blocks: DeviceBlocks) -> Int64s:
     """The layer of each block that forward or backward allocated, -1 if unknown.
 
     Without stamps, stacks show the loop over the layers: one call repeats, and under it the lines
     of the layer's own code start over each time. Recomputation runs from the last layer to the first.
     """
+    call_sites = blocks.call_sites
     of_site = np.array([NO_LAYER if site.layer is None else site.layer for site in call_sites.sites], dtype=np.int64)
     if (of_site != NO_LAYER).any():
         stamped: Int64s = of_site[call_sites.site_of]
         return stamped
-    return _layers_by_loops(replayed, call_sites, phases)
+    return _layers_by_loops(blocks)
 
 
 def with_layers_of_weights(
@@ -43,7 +44,6 @@ def with_layers_of_weights(
     that add up to a layer's weights.
 
     Args:
-        blocks: the live blocks.
         role_codes: index in `ROLES` of the role of each.
         known: layers of all blocks, from `layers_in_passes`.
     """
@@ -107,30 +107,24 @@ def _count_rounds(heads: Int64s, lines: Int64s) -> tuple[Int64s, Int64s]:
     return rounds - np.repeat(rounds[starts], np.diff(starts, append=len(heads))), starts
 
 
-def _layers_by_loops(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> Int64s:
+def _layers_by_loops(device: DeviceBlocks) -> Int64s:
     """Layers of the blocks that forward and backward allocated, span by span."""
-    layers = np.full(len(replayed.block_bytes), NO_LAYER, dtype=np.int64)
+    layers = np.full(len(device.codes), NO_LAYER, dtype=np.int64)
     last_layer = 0
     # all steps of a training loop allocate in the same order
     known: dict[tuple[Phase | None, int, bytes], tuple[Int64s, Int64s]] = {}
-    for blocks in _blocks_by_span(replayed, phases):
-        phase, sites = phases.phase_at(int(replayed.allocated_by[blocks[0]])), call_sites.site_of[blocks]
+    within = np.flatnonzero(device.replayed.allocated_by >= 0)
+    for blocks in np.split(within, np.flatnonzero(np.diff(device.spans[within])) + 1) if len(within) else ():
+        phase, sites = phase_of_code(int(device.codes[blocks[0]])), device.call_sites.site_of[blocks]
         key = (phase, last_layer if phase is Phase.BACKWARD else 0, sites.tobytes())
         if key not in known:
-            found = _layers_in_span(sites, call_sites.sites, phase, last_layer)
+            found = _layers_in_span(sites, device.call_sites.sites, phase, last_layer)
             known[key] = np.flatnonzero(found != NO_LAYER), found[found != NO_LAYER]
         places, numbers = known[key]
         if phase is Phase.FORWARD and len(numbers):
             last_layer = int(numbers.max())
         layers[blocks[places]] = numbers
     return layers
-
-
-def _blocks_by_span(replayed: Replay, phases: EventPhases) -> Iterator[Int64s]:
-    within = np.flatnonzero(replayed.allocated_by >= 0)
-    if len(within):
-        spans = phases.spans[replayed.allocated_by[within]]
-        yield from np.split(within, np.flatnonzero(np.diff(spans)) + 1)
 
 
 def _layers_in_span(site_of: Int64s, sites: Sequence[CallSite], phase: Phase | None, last_layer: int) -> Int64s:
@@ -234,14 +228,12 @@ class Regions:
             output of a region that no other one follows. None is if the recording does not show regions.
     """
 
-    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases, layers: Int64s) -> None:
-        codes = phases.codes_of(replayed.allocated_by)
-        spans = phases.spans_of(replayed.allocated_by)
-        kept = (replayed.freed_by < 0) | (phases.spans_of(replayed.freed_by) > spans)
-        kept &= codes == phase_code(Phase.FORWARD)
+    def __init__(self, device: DeviceBlocks, layers: Int64s) -> None:
+        call_sites, spans, in_forward = device.call_sites, device.spans, device.in_phase(Phase.FORWARD)
+        kept = in_forward & device.outlive_span(np.arange(len(spans)))
         in_region = call_sites.matching(CHECKPOINT_CALL)
         by_policy = call_sites.matching(_SELECTED)
-        regions = np.flatnonzero(in_region & (codes == phase_code(Phase.FORWARD)))
+        regions = np.flatnonzero(in_region & in_forward)
         if (layers[regions] >= 0).any():
             # an engine gathers weights on the way, as of the next layer
             regions = regions[layers[regions] >= 0]
@@ -252,7 +244,7 @@ class Regions:
         outputs = _of_groups(blocks, spans, layers, last=True)
         self.selected: Mask = kept & by_policy
         self.selected[outputs] = False
-        self.inputs: Mask = np.zeros(len(codes), dtype=bool)
+        self.inputs: Mask = np.zeros(len(spans), dtype=bool)
         starts = _of_groups(regions, spans, layers)
         # a layer's output is as large as its input
         sizes = number_pairs(spans + 1, call_sites.sizes[1])
@@ -260,13 +252,13 @@ class Regions:
         places = np.searchsorted(candidates, starts) - 1
         starts, before = starts[places >= 0], candidates[places[places >= 0]]
         self.inputs[before[spans[before] == spans[starts]]] = True
-        self.outside: Mask = np.zeros(len(codes), dtype=bool)
+        self.outside: Mask = np.zeros(len(spans), dtype=bool)
         if len(regions):
             of_layers = number_pairs(spans + 1, layers + 1)
             self.outside = ~is_among(of_layers, distinct(of_layers[regions]))
             # the next layer of an unfinished pass may be another region
             ended = np.append(spans[outputs[1:]] == spans[outputs[:-1]], False)[: len(outputs)]
-            ended |= spans[outputs] < phases.last_span
+            ended |= spans[outputs] < device.phases.last_span
             self.outside[outputs] = ended & ~self.inputs[outputs]
 
 

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.layers import NO_LAYER
-from ligerprof.analyzers.attribution.phases import EventPhases, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Stack, StackReader
+from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code, phase_of_code
+from ligerprof.analyzers.attribution.stacks import CallSite, Stack, StackReader
 from ligerprof.roles import ROLES, Phase, Role
-from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import SavedTensor, Stamp
 from ligerprof.snapshots.trace import Int64s
 
@@ -48,7 +47,7 @@ class Keeper(NamedTuple):
 NOT_KNOWN = Keeper("", "")
 
 
-class Keepers:
+class Keepers(BlockFinder):
     """The keepers of a device's blocks.
 
     Our recorders note the nodes that saved a block. Otherwise, the evidence is the event that frees the block: its
@@ -57,12 +56,8 @@ class Keepers:
     the same place in earlier steps are the evidence, if they agree: those of the same size, if there are any.
     """
 
-    def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, saved: Sequence[SavedTensor] = ()
-    ) -> None:
-        self._replayed = replayed
-        self._call_sites = call_sites
-        self._phases = phases
+    def __init__(self, blocks: DeviceBlocks, saved: Sequence[SavedTensor] = ()) -> None:
+        super().__init__(blocks)
         self._saved = saved
         self._reader = StackReader()
         # by surroundings and size, and by surroundings
@@ -77,7 +72,7 @@ class Keepers:
             The index of each block's keeper, and the distinct keepers.
         """
         replayed, sites = self._replayed, self._call_sites
-        asked = self._phases.codes_of(replayed.allocated_by[blocks]) == phase_code(Phase.FORWARD)
+        asked = self._codes[blocks] == phase_code(Phase.FORWARD)
         asked |= sites.at(lambda site: site.recomputes)[blocks]
         in_backward = self._phases.phase_at(moment - 1) is Phase.BACKWARD
         numbers = {NOT_KNOWN: 0}
@@ -274,7 +269,6 @@ class Owner(NamedTuple):
         layer: index of the decoder layer, None outside the layers or if unknown.
         site: index of its call site in `Attribution.call_sites.sites`.
         operation: the torch operator, Python function or autograd node that allocated it, or "".
-        keeper: what keeps it alive.
     """
 
     block: int
@@ -300,8 +294,6 @@ class Owners(Sequence[Owner]):
         layers: NO_LAYER outside the layers or if unknown.
         site_of: index into `sites` of each block.
         keeper_of: index into `keepers` of each block.
-        sites: call sites of the attribution.
-        keepers: the distinct keepers.
     """
 
     blocks: Int64s

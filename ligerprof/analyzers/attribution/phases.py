@@ -365,3 +365,56 @@ def _spans(codes: Int64s, steps: Int64s) -> Int64s:
     codes = np.repeat(np.where(hooked, backward, runs), np.diff(np.append(bounds, len(codes))))
     changes = (np.diff(codes) != 0) | (np.diff(steps) != 0)
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changes, dtype=np.int64)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DeviceBlocks:
+    """The blocks of a replayed device with their call sites and phases, from which features are found.
+
+    Attributes:
+        codes: `phase_code` of each block.
+        spans: the span in which each block was allocated, -1 before the recording.
+    """
+
+    replayed: Replay
+    call_sites: CallSites
+    phases: EventPhases
+    codes: Int64s
+    spans: Int64s
+
+    def in_phase(self, *phases: Phase | None) -> npt.NDArray[np.bool_]:
+        """Whether each block was allocated in one of some phases."""
+        return are_codes_of(self.codes, *phases)
+
+    def outlive_span(self, blocks: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether blocks are kept, or freed in a later span than the one that allocated them."""
+        freed = self.replayed.freed_by[blocks]
+        outlive: npt.NDArray[np.bool_] = (freed < 0) | (self.phases.spans_of(freed) > self.spans[blocks])
+        return outlive
+
+
+def blocks_of(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> DeviceBlocks:
+    """The blocks of a device, in the phases of their events."""
+    return DeviceBlocks(
+        replayed=replayed,
+        call_sites=call_sites,
+        phases=phases,
+        codes=phases.codes_of(replayed.allocated_by),
+        spans=phases.spans_of(replayed.allocated_by),
+    )
+
+
+class BlockFinder:
+    """The base of what finds some feature of a device's blocks."""
+
+    def __init__(self, blocks: DeviceBlocks) -> None:
+        self._device = blocks
+        self._replayed, self._call_sites, self._phases = blocks.replayed, blocks.call_sites, blocks.phases
+        self._codes, self._spans = blocks.codes, blocks.spans
+        self._sizes = blocks.replayed.requested_bytes
+
+    def _mask(self, blocks: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether each block is one of these."""
+        mask = np.zeros(len(self._sizes), dtype=bool)
+        mask[blocks] = True
+        return mask

@@ -525,9 +525,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),
     Rule(
         Role.ATTENTION_TEMPORARIES,
-        stack=r"\A\S*(?:sdpa|flash|eager|flex)\w*attention\w*\.py:|:scaled_dot_product_attention$|:"
-        + frames.EAGER_ATTENTION
-        + "$",
+        stack=r"\A\S*(?:sdpa|flash|eager|flex)\w*attention\w*\.py:|:scaled_dot_product_attention$|" + frames.EAGER_CALL,
         has=(Feature.DIES_IN_CALL,),
     ),
     Rule(Role.ATTENTION_TEMPORARIES, _BACKWARD, node=r"ScaledDotProduct|Attention", has=(Feature.DIES_IN_CALL,)),
@@ -579,7 +577,6 @@ class UserRule:
 
     Attributes:
         frame: pattern for any Python call of the stack, as `path/file.py:function`.
-        phase: the phase that allocated the block.
     """
 
     role: Role

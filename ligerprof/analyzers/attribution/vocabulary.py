@@ -11,11 +11,10 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.gradients import DDP_BUCKET
-from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
+from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks
 from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask, PythonCall
 from ligerprof.models.architectures import is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s, distinct, is_among
 
 # bytes of a number of the table, of the looked-up tokens, and of the head's output
@@ -76,7 +75,6 @@ class CompiledHeads(NamedTuple):
     """What generated code shows of a head over a vocabulary.
 
     Attributes:
-        outputs: the head's outputs.
         sizes: their sizes and those of their gradients.
         row_bytes: bytes of a row of V 16-bit numbers, 0 if V is unknown.
     """
@@ -86,7 +84,7 @@ class CompiledHeads(NamedTuple):
     row_bytes: int
 
 
-class CompiledPasses:
+class CompiledPasses(BlockFinder):
     """The passes that torch.compile generated.
 
     The head's output is the largest block of its pass. Its gradient, of the same size except for padding, is the
@@ -95,20 +93,13 @@ class CompiledPasses:
 
     Args:
         tables: sizes that an embedding's table may have.
-        weights: sizes of weights.
     """
 
-    def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, tables: Int64s, weights: Int64s
-    ) -> None:
-        self._replayed = replayed
-        self._sizes = replayed.requested_bytes
-        codes = phases.codes_of(replayed.allocated_by)
-        self._spans = phases.spans_of(replayed.allocated_by)
-        self._before = (codes != phase_code(Phase.BUILD)) & (codes != phase_code(Phase.OPTIMIZER))
-        generated = call_sites.at(lambda site: site.stack.is_generated)
-        self._forward = np.flatnonzero(generated & (codes == phase_code(Phase.FORWARD)))
-        self._backward = np.flatnonzero(generated & (codes == phase_code(Phase.BACKWARD)))
+    def __init__(self, blocks: DeviceBlocks, *, tables: Int64s, weights: Int64s) -> None:
+        super().__init__(blocks)
+        generated = self._call_sites.at(lambda site: site.stack.is_generated)
+        self._forward = np.flatnonzero(generated & blocks.in_phase(Phase.FORWARD))
+        self._backward = np.flatnonzero(generated & blocks.in_phase(Phase.BACKWARD))
         self._tables, self._weights = tables, weights
 
     def heads(self, losses: Mask) -> CompiledHeads:
@@ -157,7 +148,7 @@ class CompiledPasses:
             shape.hidden_bytes in self._weights
             and len(_near(int(self._sizes[head]), distinct(sizes))) > 0
             and int(((sizes == table_bytes) | (sizes == 2 * table_bytes)).sum()) >= _FEWEST_GRADIENTS
-            and self._has_indices(shape.tokens, head)
+            and has_indices(self._device, shape.tokens, head)
         )
 
     def _next_backward(self, span: int) -> Int64s:
@@ -165,12 +156,14 @@ class CompiledPasses:
         later = self._backward[self._spans[self._backward] > span]
         return later[self._spans[later] == self._spans[later[0]]] if len(later) else later
 
-    def _has_indices(self, tokens: int, head: int) -> bool:
-        """Whether a tensor of one index per token exists when the head runs."""
-        replayed, event = self._replayed, self._replayed.allocated_by[head]
-        alike = np.flatnonzero(self._before & (self._sizes == tokens * _INDEX_BYTES))
-        freed = replayed.freed_by[alike]
-        return bool(((replayed.allocated_by[alike] < event) & ((freed < 0) | (freed > event))).any())
+
+def has_indices(blocks: DeviceBlocks, tokens: int, block: int) -> bool:
+    """Whether a tensor of one index per token, which no build and no optimizer made, exists when a block is made."""
+    replayed, event = blocks.replayed, blocks.replayed.allocated_by[block]
+    others = ~blocks.in_phase(Phase.BUILD, Phase.OPTIMIZER)
+    alike = np.flatnonzero(others & (replayed.requested_bytes == tokens * _INDEX_BYTES))
+    freed = replayed.freed_by[alike]
+    return bool(((replayed.allocated_by[alike] < event) & ((freed < 0) | (freed > event))).any())
 
 
 def _near(size: int, sizes: Int64s, *, ratios: tuple[float, ...] = (1,)) -> Int64s:
@@ -221,7 +214,7 @@ _SIZES_TO_SEARCH = 64
 _NO_BLOCKS = np.empty(0, dtype=np.int64)
 
 
-class Vocabulary:
+class Vocabulary(BlockFinder):
     """The loss over a vocabulary that a recording shows, if it shows one.
 
     Classifiers of images and sentences compute a cross-entropy too, and encoders look tokens up without a loss over
@@ -240,17 +233,10 @@ class Vocabulary:
         generates: whether the recording shows a generation, whose head is not part of a loss.
     """
 
-    def __init__(
-        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, *, generates: bool = False
-    ) -> None:
-        self._replayed = replayed
-        self._call_sites = call_sites
-        self._sites = call_sites.sites
-        self._site_of = call_sites.site_of
-        self._sizes = replayed.requested_bytes
-        self._kept = replayed.freed_by < 0
-        self._codes = phases.codes_of(replayed.allocated_by)
-        self._spans = phases.spans_of(replayed.allocated_by)
+    def __init__(self, blocks: DeviceBlocks, *, generates: bool = False) -> None:
+        super().__init__(blocks)
+        call_sites = blocks.call_sites
+        self._sites, self._site_of = call_sites.sites, call_sites.site_of
         self._calls = np.cumsum(call_sites.index_in_call == 0)
         self._is_last = _last_of_calls(call_sites)
         self._generates = generates
@@ -259,7 +245,7 @@ class Vocabulary:
         self._row_bytes = 0
         heads = self._find_heads(library_loss)
         outputs = set(self._sizes[heads].tolist())
-        passes = CompiledPasses(replayed, call_sites, phases, tables=self._table_sizes, weights=self._weights)
+        passes = CompiledPasses(blocks, tables=self._table_sizes, weights=self._weights)
         compiled = passes.heads(library_loss)
         self._heads = distinct(np.append(heads, compiled.outputs))
         self._row_bytes = self._row_bytes or compiled.row_bytes
@@ -317,7 +303,7 @@ class Vocabulary:
         tables = self._table_sizes if has_loss and len(self._known_tables) else large
         heads = self._heads_by_sizes(outputs, losses, tables)
         if heads is None:
-            in_library = np.flatnonzero(library_loss & (self._codes == phase_code(Phase.FORWARD)))
+            in_library = np.flatnonzero(library_loss & self._device.in_phase(Phase.FORWARD))
             heads = self._heads_by_library(outputs, in_library)
         if not len(heads):
             heads = self._heads_by_indices(large)
@@ -386,19 +372,12 @@ class Vocabulary:
                     and self._sizes[block] % hidden_bytes == 0
                     and (sizes % row == 0).any()
                     and (loss_sizes[loss_sizes >= row] % row == 0).any()
-                    and self._has_indices(tokens, block)
+                    and has_indices(self._device, tokens, block)
                 ):
                     self._row_bytes = row
                     heads: Int64s = outputs[self._sizes[outputs] % row == 0]
                     return heads
         return _NO_BLOCKS
-
-    def _has_indices(self, tokens: int, block: int) -> bool:
-        """Whether a tensor of one index per token exists when a block is allocated."""
-        event, freed = self._replayed.allocated_by[block], self._replayed.freed_by
-        alike = np.flatnonzero(self._sizes == tokens * _INDEX_BYTES)
-        exists = (self._replayed.allocated_by[alike] < event) & ((freed[alike] < 0) | (freed[alike] > event))
-        return bool((exists & ~are_codes_of(self._codes[alike], Phase.BUILD, Phase.OPTIMIZER)).any())
 
     @cached_property
     def _vectors(self) -> list[int]:
@@ -455,7 +434,7 @@ class Vocabulary:
     @cached_property
     def _weights(self) -> Int64s:
         """Sizes of weights, and of kept blocks older than the recording, which may be weights."""
-        chosen = are_codes_of(self._codes, Phase.BUILD) | (are_codes_of(self._codes, None) & self._kept)
+        chosen = self._device.in_phase(Phase.BUILD) | (self._device.in_phase(None) & (self._replayed.freed_by < 0))
         chosen &= ~self._call_sites.matching_inner(DDP_BUCKET)
         weights: Int64s = self._sizes[chosen]
         return weights
@@ -490,7 +469,7 @@ class Vocabulary:
         is_chosen = np.array([chosen(site) for site in self._sites], dtype=bool)
         if not is_chosen.any():
             return _NO_BLOCKS
-        return np.flatnonzero(is_chosen[self._site_of] & are_codes_of(self._codes, *phases)).astype(np.int64)
+        return np.flatnonzero(is_chosen[self._site_of] & self._device.in_phase(*phases)).astype(np.int64)
 
 
 def _last_of_calls(call_sites: CallSites) -> Mask:

@@ -17,10 +17,9 @@ from functools import cached_property
 import numpy as np
 
 from ligerprof.analyzers.attribution import frames
-from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
-from ligerprof.analyzers.attribution.stacks import CallSites, Mask
+from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, are_codes_of, phase_code
+from ligerprof.analyzers.attribution.stacks import Mask
 from ligerprof.roles import Phase
-from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Int64s, distinct, is_among, number_pairs
 
 # a wrapper that shards weights moves them first
@@ -32,19 +31,17 @@ _TABLE = re.compile(frames.EMBEDDING_TABLE, re.MULTILINE)
 _ENGINE = re.compile(r"deepspeed/runtime/|nn/parallel/distributed\.py:|distributed/utils\.py:_sync_")
 
 
-class Weights:
+class Weights(BlockFinder):
     """The sizes of weights as seen from a moment.
 
     Args:
-        codes: `phase_code` of each block.
         moment: the blocks of the build that are live at this moment are weights.
     """
 
-    def __init__(self, replayed: Replay, call_sites: CallSites, codes: Int64s, moment: int) -> None:
-        self._call_sites = call_sites
-        self._sizes = replayed.requested_bytes
-        self._in_build = codes == phase_code(Phase.BUILD)
-        self._live = replayed.live_at(moment)
+    def __init__(self, blocks: DeviceBlocks, moment: int) -> None:
+        super().__init__(blocks)
+        self._in_build = blocks.in_phase(Phase.BUILD)
+        self._live = self._replayed.live_at(moment)
 
     @cached_property
     def sizes(self) -> frozenset[int]:
@@ -88,13 +85,14 @@ class Weights:
 _LARGEST_COUNTER_BYTES = 8
 
 
-def find_older_weights(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> Mask:
+def find_older_weights(blocks: DeviceBlocks) -> Mask:
     """Whether each block is a weight from before the recording; none is if their number leaves any doubt."""
+    replayed = blocks.replayed
     weights: Mask = np.zeros(len(replayed.freed_by), dtype=bool)
     older = np.arange(len(replayed.older_blocks))
-    unknown = call_sites.at(lambda site: not site.is_known)[older]
+    unknown = blocks.call_sites.at(lambda site: not site.is_known)[older]
     older = older[unknown & (replayed.freed_by[older] < 0)]
-    gradients = gradients_of_passes(replayed, phases) if len(older) else Counter[int]()
+    gradients = gradients_of_passes(blocks) if len(older) else Counter[int]()
     sizes = replayed.requested_bytes[older]
     held = Counter(sizes.tolist())
     if gradients and all(held[size] == count for size, count in gradients.items()):
@@ -102,18 +100,15 @@ def find_older_weights(replayed: Replay, call_sites: CallSites, phases: EventPha
     return weights
 
 
-def gradients_of_passes(replayed: Replay, phases: EventPhases) -> Counter[int]:
+def gradients_of_passes(blocks: DeviceBlocks) -> Counter[int]:
     """How many blocks of each size the last two backward passes both leave behind; empty with fewer."""
-    codes = phases.codes_of(replayed.allocated_by)
-    blocks = np.flatnonzero((codes == phase_code(Phase.BACKWARD)) & (replayed.requested_bytes > _LARGEST_COUNTER_BYTES))
-    freed = replayed.freed_by[blocks]
-    spans = phases.spans_of(replayed.allocated_by[blocks])
-    left = (freed < 0) | (phases.spans_of(freed) > spans)
-    # a pass that the recording does not see to its end
-    left &= spans < phases.last_span
-    blocks, spans = blocks[left], spans[left]
-    order = np.argsort(spans, kind="stable")
-    passes = np.split(replayed.requested_bytes[blocks][order], np.flatnonzero(np.diff(spans[order])) + 1)
+    sizes = blocks.replayed.requested_bytes
+    # the recording does not see its last pass to the end
+    whole = blocks.in_phase(Phase.BACKWARD) & (blocks.spans < blocks.phases.last_span)
+    made = np.flatnonzero(whole & (sizes > _LARGEST_COUNTER_BYTES))
+    left = made[blocks.outlive_span(made)]
+    left = left[np.argsort(blocks.spans[left], kind="stable")]
+    passes = np.split(sizes[left], np.flatnonzero(np.diff(blocks.spans[left])) + 1)
     found = [Counter(each.tolist()) for each in passes if len(each)]
     # a library's workspace stays after the first pass alone
     return found[-1] & found[-2] if len(found) > 1 else Counter()
@@ -124,31 +119,20 @@ _LEAST_BLOCKS = 4
 _LEAST_SHARE = 0.9
 
 
-class WeightCopies:
+class WeightCopies(BlockFinder):
     """Blocks that a call site allocates outside of all passes, one for each weight.
 
     Args:
-        codes: `phase_code` of each block.
         lasting: whether each block is alive when a later forward pass runs.
         weights: the sizes of the live weights, and how many have each.
     """
 
-    def __init__(
-        self,
-        replayed: Replay,
-        call_sites: CallSites,
-        phases: EventPhases,
-        codes: Int64s,
-        *,
-        lasting: Mask,
-        weights: Counter[int],
-    ) -> None:
-        self._replayed = replayed
-        self._call_sites = call_sites
-        self._outside = codes == phase_code(Phase.OUTSIDE)
+    def __init__(self, blocks: DeviceBlocks, *, lasting: Mask, weights: Counter[int]) -> None:
+        super().__init__(blocks)
+        self._outside = blocks.in_phase(Phase.OUTSIDE)
         # a copy can take a second operator, whose result is dropped
-        groups = number_pairs(phases.spans_of(replayed.allocated_by) + 1, lasting.astype(np.int64))
-        self._groups = number_pairs(groups, call_sites.place_of)
+        groups = number_pairs(blocks.spans + 1, lasting.astype(np.int64))
+        self._groups = number_pairs(groups, blocks.call_sites.place_of)
         self._weights = weights
 
     @cached_property
@@ -164,7 +148,7 @@ class WeightCopies:
     @cached_property
     def trains_doubled(self) -> bool:
         """Whether the optimizer's states have twice the bytes of the weights, so that it steps copies in fp32."""
-        states = set(self._replayed.requested_bytes[self._call_sites.matching(STATE)].tolist())
+        states = set(self._sizes[self._call_sites.matching(STATE)].tolist())
         largest = max(self._weights, default=0)
         return 2 * largest in states and largest not in states
 
@@ -173,17 +157,17 @@ class WeightCopies:
         """Whether each block is as large as all weights together, in 16 or 32 bit."""
         total_bytes = sum(size * count for size, count in self._weights.items())
         sizes = (total_bytes, 2 * total_bytes) if self._weights.total() >= _LEAST_BLOCKS else ()
-        found: Mask = self._outside & is_among(self._replayed.requested_bytes, sizes)
+        found: Mask = self._outside & is_among(self._sizes, sizes)
         return found
 
     def _found(self, factor: int) -> Mask:
         found: Mask = np.zeros(len(self._outside), dtype=bool)
         sizes = Counter({factor * size: count for size, count in self._weights.items()})
         needed_bytes = _LEAST_SHARE * sum(size * count for size, count in sizes.items())
-        blocks = np.flatnonzero(self._outside & is_among(self._replayed.requested_bytes, sizes))
+        blocks = np.flatnonzero(self._outside & is_among(self._sizes, sizes))
         blocks = blocks[np.argsort(self._groups[blocks], kind="stable")]
         for group in np.split(blocks, np.flatnonzero(np.diff(self._groups[blocks])) + 1):
-            held = Counter(self._replayed.requested_bytes[group].tolist())
+            held = Counter(self._sizes[group].tolist())
             if len(group) >= _LEAST_BLOCKS and held <= sizes and sum(held.elements()) >= needed_bytes:
                 found[group] = True
         return found
@@ -197,7 +181,7 @@ _LEAST_SHARE_OF_MODEL = 0.25
 _LAYER = re.compile(r"torch/nn/modules/(?!module|container)\w+\.py:")
 
 
-class EarlierModels:
+class EarlierModels(BlockFinder):
     """Blocks of models that a later model has replaced.
 
     Attributes:
@@ -205,9 +189,9 @@ class EarlierModels:
         since: the event at which the build of the last model began; -1 if no model was built after another.
     """
 
-    def __init__(self, replayed: Replay, call_sites: CallSites, phases: EventPhases) -> None:
-        self._replayed, self._call_sites, self._phases = replayed, call_sites, phases
-        self._codes = phases.codes_of(replayed.allocated_by)
+    def __init__(self, blocks: DeviceBlocks) -> None:
+        super().__init__(blocks)
+        replayed, call_sites, phases = self._replayed, self._call_sites, self._phases
         self.blocks: Mask = np.zeros(len(self._codes), dtype=bool)
         self.since = self._last_build()
         if self.since < 0:
@@ -219,7 +203,7 @@ class EarlierModels:
         codes = np.where(is_older, of_stack[call_sites.site_of[live]], self._codes[live])
         held = (replayed.allocated_by[live] < self.since) & are_codes_of(codes, *_HELD)
         built = live[(replayed.allocated_by[live] >= self.since) & (codes == phase_code(Phase.BUILD))]
-        sizes, weights = replayed.requested_bytes, live[held & (codes == phase_code(Phase.BUILD))]
+        sizes, weights = self._sizes, live[held & (codes == phase_code(Phase.BUILD))]
         # a library's workspace stays too
         held &= (codes != phase_code(Phase.BACKWARD)) | is_among(sizes[live], sizes[weights])
         is_whole = len(built) > 0 and sizes[built].sum() >= _LEAST_SHARE_OF_MODEL * sizes[weights].sum()
@@ -246,23 +230,21 @@ class EarlierModels:
     def _starts_optimizer(self, built: Int64s) -> bool:
         """Whether an optimizer makes states as large as the built weights, as it does in its first step alone."""
         states = self._call_sites.matching(STATE) & (self._replayed.allocated_by >= self.since)
-        sizes = self._replayed.requested_bytes
-        return bool(2 * sizes[states].sum() >= sizes[built].sum())
+        return bool(2 * self._sizes[states].sum() >= self._sizes[built].sum())
 
     def _trains_no_more(self, weights: Int64s, built: Int64s) -> bool:
         """Whether backward leaves no more gradients of each size than the built model has weights."""
-        sizes = self._replayed.requested_bytes
-        gradients, counts = gradients_of_passes(self._replayed, self._phases), Counter(sizes[built].tolist())
-        return all(gradients[size] <= counts[size] for size in sizes[weights].tolist())
+        gradients, counts = gradients_of_passes(self._device), Counter(self._sizes[built].tolist())
+        return all(gradients[size] <= counts[size] for size in self._sizes[weights].tolist())
 
     def _runs_one_model(self) -> bool:
         """Whether one line runs a model after the last build, and backward uses each of its parts."""
         freed = self._replayed.freed_by
         used = (freed < 0) | (self._phases.codes_of(freed) == phase_code(Phase.BACKWARD))
-        chosen = (self._codes == phase_code(Phase.FORWARD)) & (self._replayed.allocated_by >= self.since)
+        chosen = self._device.in_phase(Phase.FORWARD) & (self._replayed.allocated_by >= self.since)
         site_of = self._call_sites.site_of
         in_backward, counts = set(site_of[chosen & used].tolist()), np.bincount(site_of[chosen])
-        passes = len(distinct(self._phases.spans_of(self._replayed.allocated_by[chosen])))
+        passes = len(distinct(self._spans[chosen]))
         layers: Counter[Hashable] = Counter()
         trained: set[Hashable] = set()
         lines: set[Hashable] = set()

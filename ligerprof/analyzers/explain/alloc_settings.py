@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.suggestions.case import Framework
-from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
+from ligerprof.analyzers.suggestions.rows import Cost, Suggestion
 from ligerprof.errors import LigerprofError
 from ligerprof.serialization import select
 from ligerprof.snapshots.replay import Replay

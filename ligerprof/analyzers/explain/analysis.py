@@ -19,14 +19,12 @@ from ligerprof.analyzers.explain.groups import (
     list_lives,
     unattributed_notes,
 )
-from ligerprof.analyzers.explain.growth import Growth, find_growth
 from ligerprof.analyzers.explain.peak import PeakReport
-from ligerprof.analyzers.explain.steps import step_peaks, step_starts
+from ligerprof.analyzers.explain.steps import Growth, find_growth, step_peaks, step_starts
 from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, role_timeline
-from ligerprof.analyzers.suggestions.case import Case, Framework
+from ligerprof.analyzers.suggestions.case import Case, Framework, Window
 from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
-from ligerprof.analyzers.suggestions.replayed_change import Window
-from ligerprof.analyzers.suggestions.suggestion import Suggestion
+from ligerprof.analyzers.suggestions.rows import Suggestion
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase
 from ligerprof.snapshots.collector import collector_paused

@@ -2,14 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
-from ligerprof.analyzers.explain.growth import Growth, find_growth, size_ratio
-from ligerprof.analyzers.explain.steps import repetitions
+from ligerprof.analyzers.explain.steps import Growth, find_growth, repetitions, size_ratio
 from ligerprof.roles import PASSES, MemoryBreakdown, Phase, Role
 from ligerprof.serialization import select, to_json
 from ligerprof.snapshots.replay import Replay
@@ -36,12 +35,7 @@ class FreeReason(ExplainedWord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FreeMemory:
-    """Reserved but unallocated bytes that did not serve a request for one reason.
-
-    Attributes:
-        largest_bytes: the largest contiguous piece.
-        pieces: number of pieces.
-    """
+    """Reserved but unallocated bytes that did not serve a request for one reason."""
 
     reason: FreeReason
     size_bytes: int
@@ -188,11 +182,10 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FailedAllocation:
+class FailedAllocation(Failure):
     """The last allocation that did not fit, and the state of the device then.
 
     Attributes:
-        failure: its figures.
         module: dotted name of the module that ran, "" if unknown.
         frame: `file:line function` of the most informative call, or an autograd node, or "".
         operation: the torch operator, Python function or autograd node that requested memory, or "".
@@ -207,7 +200,6 @@ class FailedAllocation:
         missing_bytes: how much more the driver or the limit would have had to give; None if unknown.
         missing_is_bound: whether `missing_bytes` is only an upper bound, as the limit itself is not recorded.
         pins: segments with free parts, the largest free part first.
-        expandable_segments: whether the allocator used expandable segments.
         growth: call sites whose memory grew in the steps before, the fastest first.
         larger_than_before: how many times as large the forward pass's tensors are as in any step before.
         earlier: failures before this one, the newest first.
@@ -216,7 +208,6 @@ class FailedAllocation:
             in pieces stood in the way.
     """
 
-    failure: Failure
     module: str
     frame: str
     operation: str
@@ -237,21 +228,6 @@ class FailedAllocation:
     earlier_count: int
     limit_bytes: int | None = None
     held_as_much_before: bool = False
-
-    @property
-    def requested_bytes(self) -> int:
-        """Bytes that were requested."""
-        return self.failure.requested_bytes
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes that were allocated then."""
-        return self.failure.allocated_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of all segments then."""
-        return self.failure.reserved_bytes
 
     @property
     def reserved_free_bytes(self) -> int:
@@ -294,10 +270,8 @@ class FailedAllocation:
     def to_json(self) -> dict[str, Any]:
         """The object `oom` in the JSON."""
         return {
-            **select(self, "requested_bytes", "allocated_bytes", "reserved_bytes", "failure.phase", "failure.step"),
-            **select(
-                self, "roles", "blocks", "module", "frame", "operation", "called_from", "frames", "failure.caught"
-            ),
+            **select(self, "requested_bytes", "allocated_bytes", "reserved_bytes", "phase", "step"),
+            **select(self, "roles", "blocks", "module", "frame", "operation", "called_from", "frames", "caught"),
             **select(self, "reserved_free_bytes", "largest_free_bytes", "free", "fragmented", "pins"),
             **select(self, "why=cause", "device_free_bytes", "needed_bytes", "missing_bytes", "missing_is_bound"),
             "growth": to_json(self.growth[:_MOST_GROWTHS]),
@@ -311,9 +285,6 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
 
     Blocks that were freed after it count as kept, since unwinding the exception frees most of them: a
     recording that was dumped then gives the same answer as one dumped by an out-of-memory observer.
-
-    Args:
-        stacks: group blocks by stack too.
     """
     failures = attribution.replayed.failures
     if not failures:
@@ -332,7 +303,7 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
     needed_bytes = segment_bytes(request.size_bytes)
     missing_bytes, is_bound = _missing(attribution, index, needed_bytes, device_free)
     return FailedAllocation(
-        failure=_failure(attribution, index),
+        **asdict(_failure(attribution, index)),
         module=stamp.module if stamp else "",
         frame=stack.description or (stamp.node if stamp else ""),
         operation=stack.operation or (stamp.node if stamp else ""),

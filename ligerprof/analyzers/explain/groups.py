@@ -25,7 +25,6 @@ class BlockGroup:
 
     Attributes:
         size_bytes: requested bytes of all blocks.
-        count: number of blocks.
         module: dotted module name, "" if unknown.
         frame: `file:line function` of the Python code that allocated them, or an autograd node's name, or "".
         layers: indices of the decoder layers, ascending; empty outside the layers.
@@ -216,7 +215,7 @@ def _reason(attribution: Attribution, owners: Owners, place: int) -> str:
 def _known_part(attribution: Attribution, older: Owners) -> str:
     """How many of the bytes without stacks are weights, and as large: each gradient of backward belongs to a weight."""
     held = Counter(older.requested_bytes.tolist())
-    gradients = gradients_of_passes(attribution.replayed, attribution.phases) if held else Counter[int]()
+    gradients = gradients_of_passes(attribution.device_blocks) if held else Counter[int]()
     weights_bytes = sum(size * min(count, held[size]) for size, count in gradients.items())
     alike_bytes = sum(size * held[size] for size in gradients) - weights_bytes
     if not weights_bytes or not alike_bytes:

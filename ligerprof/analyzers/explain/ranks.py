@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ligerprof.analyzers.attribution.rules import UserRule
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.groups import BlockGroup
-from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport, diff_peaks
 from ligerprof.models.architectures import without_indices
 from ligerprof.roles import Role
 from ligerprof.serialization import document, select
@@ -30,16 +29,26 @@ class ModuleWeights(NamedTuple):
     size_bytes: int
 
 
-class Held(Protocol):
-    """What a rank holds: the blocks at its peak, and its part of each module."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPeak:
+    """The peak of one rank.
 
-    @property
-    def report(self) -> PeakReport:
-        """What the memory at its peak belongs to."""
+    Attributes:
+        source: its snapshot file.
+        weights: its parts of the modules, by name with `*` for each index; {} if not known.
+    """
 
-    @property
-    def weights(self) -> Mapping[str, ModuleWeights]:
-        """Its part of the modules of each name."""
+    rank: int
+    source: Path
+    report: PeakReport
+    weights: Mapping[str, ModuleWeights] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `ranks` in the JSON."""
+        names = ("device", "peak_bytes", "reserved_bytes", "complete", "peak_phase", "phases", "roles")
+        return select(
+            self, "rank", "source", *(f"report.{name}" for name in names), "oom=report.out_of_memory", "report.notes"
+        )
 
 
 class CauseKind(str, Enum):
@@ -72,13 +81,13 @@ class RankCause:
         return select(self, "kind", "bytes=size_bytes", "modules", "text")
 
 
-def causes(rank: Held, lowest: Held) -> tuple[RankCause, ...]:
+def causes(rank: RankPeak, lowest: RankPeak) -> tuple[RankCause, ...]:
     """What a rank holds more than the lowest one, and why as far as the recordings show it; the largest first."""
     found = [*_weights(rank, lowest), *_activations(rank, lowest), *_loss(rank, lowest)]
     return tuple(sorted((cause for cause in found if cause.size_bytes > 0), key=lambda cause: -cause.size_bytes))
 
 
-def _weights(rank: Held, lowest: Held) -> Iterator[RankCause]:
+def _weights(rank: RankPeak, lowest: RankPeak) -> Iterator[RankCause]:
     mine, others = rank.weights, lowest.weights
     if not mine or not others:
         return
@@ -105,7 +114,7 @@ def _weights(rank: Held, lowest: Held) -> Iterator[RankCause]:
         yield _cause(CauseKind.SHARDS, size_bytes, padded, text)
 
 
-def _activations(rank: Held, lowest: Held) -> Iterator[RankCause]:
+def _activations(rank: RankPeak, lowest: RankPeak) -> Iterator[RankCause]:
     mine, others = _of_layers(rank.report.blocks), _of_layers(lowest.report.blocks)
     often: dict[str, int] = defaultdict(int)
     larger: dict[str, int] = defaultdict(int)
@@ -134,7 +143,7 @@ def _activations(rank: Held, lowest: Held) -> Iterator[RankCause]:
         yield _cause(CauseKind.SIZES, size_bytes, larger, text)
 
 
-def _kept_bytes(rank: Held, modules: Collection[str]) -> int:
+def _kept_bytes(rank: RankPeak, modules: Collection[str]) -> int:
     return sum(
         block.size_bytes
         for block in rank.report.blocks
@@ -165,7 +174,7 @@ def _of_layers(blocks: tuple[BlockGroup, ...]) -> dict[tuple[str, ...], _Kept]:
     }
 
 
-def _loss(rank: Held, lowest: Held) -> Iterator[RankCause]:
+def _loss(rank: RankPeak, lowest: RankPeak) -> Iterator[RankCause]:
     mine, others = (sum(each.report.roles[role] for role in _LOSS) for each in (rank, lowest))
     if mine and not others:
         yield _cause(CauseKind.LOSS, mine, (), f"computes the loss, {format_bytes(mine)} of logits and their gradients")
@@ -186,28 +195,6 @@ def _named(sizes: Mapping[str, int]) -> str:
     names = list(dict.fromkeys(name.partition("*")[0] + "*" if "*" in name else name for name in ordered))
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankPeak:
-    """The peak of one rank.
-
-    Attributes:
-        source: its snapshot file.
-        weights: its parts of the modules, by name with `*` for each index; {} if not known.
-    """
-
-    rank: int
-    source: Path
-    report: PeakReport
-    weights: Mapping[str, ModuleWeights] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of `ranks` in the JSON."""
-        names = ("device", "peak_bytes", "reserved_bytes", "complete", "peak_phase", "phases", "roles")
-        return select(
-            self, "rank", "source", *(f"report.{name}" for name in names), "oom=report.out_of_memory", "report.notes"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

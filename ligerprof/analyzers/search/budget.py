@@ -25,7 +25,6 @@ class Reserved:
     """Reserved bytes of the steps simulated under the recipe's limit.
 
     Attributes:
-        first_bytes: peak of the first step.
         steady_bytes: peak of the steady step, or of a whole run; if `fits` is False, of the part that ran.
         second_bytes: peak of DDP's second step, or 0.
         evaluation_bytes: peak of an evaluation, or 0.
@@ -80,7 +79,6 @@ class Verdict:
         answer: the judge's; None where it is not known what is trained.
         held_bytes: the highest peak of all steps and an evaluation: reserved bytes if simulated (up to the failure if
             it ran out of memory), allocated bytes if estimated.
-        checked: the method.
         reason: why the requested simulation was not possible, or None.
         decided_by: the moment with the highest peak, or in which memory ran out; None if that was before any step.
         run_step: the number of that step in a simulated run over a file of lengths, else None.

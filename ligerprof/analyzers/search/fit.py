@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import islice, product
 from typing import Any, NamedTuple
 
-from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, verdict_notes
-from ligerprof.analyzers.search.changes import NEAREST, SAME_DATA, Change, expandable_segments
+from ligerprof.analyzers.search.changes import NEAREST, SAME_DATA, Advice, Change, advise, expandable_segments
 from ligerprof.analyzers.step_time.account import predicted_time
-from ligerprof.analyzers.step_time.predict import StepTime
+from ligerprof.analyzers.step_time.rates import StepTime
 from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.recipe.categories import Axis
@@ -89,7 +88,6 @@ class Fit(JsonKeys):
 
     Attributes:
         recipe: the recipe with the wanted batch and sequence.
-        wanted: whether the wanted pair fits.
         batch: the largest batch at the wanted sequence; None if a batch of 1 does not fit.
         seq: the longest sequence at the wanted batch; None if the shortest does not fit.
         frontier: the largest batch at several sequence lengths, the shortest first.
@@ -478,7 +476,6 @@ class Fastest(JsonKeys):
     """The result of `ligerprof fit --fastest`.
 
     Attributes:
-        given: the recipe as given.
         found: recipes that fit, the fastest first.
         too_large: the recipe that would be the next faster one, and does not fit; None if none is faster.
         tried: how many recipes have a predicted time.
@@ -513,7 +510,6 @@ def fastest(
     """Search the recipes that train the same: as many sequences per step, in the same precision.
 
     Args:
-        judge: decides what fits the limit.
         better: receives each recipe that fits and is faster than those before.
         listed: how many recipes that fit to look for.
 

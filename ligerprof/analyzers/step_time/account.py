@@ -11,8 +11,18 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.places import HEAD
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.estimate.tensors import Tensor, Weight
-from ligerprof.analyzers.step_time.predict import StepTime, step_time
-from ligerprof.analyzers.step_time.rates import SHEETS, Host, Kind, Ledger, Part, Work, find_rates, product
+from ligerprof.analyzers.step_time.rates import (
+    SHEETS,
+    Host,
+    Kind,
+    Ledger,
+    Part,
+    StepTime,
+    Work,
+    find_rates,
+    product,
+    step_time,
+)
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Engine, Loss, Optimizer

@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import phase_code
-from ligerprof.analyzers.suggestions.case import Case, LayerPasses
-from ligerprof.analyzers.suggestions.replayed_change import Edit
+from ligerprof.analyzers.suggestions.case import Case, Edit, LayerPasses
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Flags, Int64s, common, distinct, is_among
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
@@ -83,7 +83,6 @@ _OUTPUT_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES, Role.ACTIV
 # by how much the suggested buckets of DeepSpeed are smaller
 BUCKET_DIVISOR = 10
 _ENGINE = r"deepspeed/runtime/zero/"
-_MASTER_COPY = r"\A\S*zero/stage_1_and_2\.py:__init__$"
 _BUCKETS = r"zero/(?:stage_1_and_2|stage3)\.py:(?:setup_buckets|_setup_for_real_optimizer)$"
 _STAGE_1_OR_2 = r"deepspeed/runtime/zero/stage_1_and_2\.py$"
 # passes that leave something behind, in a program that keeps outputs
@@ -337,7 +336,7 @@ def with_optimizer_on_host(case: Case) -> Edit:
     replayed = case.replayed
     edit = case.without(Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES)
     # its constructor makes the fp32 copy of the weights
-    edit.remove(np.setdiff1d(case.blocks_from(_MASTER_COPY), case.in_training(Role.OPTIMIZER_STATES)))
+    edit.remove(np.setdiff1d(case.blocks_from(frames.ZERO_CONSTRUCTOR), case.in_training(Role.OPTIMIZER_STATES)))
     gradients = case.gradients
     by_engine = common(gradients, case.blocks_from(_ENGINE))
     edit.remove(by_engine)

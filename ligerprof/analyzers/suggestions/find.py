@@ -1,25 +1,25 @@
-"""Compute every suggestion that applies to a recording, the cheapest first."""
+"""Compute every suggestion that applies to a recording, the cheapest first, and write them into the user's files."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ligerprof.analyzers.suggestions.case import Case, Framework
-from ligerprof.analyzers.suggestions.replayed_change import Edit, peak_after
-from ligerprof.analyzers.suggestions.rows import ROWS, SuggestionRow
-from ligerprof.analyzers.suggestions.suggestion import Basis, Cost, Suggestion
-from ligerprof.errors import LigerprofError
+from ligerprof.analyzers.attribution import frames
+from ligerprof.analyzers.suggestions.case import Case, Edit, Framework, peak_after
+from ligerprof.analyzers.suggestions.rows import ROWS, Basis, Cost, Suggestion, SuggestionRow
+from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
+    from ligerprof.recipe.configs.edits import FileEdit, OwnFiles
     from ligerprof.recipe.training import TrainingRecipe
 
-_FIRST = r"\A\S*nn/parallel/distributed\.py:_ddp_init_helper$"
-_REBUILT = r"\A\S*nn/parallel/distributed\.py:_pre_forward$"
+
 # nn/parallel/distributed.py: the smallest bucket; smaller tensors are maps of unused parameters
 _LEAST_BUCKET_BYTES = 2**20
 # kWatchdogThreadSleepMillis
@@ -43,7 +43,7 @@ def edits_with_other_timings(row: SuggestionRow, case: Case) -> Iterator[Edit]:
 
 
 def _with_buckets_until(row: SuggestionRow, case: Case, until: int) -> Edit | None:
-    edit, first = row.edit(case), case.blocks_from(_FIRST)
+    edit, first = row.edit(case), case.blocks_from(frames.DDP_FIRST_BUCKET)
     if edit is None:
         return None
     sizes, stops = edit.sizes(first), edit.stops(first)
@@ -57,9 +57,9 @@ def _ends(row: SuggestionRow, case: Case) -> list[int]:
     """The moments after which the first buckets may be gone, the earliest first."""
     if case.program.engine is not Framework.DDP or not row.keeps_buckets:
         return []
-    rebuilt = case.blocks_from(_REBUILT)
+    rebuilt = case.blocks_from(frames.DDP_REBUILT_BUCKET)
     rebuilt = rebuilt[case.sizes(rebuilt) >= _LEAST_BUCKET_BYTES]
-    first = case.blocks_from(_FIRST)
+    first = case.blocks_from(frames.DDP_FIRST_BUCKET)
     if not len(first) or not len(rebuilt):
         return []
     built = int(case.edit().starts(rebuilt).min())
@@ -271,3 +271,52 @@ def _can_be_typed(recipe: "TrainingRecipe | None") -> bool:
         return TrainingRecipe(model=recipe.spec.name).spec == recipe.spec
     except LigerprofError:
         return False
+
+
+def edits_for(suggestion: Suggestion, own: "OwnFiles") -> "tuple[FileEdit, ...]":
+    """The files that the suggestion changes; none if they lack keys for it."""
+    from ligerprof.recipe.configs.edits import edit_files
+
+    change = next((row.recipe for row in ROWS if row.name == suggestion.name), None)
+    try:
+        changed = None if change is None else change(own.recipe)
+        edits = () if changed is None else edit_files(own.files, own.recipe, changed)
+    except LigerprofError:
+        # the program differs from what the files say
+        return ()
+    return tuple(edit for edit in edits if edit.changes and not edit.missing)
+
+
+def lines_for(suggestion: Suggestion, own: "OwnFiles") -> tuple[str, ...]:
+    """The lines to change; none if the files have no keys for the suggestion."""
+    return tuple(line for edit in edits_for(suggestion, own) for line in (f"In {edit.file}:", *edit.lines))
+
+
+def read_own_files(sources: Sequence[str]) -> "OwnFiles":
+    """Read the files that a training was started with, as `load_recipe` takes them.
+
+    Raises:
+        RecipeError: a file cannot be read, or none can be edited.
+        UnsupportedError: a file asks for something that recipes cannot express.
+    """
+    from ligerprof.recipe.configs.edits import EDITABLE, OwnFiles, can_edit
+    from ligerprof.recipe.configs.resolve import load_recipe
+
+    recipe, report = load_recipe(sources, {})
+    if not any(can_edit(*each) for each in report.files):
+        raise RecipeError(f"--config: changed lines can be shown for files of {EDITABLE}. Give one of these.")
+    return OwnFiles(sources=sources, given={}, files=report.files, recipe=recipe)
+
+
+def in_own_files(suggestions: Sequence[Suggestion], own: "OwnFiles") -> tuple[Suggestion, ...]:
+    """Suggestions with the lines to change in the files; those that these have no keys for stay as they are."""
+    lines = {suggestion.name: lines_for(suggestion, own) for suggestion in suggestions}
+    return tuple(
+        dataclasses.replace(suggestion, how=lines[suggestion.name] or suggestion.how) for suggestion in suggestions
+    )
+
+
+def first_edits(suggestions: Sequence[Suggestion], own: "OwnFiles") -> "tuple[Suggestion, tuple[FileEdit, ...]] | None":
+    """The first suggestion that the files have keys for, with the changed files; None without one."""
+    found = ((suggestion, edits_for(suggestion, own)) for suggestion in suggestions)
+    return next(((suggestion, edits) for suggestion, edits in found if edits), None)

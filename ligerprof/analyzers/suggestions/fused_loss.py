@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.replayed_change import Edit, starts, stops
+from ligerprof.analyzers.attribution import frames
+from ligerprof.analyzers.suggestions.case import Case, Edit
 from ligerprof.errors import LigerprofError
 from ligerprof.kernels.registry import find_kernel
 from ligerprof.kernels.spec import KernelMemory, KernelShape
@@ -255,10 +255,10 @@ def _sum_in_place(case: Case, gradients: Int64s) -> Iterator[tuple[int, int, int
     The product's gradient is a transposed view, to which autograd cannot add in place; the kernel's is not
     (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
     """
-    both = gradients[[0, _TIED_GRADIENTS - 1]]
+    both, recorded = gradients[[0, _TIED_GRADIENTS - 1]], case.edit()
     size_bytes = int(case.replayed.block_bytes[both[1]])
-    stop_of_first, stop = stops(case.replayed, both).tolist()
-    yield -size_bytes, int(starts(case.replayed, both)[1]), stop
+    stop_of_first, stop = recorded.stops(both).tolist()
+    yield -size_bytes, int(recorded.starts(both)[1]), stop
     yield size_bytes, stop_of_first, stop
 
 
@@ -321,7 +321,6 @@ def with_linear_log_probs(case: Case) -> Edit | None:
 # sizes of a head, the most common first
 _HEAD_DIMS = (64, 128, 96, 80, 256, 32, 16)
 _AUTOCASTS = r"torch/amp/autocast_mode\.py:decorate_autocast$"
-_EAGER = r":eager_attention_forward$"
 # a layer's matrices have fewer widths
 _MOST_WIDTHS = 8
 # the deepest models have half as many; a hostile file may claim more
@@ -371,7 +370,7 @@ def _difference(case: Case, recipe: "TrainingRecipe") -> float:
 
 def _has_scores_of(case: Case, recipe: "TrainingRecipe") -> bool:
     """Whether the largest tensor that eager attention makes is the fp32 softmax of a recipe's scores."""
-    largest = case.sizes(case.blocks_from(_EAGER)).max(initial=0)
+    largest = case.sizes(case.blocks_from(frames.EAGER_CALL)).max(initial=0)
     return bool(largest == recipe.tokens * recipe.seq * recipe.spec.heads * FP32_BYTES)
 
 
@@ -404,7 +403,7 @@ def _recipes(case: Case, shape: LossShape) -> "Iterator[TrainingRecipe]":
                 batch=shape.tokens // sequence,
                 seq=sequence,
                 precision=_precision(case, shape),
-                attention=Attention.EAGER if case.program.has_call(_EAGER) else Attention.SDPA,
+                attention=Attention.EAGER if case.program.has_call(frames.EAGER_CALL) else Attention.SDPA,
                 checkpointing=case.program.checkpoints,
             )
         except LigerprofError:
@@ -432,7 +431,7 @@ def _sequences(case: Case, shape: LossShape) -> list[int]:
 
 def _makes_scores(case: Case, shape: LossShape) -> bool:
     """Whether attention may make a matrix of scores, as it does eagerly, and in fp32 for grouped heads."""
-    return case.program.has_call(_EAGER) or _precision(case, shape) is Precision.FP32
+    return case.program.has_call(frames.EAGER_CALL) or _precision(case, shape) is Precision.FP32
 
 
 def _specs(case: Case, shape: LossShape) -> "Iterator[ModelSpec]":

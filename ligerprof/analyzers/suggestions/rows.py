@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ligerprof.analyzers.suggestions.case import Case, Framework
+from ligerprof.analyzers.attribution import frames
+from ligerprof.analyzers.suggestions.case import Case, Edit, Framework
 from ligerprof.analyzers.suggestions.edits import (
     RANKS,
     with_bucket_views,
@@ -31,7 +32,6 @@ from ligerprof.analyzers.suggestions.fused_loss import (
     with_linear_log_probs,
     without_logits,
 )
-from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.analyzers.suggestions.state_edits import (
     ADAPTER_DROPOUT,
     LORA_RANK,
@@ -46,14 +46,81 @@ from ligerprof.analyzers.suggestions.state_edits import (
     without_adapter_dropout,
     without_earlier_models,
 )
-from ligerprof.analyzers.suggestions.suggestion import Basis, Cost
 from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.categories import Attention, Offload, Optimizer, Precision
 from ligerprof.roles import Role
+from ligerprof.serialization import select
+from ligerprof.words import ExplainedWord
 
 if TYPE_CHECKING:
     from ligerprof.recipe.training import TrainingRecipe
+
+
+class Cost(ExplainedWord):
+    """The price of a change; the cheapest first."""
+
+    FREE = "free", "same results up to rounding, no slower"
+    CHEAP = "cheap", "a few percent of the time"
+    TIME = "time", "slower"
+    TRAINING = "training", "changes precision or what is trained"
+
+
+class Basis(ExplainedWord):
+    """How exact a saving is."""
+
+    REPLAYED = "replayed", "the recording replayed with the change"
+    AT_LEAST = "at least", "replayed, without some of what the change saves"
+    ESTIMATED = "estimated", "replayed, without activations that the change may shrink or enlarge"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suggestion:
+    """One change that lowers the peak.
+
+    Attributes:
+        name: short name, such as `checkpointing`.
+        change: what changes, in words.
+        without: roles that the change removes or shrinks.
+        saves_bytes: by how much the peak is lower; None if this cannot be computed.
+        new_peak_bytes: the peak with the change, wherever it then is; None as above.
+        how: lines to change, in the words of the framework.
+        framework: whose settings these are.
+        lets_pass: whether the allocation that failed would have succeeded; None without one, or if unknown.
+        least_peak_bytes: the new peak where it is lowest, if it differs from run to run; else None.
+        condition: what else the new peak depends on, in a sentence; empty if on nothing.
+        new_reserved_bytes: what is reserved with the change, of one that moves blocks and leaves the peak; else None.
+        saves_reserved_bytes: by how much that is less; None as above.
+    """
+
+    name: str
+    change: str
+    without: tuple[Role, ...]
+    saves_bytes: int | None
+    new_peak_bytes: int | None
+    cost: Cost
+    cost_reason: str
+    how: tuple[str, ...]
+    framework: Framework
+    lets_pass: bool | None = None
+    basis: Basis = Basis.REPLAYED
+    least_peak_bytes: int | None = None
+    condition: str = ""
+    new_reserved_bytes: int | None = None
+    saves_reserved_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `suggestions` in the JSON."""
+        names = ("name", "change", "saves_bytes", "new_peak_bytes", "cost", "cost_reason", "how", "framework")
+        reserved = () if self.new_reserved_bytes is None else ("new_reserved_bytes", "saves_reserved_bytes")
+        return select(self, *names, "lets_pass", "basis", "least_peak_bytes", "condition", *reserved)
+
+    def to_what_if(self) -> dict[str, Any]:
+        """An entry of `what_if` in the JSON."""
+        command = self.how[0] if self.framework is Framework.LIGERPROF else None
+        figures = select(self, "without", "peak_bytes=new_peak_bytes", "saved_bytes=saves_bytes", "change")
+        return {**figures, "command": command}
+
 
 TRAINERS = (Framework.TRL, Framework.TRAINER)
 YAML = (Framework.AXOLOTL, Framework.LLAMA_FACTORY)
@@ -79,7 +146,6 @@ class SuggestionRow:
         changes: the recipe's options that the suggestion sets; frameworks have them as their files write them.
         skips: frameworks whose lines do not hold for this program.
         changed: a recipe after it, where `changes` alone does not say that; None if it does not apply.
-        basis: how exact the saving is.
         is_whole: whether the saving is exact all the same, for this program.
         keeps_buckets: whether DDP still has buckets after the change.
         condition: what the saving depends on, in a sentence without its period; empty if on nothing.
@@ -270,7 +336,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         cost=Cost.FREE,
         cost_reason="the same attention up to rounding, faster",
         without=(Role.ATTENTION_TEMPORARIES,),
-        applies=lambda case: case.program.has_call(r":eager_attention_forward$"),
+        applies=lambda case: case.program.has_call(frames.EAGER_CALL),
         edit=without(Role.ATTENTION_TEMPORARIES),
         changes={"attention": Attention.SDPA},
         changed=_sdpa,

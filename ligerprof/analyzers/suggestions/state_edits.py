@@ -8,10 +8,9 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import phase_code
-from ligerprof.analyzers.suggestions.case import Case, Framework, frees_of_saved, last_before
+from ligerprof.analyzers.suggestions.case import Case, Edit, Framework, frees_of_saved, last_before
 from ligerprof.analyzers.suggestions.edits import input_of, interrupted_passes
 from ligerprof.analyzers.suggestions.fused_loss import LossShape, find_recipe, loss_shapes
-from ligerprof.analyzers.suggestions.replayed_change import Edit
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Precision
 from ligerprof.roles import Phase, Role

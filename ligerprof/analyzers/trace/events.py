@@ -322,7 +322,6 @@ class Trace:
     """The parts of a profiler trace that the analysis uses.
 
     Attributes:
-        source: the file.
         threads: (process, thread) of each host thread.
         unusable: number of entries skipped for lack of a usable time or name.
     """

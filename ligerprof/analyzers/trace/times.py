@@ -227,7 +227,6 @@ def find_gaps(work: Events, launches: Numbers, calls: Events, window: tuple[floa
     Args:
         work: the device's work on all streams.
         launches: per piece of work, the index of the call that launched it, or ABSENT.
-        calls: the host's calls.
         window: start and end; idle time before the first and after the last work counts.
     """
     order = np.argsort(work.starts, kind="stable")

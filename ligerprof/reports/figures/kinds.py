@@ -13,6 +13,7 @@ from ligerprof.errors import LigerprofError, ResultFormatError
 from ligerprof.files import FileKind, starts_as_json
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.figures import OF_A_RECIPE
 from ligerprof.reports.figures.curves import (
     Quantity,
     curve_sizes,
@@ -28,7 +29,6 @@ from ligerprof.reports.figures.curves import (
 )
 from ligerprof.reports.figures.kernels import describe_machines, draw_kernels, find_kernel_figures
 from ligerprof.reports.figures.memory import Recorded, draw_layers, draw_memory, draw_roles, find_bars, layer_breakdowns
-from ligerprof.reports.figures.names import OF_A_RECIPE
 from ligerprof.reports.figures.style import RULE, LineLook, drawing
 from ligerprof.roles import Backend
 from ligerprof.runs.bench.records import Finding, join_findings, read_lines

@@ -14,7 +14,7 @@ import numpy as np
 
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.files import write_new_file
-from ligerprof.reports.figures.names import FORMATS
+from ligerprof.reports.figures import FORMATS
 from ligerprof.roles import Role
 from ligerprof.units import GIB
 
@@ -197,7 +197,6 @@ def mark_sizes(axes: "Axes", sizes: Sequence[int], *, width_inches: float, first
 
     Args:
         sizes: ascending.
-        width_inches: width of the axes.
         first: sizes to label before the others.
     """
     inches = width_inches / max(math.log2(sizes[-1]) - math.log2(sizes[0]), 1.0)

@@ -3,14 +3,26 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
-from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.failure import FailedAllocation
+from ligerprof.analyzers.explain.peak import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.ranks import RanksReport
-from ligerprof.reports.diff import change_cells, change_rows, difference_sentence, group_rows, signed_mib, total_rows
+from ligerprof.reports.diff import (
+    RANK_HEADS,
+    SPREAD_HEADS,
+    cause_lines,
+    change_cells,
+    change_rows,
+    difference_sentence,
+    group_rows,
+    rank_rows,
+    ranks_sentence,
+    signed_mib,
+    spread_rows,
+    total_rows,
+)
 from ligerprof.reports.page.html import html_bars, html_page, html_pair, html_recording, html_table, paragraph
 from ligerprof.reports.page.payload import shortened
 from ligerprof.reports.peak import failure_lines, growth_lines, largest_bytes, phase_lines, sentence
-from ligerprof.reports.ranks import RANK_HEADS, SPREAD_HEADS, cause_lines, rank_rows, ranks_sentence, spread_rows
 from ligerprof.reports.terminal import percent_share
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.units import format_like, format_mib, in_one_unit

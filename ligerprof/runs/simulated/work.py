@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ligerprof.analyzers.step_time.predict import step_time
-from ligerprof.analyzers.step_time.rates import Host, Kind, Ledger, Part, Work, product
+from ligerprof.analyzers.step_time.rates import Host, Kind, Ledger, Part, Work, product, step_time
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase
 from ligerprof.runs.outcome import Progress

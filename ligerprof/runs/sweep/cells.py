@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.result_reader import Figures, ResultReader
+from ligerprof.analyzers.compare import Figures, ResultReader
 from ligerprof.errors import LigerprofError, RecipeError, ResultFormatError, RunDirectoryError
 from ligerprof.files import FileKind, parse_json, read_json, read_text, write_new_file
 from ligerprof.recipe.categories import Attention, Axis

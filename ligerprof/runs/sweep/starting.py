@@ -35,7 +35,7 @@ _MODULES = (
     "ligerprof.cli.step",
     "ligerprof.reports.page.run",
     "ligerprof.reports.step",
-    "ligerprof.reports.tensorboard",
+    "ligerprof.reports.figures.memory",
     "ligerprof.runs.measured.ranks",
     "ligerprof.runs.step",
     "ligerprof.runs.simulated",

@@ -38,6 +38,7 @@ FRAMES = {
     "EMBEDDING": ["torch/nn/modules/sparse.py:forward", "torch/nn/functional.py:embedding"],
     "EMBEDDING_TABLE": ["torch/nn/modules/sparse.py:__init__"],
     "EAGER_ATTENTION": ["transformers/models/llama/modeling_llama.py:eager_attention_forward"],
+    "EAGER_CALL": ["transformers/models/llama/modeling_llama.py:eager_attention_forward"],
     "CHECKPOINT": ["torch/utils/checkpoint.py:checkpoint", "torch/utils/checkpoint.py:unpack_hook"],
     "COMPILED_FORWARD": ["torch/_functorch/_aot_autograd/runtime_wrappers.py:forward"],
     "OPTIMIZER_STATE": ["torch/optim/adam.py:_init_group"],
@@ -48,11 +49,14 @@ FRAMES = {
     "FSDP2_ACCUMULATION": ["torch/distributed/fsdp/_fully_shard/_fsdp_param.py:to_accumulated_grad_if_needed"],
     "FSDP1_REDUCTION": ["torch/distributed/fsdp/_runtime_utils.py:_reduce_grad"],
     "FSDP2_GATHERED": ["torch/distributed/fsdp/_fully_shard/_fsdp_param.py:alloc_storage"],
+    "DDP_FIRST_BUCKET": ["torch/nn/parallel/distributed.py:_ddp_init_helper"],
+    "DDP_REBUILT_BUCKET": ["torch/nn/parallel/distributed.py:_pre_forward"],
     "DDP_BUCKET": [
         "torch/nn/parallel/distributed.py:_ddp_init_helper",
         "torch/nn/parallel/distributed.py:_pre_forward",
     ],
     "ZERO_FLATTEN": ["deepspeed/runtime/zero/stage_1_and_2.py:flatten_dense_tensors_aligned"],
+    "ZERO_CONSTRUCTOR": ["deepspeed/runtime/zero/stage_1_and_2.py:__init__"],
     "ZERO_MASTER_COPIES": ["deepspeed/runtime/zero/stage3.py:_create_fp32_partitions"],
 }
 

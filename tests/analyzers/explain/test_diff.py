@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.analyzers.explain.diff import PeakDiff, diff_peaks
 from ligerprof.analyzers.explain.groups import BlockGroup
-from ligerprof.analyzers.explain.peak import PeakReport
+from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport, diff_peaks
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests import recorded

@@ -58,7 +58,7 @@ def test_figures_of_a_failure_are_those_of_the_observer(name: str) -> None:
 
     adds_up(oom)
     assert (oom.allocated_bytes, oom.reserved_bytes, oom.needed_bytes) == (allocated, reserved, segment)
-    assert (oom.cause, oom.failure.caught, oom.earlier_count) == (Cause.LIMIT, False, 0)
+    assert (oom.cause, oom.caught, oom.earlier_count) == (Cause.LIMIT, False, 0)
     # the recording lacks the limit, so this is a bound
     assert oom.missing_is_bound
     assert oom.missing_bytes is not None
@@ -75,7 +75,7 @@ def test_the_failing_step_is_the_answer_and_the_peak_stays_that_of_the_recording
     assert found.roles.total_bytes == found.peak_bytes
     assert found.roles[Role.OPTIMIZER_STATES] == 0
     assert (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes) == (2101346304, 15725704192, 16057892864)
-    assert (oom.failure.phase, oom.failure.step) == (Phase.FORWARD, 2)
+    assert (oom.phase, oom.step) == (Phase.FORWARD, 2)
     assert (oom.frame, oom.called_from) == ("loss_utils.py:59 ForCausalLMLoss", "train.py:82 run")
     assert oom.frames[:2] == (
         "transformers/loss/loss_utils.py:59 ForCausalLMLoss",
@@ -95,14 +95,14 @@ def test_logits_kept_by_a_list_are_named_by_their_line() -> None:
     assert growth.called_from == "programs.py:630 oom_leak"
     # 4 sequences of 512 tokens, 32000 words, 16 bits
     assert (growth.per_step_bytes, growth.per_step_blocks) == (4 * 512 * 32000 * 2, 1)
-    assert (oom.failure.step, growth.steps, growth.held_blocks) == (16, 15, 16)
+    assert (oom.step, growth.steps, growth.held_blocks) == (16, 15, 16)
     assert oom.larger_than_before == 1
 
 
 def test_graphs_kept_by_a_sum_of_losses_grow_at_many_call_sites() -> None:
     oom = failure_of("oom-loss-graph")
 
-    assert (oom.failure.phase, oom.failure.step) == (Phase.FORWARD, 5)
+    assert (oom.phase, oom.step) == (Phase.FORWARD, 5)
     assert len(oom.growth) > 5
     assert all(growth.steps == 4 and growth.called_from == "programs.py:645 oom_loss_graph" for growth in oom.growth)
     assert not {growth.role for growth in oom.growth} & {Role.PARAMETERS, Role.LIBRARY_WORKSPACE}
@@ -114,7 +114,7 @@ def test_a_longer_sequence_is_no_growth_but_larger_tensors() -> None:
     oom = failure_of("oom-longer")
 
     assert oom.growth == ()
-    assert oom.failure.step == 5
+    assert oom.step == 5
     # 2048 tokens after at most 384
     assert oom.larger_than_before == pytest.approx(2048 / 384)
     assert "5.3 times as large as in any step before" in "\n".join(failure_lines(oom))
@@ -124,7 +124,7 @@ def test_a_loop_over_the_rows_of_a_batch_is_not_taken_for_steps() -> None:
     failed = explain(PROGRAMS / "oom-dpo.pickle.xz").out_of_memory
 
     assert failed is not None
-    assert (failed.failure.phase, failed.failure.step) == (Phase.FORWARD, 2)
+    assert (failed.phase, failed.step) == (Phase.FORWARD, 2)
 
 
 def test_caught_failures_are_counted_and_the_last_is_explained() -> None:
@@ -134,7 +134,7 @@ def test_caught_failures_are_counted_and_the_last_is_explained() -> None:
     assert oom is not None
     adds_up(oom)
     assert found.peak_bytes == 2433378304
-    assert (oom.failure.caught, oom.earlier_count) == (True, 2)
+    assert (oom.caught, oom.earlier_count) == (True, 2)
     assert all(failure.caught for failure in oom.earlier)
     # the program halves its batch each time
     assert oom.earlier[0].requested_bytes == 2 * oom.requested_bytes
@@ -189,9 +189,9 @@ def test_what_happens_after_a_failure_does_not_change_what_was_held(name: str) -
 
     alone, followed = (failure_of(with_failure(whole, index, events_after=after)) for after in (0, 2000))
 
-    assert followed.failure.caught
+    assert followed.caught
     assert (alone.roles, alone.blocks, alone.free) == (followed.roles, followed.blocks, followed.free)
-    assert (alone.failure.step, alone.failure.phase) == (followed.failure.step, followed.failure.phase)
+    assert (alone.step, alone.phase) == (followed.step, followed.phase)
 
 
 @sampled("name", ["hf-nockpt-8x1024", "hf-ckpt-4x1024", "stamped-amp-ckpt-4x1024"], every=3)
@@ -218,7 +218,7 @@ def test_a_call_in_a_new_phase_determines_phase_and_step() -> None:
 
     oom = failure_of(with_failure(whole, first, frames=frames))
 
-    assert (oom.failure.phase, oom.failure.step) == (Phase.FORWARD, 1)
+    assert (oom.phase, oom.step) == (Phase.FORWARD, 1)
 
 
 def is_call(event: Mapping[str, Any], file: str, function: str) -> bool:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.explain.analysis import explain
-from ligerprof.analyzers.explain.growth import Growth
+from ligerprof.analyzers.explain.steps import Growth
 from ligerprof.snapshots.reader import Snapshot
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator
 

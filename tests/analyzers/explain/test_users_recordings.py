@@ -114,6 +114,6 @@ def test_the_failed_request_is_reported() -> None:
     assert found.peak_phase is Phase.BACKWARD
     oom = found.out_of_memory
     assert oom is not None
-    assert (oom.failure.phase, oom.failure.step) == (Phase.FORWARD, 2)
+    assert (oom.phase, oom.step) == (Phase.FORWARD, 2)
     assert (oom.requested_bytes, oom.allocated_bytes, oom.reserved_bytes) == (262144000, 657174016, 920649728)
     assert oom.roles.total_bytes == oom.allocated_bytes

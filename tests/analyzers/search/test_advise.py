@@ -6,9 +6,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.search.advise import Advice, advise
 from ligerprof.analyzers.search.budget import Judge, Reserved
-from ligerprof.analyzers.search.changes import LADDER, SAME_DATA, expandable_segments
+from ligerprof.analyzers.search.changes import LADDER, SAME_DATA, Advice, advise, expandable_segments
 from ligerprof.cli.options import recipe_options
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.flags import recipe_flags

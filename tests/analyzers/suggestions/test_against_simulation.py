@@ -8,8 +8,7 @@ import pytest
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.suggestions.case import Framework
-from ligerprof.analyzers.suggestions.rows import ROWS
-from ligerprof.analyzers.suggestions.suggestion import Basis
+from ligerprof.analyzers.suggestions.rows import ROWS, Basis
 from ligerprof.cli.step import command
 from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe

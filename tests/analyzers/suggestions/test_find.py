@@ -1,10 +1,8 @@
 import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.analyzers.suggestions.case import Framework
-from ligerprof.analyzers.suggestions.replayed_change import Edit
-from ligerprof.analyzers.suggestions.rows import ROWS
-from ligerprof.analyzers.suggestions.suggestion import Cost
+from ligerprof.analyzers.suggestions.case import Edit, Framework
+from ligerprof.analyzers.suggestions.rows import ROWS, Cost
 from tests import recorded
 from tests.analyzers.attribution.recording import MIB, Recording
 from tests.paths import RECORDINGS

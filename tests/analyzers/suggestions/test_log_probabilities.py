@@ -7,7 +7,7 @@ import pytest
 from ligerprof.analyzers.explain.analysis import analyze
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.suggestions.fused_loss import LOSS_ROLES
-from ligerprof.analyzers.suggestions.suggestion import Basis
+from ligerprof.analyzers.suggestions.rows import Basis
 from tests.paths import PROGRAMS
 
 

@@ -1,5 +1,5 @@
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.analyzers.suggestions.suggestion import Suggestion
+from ligerprof.analyzers.suggestions.rows import Suggestion
 from ligerprof.snapshots.reader import Snapshot
 from tests.analyzers.attribution.recording import MIB, Recording
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ligerprof.analyzers.suggestions.case import Framework
-from ligerprof.analyzers.suggestions.own_file import first_edits, in_own_files, lines_for, read_own_files
-from ligerprof.analyzers.suggestions.rows import ROWS
-from ligerprof.analyzers.suggestions.suggestion import Cost, Suggestion
+from ligerprof.analyzers.suggestions.find import first_edits, in_own_files, lines_for, read_own_files
+from ligerprof.analyzers.suggestions.rows import ROWS, Cost, Suggestion
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.edits import edit_file
 from ligerprof.recipe.configs.resolve import load_recipe

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.analyzers.suggestions.case import Case
+from ligerprof.analyzers.suggestions.case import Case, peak_after
 from ligerprof.analyzers.suggestions.edits import RANKS, with_divided_states, with_sharded_model
-from ligerprof.analyzers.suggestions.replayed_change import peak_after
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.simulated import simulate_step

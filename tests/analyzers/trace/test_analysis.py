@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.analyzers.trace.analysis import analyze
+from ligerprof.analyzers.trace.analysis import DeviceUse, TraceReport, analyze
 from ligerprof.analyzers.trace.events import collect, read_trace
-from ligerprof.analyzers.trace.report import DeviceUse, TraceReport
 from ligerprof.analyzers.trace.times import GapCause, HostLayer, KernelClass, WorkPhase
 from ligerprof.errors import TraceFormatError
 from tests.analyzers.trace.entries import (

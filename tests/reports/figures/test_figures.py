@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.figures import KIND_NAMES
 from ligerprof.reports.figures import kinds as accuracy
 from ligerprof.reports.figures.kernels import draw_bench
 from ligerprof.reports.figures.kinds import (
@@ -29,7 +30,6 @@ from ligerprof.reports.figures.kinds import (
     draw,
     read_sources,
 )
-from ligerprof.reports.figures.names import KIND_NAMES
 from ligerprof.reports.figures.style import HALF_PAGE_INCHES, mark_sizes, new_figure, styled, svg_text, write_figure
 from ligerprof.runs.bench.records import Finding, read_lines
 from ligerprof.runs.sweep.cells import Cell, CellStatus

@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 from ligerprof.analyzers.explain.analysis import analyze
-from ligerprof.analyzers.explain.diff import diff_peaks
+from ligerprof.analyzers.explain.peak import diff_peaks
 from ligerprof.reports.diff import group_rows
 from ligerprof.reports.page.peak import render_diff_page
 from ligerprof.roles import Role

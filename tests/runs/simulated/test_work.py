@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.step_time.account import account
-from ligerprof.analyzers.step_time.predict import step_time
-from ligerprof.analyzers.step_time.rates import Kind, Ledger, Part
+from ligerprof.analyzers.step_time.rates import Kind, Ledger, Part, step_time
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated.worker import worker
