@@ -11,7 +11,7 @@ from torch import Tensor
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.norm import parameters, reference
 from ligerprof.kernels.norm.spec import (
-    MAX_HELD_COLUMNS,
+    MAX_COLUMNS,
     backward_programs,
     is_long,
     plan_backward,
@@ -226,7 +226,7 @@ def test_backward_takes_as_few_programs_as_cost_no_turn_more(rows: int) -> None:
 
 @given(
     rows=st.integers(1, 100_000),
-    columns=st.integers(1, MAX_HELD_COLUMNS),
+    columns=st.integers(1, MAX_COLUMNS),
     sm_count=st.integers(1, 200),
     # of an RTX 4090, an A100 and an H100
     shared_bytes=st.sampled_from([99 * 1024, 163 * 1024, 227 * 1024]),

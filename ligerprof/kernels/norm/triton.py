@@ -27,10 +27,8 @@ from ligerprof.kernels.norm.rows import (
     Casting,
     _norm_bwd_kernel,
     _norm_fwd_kernel,
-    launch_backward_in_pieces,
-    launch_forward_in_pieces,
 )
-from ligerprof.kernels.norm.spec import RowPlan, comes_in_pieces, is_long, plan_backward, plan_forward
+from ligerprof.kernels.norm.spec import MAX_COLUMNS, RowPlan, is_long, plan_backward, plan_forward
 from ligerprof.kernels.tensors import as_rows, check_tensors, columns_of, dense_like, first_order_only, row_stride
 
 
@@ -108,11 +106,8 @@ class _Norm(torch.autograd.Function):
             "offset": offset,
             "CASTING": casting,
         }
-        if comes_in_pieces(columns):
-            launch_forward_in_pieces(rows, heads, arguments)
-        else:
-            plan = plan_forward(**_row_sizes(columns, heads, x_ND, residual_ND))
-            _launch(_norm_fwd_kernel, plan, x, heads, rows=rows // (heads or 1), **arguments)
+        plan = plan_forward(**_row_sizes(columns, heads, x_ND, residual_ND))
+        _launch(_norm_fwd_kernel, plan, x, heads, rows=rows // (heads or 1), **arguments)
         ctx.offset, ctx.casting = offset, casting
         # Dynamo has no symbol for the stride of a saved tensor whose rows change in length
         ctx.traced_stride = arguments["x_stride"] if total is None else columns
@@ -161,10 +156,7 @@ class _Norm(torch.autograd.Function):
             "offset": ctx.offset,
             "CASTING": ctx.casting,
         }
-        if comes_in_pieces(columns):
-            launch_backward_in_pieces(programs, heads, arguments)
-        else:
-            _launch(_norm_bwd_kernel, plan, normalized_ND, heads, **arguments)
+        _launch(_norm_bwd_kernel, plan, normalized_ND, heads, **arguments)
         parameters.add_up()
         x_dtype, residual_dtype = ctx.dtypes
         residual_grad = None if residual_dtype is None else dx_by_dtype[residual_dtype]
@@ -266,6 +258,10 @@ def add_layer_norm(
 
 def _check_parameters(kernel: str, x: Tensor, *parameters: Tensor | None, residual: Tensor | None = None) -> None:
     check_tensors(kernel, x, residual, *parameters)
+    if x.shape[-1] > MAX_COLUMNS:
+        raise KernelInputError(
+            f"{kernel}: rows have {x.shape[-1]} columns, more than {MAX_COLUMNS}. Use the provider torch (plain torch)."
+        )
     given = [parameter for parameter in parameters if parameter is not None]
     for parameter in given:
         per_head = parameter.ndim == 2 and parameter.shape == x.shape[-2:]
