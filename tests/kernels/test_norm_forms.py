@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.norm import parameters, reference
+from ligerprof.kernels.norm import reference, triton
 from tests.kernels.oracle import DTYPES, ROUNDING, assert_matches_fp64, leaves, relative_error, run
 
 EPS = 1e-5
@@ -19,8 +19,8 @@ FP32 = ROUNDING[torch.float32]
 def _sums_in_few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes a hundredth of a second per program."""
     if device.type == "cpu":
-        monkeypatch.setattr(parameters, "_BLOCK_COLUMNS", 1024)
-        monkeypatch.setattr(parameters, "_BLOCK_ROWS", 4)
+        monkeypatch.setattr(triton, "_SUM_COLUMNS", 1024)
+        monkeypatch.setattr(triton, "_SUM_ROWS", 4)
 
 
 def kernels() -> Any:
