@@ -8,7 +8,7 @@ from ligerprof.cli.options import was_given
 from ligerprof.cli.output import config_report, config_sources
 from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
 from ligerprof.recipe.configs.edits import OwnFiles, switch_liger
-from ligerprof.recipe.configs.own import NAME as OWN
+from ligerprof.recipe.configs.sources import OWN
 from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.training import TrainingRecipe
 
