@@ -14,7 +14,7 @@ from ligerprof.errors import OutputError, RecipeError
 from ligerprof.files import require_absent, write_new_file
 from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
 from ligerprof.recipe.configs.edits import FileEdit, OwnFiles, require_editable, switch_liger
-from ligerprof.recipe.configs.own import NAME as OWN
+from ligerprof.recipe.configs.sources import OWN
 from ligerprof.recipe.configs.torchtitan import NAME as TORCHTITAN
 from ligerprof.recipe.training import TrainingRecipe
 

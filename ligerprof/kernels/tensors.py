@@ -18,23 +18,6 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def rows_can_be_overwritten(x: Tensor) -> bool:
-    """Whether `as_rows(x)` is a view of `x`, no two elements of which share memory. Strides decide, also in a trace."""
-    if x.is_contiguous():
-        return True
-    if x.stride(-1) != 1:
-        return False
-    # from one step of an axis to the next, if it continues the axes after it
-    step = None
-    for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
-        if size == 1:
-            continue
-        if stride < x.shape[-1] if step is None else stride != step:
-            return False
-        step = size * stride
-    return True
-
-
 def columns_of(x: Tensor) -> int:
     """Elements of a row of `x`, as a number where Dynamo traces a symbol: launches are planned for one width.
 

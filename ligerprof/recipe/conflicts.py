@@ -3,7 +3,7 @@
 What an optimizer takes is in its row (`torch_memory/optimizers.py`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from importlib.util import find_spec
 from typing import Any
 
@@ -53,6 +53,17 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "nested_quant": ("qlora",),
     "fp32_saved_modules": ("modules_to_save",),
 }
+# pairs of options that exclude each other, and why
+APART: Mapping[tuple[str, str], str] = {
+    ("lora", "qlora"): "",
+    ("padding", "lengths"): ", from which it follows",
+    ("padding", "packing"): ", which leaves none",
+    ("selective", "reentrant"): ", which has no cache of outputs",
+    **dict.fromkeys((("compile", "activation_offload"), ("adapter_dtype", "dora")), " yet"),
+    **dict.fromkeys((("dora", "quantization"), ("compile", "quantization")), " yet"),
+}
+# options that mean nothing without checkpointing
+_OF_CHECKPOINTING = ("reentrant", "checkpoint_every", "selective")
 
 
 def takes(engine: Engine, name: str) -> bool:
@@ -73,17 +84,17 @@ _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.F
 
 def require_compatible(options: TrainingOptions) -> None:
     """Raise RecipeError for the first conflict between options."""
-    for message in _table_conflicts(options):
+    changed = {name for name, default in _DEFAULTS.items() if getattr(options, name) != default}
+    for message in (*_engine_table_conflicts(options, changed), *_pair_conflicts(options, changed)):
         raise RecipeError(message)
     for wrong, message in (*_engine_conflicts(options), *_fsdp2_conflicts(options), *_other_conflicts(options)):
         if wrong:
             raise RecipeError(message)
 
 
-def _table_conflicts(options: TrainingOptions) -> Iterator[str]:
-    """What the tables of capabilities say, as messages."""
+def _engine_table_conflicts(options: TrainingOptions, changed: Set[str]) -> Iterator[str]:
+    """What the tables of engines and losses say, as messages; `changed` are the options not at their defaults."""
     engine, precision, loss, trains_in = options.engine, options.precision, options.loss, PRECISIONS[options.engine]
-    changed = {name for name, default in _DEFAULTS.items() if getattr(options, name) != default}
     if precision not in trains_in:
         if precision.is_mixed and not any(each.is_mixed for each in trains_in):
             yield f"precision {precision} needs {_DEEPSPEED} or {_FSDP2}. Add one, or choose amp."
@@ -98,9 +109,19 @@ def _table_conflicts(options: TrainingOptions) -> Iterator[str]:
     if LOSSES.get(loss, engine) is not engine:
         needed = typed("engine", LOSSES[loss])
         yield f"{typed('loss', loss)} is covered with {needed} only. Choose another {_FLAGS['loss']}."
+
+
+def _pair_conflicts(options: TrainingOptions, changed: Set[str]) -> Iterator[str]:
+    """What the tables of options that need or exclude others say, as messages."""
     for name, others in NEEDS.items():
         if name in changed and changed.isdisjoint(others):
             yield f"{_shown(options, name)} needs {_listed([_FLAGS[other] for other in others])}."
+    for (name, other), why in APART.items():
+        if {name, other} <= changed:
+            yield f"{_shown(options, name)} does not go with {_shown(options, other)}{why}. Leave one of them out."
+    for name in _OF_CHECKPOINTING:
+        if name in changed and not options.checkpointing:
+            yield f"{_FLAGS[name]} does not go with {_CHECKPOINTING.off_flag}."
 
 
 def _shown(options: TrainingOptions, name: str) -> str:
@@ -183,30 +204,7 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         not spec.rotary and options.seq > spec.max_positions,
         f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens.",
     )
-    yield (
-        options.lengths is not None and options.padding > 0,
-        f"{_FLAGS['padding']} follows from {_FLAGS['lengths']}. Take one out.",
-    )
-    yield (
-        options.packing and options.padding > 0,
-        f"{_FLAGS['packing']} leaves no padding. Take out {_FLAGS['padding']}.",
-    )
     yield from _adapter_conflicts(options)
-    yield (
-        options.reentrant and not options.checkpointing,
-        f"{_FLAGS['reentrant']} does not go with {_CHECKPOINTING.off_flag}.",
-    )
-    for name in ("checkpoint_every", "selective"):
-        chosen = getattr(options, name) != _DEFAULTS[name]
-        yield chosen and not options.checkpointing, f"{_FLAGS[name]} does not go with {_CHECKPOINTING.off_flag}."
-    yield (
-        options.compile and options.activation_offload,
-        f"{_FLAGS['compile']} with {_FLAGS['activation_offload']} is not supported yet. Choose one.",
-    )
-    yield (
-        options.selective is not None and options.reentrant,
-        f"{_FLAGS['selective']} does not go with {_FLAGS['reentrant']}, which has no cache of outputs.",
-    )
     yield (
         options.selective is not None and "rope" in options.kernels,
         f"{_FLAGS['selective']} does not go with the kernel rope, which writes over kept outputs. Leave it out.",
@@ -259,10 +257,6 @@ def _loss_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
 
 
 def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
-    yield (
-        options.lora is not None and options.qlora is not None,
-        f"{_FLAGS['lora']} and {_FLAGS['qlora']} exclude each other. Give one.",
-    )
     chosen = options.lora_targets != ALL_LINEAR
     layers = options.spec.architecture.adaptable
     unknown = [name for name in options.adapted_layers if name not in layers]
@@ -270,12 +264,11 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         chosen and bool(unknown),
         f"{options.spec.name} has no linear layer {short_repr((unknown or [''])[0])}. It has: {', '.join(layers)}.",
     )
-    yield from _quantization_conflicts(options)
-    narrow = options.adapter_dtype is not AdapterDtype.FLOAT32
-    yield (
-        narrow and options.dora,
-        f"{typed('adapter_dtype', options.adapter_dtype)} is not supported with {_FLAGS['dora']} yet.",
-    )
+    if options.quantization is not None and options.lora is None:
+        # `--lora R --quantization 4bit` has become `--qlora R`
+        over, lora = typed("quantization", options.quantization), _FLAGS["lora"]
+        yield options.qlora is None, f"{over} needs {lora}."
+        yield True, f"{_FLAGS['qlora']} trains over 4-bit weights. Use {lora} {options.qlora} with {over}."
     saved_in_fp16 = bool(options.saved_modules) and not options.fp32_saved_modules
     in_full = (options.lora is None and options.qlora is None) or saved_in_fp16
     yield (
@@ -283,7 +276,7 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"precision {options.precision} trains adapters only: GradScaler refuses gradients in fp16. Choose amp.",
     )
     yield (
-        narrow and options.precision.uses_float16,
+        options.adapter_dtype is not AdapterDtype.FLOAT32 and options.precision.uses_float16,
         f"{typed('adapter_dtype', options.adapter_dtype)} does not go with {options.precision}, whose loss is scaled.",
     )
     yield from _outer_adapter_conflicts(options)
@@ -294,20 +287,6 @@ def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         bool(others),
         f"{_FLAGS['modules_to_save']} cannot take {short_repr((others or [''])[0])}. Choose from: {', '.join(known)}.",
     )
-
-
-def _quantization_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
-    """What quantized weights do not go together with; `--lora R --quantization 4bit` has become `--qlora R`."""
-    if options.quantization is None:
-        return
-    chosen = typed("quantization", options.quantization)
-    yield options.lora is None and options.qlora is None, f"{chosen} needs {_FLAGS['lora']}."
-    yield (
-        options.lora is None,
-        f"{_FLAGS['qlora']} trains over 4-bit weights. Use {_FLAGS['lora']} {options.qlora} with {chosen}.",
-    )
-    yield options.dora, f"{_FLAGS['dora']} is not supported with {chosen} yet."
-    yield options.compile, f"{_FLAGS['compile']} is not supported with {chosen} yet."
 
 
 def _outer_adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:

@@ -73,7 +73,7 @@ def deepspeed_config(recipe: TrainingOptions) -> dict[str, Any]:
     """
     ours, theirs = _own_config(recipe), read_deepspeed_config(recipe.deepspeed_config or {})
     _require_kinds(ours, theirs)
-    _require_agreement(dict(_leaves(ours)), theirs)
+    _require_agreement(dict(leaves(ours)), theirs)
     return _merged(ours, theirs)
 
 
@@ -123,7 +123,7 @@ def _require_agreement(ours: Config, theirs: Config) -> None:
     for section, reason in _REFUSED.items():
         if section in theirs:
             raise RecipeError(f"--deepspeed-config: take the section {section!r} out; {reason}.")
-    for key, value in _leaves(theirs):
+    for key, value in leaves(theirs):
         if key in _OPTIONS and value != ours.get(key, value):
             raise RecipeError(
                 f"--deepspeed-config: {key} is {short_repr(value)}, {_OPTIONS[key]} says {ours[key]!r}."
@@ -151,11 +151,11 @@ def _kind(value: Any) -> str:
     return next((kind for types, kind in kinds if isinstance(value, types)), "something else")
 
 
-def _leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every scalar value, by its dotted path."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -12,7 +12,7 @@ import numpy as np
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.files import STANDARD_INPUT, UnpackError, opened, unpacked
 from ligerprof.snapshots import SNAPSHOT_NAME
-from ligerprof.snapshots.pickles.load import HOW_TO_RECORD, PICKLE_START, load_snapshot_data
+from ligerprof.snapshots.pickles import HOW_TO_RECORD, PICKLE_START, load_snapshot_data
 from ligerprof.snapshots.stamp import SavedTensor, saved_tensors_of
 from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event, unknown_actions
 from ligerprof.snapshots.watch import AnalysisLimitError, claim

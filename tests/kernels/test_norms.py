@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
-from ligerprof.kernels.norm import parameters, reference
+from ligerprof.kernels.norm import reference, triton
 from ligerprof.kernels.norm.spec import (
-    MAX_HELD_COLUMNS,
+    MAX_COLUMNS,
     backward_programs,
     is_long,
     plan_backward,
@@ -43,7 +43,7 @@ def _wide_sums_in_few_programs(request: pytest.FixtureRequest, monkeypatch: pyte
     """The interpreter takes a hundredth of a second per program, and a wide norm's sums have thousands of them."""
     sizes = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     if (sizes.get("rows"), sizes.get("columns")) in WIDE_SHAPES and sizes["device"] == "cpu":
-        monkeypatch.setattr(parameters, "_BLOCK_COLUMNS", 1024)
+        monkeypatch.setattr(triton, "_SUM_COLUMNS", 1024)
 
 
 def rms(x: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:
@@ -184,7 +184,7 @@ def test_layernorm_of_rows_far_from_zero(device: torch.device) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_layernorm_of_single_elements_has_no_gradient(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ligerprof.kernels.norm import rows
+    from ligerprof.kernels.norm import triton as rows
 
     if INTERPRETED:
         # fused with the subtraction, the mean of one product is not rounded: it differs in the last place
@@ -226,7 +226,7 @@ def test_backward_takes_as_few_programs_as_cost_no_turn_more(rows: int) -> None:
 
 @given(
     rows=st.integers(1, 100_000),
-    columns=st.integers(1, MAX_HELD_COLUMNS),
+    columns=st.integers(1, MAX_COLUMNS),
     sm_count=st.integers(1, 200),
     # of an RTX 4090, an A100 and an H100
     shared_bytes=st.sampled_from([99 * 1024, 163 * 1024, 227 * 1024]),

@@ -25,9 +25,7 @@ from triton.backends.compiler import GPUTarget
 
 from ligerprof.kernels import apply
 from ligerprof.kernels.gated.triton import swiglu, swiglu_linear
-from ligerprof.kernels.linear_cross_entropy.scores import linear_label_logits
 from ligerprof.kernels.norm.triton import rms_norm
-from ligerprof.kernels.options import LossOptions
 from ligerprof.kernels.rope.triton import apply_rope
 from ligerprof.kernels.tensors import as_rows
 from tests.kernels.models import batch, tiny_model
@@ -102,10 +100,6 @@ def _normal(*sizes: int) -> torch.Tensor:
     return torch.randn(*sizes, requires_grad=True)
 
 
-def _label_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return linear_label_logits(hidden, weight, torch.tensor([[1, 0, 4], [2, 2, 3]]), LossOptions(check_labels=False))
-
-
 # kernels, and their inputs with rows of a length
 ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.Tensor]]]] = {
     "rms": (lambda x, w: rms_norm(x, w, 1e-6), lambda n: [_normal(3, n), _normal(n)]),
@@ -127,7 +121,6 @@ ALONE: dict[str, tuple[Callable[..., torch.Tensor], Callable[[int], list[torch.T
     "summed_swiglu": (lambda *gates: swiglu(*gates).sum(), lambda n: [_normal(3, n), _normal(3, n)]),
     "swiglu_linear": (swiglu_linear, lambda n: [_normal(3, n), _normal(3, n), _normal(40, n)]),
     "swiglu_linear-bias": (swiglu_linear, lambda n: [_normal(2, n, n), _normal(2, n, n), _normal(40, n), _normal(40)]),
-    "label_logits": (_label_logits, lambda n: [_normal(2, 3, n), _normal(5, n)]),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ligerprof.kernels.norm.rows import CASTINGS
+from ligerprof.kernels.norm.triton import CASTINGS
 from ligerprof.models import ARCHITECTURES
 from tests.sampling import sampled
 

@@ -134,5 +134,5 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_padding_follows_from_the_lengths(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="--padding follows from --lengths"):
+    with pytest.raises(RecipeError, match=r"--padding .* does not go with --lengths, from which it follows"):
         recipe_for(tmp_path, LENGTHS, padding=0.2)

@@ -26,7 +26,7 @@ from ligerprof.reports.page.peak import render_peak_page
 from ligerprof.reports.peak import render_peak
 from ligerprof.reports.terminal import console
 from ligerprof.roles import View
-from ligerprof.snapshots.pickles.load import load_snapshot_data
+from ligerprof.snapshots.pickles import load_snapshot_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.snapshots.mutations import PROTOCOLS, damaged_bytes, damaged_values, holders, originals
 

@@ -10,7 +10,7 @@ import pytest
 
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError, SnapshotFormatError
-from ligerprof.snapshots.pickles.load import load_snapshot_data
+from ligerprof.snapshots.pickles import load_snapshot_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from tests.paths import RECORDINGS
 from tests.torch_memory.allocator.programs import random_program

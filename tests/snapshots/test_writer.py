@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from torch.cuda import _memory_viz
 
-from ligerprof.snapshots.pickles.load import load_snapshot_data
+from ligerprof.snapshots.pickles import load_snapshot_data
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.writer import EventContext, TraceEvent, build_snapshot
 from ligerprof.torch_memory.allocator.caching import CachingAllocator

@@ -36,23 +36,15 @@ def load_label(labels_ptr, token, seq_len, ignore_index, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def scaled_logits(raw, words, mask, formula):
-    """Stored logits with bias and scale, in fp32."""
-    bias_ptr, _, logit_scale, _, _ = formula
+def in_formula(raw, words, mask, formula):
+    """Stored logits as the loss sees them: with bias, scale and softcap, in fp32."""
+    bias_ptr, _, logit_scale, softcap, _ = formula
     z = raw.to(tl.float32)
     if bias_ptr is not None:
         z += tl.load(bias_ptr + words, mask=mask, other=0.0).to(tl.float32)
     # the casts are for Triton's interpreter, where the host's numbers are Python's
     if logit_scale is not None:
         z *= tl.cast(logit_scale, tl.float32)
-    return z
-
-
-@triton.jit
-def in_formula(raw, words, mask, formula):
-    """Stored logits as the loss sees them: with bias, scale and softcap, in fp32."""
-    _, _, _, softcap, _ = formula
-    z = scaled_logits(raw, words, mask, formula)
     if softcap is not None:
         softcap = tl.cast(softcap, tl.float32)
         # tanh(u) = 1 - 2 / (1 + e^2u)

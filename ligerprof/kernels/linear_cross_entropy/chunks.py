@@ -3,8 +3,6 @@
 Axes: N tokens, D hidden, V vocabulary, R rank of adapters, C tokens of one chunk or of the scratch, B words of one
 block of the vocabulary, S statistics. cuBLAS computes the matrix products; between them run the row kernels of
 cross_entropy.
-
-Axes: N tokens, D hidden, V vocabulary, R rank of adapters.
 """
 
 import dataclasses
@@ -18,13 +16,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.blocks import gradient_of_words, loss_and_gradient_of_blocks
 from ligerprof.kernels.cross_entropy.factors import sum_scale
-from ligerprof.kernels.cross_entropy.loss import Launch, compute_loss, compute_waiting_gradients
-from ligerprof.kernels.cross_entropy.parallel import even_share, loss_and_gradient_of_shard, sum_over_ranks
+from ligerprof.kernels.cross_entropy.loss import (
+    Launch,
+    compute_loss,
+    compute_waiting_gradients,
+    even_share,
+    loss_and_gradient_of_shard,
+    sum_over_ranks,
+)
 from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
 from ligerprof.kernels.cross_entropy.spec import statistics_per_token
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, aligned, plan_chunks
 from ligerprof.kernels.options import IncomingGradients, LossOutputs, LossRequest
 
+# shape and dtype of a tensor
+Like = tuple[torch.Size, torch.dtype]
 # a block of the vocabulary, and a chunk's logits [C, B] for it
 _Block = tuple[slice, Tensor]
 
@@ -84,9 +90,23 @@ class Gradients:
         return self.weight_VD, self.bias_V, self.wide_VR
 
     @property
+    def in_order(self) -> tuple[Tensor | None, ...]:
+        """The gradients in the order of `Inputs`."""
+        return self.hidden_ND, self.weight_VD, self.bias_V, self.thin_NR, self.wide_VR
+
+    def shaped(self, hidden: Like, thin: Like | None) -> tuple[Tensor | None, ...]:
+        """`in_order`, with shape and dtype of the tensors that have a row per token."""
+        of_tokens = (
+            None if grad is None or like is None else grad.view(like[0]).to(like[1])
+            for grad, like in ((self.hidden_ND, hidden), (self.thin_NR, thin))
+        )
+        hidden_grad, thin_grad = of_tokens
+        return hidden_grad, self.weight_VD, self.bias_V, thin_grad, self.wide_VR
+
+    @property
     def wanted(self) -> bool:
         """Whether any gradient is wanted."""
-        return any(grad is not None for grad in (self.hidden_ND, self.thin_NR, *self.sums))
+        return any(grad is not None for grad in self.in_order)
 
 
 def run_chunks(op: Operands, grads: Gradients, arguments: LossArguments) -> None:
@@ -317,6 +337,11 @@ def product_into(out: Tensor, left: Tensor, right: Tensor, factor: float = 1.0, 
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
+def like(value: Tensor | None) -> Like | None:
+    """Shape and dtype of a tensor, if there is one."""
+    return None if value is None else (value.shape, value.dtype)
+
+
 def loss_and_gradients(
     inputs: Inputs, dtype: torch.dtype, request: LossRequest, wanted: tuple[bool, ...]
 ) -> tuple[LossOutputs, Gradients, Tensor | None]:
@@ -392,13 +417,11 @@ def finished(grads: Gradients, inputs: Inputs, request: LossRequest) -> Gradient
         for grad in (grads.hidden_ND, grads.thin_NR):
             if grad is not None:
                 sum_over_ranks(grad, request.shard)
-    return Gradients(
-        grads.hidden_ND,
-        _cast(grads.weight_VD, weight_VD),
-        _cast(grads.bias_V, bias_V),
-        grads.thin_NR,
-        _cast(grads.wide_VR, wide_VR),
-        grads.sum_scale,
+    return dataclasses.replace(
+        grads,
+        weight_VD=_cast(grads.weight_VD, weight_VD),
+        bias_V=_cast(grads.bias_V, bias_V),
+        wide_VR=_cast(grads.wide_VR, wide_VR),
     )
 
 

@@ -13,17 +13,32 @@ import torch
 from torch import Tensor
 
 from ligerprof.errors import KernelInputError
+from ligerprof.kernels.cross_entropy.compiled import (
+    fake_results,
+    fill_results,
+    filled_outputs,
+    only_gradients,
+    pack_request,
+    register_backward,
+    unpack_request,
+)
 from ligerprof.kernels.cross_entropy.factors import scale_by_device_factor
 from ligerprof.kernels.cross_entropy.loss import check_label_dtype
 from ligerprof.kernels.cross_entropy.triton import check_predictions, mark_outputs
-from ligerprof.kernels.linear_cross_entropy.chunks import Gradients, loss_and_gradients, waiting_gradients
-from ligerprof.kernels.linear_cross_entropy.compiled import compiled_loss
+from ligerprof.kernels.linear_cross_entropy.chunks import (
+    Gradients,
+    Inputs,
+    like,
+    loss_and_gradients,
+    waiting_gradients,
+)
 from ligerprof.kernels.options import (
     PLAIN_LOSS,
     IncomingGradients,
     LossOptions,
     LossOutputs,
     LossRequest,
+    PackedOptions,
     VocabularyShard,
     checked_returns,
 )
@@ -47,12 +62,11 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         wanted = tuple(track and needed for needed in ctx.needs_input_grad[: len(inputs)])
         outputs, grads, late = loss_and_gradients(inputs, dtype, request, wanted)
         ctx.dtype, ctx.request = dtype, dataclasses.replace(request, predictions=None)
-        ctx.per_token = [None if value is None else (value.shape, value.dtype) for value in (hidden, thin)]
+        ctx.per_token = like(hidden), like(thin)
         if request.waits:
             ctx.save_for_backward(*inputs)
         else:
-            made = (grads.hidden_ND, grads.weight_VD, grads.bias_V, grads.thin_NR, grads.wide_VR)
-            ctx.save_for_backward(*made, late)
+            ctx.save_for_backward(*grads.in_order, late)
         return mark_outputs(ctx, outputs)
 
     @staticmethod
@@ -67,11 +81,7 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         else:
             assert grad_loss is not None
             grads = scaled_gradients(ctx, grad_loss)
-        grad_hidden, grad_thin = (
-            grad if grad is None else grad.to(like[1]).view(like[0])
-            for grad, like in zip((grads.hidden_ND, grads.thin_NR), ctx.per_token, strict=True)
-        )
-        return grad_hidden, grads.weight_VD, grads.bias_V, grad_thin, grads.wide_VR, None, None, None
+        return *grads.shaped(*ctx.per_token), None, None, None
 
 
 def scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
@@ -79,11 +89,62 @@ def scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
     *made, late = ctx.saved_tensors
     factors = [None] * len(made) if late is None else late.split(1)
     in_place = not graph_is_retained()
-    hidden_ND, weight_VD, bias_V, thin_NR, wide_VR = (
-        None if grad is None else scale_by_device_factor(grad, grad_loss, factor, in_place=in_place)
-        for grad, factor in zip(made, factors, strict=True)
+    return Gradients(
+        *(
+            None if grad is None else scale_by_device_factor(grad, grad_loss, factor, in_place=in_place)
+            for grad, factor in zip(made, factors, strict=True)
+        )
     )
-    return Gradients(hidden_ND, weight_VD, bias_V, thin_NR, wide_VR)
+
+
+def compiled_loss(inputs: Inputs, dtype: torch.dtype, request: LossRequest) -> LossOutputs:
+    """The results as one opaque operation of a compiled graph: no graph break, and the memory of the eager call."""
+    track = torch.is_grad_enabled()
+    wanted = [track and value is not None and value.requires_grad for value in inputs]
+    return filled_outputs(_loss(*inputs, *pack_request(request), dtype, wanted), request)
+
+
+@torch.library.custom_op("ligerprof::fused_linear_cross_entropy", mutates_args=())
+def _loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    thin: Tensor | None,
+    wide: Tensor | None,
+    labels: Tensor,
+    class_weight: Tensor | None,
+    num_items: Tensor | None,
+    divisor: float | None,
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    grad_entropy: Tensor | None,
+    floats: list[float],
+    integers: list[int],
+    text: str,
+    returns: str,
+    dtype: torch.dtype,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The six results, the gradients of the five inputs, and the factors that they lack."""
+    options: PackedOptions = (floats, integers, text)
+    incoming = (grad_loss, grad_lse, grad_entropy)
+    request, gradients = unpack_request((labels, class_weight, num_items, divisor, *incoming, *options, returns))
+    inputs, of_tokens = (hidden, weight, bias, thin, wide), ((hidden.shape, hidden.dtype), like(thin))
+    if gradients is not None:
+        grads = waiting_gradients(inputs, dtype, request, gradients, tuple(wanted))
+        return only_gradients(hidden, grads.shaped(*of_tokens))  # type: ignore[return-value]
+    outputs, grads, late = loss_and_gradients(inputs, dtype, request, tuple(wanted))
+    return fill_results(outputs, grads.shaped(*of_tokens), late)  # type: ignore[return-value]
+
+
+@_loss.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, thin: Tensor | None, wide: Tensor | None, *packed: Any
+) -> tuple[Tensor, ...]:
+    return fake_results((hidden, weight, bias, thin, wide), *packed)
+
+
+register_backward(_loss, 5)
 
 
 def fused_linear_cross_entropy(

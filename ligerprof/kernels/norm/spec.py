@@ -6,8 +6,8 @@ from ligerprof.kernels.sizes import next_power_of_2
 from ligerprof.kernels.spec import KernelMemory, KernelShape, plain_torch, triton_kernel
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
-# columns of a row that a program holds at a time; longer rows are read piece by piece, more than once
-MAX_HELD_COLUMNS = 65536
+# columns of a row, which a program holds whole
+MAX_COLUMNS = 65536
 
 # elements of a tile: for a program that takes one tile, and for one that walks over several
 _TILE_ELEMENTS, _WALKED_ELEMENTS = 4096, 8192
@@ -96,11 +96,6 @@ def backward_programs(*, rows: int, columns: int, sm_count: int) -> int:
 def is_long(columns: int) -> bool:
     """Whether a row and the sums over rows exceed a program's registers in fp32."""
     return columns > _WALKED_ELEMENTS
-
-
-def comes_in_pieces(columns: int) -> bool:
-    """Whether a program reads a row piece by piece."""
-    return columns > MAX_HELD_COLUMNS
 
 
 def _tile_rows(block: int, elements: int) -> int:

@@ -1,10 +1,13 @@
 """An objective on the fused linear loss: log-probabilities of a few tokens at a time, the formula in plain torch.
 
-Axes: B sequences, T positions, N tokens, C tokens of one chunk, S statistics.
+Axes: B sequences, T positions, N tokens, C tokens of one chunk, D hidden, V vocabulary, S statistics.
+A chunk is a list of slices of tokens, so that the two halves of a pair can be in one. Forward differentiates chunk by
+chunk: three products of the head, and never the logits of all tokens.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +18,101 @@ from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_word
 from ligerprof.kernels.cross_entropy.loss import check_labels
 from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.cross_entropy.spec import statistics_per_token
+from ligerprof.kernels.linear_cross_entropy.chunks import (
+    Gradients,
+    Inputs,
+    Operands,
+    add_products,
+    finished,
+    like,
+    prepared,
+)
 from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, aligned, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs, per_token
-from ligerprof.kernels.linear_cross_entropy.triton import check_factors, check_head
-from ligerprof.kernels.objectives.chunks import Chunk, ChunkedLoss, rows_of
+from ligerprof.kernels.linear_cross_entropy.triton import check_factors, check_head, scaled_gradients
 from ligerprof.kernels.objectives.formulas import Data, Objective, objective
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest, VocabularyShard
-from ligerprof.kernels.tensors import check_tensors
+from ligerprof.kernels.tensors import check_tensors, first_order_only
 from ligerprof.units import GIB
+
+Chunk = tuple[slice, ...]
+# overwrites the logits [C, V] of a chunk with their gradient; the third argument is a bias that they lack, or None.
+# Rows are padded to a stride that may be read and written
+Differentiate = Callable[[Tensor, Chunk, Tensor | None], None]
+
+
+def rows_of(value: Tensor, chunk: Chunk) -> Tensor:
+    """The rows of a chunk; a view if they follow each other."""
+    return value[chunk[0]] if len(chunk) == 1 else torch.cat([value[part] for part in chunk])
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The loss of `finish()` after each chunk's logits were differentiated, with the gradients of a head's inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        thin: Tensor | None,
+        wide: Tensor | None,
+        dtype: torch.dtype,
+        request: LossRequest,
+        chunks: Sequence[Chunk],
+        differentiate: Differentiate,
+        finish: Callable[[], Tensor],
+    ) -> Tensor:
+        inputs: Inputs = (hidden, weight, bias, thin, wide)
+        op, grads, _ = prepared(inputs, dtype, request, ctx.needs_input_grad[:5])
+        _run(op, grads, chunks, differentiate)
+        grads = finished(grads, inputs, request)
+        ctx.per_token = like(hidden), like(thin)
+        ctx.save_for_backward(*grads.in_order, None)
+        return finish()
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        return *scaled_gradients(ctx, grad_loss).shaped(*ctx.per_token), *(None,) * 5
+
+
+def _run(op: Operands, grads: Gradients, chunks: Sequence[Chunk], differentiate: Differentiate) -> None:
+    vocab = op.weight_VD.shape[0]
+    row_elements, bias_V = aligned(vocab), None if op.bias_in_product else op.bias_V
+    sizes = [sum(part.stop - part.start for part in chunk) for chunk in chunks]
+    workspace = torch.empty(max(sizes), row_elements, dtype=op.logits_dtype, device=op.hidden_ND.device)
+    # not every row function writes the padding, and products on a CPU may multiply it by zeros
+    workspace[:, vocab:].zero_()
+    for number, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
+        rows, logits_CV = slice(0, size), workspace[:size, :vocab]
+        op_C = dataclasses.replace(
+            op,
+            hidden_ND=rows_of(op.hidden_ND, chunk),
+            thin_NR=None if op.thin_NR is None else rows_of(op.thin_NR, chunk),
+        )
+        grads_C = dataclasses.replace(
+            grads,
+            hidden_ND=None if grads.hidden_ND is None else rows_of(grads.hidden_ND, chunk),
+            thin_NR=None if grads.thin_NR is None else rows_of(grads.thin_NR, chunk),
+        )
+        op_C.write_logits(rows, slice(0, vocab), logits_CV)
+        differentiate(logits_CV, chunk, bias_V)
+        add_products(op_C, grads_C, logits_CV, rows, accumulate=number > 0)
+        if len(chunk) > 1:
+            for grad, made in ((grads.hidden_ND, grads_C.hidden_ND), (grads.thin_NR, grads_C.thin_NR)):
+                _write_rows(grad, made, chunk)
+
+
+def _write_rows(grad: Tensor | None, made: Tensor | None, chunk: Chunk) -> None:
+    if grad is None or made is None:
+        return
+    start = 0
+    for part in chunk:
+        rows = slice(start, start + part.stop - part.start)
+        grad[part] = made[rows]
+        start = rows.stop
+
 
 # of the logits of one group, for which `balanced` makes room: liger-kernel's chunk holds as many logits, in fp32, too
 GROUP_BYTES = GIB

@@ -13,9 +13,8 @@ from typing import Any
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.recipe.categories import Optimizer
-from ligerprof.recipe.commands.launch import Launch, find_launch
 from ligerprof.recipe.commands.program import CONFIG_SUFFIXES, framework_of, is_known_command, merged
-from ligerprof.recipe.commands.shell import scalar
+from ligerprof.recipe.commands.shell import Launch, find_launch, scalar
 from ligerprof.recipe.configs.documents import parse_document, rewrite, value_at
 from ligerprof.recipe.configs.edits import keys_for
 from ligerprof.recipe.configs.rows import is_off

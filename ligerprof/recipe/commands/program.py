@@ -10,8 +10,17 @@ from typing import Any
 
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.files import FileKind, is_file, read_text
-from ligerprof.recipe.commands.launch import Launch, find_launch, visible_gpus
-from ligerprof.recipe.commands.shell import OPEN, SimpleCommand, negated, read_arguments, scalar, simple_commands
+from ligerprof.recipe.commands.shell import (
+    OPEN,
+    Launch,
+    SimpleCommand,
+    find_launch,
+    negated,
+    read_arguments,
+    scalar,
+    simple_commands,
+    visible_gpus,
+)
 from ligerprof.recipe.configs.accelerate import ACCELERATE
 from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.documents import read_document

@@ -13,7 +13,6 @@ from ligerprof.recipe.configs.rows import (
     ignored_keys,
     is_off,
     lacking,
-    leaves,
     number,
     part_of,
     section,
@@ -23,7 +22,7 @@ from ligerprof.recipe.configs.rows import (
     words,
 )
 from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Outcome, Reading, Reason, Sets, Setting
-from ligerprof.recipe.deepspeed import ZERO_SETTINGS
+from ligerprof.recipe.deepspeed import ZERO_SETTINGS, leaves
 
 # what HF fills with sizes that follow from the model, where the file says `auto`
 HIDDEN_SIZE_KEYS = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")

@@ -10,8 +10,6 @@ from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer, Precision, Quantization
 from ligerprof.recipe.configs.deepspeed import filled
-from ligerprof.recipe.configs.own import MIXED_PRECISIONS, PRECISIONS
-from ligerprof.recipe.configs.own import NAME as OWN
 from ligerprof.recipe.configs.report import ConfigReport, report_of
 from ligerprof.recipe.configs.rows import UNUSED
 from ligerprof.recipe.configs.settings import (
@@ -27,7 +25,7 @@ from ligerprof.recipe.configs.settings import (
     defaults_of,
     refusal,
 )
-from ligerprof.recipe.configs.sources import Documents, read_sources
+from ligerprof.recipe.configs.sources import MIXED_PRECISIONS, OWN, PRECISIONS, Documents, read_sources
 from ligerprof.recipe.configs.torchtitan import selective_policy
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT

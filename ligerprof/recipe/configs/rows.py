@@ -12,6 +12,7 @@ from typing import Any
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.deepspeed import leaves
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import printable, short_repr
 from ligerprof.torch_memory.optimizers import OPTIMIZERS as ROWS
@@ -470,12 +471,3 @@ def apply_row(row: Row, key: str, value: Any, reading: Reading) -> None:
     except BadValueError as problem:
         raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
     reading.note(key, value, outcome)
-
-
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is not an object, with its dotted key."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -12,13 +12,13 @@ from typing import Any
 
 from ligerprof.errors import RecipeError
 from ligerprof.files import is_file, is_folder, opened
+from ligerprof.recipe.categories import Engine, Precision
 from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environment
 from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED
 from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
-from ligerprof.recipe.configs.own import read_recipe, recipe_values
 from ligerprof.recipe.configs.rows import Framework
 from ligerprof.recipe.configs.settings import OTHER_METHOD, Lacking, Names, Reading, Setting
 from ligerprof.recipe.configs.shared import FSDP
@@ -26,6 +26,7 @@ from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_BY_NAME, TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
 from ligerprof.recipe.configs.wandb import arguments_of, is_trainers, read_run, unwrapped
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.text import printable, short_repr
 
 _MOST_BYTES = 2**20
@@ -440,6 +441,66 @@ def foreign_framework(values: Mapping[str, Any]) -> str | None:
     if isinstance(model, Mapping) and "partial_pretrain" in model:
         return "verl"
     return next((name for name, kinds in _KEYS.items() if any(keys <= values.keys() for keys in kinds)), None)
+
+
+# ligerprof's own files: the recipe.json and result.json of a run, and any JSON that a command printed
+OWN = "ligerprof"
+# what each precision is made of: the dtype of the loaded weights, and autocast's
+PRECISIONS: Mapping[tuple[str, str], str] = {
+    ("float32", "no"): "fp32",
+    ("float32", "bf16"): "amp",
+    ("float32", "fp16"): "amp-fp16",
+    ("bfloat16", "no"): "bf16",
+    ("float16", "no"): "fp16",
+    ("bfloat16", "bf16"): "bf16-amp",
+    ("float16", "fp16"): "fp16-amp",
+}
+# under DeepSpeed, which keeps fp32 master copies of its own
+MIXED_PRECISIONS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed-fp16"}
+# options that are made of settings, or that a recipe has for reasons of this machine
+_DERIVED = ("precision", "lora", "qlora", "quantization", "deepspeed_config", "model")
+
+
+def recipe_values(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The recipe in a document of ours; None for any other document."""
+    if "schema" in values and "kind" in values and isinstance(values.get("recipe"), Mapping):
+        return values["recipe"]  # type: ignore[no-any-return]
+    if "model_config" in values and "precision" in values:
+        return values
+    return None
+
+
+def read_recipe(values: Mapping[str, Any], file: str) -> Reading:
+    """Read the recipe of a document of ours.
+
+    Raises:
+        RecipeError: an unknown key, or a value that the option does not take.
+    """
+    recipe = TrainingRecipe.from_json(values)
+    reading = Reading(file=file, framework=OWN)
+    for name in values:
+        if name in RECIPE_OPTIONS and name not in _DERIVED:
+            value = getattr(recipe, name)
+            if name in tuple(Setting):
+                reading.set(name, {Setting(name): value}, words=str(value))
+            else:
+                reading.options[name] = value
+                reading.read[name] = str(value)
+    reading.set("model", {Setting.MODEL: recipe.model}, words=recipe.spec.name)
+    reading.set("precision", _parts_of(recipe.precision), words=recipe.precision)
+    rank, bits = recipe.lora or recipe.qlora, recipe.packed_bits
+    reading.set("qlora" if recipe.qlora else "lora", {Setting.RANK: rank, Setting.BITS: bits}, words=f"rank {rank}")
+    if recipe.engine is Engine.DEEPSPEED:
+        reading.set("deepspeed_config", {Setting.DEEPSPEED: dict(recipe.deepspeed_config or {})})  # type: ignore[arg-type]
+    return reading
+
+
+def _parts_of(precision: Precision) -> dict[Setting, str | None]:
+    for autocast, word in MIXED_PRECISIONS.items():
+        if word == precision:
+            return {Setting.WEIGHTS: None, Setting.AUTOCAST: autocast}
+    weights, autocast = next(parts for parts, word in PRECISIONS.items() if word == precision)
+    return {Setting.WEIGHTS: weights, Setting.AUTOCAST: autocast}
 
 
 # in the order of preference where files fit several equally well

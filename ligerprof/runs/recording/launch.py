@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ligerprof.errors import MissingDependencyError
-from ligerprof.recipe.commands.launch import has_launcher
+from ligerprof.recipe.commands.shell import has_launcher
 from ligerprof.runs.recording import startup
 from ligerprof.runs.recording.settings import Settings
 from ligerprof.simulated_gpu.ranks.world import script_command

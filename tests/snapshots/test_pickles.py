@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.pickles import table
-from ligerprof.snapshots.pickles.load import load_snapshot_data
+from ligerprof.snapshots import event_tables
+from ligerprof.snapshots.pickles import load_snapshot_data
 from ligerprof.snapshots.trace import DeviceTrace
 from tests.paths import RECORDINGS
 
@@ -33,7 +33,7 @@ def in_tables(values: Any) -> int:
 
 def read_in_pieces(patch: pytest.MonkeyPatch) -> None:
     """Read small files as large ones are read: in several pieces."""
-    patch.setattr(table, "_BYTES_AT_ONCE", 2**9)
+    patch.setattr(event_tables, "_BYTES_AT_ONCE", 2**9)
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.collector import collector_paused, return_freed_memory
-from ligerprof.snapshots.pickles.table import FIRST_REFERENCE, KEPT, Cut, cut_alike
+from ligerprof.snapshots.event_tables import FIRST_REFERENCE, KEPT, Cut, cut_alike
 from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
 from ligerprof.snapshots.watch import Allowance, LimitError
 from ligerprof.text import printable
