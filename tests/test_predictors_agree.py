@@ -297,6 +297,19 @@ def test_another_activation_than_the_kernel_computes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "config", "activation"),
+    [
+        ("gemma", {"hidden_act": "quick_gelu"}, "quick_gelu"),
+        ("gemma", {"hidden_act": "gelu", "hidden_activation": None}, "gelu_pytorch_tanh"),
+        ("gemma2", {"hidden_act": "quick_gelu"}, "gelu_pytorch_tanh"),
+    ],
+)
+def test_activations_of_gemma(family: str, config: dict[str, Any], activation: str) -> None:
+    """As transformers' code reads them: old configs of the first one name another function than they mean."""
+    assert spec_of(family, **config).activation == activation
+
+
+@pytest.mark.parametrize(
     ("family", "config"),
     [
         ("phi3", {"rope_parameters": True}),
