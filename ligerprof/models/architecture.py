@@ -274,6 +274,7 @@ class Mlp:
         inputs: the projections of gate and up, or one joint projection; without a gate, the only input projection.
         activation: the attribute that holds a gated MLP's activation function; None if its code calls the function.
         function: the config key of the activation function, and its name if the config lacks the key.
+        legacy_function: a name in old configs that means that one.
         dropout: applied to the last projection's result, within the MLP module.
         experts: the mixture of experts that a layer has instead, or None.
         width: the config key of its intermediate size.
@@ -289,6 +290,7 @@ class Mlp:
     down: str = "down_proj"
     activation: str | None = "act_fn"
     function: tuple[str, str] = ("hidden_act", "silu")
+    legacy_function: str | None = None
     dropout: Dropout | None = None
     experts: Experts | None = None
     width: str = "intermediate_size"

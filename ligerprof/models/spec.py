@@ -395,7 +395,8 @@ class ModelSpec:
         """The name of the MLP's activation function: the config's, unless the MLP's code calls one by itself."""
         mlp = self.architecture.mlp
         key, default = mlp.function
-        return default if mlp.activation is None else str(self.setting(key) or default)
+        named = default if mlp.activation is None else str(self.setting(key) or default)
+        return default if named == mlp.legacy_function else named
 
     @property
     def parallel(self) -> bool:

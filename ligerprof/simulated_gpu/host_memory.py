@@ -75,7 +75,8 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = realized(plan, inputs)
         for tensor in tensors_in(result):
             if tensor.numel() == 1 and not func.is_view:
-                tensor.fill_(1)
+                # no value is infinite or not a number
+                tensor.fill_(func.overloadpacket is not torch.ops.aten.any)
         return result
 
     def __enter__(self) -> "HostMemory":
@@ -123,7 +124,10 @@ def step_without_values() -> None:
 
 
 def _is_large(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.nbytes >= _LARGE_BYTES
+    """Whether a tensor in main memory has no values: a large one of floats, or the mask of one."""
+    is_mask = tensor.dtype is torch.bool
+    size_bytes = tensor.numel() * torch.float64.itemsize if is_mask else tensor.nbytes
+    return tensor.device.type == "cpu" and (is_mask or tensor.is_floating_point()) and size_bytes >= _LARGE_BYTES
 
 
 def _stays(kwargs: dict[str, Any]) -> bool:

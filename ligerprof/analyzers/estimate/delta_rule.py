@@ -86,8 +86,9 @@ def gated_delta_rule(
     written, read = scale_rows(context, value, strength), scale_rows(context, key, strength)
     total = tape.run(Operation(elements=sizes.rates, width=FP32_BYTES, inputs=(decay,)))
     pairs = _pair_decays(context, total, sizes)
-    system = _times_pairs(context, read, key, pairs, copies=between and sizes.chunks > 1)
-    attention = _times_pairs(context, query, key, pairs, copies=between and sizes.chunks > 1)
+    # sequences and chunks lie on both sides of the heads
+    copies = between and max(sizes.chunks, context.recipe.rows) > 1
+    system, attention = (_times_pairs(context, item, key, pairs, copies=copies) for item in (read, query))
     decayed = _scaled_by_exp(context, read, total)
     new_values, corrections = (_solved(context, system, item, sizes) for item in (written, decayed))
     state = tape.run(Operation(elements=sizes.state, width=FP32_BYTES))

@@ -46,12 +46,14 @@ class _Module:
 
     Attributes:
         weights: its own, in the order of the model.
+        begun: whether it was called before an operation that reads a weight.
         done: those that its operations have read, or differentiated, since it was called.
         recomputed: frozen weights that were gathered again during its backward.
     """
 
     name: str
     weights: list[Weight]
+    begun: bool = False
     done: set[int] = field(default_factory=set)
     recomputed: list[Weight] = field(default_factory=list)
 
@@ -176,10 +178,17 @@ class GatheringHooks(Hooks):
         if self._by_parts:
             self._release(self._part(Part.HEAD if module is Part.NORM else module), forward=False)
 
+    def before_module(self, weight: Weight) -> None:
+        """A module's forward begins."""
+        if not self._by_parts:
+            module = self._of_weight[id(weight)]
+            self._fetch_with_outer(module, forward=True)
+            module.begun = True
+
     def before_read(self, operation: Operation) -> None:
         """A module's forward begins, and first that of the modules that it is in."""
         for module in self._called(operation):
-            if not module.done:
+            if not (module.begun or module.done):
                 self._fetch_with_outer(module, forward=True)
 
     def after_read(self, operation: Operation) -> None:
@@ -238,6 +247,7 @@ class GatheringHooks(Hooks):
     def _begin_backward(self, module: _Module) -> None:
         if module.name not in self._backward_modules:
             # a recomputation stops before the end of the last module
+            module.begun = False
             module.done.clear()
             self._fetch_with_outer(module, forward=False)
 
@@ -262,6 +272,7 @@ class GatheringHooks(Hooks):
         module.done.update(id(item) for item in operation.differentiable if isinstance(item, Weight))
         done = all(id(weight) in module.done for weight in module.weights)
         if done:
+            module.begun = False
             module.done.clear()
         return done
 

@@ -43,6 +43,9 @@ class Hooks:
     def gradient_leaves(self, module: Module) -> None:
         """The gradient of a module's input is there."""
 
+    def before_module(self, weight: Weight) -> None:
+        """Before the first operation of a module that does not read its weight at once."""
+
     def before_read(self, operation: Operation) -> None:
         """Before an operation of the forward pass, which may read weights."""
 

@@ -26,6 +26,7 @@ def norm(context: Context, value: Value, name: str) -> Value:
         case NormForm.LAYER_BARE:
             return _bare_layer_norm(context, value)
     weight = context.weights[f"{name}.weight"]
+    context.hooks.before_module(weight)
     as_reference = slot is not None and slot in context.kernels and not context.is_fused(slot)
     tape = function_tape("rms_norm") if as_reference else norm_tape(context.spec)
     columns = weight.shape[-1] if weight.shape else weight.elements

@@ -5,12 +5,14 @@ This follows torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ligerprof.analyzers.estimate.groups import Group
 from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
 from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -52,7 +54,8 @@ class ShardedHooks(Hooks):
         self._previous_gather: Allocation | None = None
         self._prefetched: Allocation | None = None
         self._reduce_inputs: list[Allocation] = []
-        self._until_backward_ends: list[Allocation] = []
+        self._until_backward_ends: list[tuple[_State, Allocation]] = []
+        self._repetitions = {index: each for each in traced_layers(recipe) for index in each.indices}
 
     def enter(self, module: Module) -> None:
         """FSDPParamGroup.pre_forward: gather, copy out, and free the previous group's gathering only then."""
@@ -95,11 +98,23 @@ class ShardedHooks(Hooks):
             if not state.is_reduced:
                 self._post_backward(state)
             state.is_reduced = False
-        for block in (*self._reduce_inputs, *self._until_backward_ends):
+        for block in self._reduce_inputs:
             self._meter.drop(block)
+        for state, block in self._until_backward_ends:
+            self._drop_repeated(state, block)
         self._forget(self._prefetched)
         self._prefetched = None
         self._reduce_inputs, self._until_backward_ends, self._order = [], [], []
+
+    def _drop_repeated(self, state: _State, block: Allocation) -> None:
+        """Drop what each layer that a group's layer represents holds."""
+        module = state.group.modules[0]
+        repetition = None if isinstance(module, Part) else self._repetitions.get(module)
+        if repetition is None:
+            self._meter.drop(block)
+            return
+        drop = partial(self._meter.drop, block)
+        self._meter.repeat(repetition.times, drop, first_layer=repetition.first, backward=True)
 
     def _gather_for_backward(self, state: _State) -> None:
         """Gather unless the group before has, free the buffer once it is copied out, and prefetch the next group."""
@@ -215,7 +230,7 @@ class ShardedHooks(Hooks):
         )
         if self._recipe.replicate > 1:
             # FSDPParamGroup._all_reduce_state keeps what is reduced among the replicas
-            self._until_backward_ends.append(self._meter.keep(output))
+            self._until_backward_ends.append((state, self._meter.keep(output)))
         gradient = output
         if is_cast:
             gradient = self._meter.take(sizes.gradient_bytes, Role.GRADIENTS, Stream.REDUCE)

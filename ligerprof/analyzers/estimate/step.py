@@ -207,7 +207,12 @@ def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> di
 
 
 def _adds_with_cublas(recipe: TrainingRecipe, weights: Mapping[str, Weight], bias: str) -> bool:
-    """Whether a bias is that of a linear layer; bitsandbytes' product of int8 weights adds its bias without cuBLAS."""
+    """Whether cuBLAS adds a bias to a linear layer's product.
+
+    bitsandbytes' product of int8 weights does not, nor ZeRO-3's own function (LinearFunctionForZeroStage3).
+    """
+    if recipe.zero == 3 and recipe.spec.architecture.linear_layers:
+        return False
     # a tied head has a bias of its own, and the embedding's weight
     tied = weights[f"{recipe.spec.architecture.embedding}.weight"]
     weight = weights.get(f"{bias.removesuffix('.bias')}.weight", tied)

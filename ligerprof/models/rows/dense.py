@@ -283,7 +283,7 @@ _GEMMA = Architecture(
     defaults={"head_dim": 256},
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
     norm=GEMMA_NORM,
-    mlp=GEGLU,
+    mlp=replace(GEGLU, function=("hidden_act", "gelu_pytorch_tanh"), legacy_function="gelu"),
     scales_embedding="module",
     tied_by_default=True,
 )
@@ -294,6 +294,7 @@ _GEMMA2 = replace(
     class_prefix="Gemma2",
     defaults={"num_key_value_heads": 4, "head_dim": 256},
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *_FOUR_NORMS),
+    mlp=GEGLU,
     attention=Attention(window=periodic_window(2), softcap=Softcap(key=_SCORE_CAP, default=50.0)),
     layer_norms=LayerNorms(
         after_attention="post_attention_layernorm",

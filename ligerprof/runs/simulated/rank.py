@@ -157,7 +157,9 @@ def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, r
     outcomes: dict[int, StepOutcome] = {0: outcome, last: run_last()}
     worst = max(outcomes, key=lambda rank: (outcomes[rank].oom is not None, outcomes[rank].peak_bytes, -rank))
     note = f"Ranks 0 and {last} of {recipe.gpus} were simulated, whose sizes differ; the figures are rank {worst}'s."
-    return replace(outcomes[worst], ranks=outcomes, notes=(*outcomes[worst].notes, note))
+    # as the estimate says it, for the rank that holds the most of it
+    host_bytes = max((each.host_bytes for each in outcomes.values() if each.host_bytes is not None), default=None)
+    return replace(outcomes[worst], ranks=outcomes, host_bytes=host_bytes, notes=(*outcomes[worst].notes, note))
 
 
 class _Rank:
