@@ -143,7 +143,9 @@ def find_kernel_set(providers: Mapping[str, str], model: ModelSpec) -> dict[str,
                 f"kernel {name} of {kernel.provider}: {reason}. Leave {name} out, or choose another provider."
             )
     variants = {(variant, provider) for name, provider in providers.items() for variant in SLOTS[name].fused_variants}
-    fused = (kernel for kernel in load_registry().kernels if (kernel.name, kernel.provider) in variants)
+    # the search for plug-ins takes time
+    kernels = load_registry().kernels if variants else ()
+    fused = (kernel for kernel in kernels if (kernel.name, kernel.provider) in variants)
     return found | {kernel.name: kernel for kernel in fused if kernel.applies(model) is None}
 
 

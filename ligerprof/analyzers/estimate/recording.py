@@ -199,13 +199,37 @@ class _Unfolding:
                 self._free_after(~event)
 
     def _write_body(self, body: _Body) -> None:
-        folded = self._folded
+        folded, result = self._folded, self.result
+        events = folded.events[body.start : body.end]
+        numbers = [event for event in events if event >= 0]
+        places = {number: at for at, number in enumerate(numbers)}
+        # blocks that the repetition frees that allocates them, and the others
+        inner = {number for number in numbers if self._freed.get(number) is body}
+        outer = [number for number in numbers if number not in inner]
+        plan = [
+            (event, places[event] if event >= 0 else ~places[~event] if ~event in inner else None) for event in events
+        ]
+        columns = [
+            (column, [own[number] for number in numbers])
+            for column, own in (
+                (result.sizes, folded.sizes),
+                (result.roles, folded.roles),
+                (result.streams, folded.streams),
+            )
+        ]
+        append = result.events.append
         for run in range(body.times):
-            for event in folded.events[body.start : body.end]:
-                if event >= 0:
-                    self._blocks.setdefault(event, {})[run] = self._copy(event)
-                else:
+            first = len(result.sizes)
+            for column, added in columns:
+                column.extend(added)
+            for number in outer:
+                self._blocks.setdefault(number, {})[run] = first + places[number]
+            for event, place in plan:
+                if place is None:
                     self._free_within(~event, body, run)
+                else:
+                    append(first + place if place >= 0 else place - first)
+            result.kept.update(first + places[number] for number in outer if number in folded.kept)
 
     def _copy(self, number: int) -> int:
         folded = self._folded

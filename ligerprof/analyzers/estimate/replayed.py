@@ -93,15 +93,14 @@ class EstimatedRun:
         _replay_events(allocator, part, part.events[: marks[0]], held)
         for number, (start, stop) in enumerate(pairwise(marks), start=1):
             events = part.events[start:stop]
-            _replay_events(allocator, part, events, held)
             # the second of the recorded micro-batches repeats
             repeats = number == _REPEATED and _stands_alone(events)
-            left = self.recipe.grad_accum - len(marks) + 1 if repeats else 0
-            reserved_bytes = -1
-            while left > 0 and reserved_bytes != allocator.reserved_bytes:
-                reserved_bytes = allocator.reserved_bytes
+            for repeat in range(self.recipe.grad_accum - len(marks) + 2 if repeats else 1):
+                reserved_bytes, retries = allocator.reserved_bytes, allocator.retries
                 _replay_events(allocator, part, events, held)
-                left -= 1
+                # without new segments, what it leaves is what it found
+                if allocator.reserved_bytes == reserved_bytes and (repeat or allocator.retries == retries):
+                    break
         _replay_events(allocator, part, part.events[marks[-1] :], held)
         for number, block in held.items():
             if number not in part.kept:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import nsmallest
-from importlib.resources import files
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from ligerprof.serialization import JsonKeys, select
@@ -235,7 +235,7 @@ def find_rates(gpu: str) -> Rates | None:
 @cache
 def _measured() -> tuple[Mapping[str, Surface], Mapping[str, float], float]:
     """The surfaces, what calls cost the host, and by how much kernels of a step take longer than alone."""
-    raw = json.loads((files(__package__) / f"{MEASURED}.json").read_text(encoding="utf-8"))
+    raw = json.loads(Path(__file__).with_name(f"{MEASURED}.json").read_text(encoding="utf-8"))
     points: dict[str, list[tuple[Sequence[float], float]]] = {}
     for kind, name, moved_bytes, shape, halves, is_backward, seconds in raw["work"]:
         work = Work(Kind(kind), name, moved_bytes, tuple(shape), halves, is_backward)

@@ -6,15 +6,12 @@ from typing import Any
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.models.tape import Tape
-from ligerprof.models.tape_cache import cache_key, find_tape, keep_tape
 from ligerprof.recipe.categories import Engine, Wrap
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.options import options_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.training_options import TrainingOptions
-from ligerprof.runs.outcome import package_versions
-from ligerprof.runs.simulated.worker import worker
 from ligerprof.runs.tapes.recipes import REPLAYED, Way, to_trace, with_tape_of
 
 
@@ -44,6 +41,8 @@ def trace_tape(recipe: TrainingRecipe, way: Way = Way.UNITS) -> Tape:
         UnsupportedError: the passes do not allocate in one order even at one size.
         LigerprofError: as `simulate_step` does.
     """
+    from ligerprof.runs.simulated.worker import worker
+
     tape: Tape = worker().run("ligerprof.runs.tapes.trace:trace_here", recipe, _silent, way=way)
     return tape
 
@@ -62,6 +61,8 @@ def _gathers(recipe: TrainingRecipe) -> bool:
 
 def _find_or_trace(recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[str], None]) -> Tape:
     """The cached tape of a recipe, or one traced in the first of these ways whose replay is what the model does."""
+    from ligerprof.models.tape_cache import cache_key, find_tape, keep_tape
+
     keys = {way: cache_key(_description(recipe, way)) for way in ways}
     for way, key in keys.items():
         traced = to_trace(recipe, way)
@@ -78,6 +79,8 @@ def _find_or_trace(recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[s
 
 def _description(recipe: TrainingRecipe, way: Way) -> dict[str, Any]:
     """All that decides a tape besides batch and sequence."""
+    from ligerprof.runs.outcome import package_versions
+
     traced = to_trace(recipe, way)
     left_out = {*REPLAYED, "model", "like", "batch", "seq"} - {"checkpoint_every"}
     options = {name: str(getattr(traced, name)) for name in options_of(TrainingOptions) if name not in left_out}

@@ -303,8 +303,10 @@ class CachingAllocator:
         self._settings = settings or AllocatorSettings()
         self._capacity_bytes = capacity_bytes
         self.set_limit(limit_bytes)
-        self._observe = observe or _ignore
+        self._observe = observe
         self._pools: dict[tuple[int, bool], Pool] = {}
+        # of each request: its block, and the rest that it leaves to others
+        self._sizes: dict[int, tuple[int, int]] = {}
         self._heads: dict[int, Block] = {}
         self._next_address = _TOP_ADDRESS
         self.place: Callable[[int], int] = self._below
@@ -346,24 +348,30 @@ class CachingAllocator:
         Raises:
             AllocatorFullError: it fits nowhere.
         """
-        size = self._settings.rules.round_request(requested_bytes)
-        pool = self._pool(stream, small=size <= SMALL_REQUEST_BYTES)
+        if (sizes := self._sizes.get(requested_bytes)) is None:
+            size = self._settings.rules.round_request(requested_bytes)
+            sizes = self._sizes[requested_bytes] = size, self._settings.rules.smallest_rest(size)
+        size, smallest_rest = sizes
+        small = size <= SMALL_REQUEST_BYTES
+        pool = self._pools.get((stream, small)) or self._pool(stream, small=small)
         block = self._best_fit(pool, size) or self._new_block_or_retry(pool, size, requested_bytes, context)
-        rest = block.size_bytes - size
-        if self._settings.rules.splits_off(size, rest):
+        if block.size_bytes - size >= smallest_rest:
             pool.insert(block.split(size))
         block.allocated, block.requested_bytes, block.context = True, requested_bytes, context
         self.allocated_bytes += block.size_bytes
         self.requested_bytes += requested_bytes
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        self.highest_allocated_bytes = max(self.highest_allocated_bytes, self.allocated_bytes)
-        self._observe("alloc", block.address, requested_bytes, context)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+            self.highest_allocated_bytes = max(self.highest_allocated_bytes, self.allocated_bytes)
+        if self._observe is not None:
+            self._observe("alloc", block.address, requested_bytes, context)
         return block
 
     def free(self, block: Block, context: object = None) -> None:
         """Take a block back and merge it with free neighbours."""
-        self._observe("free_requested", block.address, block.requested_bytes, context)
-        self._observe("free_completed", block.address, block.requested_bytes, context)
+        if self._observe is not None:
+            self._observe("free_requested", block.address, block.requested_bytes, context)
+            self._observe("free_completed", block.address, block.requested_bytes, context)
         self.allocated_bytes -= block.size_bytes
         self.requested_bytes -= block.requested_bytes
         block.allocated = False
@@ -399,21 +407,19 @@ class CachingAllocator:
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         pool.clock += 1
-        index = pool.first_at_least(size)
+        free, limit = pool.free, self._settings.rules.max_split_bytes
+        index = bisect.bisect_left(free, (size,))
         if self._expandable:
             index = pool.skip_to_less_room(index)
-        if index == len(pool.free):
+        if index == len(free):
             return None
-        block = pool.free[index][2]
-        if not self._may_serve(block, size):
+        block = free[index][2]
+        if limit is not None and not self._may_serve(block, size, limit):
             return None
-        del pool.free[index]
+        del free[index]
         return block
 
-    def _may_serve(self, block: Block, size: int) -> bool:
-        limit = self._settings.rules.max_split_bytes
-        if limit is None:
-            return True
+    def _may_serve(self, block: Block, size: int, limit: int) -> bool:
         if size < limit:
             return block.size_bytes < limit
         return block.size_bytes < size + self._settings.max_non_split_rounding_bytes
@@ -428,8 +434,9 @@ class CachingAllocator:
             self.empty_cache(context)
             block = self._new_block(pool, size, context)
         if block is None:
-            # in place of an address torch says what the device has left
-            self._observe("oom", (self._ceiling or 0) - self.reserved_bytes, requested_bytes, context)
+            if self._observe is not None:
+                # in place of an address torch says what the device has left
+                self._observe("oom", (self._ceiling or 0) - self.reserved_bytes, requested_bytes, context)
             raise AllocatorFullError(
                 requested_bytes=requested_bytes,
                 allocated_bytes=self.allocated_bytes,
@@ -466,7 +473,8 @@ class CachingAllocator:
             self.highest_reserved_bytes = max(self.highest_reserved_bytes, self.reserved_bytes)
         else:
             self.reserved_bytes -= size
-        self._observe(action, address, size, context)
+        if self._observe is not None:
+            self._observe(action, address, size, context)
         return True
 
     def _release(self, block: Block, context: object) -> None:
@@ -511,7 +519,3 @@ class CachingAllocator:
                 self._release(block, context)
                 target -= block.size_bytes
             whole = kept
-
-
-def _ignore(_action: str, _address: int, _size_bytes: int, _context: object) -> None:
-    pass
