@@ -11,12 +11,14 @@ from ligerprof.recipe.lengths import BatchShape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.reports.terminal import FiguresColumn, listing_table, phases_table, roles_table
 from ligerprof.roles import Role
-from ligerprof.runs.whole_run.replay import RunMoment, WholeRun
 from ligerprof.units import format_bytes, format_mib, in_one_unit
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    # takes numpy, which the calculator does without
+    from ligerprof.runs.whole_run.replay import RunMoment, WholeRun
 
 ESTIMATED = "estimated"
 
@@ -153,7 +155,7 @@ def layers_table(estimate: MemoryEstimate) -> "Table":
     return listing_table("at the peak", *columns, right=columns, rows=rows)
 
 
-def run_lines(run: WholeRun) -> Iterator[str]:
+def run_lines(run: "WholeRun") -> Iterator[str]:
     """The run in a few lines."""
     shapes = run.shapes
     cut = f", {shapes.cut:,} of them cut to --seq" if shapes.cut else ""
@@ -176,7 +178,7 @@ def run_lines(run: WholeRun) -> Iterator[str]:
         yield f"note: temporaries of up to {format_bytes(run.bounded_bytes)} count with an upper bound."
 
 
-def _moment(moment: RunMoment) -> str:
+def _moment(moment: "RunMoment") -> str:
     return f"step {moment.step:,} ({_shape(moment.shape)})"
 
 
