@@ -180,3 +180,12 @@ def test_what_needs_no_torch_imports_none() -> None:
         ["compare", f"{SNAPSHOTS}/hf-ckpt-4x1024.pickle.xz", f"{SNAPSHOTS}/liger-flce-ckpt-4x1024.pickle.xz"],
     ]
     assert heavy_modules_after(*commands) == [(arguments, 0, []) for arguments in commands]
+
+
+def test_what_the_calculator_runs_takes_only_the_standard_library_click_and_yaml() -> None:
+    commands = [
+        ["estimate", "--model", "llama3.2-1b", "--gpu", "h100", "--json"],
+        ["estimate", "--config", "docs/examples/sft.yaml", "--gpu", "h100", "--json"],
+        ["advise", "--model", "llama3.2-1b", "--gpu", "h100", "--no-simulate", "--json"],
+    ]
+    assert heavy_modules_after(*commands, unused=("numpy", "rich")) == [(arguments, 0, []) for arguments in commands]

@@ -102,7 +102,6 @@ const compute = async () => {
   const given = values(), request = requestOf(given);
   history.replaceState(null, "", `#${encode(given)}`);
   state.textContent = "Computing …";
-  const begun = performance.now();
   const asked = (output.dataset.asked = String(number + 1));
   delete output.dataset.done;
   try {
@@ -110,7 +109,8 @@ const compute = async () => {
     if (output.dataset.asked !== asked) return;
     output.replaceChildren(...shown(estimated).filter(Boolean));
     output.dataset.estimate = JSON.stringify(estimated);
-    output.dataset.ms = Math.round(performance.now() - begun);
+    // since the page was opened
+    output.dataset.ms ??= Math.round(performance.now());
     if (estimated.result && estimated.result.limit_bytes) {
       state.textContent = "Looking for the cheapest changes …";
       const advised = await ask({ command: "advise", ...request });

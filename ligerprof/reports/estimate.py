@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    # takes numpy, which the calculator does without
     from ligerprof.runs.whole_run.replay import RunMoment, WholeRun
 
 ESTIMATED = "estimated"
