@@ -227,13 +227,9 @@ class TrainingCommand:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if joined:
             return (f"{option}={text}",)
-        if isinstance(value, bool) and not self._takes_truths:
+        if isinstance(value, bool) and self.framework is None:
             return (option,) if value else ()
         return (option, text)
-
-    @property
-    def _takes_truths(self) -> bool:
-        return self.framework is not None
 
     def _file_with(self, key: str) -> Path | None:
         return next((file for file, (_, values) in self._files.items() if _has(values, key)), None)

@@ -134,7 +134,7 @@ def refuse_other_programs(launch: Launch) -> None:
     method = next((_METHODS[word] for word in words if word in _METHODS), None)
     if method is not None and _SFT not in words:
         raise UnsupportedError(
-            f"{_shown(launch)}: {method} is not supported yet. Only supervised fine-tuning is covered."
+            f"{label_of(launch)}: {method} is not supported yet. Only supervised fine-tuning is covered."
         )
 
 
@@ -164,14 +164,10 @@ def _name_words(launch: Launch) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
 
 
-def _shown(launch: Launch) -> str:
-    subcommand = f" {launch.words[0]}" if launch.name in SUBCOMMANDS and launch.words else ""
-    return printable(f"{launch.program}{subcommand}")[:80]
-
-
 def label_of(launch: Launch) -> str:
     """What messages call the program."""
-    return _shown(launch)
+    subcommand = f" {launch.words[0]}" if launch.name in SUBCOMMANDS and launch.words else ""
+    return printable(f"{launch.program}{subcommand}")[:80]
 
 
 def framework_of(launch: Launch, values: Mapping[str, Any], source: str) -> tuple[Framework, str | None]:
