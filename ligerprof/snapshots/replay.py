@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ligerprof.snapshots.reader import Snapshot
-from ligerprof.snapshots.state import DeviceState, FinalSegments, HeldBlocks, state_before
+from ligerprof.snapshots.state import DeviceState, FinalSegments, HeldBlock, state_before
 from ligerprof.snapshots.trace import (
     ACTIONS,
     ALLOC,
@@ -65,11 +65,11 @@ class Replay:
     freed_by: Int64s
     allocated_bytes: Int64s
     reserved_bytes: Int64s
-    older_blocks: HeldBlocks
+    older_blocks: Sequence[HeldBlock]
     complete: bool
     verified: bool
     mismatches: int
-    older_waiting: HeldBlocks = field(default_factory=HeldBlocks)
+    older_waiting: Sequence[HeldBlock] = ()
     segments: Sequence[Mapping[str, Any]] = ()
     rules: SizeRules = field(default_factory=SizeRules)
     failures: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ class Replay:
 
     def addresses_of(self, blocks: Int64s) -> Int64s:
         """Addresses of some blocks."""
-        older = self.older_blocks.addresses
+        older = np.array([block.address for block in self.older_blocks], dtype=np.int64)
         allocated = self.allocated_by[len(older) :]
         return np.append(older, self.trace.numbers("addr")[allocated])[blocks]
 
@@ -261,7 +261,7 @@ def _result(snapshot: Snapshot, device: int, run: _Run, *, complete: bool, verif
         requested, block_bytes, allocated_by, freed_by = (
             np.delete(column, waiting) for column in (requested, block_bytes, allocated_by, freed_by)
         )
-    older_blocks = HeldBlocks([block for block in before if block.allocated])
+    older_blocks = [block for block in before if block.allocated]
     changes = np.zeros(len(actions) + 1, dtype=np.int64)
     changes[0] = block_bytes[: len(older_blocks)].sum()
     # an event allocates or frees one block
@@ -279,7 +279,7 @@ def _result(snapshot: Snapshot, device: int, run: _Run, *, complete: bool, verif
         allocated_bytes=np.cumsum(changes, out=changes),
         reserved_bytes=_reserved_bytes(run.before, columns),
         older_blocks=older_blocks,
-        older_waiting=HeldBlocks([block for block in before if not block.allocated]),
+        older_waiting=[block for block in before if not block.allocated],
         complete=complete,
         verified=verified,
         mismatches=run.mismatches,

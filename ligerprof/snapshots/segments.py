@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,32 +37,8 @@ class Piece(NamedTuple):
     size_bytes: int
 
 
-class Pieces(Sequence[Piece]):
-    """Parts of a segment as columns, since a segment can have hundreds of thousands; an entry is made on access."""
-
-    __slots__ = ("_addresses", "_sizes")
-
-    def __init__(self, addresses: Int64s, sizes: Int64s) -> None:
-        self._addresses, self._sizes = addresses, sizes
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    @overload
-    def __getitem__(self, index: int) -> Piece: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Pieces": ...
-
-    def __getitem__(self, index: int | slice) -> "Piece | Pieces":
-        if isinstance(index, slice):
-            return Pieces(self._addresses[index], self._sizes[index])
-        return Piece(int(self._addresses[index]), int(self._sizes[index]))
-
-    @property
-    def total_bytes(self) -> int:
-        """The bytes of all pieces."""
-        return int(self._sizes.sum())
+def _pieces(addresses: Int64s, sizes: Int64s) -> tuple[Piece, ...]:
+    return tuple(map(Piece, addresses.tolist(), sizes.tolist()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +60,13 @@ class Segment:
     pool: PoolId | None
     small: bool
     blocks: tuple[int, ...]
-    waiting: Pieces
-    free: Pieces
+    waiting: tuple[Piece, ...]
+    free: tuple[Piece, ...]
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the free pieces."""
+        return sum(piece.size_bytes for piece in self.free)
 
 
 class _Kind(NamedTuple):
@@ -244,15 +225,15 @@ class _Held:
         return tuple(self.blocks[self.blocks != _WAITS].tolist())
 
     @property
-    def waiting(self) -> Pieces:
+    def waiting(self) -> tuple[Piece, ...]:
         waits = self.blocks == _WAITS
-        return Pieces(self.addresses[waits], self.sizes[waits])
+        return _pieces(self.addresses[waits], self.sizes[waits])
 
-    def gaps(self, start: int, end: int) -> Pieces:
+    def gaps(self, start: int, end: int) -> tuple[Piece, ...]:
         """The pieces of a range that no block covers."""
         starts = np.maximum.accumulate(np.append(start, self.addresses + self.sizes))
         sizes = np.append(self.addresses, end) - starts
-        return Pieces(starts[sizes > 0], sizes[sizes > 0])
+        return _pieces(starts[sizes > 0], sizes[sizes > 0])
 
 
 def _held_blocks(replayed: Replay, columns: EventColumns, moment: int) -> _Held:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from operator import itemgetter, methodcaller
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -129,49 +129,6 @@ class HeldBlock(NamedTuple):
     block_bytes: int
     allocated: bool = True
     frames: Any = ()
-
-
-class HeldBlocks(Sequence[HeldBlock]):
-    """Blocks as columns, since a file can have hundreds of thousands; an entry is made on access.
-
-    Attributes:
-        addresses: of the blocks, in their order.
-        frames: stack of each one's allocation.
-    """
-
-    __slots__ = ("_allocated", "_block_bytes", "_requested_bytes", "addresses", "frames")
-
-    def __init__(self, blocks: Sequence[HeldBlock] = ()) -> None:
-        self.addresses = np.array([block.address for block in blocks], dtype=np.int64)
-        self._requested_bytes = np.array([block.requested_bytes for block in blocks], dtype=np.int64)
-        self._block_bytes = np.array([block.block_bytes for block in blocks], dtype=np.int64)
-        self._allocated = np.array([block.allocated for block in blocks], dtype=bool)
-        self.frames = [block.frames for block in blocks]
-
-    def __len__(self) -> int:
-        return len(self.frames)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HeldBlocks) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @overload
-    def __getitem__(self, index: int) -> HeldBlock: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[HeldBlock]: ...
-
-    def __getitem__(self, index: int | slice) -> HeldBlock | list[HeldBlock]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return HeldBlock(
-            address=int(self.addresses[index]),
-            requested_bytes=int(self._requested_bytes[index]),
-            block_bytes=int(self._block_bytes[index]),
-            allocated=bool(self._allocated[index]),
-            frames=self.frames[index],
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -508,7 +508,7 @@ class CallSites:
 
     def _find_sites(self, replayed: Replay) -> Int64s:
         """The site of each block; thousands of events share stacks and stamps, which are compared by `id` first."""
-        older = replayed.older_blocks.frames
+        older = [block.frames for block in replayed.older_blocks]
         allocated = replayed.allocated_by[len(older) :]
         frame_codes, frames = replayed.trace.objects("frames")
         text_codes, texts = replayed.trace.objects("user_metadata")

@@ -136,7 +136,7 @@ def pinned_segments(
     """Segments with blocks and free parts, the largest free part first; `held` has role and bytes of each block."""
     pins = []
     for segment in segments:
-        free_bytes = segment.free.total_bytes
+        free_bytes = segment.free_bytes
         live = [held[block] for block in segment.blocks if block in held]
         if not free_bytes or not live:
             continue

@@ -228,7 +228,7 @@ class _Scratch:
         chunk = slice(0, self._plan.scratch_tokens)
         blocks = self._lay_out(chunk)
         for block in blocks:
-            self._make_logits(chunk, *block)
+            self._op.write_logits(chunk, *block)
         self._run_rows(chunk, blocks)
         self._differentiate(chunk, blocks)
         for block in reversed(blocks):
@@ -241,7 +241,7 @@ class _Scratch:
         """Losses, statistics and the hidden states' gradient of tokens whose logits will be computed again."""
         memory = self._weight_grad_VD.view(-1).view(self._workspace.dtype)
         words, logits_CV = _block(slice(0, self._arguments.words), chunk, memory)
-        self._make_logits(chunk, words, logits_CV)
+        self._op.write_logits(chunk, words, logits_CV)
         loss_and_gradient(
             self._arguments,
             logits_CV,
@@ -276,13 +276,6 @@ class _Scratch:
             first_row=chunk.start,
         )
 
-    def _make_logits(self, chunk: slice, words: slice, logits_CB: Tensor) -> None:
-        self._op.write_logits(chunk, words, logits_CB)
-
-    def _make_gradient(self, chunk: slice, words: slice, logits_CB: Tensor) -> None:
-        statistics_SC = self._statistics_SN[:, chunk]
-        gradient_of_words(self._arguments, logits_CB, statistics_SC, first_row=chunk.start, first_word=words.start)
-
     def _differentiate(self, chunk: slice, blocks: list[_Block]) -> None:
         last_words, _ = blocks[-1]
         sum_CD = self._hidden_sum(chunk, last_words.start)
@@ -310,8 +303,10 @@ class _Scratch:
         size = aligned(-(-vocab // -(-vocab // most)))
         for start in range(0, vocab, size):
             block = _block(slice(start, min(start + size, vocab)), chunk, self._workspace)
-            self._make_logits(chunk, *block)
-            self._make_gradient(chunk, *block)
+            self._op.write_logits(chunk, *block)
+            words, logits_CB = block
+            statistics_SC = self._statistics_SN[:, chunk]
+            gradient_of_words(self._arguments, logits_CB, statistics_SC, first_row=chunk.start, first_word=words.start)
             _add_to_head(self._grads, block, self._op.hidden_ND[chunk], accumulate=True)
 
 

@@ -89,12 +89,11 @@ def scaled_gradients(ctx: Any, grad_loss: Tensor) -> Gradients:
     *made, late = ctx.saved_tensors
     factors = [None] * len(made) if late is None else late.split(1)
     in_place = not graph_is_retained()
-    return Gradients(
-        *(
-            None if grad is None else scale_by_device_factor(grad, grad_loss, factor, in_place=in_place)
-            for grad, factor in zip(made, factors, strict=True)
-        )
+    hidden_ND, weight_VD, bias_V, thin_NR, wide_VR = (
+        None if grad is None else scale_by_device_factor(grad, grad_loss, factor, in_place=in_place)
+        for grad, factor in zip(made, factors, strict=True)
     )
+    return Gradients(hidden_ND, weight_VD, bias_V, thin_NR, wide_VR)
 
 
 def compiled_loss(inputs: Inputs, dtype: torch.dtype, request: LossRequest) -> LossOutputs:

@@ -507,7 +507,7 @@ def _apply(
     if not chunks:
         return hidden.float().sum() * 0.0 + weight.float().sum() * 0.0
     request = LossRequest(labels=labels_N, options=dataclasses.replace(options, reduction="none", shift=False))
-    loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+    loss: Tensor = ChunkedLoss.apply(
         hidden, weight, bias, None, None, _dtype(hidden), request, chunks, differentiate, finish
     )
     return loss

@@ -13,19 +13,22 @@ from typing import Any
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.recipe.categories import Optimizer
-from ligerprof.recipe.commands.program import CONFIG_SUFFIXES, framework_of, is_known_command, merged
-from ligerprof.recipe.commands.shell import Launch, find_launch, scalar
+from ligerprof.recipe.commands.program import (
+    CONFIG_SUFFIXES,
+    FILE_KEYS,
+    OVERRIDE,
+    framework_of,
+    is_known_command,
+    merged,
+)
+from ligerprof.recipe.commands.shell import OPTION, Launch, find_launch, scalar, split_variables
 from ligerprof.recipe.configs.documents import parse_document, rewrite, value_at
 from ligerprof.recipe.configs.edits import keys_for
 from ligerprof.recipe.configs.rows import is_off
 
 _FILE = FileKind(error=RecipeError, hint="The command names it.", max_bytes=2**18)
-_OPTION = re.compile(r"--?[A-Za-z]")
-_OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 # arguments that name a file with values
-_FILE_KEYS = frozenset({"config", "config_file", "config_path", "cfg", "yaml", "deepspeed", "deepspeed_config"})
-_FILE_KEYS |= {"job.config_file"}
+_FILE_KEYS = frozenset({*FILE_KEYS, "deepspeed", "deepspeed_config"})
 
 # of accelerate's launcher
 _MESH_OPTION, _CONFIG_OPTION = "parallelism_config_", "config_file"
@@ -112,9 +115,7 @@ class TrainingCommand:
                 words = shlex.split(words[0])
             except ValueError as error:
                 raise RecipeError(f"the command cannot be read: {error}. Give it without quotes, after --.") from None
-        rest, given = list(words), {}
-        while rest and _ASSIGNMENT.match(rest[0]):
-            name, _, given[name] = rest.pop(0).partition("=")
+        given, rest = split_variables(words)
         if not rest or rest[0].endswith((".sh", ".bash")) or PurePath(rest[0]).name in ("bash", "sh"):
             raise RecipeError("the arguments of a shell script cannot be changed. Give the command that it runs.")
         launch = find_launch(rest, given, is_known_command)
@@ -226,13 +227,9 @@ class TrainingCommand:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if joined:
             return (f"{option}={text}",)
-        if isinstance(value, bool) and not self._takes_truths:
+        if isinstance(value, bool) and self.framework is None:
             return (option,) if value else ()
         return (option, text)
-
-    @property
-    def _takes_truths(self) -> bool:
-        return self.framework is not None
 
     def _file_with(self, key: str) -> Path | None:
         return next((file for file, (_, values) in self._files.items() if _has(values, key)), None)
@@ -274,10 +271,10 @@ class TrainingCommand:
         for place in (*self._launcher_options(_MESH_OPTION), *range(self.start, len(words))):
             word = words[place]
             key, equals, text = word.lstrip("-+").partition("=")
-            if equals and (_OPTION.match(word) or _OVERRIDE.match(word)):
+            if equals and (OPTION.match(word) or OVERRIDE.match(word)):
                 yield key.replace("-", "_"), _Typed(place=place, end=place + 1, text=text)
-            elif _OPTION.match(word):
-                has_value = place + 1 < len(words) and not _OPTION.match(words[place + 1])
+            elif OPTION.match(word):
+                has_value = place + 1 < len(words) and not OPTION.match(words[place + 1])
                 end = place + 1 + has_value
                 yield key.replace("-", "_"), _Typed(place=place, end=end, text=words[place + 1] if has_value else None)
 
@@ -316,7 +313,7 @@ class TrainingCommand:
 
 
 def _is_joined(word: str) -> bool:
-    return "=" in word and bool(_OPTION.match(word) or _OVERRIDE.match(word))
+    return "=" in word and bool(OPTION.match(word) or OVERRIDE.match(word))
 
 
 def _has(values: Mapping[str, Any], key: str) -> bool:

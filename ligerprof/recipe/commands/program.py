@@ -19,6 +19,7 @@ from ligerprof.recipe.commands.shell import (
     read_arguments,
     scalar,
     simple_commands,
+    split_variables,
     visible_gpus,
 )
 from ligerprof.recipe.configs.accelerate import ACCELERATE
@@ -133,7 +134,7 @@ def refuse_other_programs(launch: Launch) -> None:
     method = next((_METHODS[word] for word in words if word in _METHODS), None)
     if method is not None and _SFT not in words:
         raise UnsupportedError(
-            f"{_shown(launch)}: {method} is not supported yet. Only supervised fine-tuning is covered."
+            f"{label_of(launch)}: {method} is not supported yet. Only supervised fine-tuning is covered."
         )
 
 
@@ -163,14 +164,10 @@ def _name_words(launch: Launch) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
 
 
-def _shown(launch: Launch) -> str:
-    subcommand = f" {launch.words[0]}" if launch.name in SUBCOMMANDS and launch.words else ""
-    return printable(f"{launch.program}{subcommand}")[:80]
-
-
 def label_of(launch: Launch) -> str:
     """What messages call the program."""
-    return _shown(launch)
+    subcommand = f" {launch.words[0]}" if launch.name in SUBCOMMANDS and launch.words else ""
+    return printable(f"{launch.program}{subcommand}")[:80]
 
 
 def framework_of(launch: Launch, values: Mapping[str, Any], source: str) -> tuple[Framework, str | None]:
@@ -301,8 +298,8 @@ def _option_named(setting: Setting) -> str:
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 # keys that name the file with the program's arguments
-_FILE_KEYS = ("config", "config_file", "config_path", "cfg", "yaml", "job.config_file")
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", flags=re.DOTALL)
+FILE_KEYS = ("config", "config_file", "config_path", "cfg", "yaml", "job.config_file")
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", flags=re.DOTALL)
 _Values = dict[str, Any]
 
 
@@ -368,17 +365,17 @@ class TrainingProgram:
             # axolotl passes on to its launcher what follows
             words = words[: words.index("--")]
         read = read_arguments(words)
-        overrides = {found[1]: scalar(found[2]) for word in read.positional if (found := _OVERRIDE.fullmatch(word))}
+        overrides = {found[1]: scalar(found[2]) for word in read.positional if (found := OVERRIDE.fullmatch(word))}
         typed = {**read.values, **overrides}
         # DeepSpeed's own arguments: a switch, and the file
         if isinstance(typed.get("deepspeed_config"), str) and typed.get("deepspeed", True) is True:
             typed["deepspeed"] = typed.pop("deepspeed_config")
         unset_ = tuple(word for word in read.positional if is_open(word) and not word.endswith(CONFIG_SUFFIXES))
-        names = [(key, typed[key]) for key in _FILE_KEYS if key in typed] + [("", word) for word in read.positional]
+        names = [(key, typed[key]) for key in FILE_KEYS if key in typed] + [("", word) for word in read.positional]
         for key, name in names:
             if key and is_open(name) and not str(name).endswith(CONFIG_SUFFIXES):
                 raise RecipeError(unset(self.label, f"--{key}", name, None))
-            if isinstance(name, str) and name.endswith(CONFIG_SUFFIXES) and not _OVERRIDE.fullmatch(name):
+            if isinstance(name, str) and name.endswith(CONFIG_SUFFIXES) and not OVERRIDE.fullmatch(name):
                 typed.pop(key, None)
                 file, values = self._read_file(name, f"--{key}" if key else "its argument")
                 return _Given(typed=typed, values=values, file=file, unset=unset_)
@@ -501,7 +498,6 @@ _SCRIPT = FileKind(
 )
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "source", "."})
 _DEEPEST = 4
-_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
 
 
 def read_command(words: Sequence[str], given: Mapping[str, Any]) -> list[Reading]:
@@ -525,10 +521,7 @@ def read_command(words: Sequence[str], given: Mapping[str, Any]) -> list[Reading
 def _typed(words: Sequence[str]) -> list[SimpleCommand]:
     if len(words) == 1 and any(map(str.isspace, words[0])):
         return simple_commands(words[0], os.environ)
-    filled = [os.path.expandvars(word) for word in words]
-    own = {}
-    while filled and _ASSIGNED.match(filled[0]):
-        name, _, own[name] = filled.pop(0).partition("=")
+    own, filled = split_variables([os.path.expandvars(word) for word in words])
     return [SimpleCommand(words=tuple(filled), environment={**os.environ, **own})]
 
 

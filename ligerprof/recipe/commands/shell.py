@@ -358,7 +358,8 @@ def _listed(text: str | None) -> list[str] | None:
 
 
 _NUMBER = re.compile(r"[+-]?(?:\d+|(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?)")
-_OPTION = re.compile(r"--?[A-Za-z]")
+OPTION = re.compile(r"--?[A-Za-z]")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _TRUTHS = {"true": True, "false": False}
 
 
@@ -383,18 +384,26 @@ def read_arguments(words: Sequence[str]) -> Arguments:
     while place < len(words):
         word = words[place]
         place += 1
-        if not _OPTION.match(word):
+        if not OPTION.match(word):
             positional.append(word)
             continue
         key, equals, first = word.lstrip("-").partition("=")
         given = [first] if equals else []
-        while not equals and place < len(words) and not _OPTION.match(words[place]) and words[place] != "--":
+        while not equals and place < len(words) and not OPTION.match(words[place]) and words[place] != "--":
             # a variable after a value may hold further arguments
             (positional if given and OPEN.fullmatch(words[place]) else given).append(words[place])
             place += 1
         found = [scalar(each) for each in given]
         values[key.replace("-", "_")] = True if not found else found[0] if len(found) == 1 else found
     return Arguments(values=values, positional=tuple(positional))
+
+
+def split_variables(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables in front of a command, and the command."""
+    given, rest = {}, list(words)
+    while rest and _VARIABLE.match(rest[0]):
+        name, _, given[name] = rest.pop(0).partition("=")
+    return given, rest
 
 
 def negated(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from ligerprof.recipe.configs.settings import (
     OTHER_TRAINING,
     PEFT_DEFAULT,
     Lacking,
-    Outcome,
     Packing,
     Reading,
     Setting,
@@ -60,10 +59,6 @@ _NO_LENGTH = Lacking(what="a sequence length of null", setting=Setting.SEQ)
 _LENGTH = replace(count(Setting.SEQ), null=_NO_LENGTH)
 
 
-def _read_accelerate_config(value: Any) -> Outcome:
-    return file_name("accelerate")(value)
-
-
 _INIT_KWARGS = {
     **ignored_keys("trl", "model_init_kwargs"),
     "dtype": DTYPE,
@@ -82,7 +77,7 @@ _COMMON: Mapping[str, Row] = {
     "activation_offloading": switch(Setting.ACTIVATION_OFFLOAD),
     # TRL 1.16 pads on Neuron only
     "pad_to_multiple_of": count(Setting.PAD_TO_MULTIPLE_OF, auto=True),
-    "accelerate_config": Row(read=_read_accelerate_config),
+    "accelerate_config": Row(read=file_name("accelerate")),
     # the model's arguments
     "model_name_or_path": text(Setting.MODEL),
     "dtype": DTYPE,

@@ -265,7 +265,7 @@ def _segments(analysis: SnapshotAnalysis, lives: BlockLives, moment: int, column
     """
     replayed, listed = analysis.replayed, lives.blocks
     number_of = {block: _LISTED + number for number, block in enumerate(listed.tolist())}
-    found = sorted(segments_at(replayed, moment), key=lambda segment: (-segment.free.total_bytes, segment.address))
+    found = sorted(segments_at(replayed, moment), key=lambda segment: (-segment.free_bytes, segment.address))
     count = np.cumsum([len(segment.blocks) + len(segment.waiting) + len(segment.free) for segment in found])
     shown = found[: int(np.searchsorted(count, _MOST_PIECES, "right"))]
     rest = found[len(shown) :]
@@ -289,7 +289,7 @@ def _segments(analysis: SnapshotAnalysis, lives: BlockLives, moment: int, column
         "lengths": columns.add(_column(lengths)),
         "sizes": columns.add(_column(size for size, _ in pieces)),
         "kinds": columns.add(_column(kind for _, kind in pieces)),
-        "rest": [len(rest), sum(each.size_bytes for each in rest), sum(each.free.total_bytes for each in rest)],
+        "rest": [len(rest), sum(each.size_bytes for each in rest), sum(each.free_bytes for each in rest)],
     }
 
 

@@ -287,7 +287,7 @@ def test_segments_events_and_shapes_of_any_moment_are_those_of_the_replay(
     truth = []
     for moment in moments:
         segments = segments_at(replayed, moment)
-        pieces = [[sum(one.size_bytes for one in segments), sum(one.free.total_bytes for one in segments)]]
+        pieces = [[sum(one.size_bytes for one in segments), sum(one.free_bytes for one in segments)]]
         truth.append([*pieces[0], sum(len(one.blocks) for one in segments)])
     with Browser(chromium) as browser:
         browser.open(path)
