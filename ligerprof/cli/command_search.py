@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -186,7 +185,7 @@ def _fit_splits(options: CommandOptions) -> None:
             raise LigerprofError(f"every split of {world} GPUs fails. Run the command with ligerprof run first.")
         return f"no split of {world} GPUs fits {_size(problem)}."
 
-    _answer(options, problem, partial(fitting_splits, problem, splits), render_splits, nothing)
+    _answer(options, problem, lambda tell, begin: fitting_splits(problem, splits, tell, begin), render_splits, nothing)
 
 
 def fastest_command(options: CommandOptions) -> None:
@@ -199,10 +198,11 @@ def fastest_command(options: CommandOptions) -> None:
         if options.search[name]:
             raise click.UsageError(f"--fastest varies what trains the same. Leave --{name} out.")
     problem = _problem(options, times=True)
+    batches = find_batches(problem.command)
     _answer(
         options,
         problem,
-        partial(find, problem, find_batches(problem.command)),
+        lambda tell, begin: find(problem, batches, tell, begin),
         render_fastest_command,
         lambda _found: f"nothing fits {_size(problem)}. Run `ligerprof advise` with it.",
     )
@@ -222,8 +222,8 @@ def advise_command(options: CommandOptions, *, show_all: bool) -> None:
     _answer(
         options,
         problem,
-        partial(cheapest_changes, problem, levers),
-        partial(render_cheapest, show_all=show_all),
+        lambda tell, begin: cheapest_changes(problem, levers, tell, begin),
+        lambda found: render_cheapest(found, show_all=show_all),
         lambda _found: f"no change makes it fit {_size(problem)}. Name others with --vary, or another GPU.",
     )
 

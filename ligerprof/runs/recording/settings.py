@@ -1,9 +1,10 @@
 """Settings in the environment of a recorded process, from `ligerprof run` or LIGERPROF=oom, and its messages."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -16,8 +17,7 @@ IMPORTED = "torch-imported"
 _OUTPUT, _STEPS, _DISK = "LIGERPROF_OUTPUT", "LIGERPROF_STEPS", "LIGERPROF_DISK"
 # the most bytes on disk that a recording of any length takes while it runs
 DISK_BYTES = 4 * 10**9
-_GPU, _LIMIT, _EAGER = "LIGERPROF_GPU", "LIGERPROF_MEMORY_LIMIT", "LIGERPROF_EAGER"
-_ROUTING, _TIMES = "LIGERPROF_ROUTING", "LIGERPROF_TIMES"
+_GPU = "LIGERPROF_SIMULATED_GPU"
 # recipe/routing.py's, which a process does not load until it needs it
 DEFAULT_ROUTING = "uniform"
 
@@ -83,24 +83,14 @@ class SimulatedGpu:
     times: bool = False
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads."""
-        limit = {} if self.limit_bytes is None else {_LIMIT: str(self.limit_bytes)}
-        words = {_EAGER: str(int(self.eager)), _TIMES: str(int(self.times))}
-        return {_GPU: self.gpu, _ROUTING: self.routing, **words, **limit}
+        """The variable that `from_environment` reads."""
+        return {_GPU: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "SimulatedGpu | None":
-        """Read the variables; None if the GPU is a real one."""
-        gpu, limit = environment.get(_GPU), environment.get(_LIMIT, "")
-        if not gpu:
-            return None
-        return cls(
-            gpu=gpu,
-            limit_bytes=int(limit) if limit.isdecimal() else None,
-            eager=environment.get(_EAGER) == "1",
-            routing=environment.get(_ROUTING) or DEFAULT_ROUTING,
-            times=environment.get(_TIMES) == "1",
-        )
+        """Read the variable; None if the GPU is a real one."""
+        text = environment.get(_GPU)
+        return cls(**json.loads(text)) if text else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

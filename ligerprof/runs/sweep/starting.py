@@ -102,9 +102,15 @@ class CellStarter:
         if self._worker is None or not self._worker.is_ours():
             self._close()
             self._worker = Worker(quiet=True, words=(self._folder,))
-        files = {"output": str(command.output.absolute()), "log": str(command.log.absolute())}
-        task = {"prepares": self._prepares, "words": command.words, **files}
-        return _Fork(self._worker, self._worker.start(f"{__name__}:run_cell", command.recipe, **task))
+        connection = self._worker.start(
+            f"{__name__}:run_cell",
+            command.recipe,
+            prepares=self._prepares,
+            words=command.words,
+            output=str(command.output.absolute()),
+            log=str(command.log.absolute()),
+        )
+        return _Fork(self._worker, connection)
 
 
 def prepare(values: Mapping[str, Any], options: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ligerprof.errors import RecipeError
-from ligerprof.runs.recording.settings import Mode, Settings, Steps
+from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu, Steps
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ def test_other_texts_are_not_steps(text: str) -> None:
     "settings",
     [
         Settings(mode=Mode.RUN, output=Path("/some where"), steps=Steps(first=2, last=4)),
+        Settings(mode=Mode.RUN, output=Path("/some"), simulated=SimulatedGpu(gpu="h200", limit_bytes=5, eager=True)),
         Settings(mode=Mode.OUT_OF_MEMORY),
     ],
 )
