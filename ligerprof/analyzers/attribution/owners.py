@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -284,7 +284,7 @@ class Owner(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Owners(Sequence[Owner]):
+class Owners:
     """The owners of some blocks, since a moment can have hundreds of thousands; an `Owner` is made on access.
 
     Attributes:
@@ -309,15 +309,7 @@ class Owners(Sequence[Owner]):
     def __len__(self) -> int:
         return len(self.blocks)
 
-    @overload
-    def __getitem__(self, index: int) -> Owner: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Owners": ...
-
-    def __getitem__(self, index: int | slice) -> "Owner | Owners":
-        if isinstance(index, slice):
-            return self.chosen(np.arange(len(self), dtype=np.int64)[index])
+    def __getitem__(self, index: int) -> Owner:
         return next(iter(self.chosen(np.array([index], dtype=np.int64))))
 
     def __iter__(self) -> Iterator[Owner]:

@@ -62,13 +62,10 @@ class PeakReport(JsonKeys):
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof explain --json`."""
+        figures = ("device", "peak_bytes", "reserved_bytes", "complete", "peak_phase", "phases", "roles")
         return document(
             "peak",
-            select(
-                self, "device", "peak_bytes", "reserved_bytes", "complete", "peak_phase", "phases", "roles", "blocks"
-            ),
-            select(self, "rows"),
-            select(self, "notes", "steps", "oom=out_of_memory", "suggestions"),
+            select(self, *figures, "blocks", "rows", "notes", "steps", "oom=out_of_memory", "suggestions"),
             {"what_if": [one.to_what_if() for one in self.suggestions if one.new_reserved_bytes is None]},
             select(self, "growth", "alloc_confs"),
         )

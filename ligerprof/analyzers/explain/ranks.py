@@ -287,18 +287,12 @@ class RanksReport:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof explain FOLDER --json`."""
-        changed = [group for group in self.difference.groups if group.difference_bytes]
-        figures = {"difference_bytes": self.difference.difference_bytes}
-        compared = {"worst_rank": self.worst.rank, "lowest_rank": self.lowest.rank}
-        reasons = {"causes": self.causes_json()}
-        blocks = {"blocks": [group.to_json() for group in changed]}
+        blocks = [group.to_json() for group in self.difference.groups if group.difference_bytes]
         return document(
             "ranks",
-            compared,
-            figures,
+            select(self, "worst_rank=worst.rank", "lowest_rank=lowest.rank", "difference.difference_bytes"),
             select(self, "ranks", "differences=spreads"),
-            reasons,
-            blocks,
+            {"causes": self.causes_json(), "blocks": blocks},
             select(self, "notes"),
         )
 

@@ -495,12 +495,7 @@ class Fastest(JsonKeys):
         return document(
             "fastest",
             select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source", "tried"),
-            {
-                "given": None if self.given is None else self.given.to_json(),
-                "recipes": [candidate.to_json() for candidate in self.found],
-                "too_large": None if self.too_large is None else self.too_large.to_json(),
-            },
-            {"left_out": list(self.left_out), "recipe": to_json(self.recipe)},
+            select(self, "given", "recipes=found", "too_large", "left_out", "recipe"),
         )
 
 

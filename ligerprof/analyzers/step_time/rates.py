@@ -282,7 +282,6 @@ _MEASURED_SHARE = 0.15
 _SHEET_SHARE = 0.35
 # the host of another machine can be half or twice as fast
 _HOST_SHARE = 0.5
-_ORDER = (Part.FORWARD, Part.LOSS, Part.RECOMPUTE, Part.BACKWARD, Part.OPTIMIZER)
 
 
 class Bound(Word):
@@ -437,7 +436,7 @@ def _part_times(ledger: Ledger, rates: Rates) -> list[PartTime]:
     for (part, call), times in ledger.calls.items():
         host[part] = host.get(part, 0.0) + rates.host_seconds(call) * times
     return [
-        PartTime(part=part, gpu_seconds=gpu[part], host_seconds=host.get(part, 0.0)) for part in _ORDER if part in gpu
+        PartTime(part=part, gpu_seconds=gpu[part], host_seconds=host.get(part, 0.0)) for part in Part if part in gpu
     ]
 
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.layers import NO_LAYER
-from ligerprof.analyzers.attribution.phases import EventPhases, are_codes_of, phase_code
+from ligerprof.analyzers.attribution.phases import DeviceBlocks, EventPhases, are_codes_of, phase_code
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.roles import ROLE_CODES, ROLES, STEP_PHASES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s, distinct, is_among
+from ligerprof.snapshots.trace import Flags, Int64s, distinct, is_among
 from ligerprof.torch_memory.allocator.settings import SizeRules
 from ligerprof.words import ExplainedWord
 
@@ -126,10 +126,6 @@ class Edit:
         self._changes += other._changes
         self._spikes += other._spikes
 
-    def shift(self, size_bytes: Int64s) -> None:
-        """Add bytes at each moment."""
-        self._changes[: len(size_bytes)] += np.diff(size_bytes, prepend=0)
-
     def spike(self, moments: Int64s, size_bytes: Int64s) -> None:
         """Add bytes at single moments, such as the temporary tensors of a kernel."""
         self._spikes.append((moments, size_bytes))
@@ -230,10 +226,8 @@ def _is_one_of(roles: Sequence[Role]) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def peak_after(
-    change: Callable[[], Edit | None], book: RoleBook, window: Window, request: Request | None
-) -> tuple[int, int] | None:
-    """The peak after a change and its moment, None if the change has no effect that can be computed.
+def peak_after(change: Callable[[], Edit | None], case: "Case") -> int | None:
+    """The peak after a change, None if the change has no effect that can be computed.
 
     The new peak may be at a moment where the roles of blocks are not known yet, so the change is made again until
     they are.
@@ -242,9 +236,9 @@ def peak_after(
         edit = change()
         if edit is None:
             return None
-        peak_bytes, moment = edit.highest(window, request)
-        if not book.learn(moment):
-            return peak_bytes, moment
+        peak_bytes, moment = edit.highest(case.window, case.request)
+        if not case.book.learn(moment):
+            return peak_bytes
     return None
 
 
@@ -286,13 +280,13 @@ class LayerPasses:
         return len(self.span)
 
 
-def find_passes(replayed: Replay, phases: EventPhases, layers: Int64s) -> LayerPasses:
+def find_passes(device: DeviceBlocks, layers: Int64s) -> LayerPasses:
     """Find the passes; `layers` has the layer of each block, -1 for none."""
-    in_forward = (replayed.allocated_by >= 0) & (phases.codes_of(replayed.allocated_by) == phase_code(Phase.FORWARD))
-    forward = np.flatnonzero(in_forward).astype(np.int64)
+    replayed, phases = device.replayed, device.phases
+    forward = np.flatnonzero(device.in_phase(Phase.FORWARD)).astype(np.int64)
     places = np.flatnonzero(layers[forward] != NO_LAYER)
     blocks = forward[places]
-    spans = phases.spans_of(replayed.allocated_by[blocks])
+    spans = device.spans[blocks]
     if not len(blocks):
         return LayerPasses(**dict.fromkeys(LayerPasses.__slots__, blocks))
     is_first = np.append(True, (np.diff(layers[blocks]) != 0) | (np.diff(spans) != 0))
@@ -324,7 +318,7 @@ def find_passes(replayed: Replay, phases: EventPhases, layers: Int64s) -> LayerP
         rise_bytes=_rises(replayed, first, end),
         backward_first=backward_first,
         backward_last=backward_last,
-        recompute=last_before(frees_of_saved(replayed, phases, forward), backward_first),
+        recompute=last_before(frees_of_saved(device), backward_first),
         saved=blocks[is_saved],
         saved_by=pass_of[is_saved],
     )
@@ -355,11 +349,10 @@ def _rises(replayed: Replay, first: Int64s, end: Int64s) -> Int64s:
     return rises
 
 
-def frees_of_saved(replayed: Replay, phases: EventPhases, forward: Int64s) -> Int64s:
+def frees_of_saved(device: DeviceBlocks) -> Int64s:
     """Events of backward that free a block of forward, ascending."""
-    freed = replayed.freed_by[forward]
-    freed = freed[freed >= 0]
-    return np.sort(freed[phases.codes[freed] == phase_code(Phase.BACKWARD)])
+    freed = device.replayed.freed_by[device.in_phase(Phase.FORWARD)]
+    return np.sort(freed[device.phases.codes_of(freed) == phase_code(Phase.BACKWARD)])
 
 
 def last_before(events: Int64s, limits: Int64s) -> Int64s:
@@ -501,8 +494,7 @@ class RecordedProgram:
 
 def read_program(attribution: Attribution) -> RecordedProgram:
     """Read the program off the stacks of its forward and backward passes and optimizer steps, or off all stacks."""
-    replayed, sites = attribution.replayed, attribution.call_sites
-    in_steps = are_codes_of(attribution.phases.codes_of(replayed.allocated_by), *STEP_PHASES)
+    sites, in_steps = attribution.call_sites, attribution.device_blocks.in_phase(*STEP_PHASES)
     chosen = np.flatnonzero(np.bincount(sites.site_of[in_steps])).tolist() or range(len(sites.sites))
     calls = {call for site in chosen for call in sites.sites[site].stack.calls}
     return RecordedProgram(
@@ -558,7 +550,7 @@ class Case:
     @cached_property
     def passes(self) -> LayerPasses:
         """The forward passes of layers."""
-        return find_passes(self.replayed, self.attribution.phases, self.attribution.layers)
+        return find_passes(self.attribution.device_blocks, self.attribution.layers)
 
     @cached_property
     def trains_model(self) -> bool:
@@ -626,6 +618,21 @@ class Case:
         ends = np.append(starts[1:], len(phases.spans))
         chosen = phases.codes[starts] == phase_code(phase)
         return list(zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True))
+
+    @cached_property
+    def forward_starts(self) -> Int64s:
+        """The first event of each forward phase."""
+        return np.array([start for start, _ in self.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
+
+    def made_in(self, phase: Phase, blocks: Int64s) -> Int64s:
+        """Those of the blocks that a phase allocated."""
+        made: Int64s = blocks[self.attribution.device_blocks.codes[blocks] == phase_code(phase)]
+        return made
+
+    def end_in_backward(self, blocks: Int64s) -> Flags:
+        """Whether backward frees each block."""
+        codes = self.attribution.phases.codes_of(self.replayed.freed_by[blocks])
+        return are_codes_of(codes, Phase.BACKWARD)
 
     def allocated_within(self, blocks: Int64s, start: int, end: int) -> Int64s:
         """Those of the ascending blocks that events from `start` up to `end` allocated."""

@@ -15,61 +15,6 @@ from ligerprof.roles import Phase, Role
 from ligerprof.snapshots.trace import Flags, Int64s, common, distinct, is_among
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 
-# a few steps of a Llama 1B, placed in a fifth of a second
-_MOST_EVENTS = 40_000
-# other settings of the allocator, other streams
-_LARGEST_DIFFERENCE = 0.01
-
-
-def unsplit_after_shrinking(case: Case, blocks: Int64s, divisor: int) -> Int64s | None:
-    """By how much allocated bytes differ at each moment from those with the blocks' sizes divided.
-
-    They are parts of free blocks that torch does not split off: a request of 1 to 10 MiB can take a free block
-    that is up to 1 MiB larger. Which blocks are free then depends on the sizes of all others, so the allocator's rules
-    are applied to the whole recording.
-
-    None if the recording is too long, or if placing its own sizes does not give what it contains.
-    """
-    replayed = case.replayed
-    events = len(replayed.allocated_by) + np.count_nonzero(replayed.freed_by >= 0)
-    if events > _MOST_EVENTS or (replayed.allocated_by < 0).any():
-        return None
-    as_recorded = case.once(_placed, b"", 1)
-    off = np.abs(as_recorded - replayed.allocated_bytes).max()
-    if off > _LARGEST_DIFFERENCE * replayed.allocated_bytes.max():
-        return None
-    shrunk = case.edit()
-    shrunk.resize(blocks, divisor)
-    found: Int64s = case.once(_placed, blocks.tobytes(), divisor) - as_recorded
-    return found - (shrunk.allocated_bytes(None) - replayed.allocated_bytes)
-
-
-def _placed(case: Case, blocks: bytes, divisor: int) -> Int64s:
-    """Allocated bytes at each moment if some blocks request fewer bytes."""
-    from ligerprof.torch_memory.allocator.caching import CachingAllocator
-
-    replayed, allocator = case.replayed, CachingAllocator()
-    requested = replayed.requested_bytes.copy()
-    shrunk = np.frombuffer(blocks, dtype=np.int64)
-    requested[shrunk] = np.maximum(requested[shrunk] // divisor, 1)
-    freed = np.flatnonzero(replayed.freed_by >= 0)
-    events = np.append(replayed.allocated_by, replayed.freed_by[freed])
-    numbers = np.append(np.arange(len(requested)), -1 - freed)
-    order = np.argsort(events, kind="stable")
-    sizes, held = requested.tolist(), {}
-    allocated = np.zeros(replayed.last_moment + 1, dtype=np.int64)
-    changes = []
-    for number in numbers[order].tolist():
-        before = allocator.allocated_bytes
-        if number >= 0:
-            held[number] = allocator.malloc(sizes[number])
-        else:
-            allocator.free(held.pop(-1 - number))
-        changes.append(allocator.allocated_bytes - before)
-    np.add.at(allocated, events[order] + 1, changes)
-    return np.cumsum(allocated)
-
-
 BATCH_ROLES = (
     Role.CHECKPOINTS,
     Role.ACTIVATIONS,
@@ -110,7 +55,7 @@ def without_kept_outputs(case: Case) -> Edit | None:
     # the last pass has had no time to outlive a second one
     kept = (lived > 1) | ((lived == 1) & _outlive_backward(case, blocks))
     blocks, lived = blocks[kept], lived[kept]
-    starts = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
+    starts = case.forward_starts
     place = np.searchsorted(starts, case.replayed.allocated_by[blocks], "right")
     # what only one pass leaves behind is a buffer
     if len(distinct(place)) < _LEAST_PASSES or len(distinct(place[lived > 1])) < _LEAST_PASSES - 1:
@@ -141,10 +86,8 @@ def _outlive_backward(case: Case, blocks: Int64s) -> npt.NDArray[np.bool_]:
 
 def _left_behind(case: Case) -> tuple[Int64s, Int64s]:
     """Outputs and activations of forward, and in how many later forward phases each is still alive."""
-    replayed, phases = case.replayed, case.attribution.phases
-    blocks = case.book.blocks(*_OUTPUT_ROLES)
-    blocks = blocks[phases.codes_of(replayed.allocated_by[blocks]) == phase_code(Phase.FORWARD)]
-    starts = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
+    replayed, starts = case.replayed, case.forward_starts
+    blocks = case.made_in(Phase.FORWARD, case.book.blocks(*_OUTPUT_ROLES))
     freed = np.where(replayed.freed_by[blocks] < 0, replayed.last_moment, replayed.freed_by[blocks])
     lived = np.searchsorted(starts, freed) - np.searchsorted(starts, replayed.allocated_by[blocks], "right")
     return blocks, lived
@@ -156,9 +99,8 @@ def with_earlier_zero_grad(case: Case) -> Edit | None:
     blocks, steps = _stepped_gradients(case)
     if not len(blocks):
         return None
-    forward = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
-    place = np.searchsorted(forward, steps)
-    next_forward = np.append(forward, replayed.last_moment)[place]
+    place = np.searchsorted(case.forward_starts, steps)
+    next_forward = np.append(case.forward_starts, replayed.last_moment)[place]
     freed = replayed.freed_by[blocks]
     # those that are never freed are zeroed in place, which another edit would have to follow
     late = freed > next_forward
@@ -189,8 +131,7 @@ def _ends_of_steps(case: Case) -> Int64s:
 
 def _last_before_forward(case: Case, steps: Int64s) -> Int64s:
     """For each end of an optimizer span, the last one before the next forward phase."""
-    forward = np.array([start for start, _ in case.spans_of_phase(Phase.FORWARD)], dtype=np.int64)
-    group = np.searchsorted(forward, steps)
+    group = np.searchsorted(case.forward_starts, steps)
     last = np.searchsorted(group, group, "right") - 1
     return steps[last]
 
@@ -232,9 +173,6 @@ def _with_halves(case: Case, blocks: Int64s) -> Edit:
     """Halve the sizes of blocks."""
     edit = case.edit()
     edit.resize(blocks, 2)
-    unsplit = unsplit_after_shrinking(case, blocks, 2)
-    if unsplit is not None:
-        edit.shift(unsplit)
     return edit
 
 
@@ -296,8 +234,7 @@ def with_sharded_states_on_host(case: Case) -> Edit:
 def with_resharding(case: Case) -> Edit | None:
     """Free the weights that a layer gathers after its forward pass, and gather them again for its backward pass."""
     passes, replayed = case.passes, case.replayed
-    blocks = case.book.blocks(Role.COMMUNICATION)
-    blocks = blocks[case.attribution.phases.codes_of(replayed.allocated_by[blocks]) == phase_code(Phase.FORWARD)]
+    blocks = case.made_in(Phase.FORWARD, case.book.blocks(Role.COMMUNICATION))
     place = np.searchsorted(passes.first, replayed.allocated_by[blocks])
     known = place < len(passes)
     blocks, place = blocks[known], place[known]
@@ -342,8 +279,7 @@ def with_optimizer_on_host(case: Case) -> Edit:
     edit.remove(by_engine)
     if case.program.has_file(_STAGE_1_OR_2):
         # temp_grad_buffer_for_gpu_offload, as large as the largest weight
-        codes = case.attribution.phases.codes_of(replayed.allocated_by)
-        built = np.flatnonzero((codes == phase_code(Phase.BUILD)) & (replayed.allocated_by >= 0)).astype(np.int64)
+        built = np.flatnonzero(case.attribution.device_blocks.in_phase(Phase.BUILD)).astype(np.int64)
         weights = np.setdiff1d(built, case.blocks_from(_ENGINE))
         if len(weights):
             largest = weights[[np.argmax(replayed.block_bytes[weights])]]
@@ -484,7 +420,7 @@ def without_graphs(case: Case) -> Edit | None:
     others = case.book.blocks(*_LOSS_ROLES)
     others = others[~is_among(others, blocks)]
     of_span = case.attribution.phases.spans_of(replayed.allocated_by[others])
-    chosen = is_among(of_span, distinct(passes.span[saved_by])) & ~_ends_in_backward(case, others)
+    chosen = is_among(of_span, distinct(passes.span[saved_by])) & ~case.end_in_backward(others)
     others = others[chosen]
     edit.end(others, np.searchsorted(spans, of_span[chosen], "right") + 1)
     return edit
@@ -492,13 +428,12 @@ def without_graphs(case: Case) -> Edit | None:
 
 def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     """The blocks of layers' forward passes, the pass of each, and whether a graph without backward holds it."""
-    replayed, passes, phases = case.replayed, case.passes, case.attribution.phases
-    in_forward = phases.codes_of(replayed.allocated_by) == phase_code(Phase.FORWARD)
-    blocks = np.flatnonzero(in_forward & (case.attribution.layers != NO_LAYER)).astype(np.int64)
+    replayed, passes = case.replayed, case.passes
+    blocks = case.made_in(Phase.FORWARD, np.flatnonzero(case.attribution.layers != NO_LAYER).astype(np.int64))
     pass_of = np.searchsorted(passes.first, replayed.allocated_by[blocks], "right") - 1
     freed = replayed.freed_by[blocks]
     kept = (freed < 0) | (freed > passes.end[pass_of])
-    ends_in_backward = kept & _ends_in_backward(case, blocks)
+    ends_in_backward = kept & case.end_in_backward(blocks)
     sites = case.attribution.call_sites
     chains = [site.stack.script_calls for site in sites.sites]
     trains = {chains[site] for site in distinct(sites.site_of[blocks[ends_in_backward]]).tolist()}
@@ -513,12 +448,6 @@ def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     places = distinct(pass_of[held] * (int(sites.place_of.max(initial=0)) + 1) + sites.place_of[blocks[held]])
     counts = np.bincount(places // (int(sites.place_of.max(initial=0)) + 1), minlength=len(passes))
     return blocks, pass_of, held & (counts[pass_of] >= _LEAST_PLACES)
-
-
-def _ends_in_backward(case: Case, blocks: Int64s) -> Flags:
-    """Whether backward frees each block."""
-    found: Flags = case.attribution.phases.codes_of(case.replayed.freed_by[blocks]) == phase_code(Phase.BACKWARD)
-    return found
 
 
 _NO_SPAN = -1

@@ -1,9 +1,9 @@
 """Compute every suggestion that applies to a recording, the cheapest first, and write them into the user's files."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,20 +26,9 @@ _LEAST_BUCKET_BYTES = 2**20
 _WATCHDOG_US = 100_000
 
 
-def peaks_with_other_timings(row: SuggestionRow, case: Case) -> list[int]:
-    """The new peaks if the first buckets live shorter or longer than recorded; none without DDP."""
-
-    def peak_until(moment: int) -> tuple[int, int] | None:
-        return peak_after(lambda: _with_buckets_until(row, case, moment), case.book, case.window, case.request)
-
-    found = [peak_until(moment) for moment in _ends(row, case)]
-    return [peak[0] for peak in found if peak is not None]
-
-
-def edits_with_other_timings(row: SuggestionRow, case: Case) -> Iterator[Edit]:
-    """The row's effect with each of these timings."""
-    edits = (_with_buckets_until(row, case, until) for until in _ends(row, case))
-    return (edit for edit in edits if edit is not None)
+def other_timings(row: SuggestionRow, case: Case) -> list[Callable[[], Edit | None]]:
+    """The row's effect if the first buckets live shorter or longer than recorded; none without DDP."""
+    return [partial(_with_buckets_until, row, case, until) for until in _ends(row, case)]
 
 
 def _with_buckets_until(row: SuggestionRow, case: Case, until: int) -> Edit | None:
@@ -89,34 +78,22 @@ def _missed_by_watchdog(case: Case, reduced: int, collectives: list[int]) -> int
 _FRAGMENTED_SHARE = 0.05
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NextStep:
-    """Allocated bytes of the second step's passes, where memory ran out in the first optimizer step.
+class NextStep(NamedTuple):
+    """The second step's passes, where memory ran out in the first optimizer step.
 
     They hold the optimizer states, which those of the first step did not. A program that calls `zero_grad()` only after
     its forward pass also holds the gradients of the first step until then. In the first step there were none, but torch
     annotates the call.
 
     Attributes:
-        peak_bytes: the highest, if gradients are freed before the forward pass.
-        with_gradients_bytes: the highest if it holds the gradients of the first step until `zero_grad()`; 0 if the
-            program is not known to call it late.
-        limit_bytes: allocated bytes that fit.
+        peak_bytes: the highest allocated bytes, if gradients are freed before the forward pass.
+        fits: whether that fits.
+        must_free_gradients: whether it may not fit if gradients live until the program's late `zero_grad()`.
     """
 
     peak_bytes: int
-    with_gradients_bytes: int
-    limit_bytes: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits once gradients are freed in time."""
-        return self.peak_bytes <= self.limit_bytes
-
-    @property
-    def must_free_gradients(self) -> bool:
-        """Whether it fits only, or only perhaps, once gradients are freed in time."""
-        return self.fits and self.with_gradients_bytes > self.limit_bytes * (1 - _FRAGMENTED_SHARE)
+    fits: bool
+    must_free_gradients: bool
 
 
 def find_next_step(row: SuggestionRow, case: Case) -> NextStep | None:
@@ -147,11 +124,9 @@ def find_next_step(row: SuggestionRow, case: Case) -> NextStep | None:
     if ((first < zeroed) & (zeroed <= backward)).any():
         gradients = () if Role.GRADIENTS in row.without else (Role.GRADIENTS,)
         held_bytes = int(np.max(after[first : backward + 1])) + states_bytes + case.book.bytes_at(start, *gradients)
-    return NextStep(
-        peak_bytes=int(np.max(after[first : start + 1])) + states_bytes,
-        with_gradients_bytes=held_bytes,
-        limit_bytes=request.limit_bytes,
-    )
+    peak_bytes = int(np.max(after[first : start + 1])) + states_bytes
+    fits_surely = held_bytes <= request.limit_bytes * (1 - _FRAGMENTED_SHARE)
+    return NextStep(peak_bytes, fits=peak_bytes <= request.limit_bytes, must_free_gradients=not fits_surely)
 
 
 # a smaller share of the peak is not worth a change
@@ -185,8 +160,10 @@ def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
     if row is None:
         return None
     recorded = row.edit(case)
-    edits = [] if recorded is None else [recorded, *edits_with_other_timings(row, case)]
-    fitting = (edit for edit in edits if edit.highest(case.window, case.request)[0] == suggestion.new_peak_bytes)
+    edits = () if recorded is None else (recorded, *(change() for change in other_timings(row, case)))
+    fitting = (
+        edit for edit in edits if edit and edit.highest(case.window, case.request)[0] == suggestion.new_peak_bytes
+    )
     edit = next(fitting, recorded)
     return None if edit is None else edit.allocated_bytes(case.request)
 
@@ -206,10 +183,11 @@ def _evaluate(
         if command is None:
             return
         how = (command,)
-    after = peak_after(lambda: row.edit(case), case.book, case.window, case.request)
+    after = peak_after(partial(row.edit, case), case)
     if after is None:
         return
-    peaks = [after[0], *peaks_with_other_timings(row, case)]
+    others = (peak_after(change, case) for change in other_timings(row, case))
+    peaks = [after, *(peak for peak in others if peak is not None)]
     new_peak_bytes, least_bytes = max(peaks), min(peaks)
     if before_bytes - new_peak_bytes < _LEAST_SHARE * before_bytes:
         return

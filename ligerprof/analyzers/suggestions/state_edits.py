@@ -256,14 +256,10 @@ def with_saved_tensors_on_host(case: Case) -> Edit | None:
 
 def _move_others(case: Case, edit: Edit, blocks: Int64s) -> None:
     """End blocks with their forward phase if backward frees them, and hold them again when it does."""
-    replayed, phases = case.replayed, case.attribution.phases
-    made, freed = replayed.allocated_by[blocks], replayed.freed_by[blocks]
-    saved = (phases.codes_of(made) == phase_code(Phase.FORWARD)) & (freed >= 0)
-    saved &= phases.codes_of(freed) == phase_code(Phase.BACKWARD)
-    blocks, made, freed = blocks[saved], made[saved], freed[saved]
-    span_ends = np.searchsorted(phases.spans, phases.spans_of(made), "right")
-    forward = np.flatnonzero(phases.codes_of(replayed.allocated_by) == phase_code(Phase.FORWARD)).astype(np.int64)
-    again = last_before(frees_of_saved(replayed, phases, forward), freed) + 1
+    replayed, device = case.replayed, case.attribution.device_blocks
+    blocks = case.made_in(Phase.FORWARD, blocks[case.end_in_backward(blocks)])
+    span_ends = np.searchsorted(device.phases.spans, device.spans[blocks], "right")
+    again = last_before(frees_of_saved(device), replayed.freed_by[blocks]) + 1
     ends, stops = span_ends + 1, edit.stops(blocks)
     edit.release(replayed.block_bytes[blocks], np.minimum(ends, stops), stops)
     edit.hold(replayed.block_bytes[blocks], np.maximum(again, np.minimum(ends, stops)), stops)

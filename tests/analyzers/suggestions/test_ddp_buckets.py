@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ligerprof.analyzers.suggestions.case import Case
-from ligerprof.analyzers.suggestions.find import bytes_after, edits_with_other_timings, find_suggestions
+from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions, other_timings
 from ligerprof.analyzers.suggestions.rows import ROWS
 from tests.recorded import analysis
 
@@ -20,7 +20,7 @@ def test_each_timing_differs_from_the_others_by_whole_buckets(case: Case) -> Non
     row = next(row for row in ROWS if row.name == "half-batch")
     # what is looked up on the way makes the roles of more blocks known
     assert row.edit(case) is not None
-    *timings, recorded = [*edits_with_other_timings(row, case), row.edit(case)]
+    *timings, recorded = [*(change() for change in other_timings(row, case)), row.edit(case)]
     assert recorded is not None
     assert len(timings) > 1
 

@@ -9,6 +9,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.snapshots.reader import Snapshot
 from tests.recorded import analysis
+from tests.sampling import sampled
 
 LLAMA = {
     "model_type": "llama",
@@ -51,7 +52,7 @@ def test_adapters_and_weights_without_their_shapes_are_not_taken_for_a_model() -
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("heads", [8, 4])
+@sampled("heads", [8, 4], every=2)
 def test_a_known_model_has_scores_as_large_as_recorded(heads: int, *, checkpointing: bool) -> None:
     config = {**LLAMA, "num_attention_heads": heads, "num_key_value_heads": heads // 2}
     recipe = TrainingRecipe(

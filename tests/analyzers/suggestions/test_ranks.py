@@ -43,14 +43,14 @@ def test_sharding_a_model_saves_what_simulated_ranks_show(tmp_path: Path) -> Non
     whole, before_bytes = analysis.attribution, analysis.peak.peak_bytes
     case = Case(attribution=whole, whole=whole, window=slice(None), peak_moment=analysis.peak_moment)
 
-    found = peak_after(lambda: with_sharded_model(case), case.book, case.window, None)
+    found = peak_after(lambda: with_sharded_model(case), case)
 
     after = simulate_step(sharded, record=False)
     achieved_bytes = before_bytes - max(after.peak_bytes, after.first_step_peak_bytes)
     assert found is not None
-    assert before_bytes - found[0] == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE)
+    assert before_bytes - found == pytest.approx(achieved_bytes, rel=SAVING_TOLERANCE)
 
-    divided = peak_after(lambda: with_divided_states(case), case.book, case.window, None)
+    divided = peak_after(lambda: with_divided_states(case), case)
     assert divided is not None
     states_bytes = analysis.peak.roles[Role.OPTIMIZER_STATES]
-    assert before_bytes - divided[0] == pytest.approx(states_bytes / RANKS, rel=SAVING_TOLERANCE)
+    assert before_bytes - divided == pytest.approx(states_bytes / RANKS, rel=SAVING_TOLERANCE)
