@@ -231,6 +231,23 @@ CORNERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"liger": "rms", **LIGER},
     ),
     "shifted logits of one sequence": ("llama", {"vocab_size": 16_000}, {"loss": "hf-4.45", "seq": 512}),
+    "experts that liger-kernel fuses": (
+        "qwen3_next",
+        {
+            "head_dim": 32,
+            "layer_types": ["full_attention"] * 2,
+            "moe_intermediate_size": 128,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 96,
+        },
+        {"liger": "swiglu", "precision": "bf16", **LIGER},
+    ),
+    "experts that it fuses beside an MLP that it leaves": (
+        "hunyuan_v1_moe",
+        {"head_dim": 32, "moe_topk": 2, "num_experts": 8},
+        {"liger": "swiglu", "precision": "bf16", **LIGER},
+    ),
     "heads between the tokens of several sequences": (
         "qwen3_5_text",
         {
