@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from ligerprof.analyzers.estimate import Answer, estimate
 from ligerprof.errors import KernelUnavailableError, RecipeError, UnknownModelError, UnsupportedError
@@ -13,6 +14,7 @@ from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.recipe.configs.resolve import load_options
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
+from ligerprof.simulated_gpu.host_memory import HostMemory
 from tests.drawn_recipes import draw_deepspeed_recipe, draw_rank_recipe
 from tests.sampling import sampled
 
@@ -109,6 +111,15 @@ def test_drawn_recipes_under_deepspeed(part: int) -> None:
     compared = ((recipe, differences(recipe)) for recipe in drawn_estimable(1000 * part, DRAWN_CASES))
     differing = [(recipe, found) for recipe, found in compared if found]
     assert not differing
+
+
+def test_checks_of_large_tensors_in_main_memory_find_nothing() -> None:
+    """Their values are those that were there before."""
+    with HostMemory():
+        gradients = torch.full((2_500_000,), torch.nan, dtype=torch.float16)
+        assert not torch.isnan(gradients).any()
+        assert not torch.isinf(gradients).sum()
+        assert torch.isfinite(gradients).all()
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
