@@ -23,7 +23,6 @@ from ligerprof.analyzers.estimate.operations import (
     unary,
 )
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
-from ligerprof.kernels.providers.liger.model_types import EXPERTS_FUSED
 from ligerprof.models.mixers import Experts, Scoring
 from ligerprof.torch_memory import softmax
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES, INT32_BYTES
@@ -334,14 +333,12 @@ def _grouped(context: Context, value: Value, scores: Value, name: str, *, clampe
 
 
 def _fuses_experts(context: Context) -> bool:
-    kernel = context.kernels.get("swiglu")
-    fused = context.spec.architecture.model_type in EXPERTS_FUSED
-    return fused and kernel is not None and kernel.provider == "liger"
+    return any(kernel.fuses_experts(context.spec) for kernel in context.kernels.values())
 
 
 def _fused(context: Context, value: Value, scores: Value, name: str, *, clamped: bool) -> Value:  # noqa: ARG001
     """liger-kernel's LigerFusedMoEFunction: backward computes what the second product reads again."""
-    weights = [context.weights[f"{name}.{part}"] for part in ("gate_up_proj", "down_proj")]
+    weights = (context.weights[f"{name}.gate_up_proj"], context.weights[f"{name}.down_proj"])
     experts, gates, hidden = weights[0].shape
     gates_bytes, outputs_bytes = (scores.elements * columns * value.width for columns in (gates, hidden))
     tiles = scores.elements // _LIGER_TILE + experts

@@ -5,7 +5,12 @@ from collections.abc import Callable, Mapping
 
 from ligerprof.kernels.device import triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.plan import lean_chunk_tokens
-from ligerprof.kernels.providers.liger.model_types import unpatched_mlps, unpatched_norms, unpatched_reason
+from ligerprof.kernels.providers.liger.model_types import (
+    fuses_experts,
+    unpatched_mlps,
+    unpatched_norms,
+    unpatched_reason,
+)
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
 from ligerprof.models import ModelSpec
@@ -134,6 +139,7 @@ def _spec(name: str, title: str, function: str, memory: Callable[[KernelShape], 
         applies=lambda spec: inapplicable_reason(name, spec) or unpatched_reason(spec.architecture.model_type, name),
         unavailable_reason=unavailable_reason if name in _INTERPRETABLE else _compiled_only_reason,
         leaves=_LEFT.get(name, lambda _spec: ()),
+        fuses_experts=fuses_experts if name == "swiglu" else lambda _spec: False,
     )
 
 
