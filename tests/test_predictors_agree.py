@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from ligerprof.analyzers.estimate import Answer, estimate
 from ligerprof.errors import KernelUnavailableError, RecipeError, UnknownModelError, UnsupportedError
@@ -13,6 +14,7 @@ from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.recipe.configs.resolve import load_options
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
+from ligerprof.simulated_gpu.host_memory import HostMemory
 from tests.drawn_recipes import draw_deepspeed_recipe, draw_rank_recipe
 from tests.sampling import sampled
 
@@ -109,6 +111,15 @@ def test_drawn_recipes_under_deepspeed(part: int) -> None:
     compared = ((recipe, differences(recipe)) for recipe in drawn_estimable(1000 * part, DRAWN_CASES))
     differing = [(recipe, found) for recipe, found in compared if found]
     assert not differing
+
+
+def test_checks_of_large_tensors_in_main_memory_find_nothing() -> None:
+    """Their values are those that were there before."""
+    with HostMemory():
+        gradients = torch.full((2_500_000,), torch.nan, dtype=torch.float16)
+        assert not torch.isnan(gradients).any()
+        assert not torch.isinf(gradients).sum()
+        assert torch.isfinite(gradients).all()
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
@@ -231,6 +242,23 @@ CORNERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"liger": "rms", **LIGER},
     ),
     "shifted logits of one sequence": ("llama", {"vocab_size": 16_000}, {"loss": "hf-4.45", "seq": 512}),
+    "experts that liger-kernel fuses": (
+        "qwen3_next",
+        {
+            "head_dim": 32,
+            "layer_types": ["full_attention"] * 2,
+            "moe_intermediate_size": 128,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 96,
+        },
+        {"liger": "swiglu", "precision": "bf16", **LIGER},
+    ),
+    "experts that it fuses beside an MLP that it leaves": (
+        "hunyuan_v1_moe",
+        {"head_dim": 32, "moe_topk": 2, "num_experts": 8},
+        {"liger": "swiglu", "precision": "bf16", **LIGER},
+    ),
     "heads between the tokens of several sequences": (
         "qwen3_5_text",
         {

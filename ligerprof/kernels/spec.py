@@ -128,6 +128,7 @@ class KernelSpec:
         applies: returns why an architecture has no such operation, or None.
         unavailable_reason: returns why it cannot run on a kind of device (`cuda`, `cpu`, `simulated`), or None.
         leaves: returns the names of a model's modules that its provider does not patch, though they have the operation.
+        fuses_experts: returns whether its provider replaces all experts of a model by one function.
     """
 
     name: str
@@ -140,6 +141,7 @@ class KernelSpec:
     applies: Callable[[ModelSpec], str | None]
     unavailable_reason: Callable[[str], str | None]
     leaves: Callable[[ModelSpec], tuple[str, ...]] = lambda _spec: ()
+    fuses_experts: Callable[[ModelSpec], bool] = lambda _spec: False
 
 
 def triton_kernel(

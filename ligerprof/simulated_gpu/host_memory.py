@@ -73,10 +73,11 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not is_large and plan.elements[1] < _LARGE_ELEMENTS:
             return func(*args, **kwargs)
         result = realized(plan, inputs)
+        # a mask is that of a check, which finds nothing: no value is infinite or not a number
+        is_check = bool(inputs) and inputs[0].dtype is torch.bool and func.overloadpacket is not torch.ops.aten.all
         for tensor in tensors_in(result):
             if tensor.numel() == 1 and not func.is_view:
-                # no value is infinite or not a number
-                tensor.fill_(func.overloadpacket is not torch.ops.aten.any)
+                tensor.fill_(not is_check)
         return result
 
     def __enter__(self) -> "HostMemory":

@@ -83,10 +83,12 @@ class Context:
 
         Plain torch is counted by operation.
         """
+        return self.replaces(slot, name) and self.kernels[slot].memory is not None
+
+    def replaces(self, slot: str, name: str) -> bool:
+        """Whether a kernel fills the slot in the module of that name."""
         kernel = self.kernels.get(slot)
-        if kernel is None or kernel.memory is None:
-            return False
-        return name.rpartition(".")[2] not in kernel.leaves(self.spec)
+        return kernel is not None and name.rpartition(".")[2] not in kernel.leaves(self.spec)
 
     def cast(self, value: Value, width: int, *, role: Role = Role.ACTIVATIONS) -> Value:
         """`value.to(dtype)`: a copy, or one more reference to the tensor itself."""

@@ -25,7 +25,10 @@ from ligerprof.analyzers.estimate.operations import (
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.models.mixers import Experts, Scoring
 from ligerprof.torch_memory import softmax
-from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES, INT32_BYTES
+
+# tokens of an expert that one program of liger-kernel's takes
+_LIGER_TILE = 64
 
 
 def run_experts(context: Context, value: Value, name: str, row: Experts) -> tuple[Value, tuple[Value, ...]]:
@@ -33,7 +36,9 @@ def run_experts(context: Context, value: Value, name: str, row: Experts) -> tupl
     read = _with_noise(context, value, row)
     logits, scores, choices = _route(context, read, f"{name}.{row.router}", row)
     run, of_experts = _grouped, context.tape.name(read)
-    if context.recipe.runs_experts_in_turn:
+    if _fuses_experts(context):
+        run = _fused
+    elif context.recipe.runs_experts_in_turn:
         run = experts_in_turn
         if row.shared is None or row.shared.runs_last:
             # their gradients add up in a view of the tokens, before those of a shared expert or the residual join them
@@ -325,6 +330,37 @@ def _grouped(context: Context, value: Value, scores: Value, name: str, *, clampe
     result = context.cast(total, value.width)
     tape.release(total, weighted, inverse, output, sorted_scores, selected, *order, *more_biases)
     return result
+
+
+def _fuses_experts(context: Context) -> bool:
+    return any(kernel.fuses_experts(context.spec) for kernel in context.kernels.values())
+
+
+def _fused(context: Context, value: Value, scores: Value, name: str, *, clamped: bool) -> Value:  # noqa: ARG001
+    """liger-kernel's LigerFusedMoEFunction: backward computes what the second product reads again."""
+    weights = (context.weights[f"{name}.gate_up_proj"], context.weights[f"{name}.down_proj"])
+    experts, gates, hidden = weights[0].shape
+    gates_bytes, outputs_bytes = (scores.elements * columns * value.width for columns in (gates, hidden))
+    tiles = scores.elements // _LIGER_TILE + experts
+    indices = 3 * scores.elements + 2 * tiles + experts + 1
+    return context.tape.run(
+        Operation(
+            elements=context.tokens * hidden,
+            width=value.width,
+            inputs=(value, *weights, scores),
+            saves=(value, *weights, scores),
+            extra_saved_bytes=gates_bytes + indices * INT32_BYTES,
+            forward_scratch_bytes=(gates_bytes // 2, outputs_bytes),
+            # gradients of frozen weights are computed, too
+            leading_gradient_scratch=(
+                gates_bytes,
+                gates_bytes // 2,
+                outputs_bytes,
+                *(weight.size_bytes for weight in weights if not weight.trainable),
+            ),
+            in_function=True,
+        )
+    )
 
 
 def _sum_choices(context: Context, weighted: Value) -> Value:

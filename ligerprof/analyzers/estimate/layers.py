@@ -124,7 +124,7 @@ class _LayerReplay(Replay):
         slot = "" if gate is None else find_slot(gate).name
         name = f"{self.name}.{path}"
         row = context.spec.architecture.mlp
-        if slot not in context.kernels and not takes_gates(context, f"{name}.{row.down}"):
+        if not context.replaces(slot, name) and not takes_gates(context, f"{name}.{row.down}"):
             return ()
         output = _gated_mlp(context, values[0], name, slot)
         return [renamed(context, output, dropout(context, output, context.spec.dropout_rate(row.dropout)))]
@@ -204,7 +204,7 @@ def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
         output = gated_linear(context, gate, up, down)
         tape.release(gate, up, *joint)
         return _scaled_output(context, output)
-    if slot in context.kernels:
+    if context.replaces(slot, name):
         gate, up, *joint = _gate_and_up(context, value, name)
         product = gated_product(context, gate, up, slot)
         # Python frees a tuple's items from the last one on

@@ -26,12 +26,24 @@ _LACKING = {
 }
 # architectures whose norms of query and key its patchers leave as they are
 _HEAD_NORMS_LEFT = frozenset({"hunyuan_v1_dense", "hunyuan_v1_moe", "olmo2", "olmo3"})
+# architectures whose experts its patchers of SwiGLU replace by one function (LigerFusedMoEFunction)
+_EXPERTS_FUSED = frozenset({"deepseek_v2", "deepseek_v3", "hunyuan_v1_moe", "mixtral", "qwen3_next"})
 
 
 def unpatched_norms(spec: ModelSpec) -> tuple[str, ...]:
     """The norms in a layer's attention that liger-kernel does not patch."""
     row = spec.architecture
     return row.attention.qk_norms or () if row.model_type in _HEAD_NORMS_LEFT else ()
+
+
+def unpatched_mlps(spec: ModelSpec) -> tuple[str, ...]:
+    """The gated MLPs of a layer that liger-kernel does not patch."""
+    return ("shared_mlp",) if spec.architecture.model_type == "hunyuan_v1_moe" else ()
+
+
+def fuses_experts(spec: ModelSpec) -> bool:
+    """Whether liger-kernel's SwiGLU replaces a model's experts."""
+    return spec.architecture.model_type in _EXPERTS_FUSED
 
 
 def unpatched_reason(model_type: str, kernel: str) -> str | None:

@@ -1,13 +1,19 @@
 """The memory of liger-kernel's kernels, read from the source of version 0.8.5."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ligerprof.kernels.device import triton_unavailable_reason
 from ligerprof.kernels.linear_cross_entropy.plan import lean_chunk_tokens
-from ligerprof.kernels.providers.liger.model_types import unpatched_norms, unpatched_reason
+from ligerprof.kernels.providers.liger.model_types import (
+    fuses_experts,
+    unpatched_mlps,
+    unpatched_norms,
+    unpatched_reason,
+)
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.models import ModelSpec
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 PROVIDER = "liger"
@@ -118,6 +124,9 @@ def _flce(shape: KernelShape) -> KernelMemory:
     )
 
 
+_LEFT: Mapping[str, Callable[[ModelSpec], tuple[str, ...]]] = {"rms": unpatched_norms, "swiglu": unpatched_mlps}
+
+
 def _spec(name: str, title: str, function: str, memory: Callable[[KernelShape], KernelMemory]) -> KernelSpec:
     return KernelSpec(
         name=name,
@@ -129,7 +138,8 @@ def _spec(name: str, title: str, function: str, memory: Callable[[KernelShape], 
         memory=memory,
         applies=lambda spec: inapplicable_reason(name, spec) or unpatched_reason(spec.architecture.model_type, name),
         unavailable_reason=unavailable_reason if name in _INTERPRETABLE else _compiled_only_reason,
-        leaves=unpatched_norms if name == "rms" else lambda _spec: (),
+        leaves=_LEFT.get(name, lambda _spec: ()),
+        fuses_experts=fuses_experts if name == "swiglu" else lambda _spec: False,
     )
 
 
