@@ -35,6 +35,7 @@ class Recording:
         events: the number of a block where it is allocated, and its complement where it is freed.
         kept: the blocks that outlive the step.
         micro_batches: the number of events before each micro-batch, and before what follows the last one.
+        modules: under ZeRO-3, the modules in the order in which a micro-batch called them.
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -43,6 +44,7 @@ class Recording:
     events: list[int] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
     micro_batches: list[int] = field(default_factory=list)
+    modules: Sequence[str] = ()
     _bodies: list[_Body] = field(default_factory=list)
     _added: dict[tuple[Role, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     _missing: Counter[tuple[Role, int]] = field(default_factory=Counter)
@@ -131,6 +133,11 @@ class Recording:
     def unfolded(self) -> "Recording":
         """The same without repetitions: each has blocks of its own, and frees what the one before left for it."""
         return _Unfolding(self, self._bodies).result if self._bodies else self
+
+
+def recording_after(before: Sequence[Recording]) -> Recording:
+    """A recording of what follows others."""
+    return Recording(modules=before[-1].modules if before else ())
 
 
 class _Unfolding:
