@@ -225,12 +225,7 @@ def _stream_sizes(config: Config, name: str) -> StreamSizes:
 
 
 def _stream_widths(sizes: StreamSizes) -> dict[Width, int]:
-    return {
-        "streams": sizes.count,
-        "stream pairs": sizes.count**2,
-        "laurel": sizes.rank,
-        "layer input": sizes.width,
-    }
+    return {"streams": sizes.count, "stream pairs": sizes.count**2, "laurel": sizes.rank, "layer input": sizes.width}
 
 
 def _delta_widths(sizes: DeltaSizes) -> dict[Width, int]:
@@ -264,12 +259,7 @@ def _state_space_sizes(config: Config, name: str, hidden: int) -> StateSpaceSize
 
 
 def _state_space_widths(sizes: StateSpaceSizes) -> dict[Width, int]:
-    return {
-        "ssm inner": sizes.inner,
-        "ssm heads": sizes.heads,
-        "ssm states": sizes.states,
-        "kernel": sizes.kernel,
-    }
+    return {"ssm inner": sizes.inner, "ssm heads": sizes.heads, "ssm states": sizes.states, "kernel": sizes.kernel}
 
 
 def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:

@@ -113,11 +113,7 @@ LLAMA_ROWS = (
         ),
     ),
     _OLMO2,
-    replace(
-        _OLMO2,
-        model_type="olmo3",
-        attention=replace(_OLMO2.attention, window=periodic_window(4)),
-    ),
+    replace(_OLMO2, model_type="olmo3", attention=replace(_OLMO2.attention, window=periodic_window(4))),
     Architecture(
         model_type="exaone4",
         tensors=(
@@ -189,9 +185,7 @@ LLAMA_ROWS = (
             *gated_tensors(bias="mlp_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(
-            dropout=Dropout(key="attention_dropout", default=0.1),
-        ),
+        attention=Attention(dropout=Dropout(key="attention_dropout", default=0.1)),
         mlp=Mlp(dropout=Dropout(key="residual_dropout", default=0.1), dropout_attribute="residual_dropout"),
     ),
     Architecture(
@@ -303,11 +297,7 @@ GEMMA_ROWS = (
         peft_targets=(),
         class_prefix="VaultGemma",
         defaults={"num_key_value_heads": 4, "head_dim": 256},
-        tensors=(
-            *CONFIGURED_ATTENTION,
-            *PLAIN_GATED,
-            *norm_tensors("input_layernorm", "pre_feedforward_layernorm"),
-        ),
+        tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *norm_tensors("input_layernorm", "pre_feedforward_layernorm")),
         layer_norms=LayerNorms(before_mlp="pre_feedforward_layernorm"),
     ),
 )
@@ -544,8 +534,7 @@ OTHER_ROWS = (
         model_type="cohere2",
         tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *norm_tensors("input_layernorm")),
         attention=Attention(
-            rotary=Rotary(other=True, only_with_window="never"),
-            window=periodic_window(4, key="sliding_window_pattern"),
+            rotary=Rotary(other=True, only_with_window="never"), window=periodic_window(4, key="sliding_window_pattern")
         ),
     ),
 )

@@ -48,10 +48,7 @@ def only_sparse(*tensors: Linear | RawWeight) -> tuple[Linear | RawWeight, ...]:
     return tuple(replace(item, sparse=True) for item in tensors)
 
 
-_WIDE_NORMS = (
-    NormWeight(name="self_attn.q_norm", width="query"),
-    NormWeight(name="self_attn.k_norm", width="key"),
-)
+_WIDE_NORMS = (NormWeight(name="self_attn.q_norm", width="query"), NormWeight(name="self_attn.k_norm", width="key"))
 
 SIGMOID_EXPERTS = Experts(
     count="n_routed_experts",
@@ -73,11 +70,7 @@ _GRANITE = Architecture(
     model_type="granitemoe",
     class_prefix="GraniteMoe",
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
-    tensors=(
-        *CONFIGURED_ATTENTION,
-        *TWO_NORMS,
-        *_GRANITE_EXPERTS,
-    ),
+    tensors=(*CONFIGURED_ATTENTION, *TWO_NORMS, *_GRANITE_EXPERTS),
     mlp=Mlp(
         name="block_sparse_moe",
         experts=Experts(count="num_local_experts", router="router", scoring=Scoring.SOFTMAX_OF_CHOSEN),
@@ -136,12 +129,7 @@ EXPERT_ROWS = (
     ),
     Architecture(
         model_type="qwen3_moe",
-        defaults={
-            "num_key_value_heads": 4,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-        },
+        defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         aliases={"num_local_experts": "num_experts"},
         tensors=(
             *CONFIGURED_ATTENTION,
@@ -151,8 +139,7 @@ EXPERT_ROWS = (
             *TWO_NORMS,
         ),
         attention=Attention(
-            qk_norms=("q_norm", "k_norm"),
-            window=SlidingWindow(default=4096, switch="use_sliding_window"),
+            qk_norms=("q_norm", "k_norm"), window=SlidingWindow(default=4096, switch="use_sliding_window")
         ),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", adapted_by_name=True, layers=_QWEN_LAYERS)),
         auxiliary_loss=BALANCING_LOSS,
@@ -234,10 +221,7 @@ EXPERT_ROWS = (
             *TWO_NORMS,
         ),
         head_bias="use_bias",
-        attention=Attention(
-            rotary=Rotary(other=True, fp32_tables=True),
-            dropout=Dropout(key="no_dropout"),
-        ),
+        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Dropout(key="no_dropout")),
         mlp=Mlp(
             experts=Experts(
                 count="moe_num_experts",
@@ -579,12 +563,7 @@ SIGMOID_ROWS = (
     Architecture(
         model_type="minimax_m2",
         class_prefix="MiniMaxM2",
-        defaults={
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "num_local_experts": 256,
-            "num_experts_per_tok": 8,
-        },
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8},
         aliases={"num_experts": "num_local_experts"},
         tensors=(
             *attention_tensors(),

@@ -98,10 +98,7 @@ _NEXT = Architecture(
         *TWO_NORMS,
     ),
     norm=Norm(eps="eps", offset=1.0),
-    attention=Attention(
-        qk_norms=("q_norm", "k_norm"),
-        rotary=Rotary(share="partial_rotary_factor"),
-    ),
+    attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
     delta=DeltaNet(inputs=("in_proj_qkvz", "in_proj_ba")),
     mlp=Mlp(
         experts=Experts(
@@ -275,15 +272,7 @@ STATE_SPACE_ROWS = (
     Architecture(
         model_type="falcon_h1",
         defaults={**_MAMBA_SIZES, "num_key_value_heads": 8, "mamba_d_ssm": 1024},
-        tensors=(
-            *_MAMBA_MLP,
-            *_MAMBA_RATES,
-            *_MAMBA_CONV,
-            _JOINT,
-            _MAMBA_OUT,
-            *CONFIGURED_ATTENTION,
-            *_MAMBA_NORMS,
-        ),
+        tensors=(*_MAMBA_MLP, *_MAMBA_RATES, *_MAMBA_CONV, _JOINT, _MAMBA_OUT, *CONFIGURED_ATTENTION, *_MAMBA_NORMS),
         not_estimated=("mamba_rms_norm",),
         final_norm="model.final_layernorm",
         state_space=StateSpace(norm=None, adapts_out=False, scales_parts=True),
@@ -296,11 +285,7 @@ STATE_SPACE_ROWS = (
         model_type="bamba",
         # transformers sets the share, whatever the config says
         defaults={**_MAMBA_SIZES, "num_key_value_heads": 8, "partial_rotary_factor": 0.5},
-        tensors=(
-            *_MAMBA_MLP,
-            *_MAMBA_NORMS,
-            *_INSTEAD,
-        ),
+        tensors=(*_MAMBA_MLP, *_MAMBA_NORMS, *_INSTEAD),
         final_norm="model.final_layernorm",
         attention=Attention(rotary=Rotary(share="partial_rotary_factor")),
         state_space=StateSpace(
@@ -360,10 +345,7 @@ STREAM_ROWS = (
             _STREAM_OUT,
             *PLAIN_GATED,
             *norm_tensors(
-                "input_layernorm",
-                "post_attention_layernorm",
-                "pre_feedforward_layernorm",
-                "post_feedforward_layernorm",
+                "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
             ),
             *_ALTUP,
             Linear(name="laurel.linear_left", inputs="hidden", outputs=("laurel",)),
@@ -375,9 +357,7 @@ STREAM_ROWS = (
         ),
         norm=Norm(eps="eps"),
         attention=Attention(
-            qk_norms=("q_norm", "k_norm"),
-            rotary=Rotary(other=True),
-            window=periodic_window(5, default=512),
+            qk_norms=("q_norm", "k_norm"), rotary=Rotary(other=True), window=periodic_window(5, default=512)
         ),
         mlp=replace(GEGLU, sparsity_attribute="activation_sparsity"),
         layer_norms=LayerNorms(
