@@ -210,25 +210,21 @@ class _Unfolding:
         events = folded.events[body.start : body.end]
         numbers = [event for event in events if event >= 0]
         places = {number: at for at, number in enumerate(numbers)}
-        # blocks that the repetition frees that allocates them, and the others
+        # blocks that are freed in the repetition that allocates them, and the others
         inner = {number for number in numbers if self._freed.get(number) is body}
         outer = [number for number in numbers if number not in inner]
         plan = [
             (event, places[event] if event >= 0 else ~places[~event] if ~event in inner else None) for event in events
         ]
-        columns = [
-            (column, [own[number] for number in numbers])
-            for column, own in (
-                (result.sizes, folded.sizes),
-                (result.roles, folded.roles),
-                (result.streams, folded.streams),
-            )
-        ]
+        sizes = [folded.sizes[number] for number in numbers]
+        roles = [folded.roles[number] for number in numbers]
+        streams = [folded.streams[number] for number in numbers]
         append = result.events.append
         for run in range(body.times):
             first = len(result.sizes)
-            for column, added in columns:
-                column.extend(added)
+            result.sizes += sizes
+            result.roles += roles
+            result.streams += streams
             for number in outer:
                 self._blocks.setdefault(number, {})[run] = first + places[number]
             for event, place in plan:
