@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from benchmarks.layer_recorder import SmallModel, UnknownOperatorError, record_function
 from ligerprof.kernels.norm.reference import rms_norm
 from ligerprof.models import ARCHITECTURES, spec_from_config
 from ligerprof.models.architecture import NormForm
 from ligerprof.models.layer_tape import FILE, layer_kind, model_kind
-from ligerprof.runs.tapes.layers import SmallModel, UnknownOperatorError, record_function
 
 Tape = list[Any]
 
@@ -174,7 +174,7 @@ def main() -> None:
         "functions": {},
     }
     # an architecture with several residual streams is traced as a whole
-    for model_type in sorted(name for name, row in ARCHITECTURES.items() if row.streams is None):
+    for model_type in sorted(name for name, row in ARCHITECTURES.items() if not row.streams):
         layers, models, norms = record(model_type)
         for group, kinds in (("architectures", layers), ("models", models)):
             content[group][model_type] = [(kind, number(tape)) for kind, tape in kinds]

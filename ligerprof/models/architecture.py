@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, SlidingWindow, Softcap
-from ligerprof.models.mixers import DeltaNet, Experts, ShortConv, StateSpace, Streams
+from ligerprof.models.mixers import DeltaNet, Experts, ShortConv, StateSpace
 from ligerprof.words import Word
 
 # heads: their number; query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the
@@ -185,36 +185,19 @@ class Rotary:
     Attributes:
         fp32_tables: whether cos and sin stay in fp32; the results are cast to the dtype of query and key.
         share: the config key of the rotated share of each head; rotated and unrotated elements are then concatenated.
-        interleaved: whether neighboring elements rotate together, rather than the halves of a head.
-        expands_tables: whether each layer makes its own tables from halves of the decoder's.
         when: the config key that turns the rotation on, and the value that does; None: it is always on.
         layers: the layers that rotate; None: all of them.
         only_with_window: whether layers without a window do not rotate: never, or unless the window is off.
-        tables_by_kind: whether layers with a window have tables of their own.
-        tables_by_row: whether every sequence has tables of its own.
-        other: whether heads rotate in another way, which no kernel supports: by positions of several dimensions, parts
-            that are neighbors, or query and key in a call each.
-        complex_products: whether pairs of neighbors, cast to fp32, are complex numbers that one table multiplies.
-        halves: whether tables are half as wide as a head, and both halves of a head are rotated and concatenated.
+        other: whether it is not the halves of a head that rotate by tables as wide as a head, in one call for query and
+            key, which a kernel can do.
     """
 
     fp32_tables: bool = False
     share: str | None = None
-    interleaved: bool = False
-    expands_tables: bool = False
     when: tuple[str, str] | None = None
     layers: LayerChoice | None = None
     only_with_window: Literal["never", "unless off"] | None = None
-    tables_by_kind: bool = False
-    tables_by_row: bool = False
     other: bool = False
-    halves: bool = False
-    complex_products: bool = False
-
-    @property
-    def turns_halves(self) -> bool:
-        """Whether halves of a head rotate by tables as wide as a head, which a kernel can do."""
-        return not (self.interleaved or self.other or self.halves or self.complex_products)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +225,6 @@ class Attention:
         rotary: how positions rotate query and key; None with learned positions.
         fp32_softmax: whether eager attention computes the softmax in fp32.
         dropout: applied to the attention probabilities.
-        output_dropout: applied to the output projection's result, within the attention module.
         softcap: applied to the scores.
         latent: whether query, key and value go through latents (`models/mixers.py`).
         sinks: whether each head has a learned score more, which only eager attention knows.
@@ -259,7 +241,6 @@ class Attention:
     fp32_softmax: bool = True
     window: SlidingWindow | None = None
     dropout: Dropout = _ATTENTION_DROPOUT
-    output_dropout: Dropout | None = None
     softcap: Softcap | None = None
     latent: bool = False
     sinks: bool = False
@@ -346,7 +327,8 @@ class Architecture:
     """One architecture of transformers.
 
     Attributes:
-        class_prefix: prefix of the classes in its modeling module, such as `Llama` in `LlamaRMSNorm`.
+        class_prefix: prefix of the classes in its modeling module, such as `Llama` in `LlamaRMSNorm`, where that does
+            not follow from the model type.
         classes: the names of classes that do not begin with the prefix, by what follows it; versions of transformers
             differ.
         modeling: the folder of its modeling module in transformers; None: the one named as the model type.
@@ -358,12 +340,11 @@ class Architecture:
         delta: the gated delta net that some layers have instead of attention, or None.
         short_conv: the gated convolution that some layers have instead of attention, or None.
         state_space: the Mamba-2 mixer that layers have instead of attention or in parallel with it, or None.
-        streams: the parts of a decoder with several residual streams, or None.
+        streams: whether the decoder has several residual streams.
         switches: config keys, with their defaults, that turn parts of a layer on without changing its parameters.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
-        embedding_dropout: applied to the sum of both embeddings.
         scales_embedding: what multiplies the embedding's output by a number: its module, or the decoder.
         logit_scale: the config key of a factor on the logits.
         logit_divisor: the config key of a divisor of the logits.
@@ -377,7 +358,7 @@ class Architecture:
     """
 
     model_type: str
-    class_prefix: str
+    class_prefix: str | None = None
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     modeling: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -398,10 +379,9 @@ class Architecture:
     delta: DeltaNet | None = None
     short_conv: ShortConv | None = None
     state_space: StateSpace | None = None
-    streams: Streams | None = None
+    streams: bool = False
     mlp: Mlp = Mlp()
     layer_norms: LayerNorms = LayerNorms()
-    embedding_dropout: Dropout | None = None
     residual_dropout: ResidualDropout | None = None
     scales_embedding: Literal["module", "decoder"] | None = None
     logit_scale: str | None = None
@@ -410,7 +390,7 @@ class Architecture:
     tied_by_default: bool = False
     mask_by_position: bool = False
     masks_documents: bool = True
-    peft_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    peft_targets: tuple[str, ...] = ()
 
     def named(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A config with the names that the row reads; of two names of one setting, transformers takes the alias."""
@@ -428,6 +408,11 @@ class Architecture:
         if self.logit_divisor is not None:
             factor /= self.setting(config, self.logit_divisor, 1.0)
         return factor
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the classes in the modeling module."""
+        return self.class_prefix or "".join(part.capitalize() for part in self.model_type.split("_"))
 
     @property
     def modeling_module(self) -> str:
@@ -460,7 +445,7 @@ class Architecture:
         if experts is not None and experts.adapted_by_name:
             left_out |= set(self.mlp.linear_layers)
         if self.state_space is not None and not self.state_space.adapts_out:
-            left_out.add(self.state_space.out)
+            left_out.add("out_proj")
         return tuple(name for name in self.linear_layers if name not in left_out)
 
     @property

@@ -15,17 +15,7 @@ from ligerprof.models.rows.parts import CONFIGURED_ATTENTION, PLAIN_GATED, TWO_N
 
 # model types whose `text_config` is the config of the text model
 COMPOSITES = frozenset(
-    {
-        "gemma3",
-        "llava",
-        "llava_next",
-        "mistral3",
-        "mllama",
-        "paligemma",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "qwen3_vl",
-    }
+    {"gemma3", "llava", "llava_next", "mistral3", "mllama", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"}
 )
 
 # model types whose causal language model in transformers (AutoModelForCausalLM) is the text model alone

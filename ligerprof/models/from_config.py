@@ -9,12 +9,12 @@ from ligerprof.models.architecture import Architecture, Linear, NormWeight, RawW
 from ligerprof.models.architectures import TEXT_ALONE, find_architecture, has_row, text_config
 from ligerprof.models.config_keys import Softcap
 from ligerprof.models.mixers import (
+    BALANCING_LOSS,
     COVERED,
     DeltaSizes,
     LatentSizes,
     SharedExpert,
     StateSpaceSizes,
-    Streams,
     StreamSizes,
 )
 from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json, layer_kinds
@@ -61,7 +61,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         latent=latent,
         delta=None if row.delta is None else _delta_sizes(config, name),
         state_space=None if row.state_space is None else _state_space_sizes(config, name, hidden),
-        streams=None if row.streams is None else _stream_sizes(row.streams, config, name),
+        streams=_stream_sizes(config, name) if row.streams else None,
         experts=experts,
         chosen_experts=chosen_experts,
         expert_size=expert_size,
@@ -89,7 +89,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
     if (gap := _gap(row, spec, config)) is not None:
         return replace(spec, no_estimate_reason=f"no analytic estimate for {gap}")
     spec = replace(spec, parameters=tuple(_parameters(row, spec, config)))
-    if row.streams is None:
+    if not row.streams:
         return spec
     return replace(spec, no_estimate_reason=f"model_type {model_type!r} has no forms, and is estimated from a tape")
 
@@ -99,7 +99,8 @@ def _gap(row: Architecture, spec: ModelSpec, config: Config) -> str | None:
     model_type = f"model_type {spec.model_type!r}"
     if spec.task is not Task.CAUSAL:
         return f"a class that ends in For{spec.task}"
-    for key in (*row.not_estimated, *row.only_one):
+    balances = row.mlp.experts is not None and not row.mlp.experts.multiplies_all
+    for key in (*row.not_estimated, *([BALANCING_LOSS] if balances else ()), *row.only_one):
         if config.get(key) and not (key in row.only_one and config[key] == 1):
             return f"{model_type} with {key!r}"
     if row.mlp.experts is not None and not spec.experts and not spec.shared_size:
@@ -214,22 +215,17 @@ def _delta_sizes(config: Config, name: str) -> DeltaSizes:
     return sizes
 
 
-def _stream_sizes(row: Streams, config: Config, name: str) -> StreamSizes:
+def _stream_sizes(config: Config, name: str) -> StreamSizes:
     return StreamSizes(
-        count=_size(config, name, row.count),
-        rank=_size(config, name, row.rank),
-        width=_size(config, name, row.width),
-        vocabulary=_size(config, name, row.vocabulary),
+        count=_size(config, name, "altup_num_inputs"),
+        rank=_size(config, name, "laurel_rank"),
+        width=_size(config, name, "hidden_size_per_layer_input"),
+        vocabulary=_size(config, name, "vocab_size_per_layer_input"),
     )
 
 
 def _stream_widths(sizes: StreamSizes) -> dict[Width, int]:
-    return {
-        "streams": sizes.count,
-        "stream pairs": sizes.count**2,
-        "laurel": sizes.rank,
-        "layer input": sizes.width,
-    }
+    return {"streams": sizes.count, "stream pairs": sizes.count**2, "laurel": sizes.rank, "layer input": sizes.width}
 
 
 def _delta_widths(sizes: DeltaSizes) -> dict[Width, int]:
@@ -263,12 +259,7 @@ def _state_space_sizes(config: Config, name: str, hidden: int) -> StateSpaceSize
 
 
 def _state_space_widths(sizes: StateSpaceSizes) -> dict[Width, int]:
-    return {
-        "ssm inner": sizes.inner,
-        "ssm heads": sizes.heads,
-        "ssm states": sizes.states,
-        "kernel": sizes.kernel,
-    }
+    return {"ssm inner": sizes.inner, "ssm heads": sizes.heads, "ssm states": sizes.states, "kernel": sizes.kernel}
 
 
 def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
@@ -318,7 +309,7 @@ def _widths(row: Architecture, spec: ModelSpec, config: Config) -> dict[Width, i
         **({} if spec.delta is None else _delta_widths(spec.delta)),
         **({} if spec.state_space is None else _state_space_widths(spec.state_space)),
         **({} if spec.streams is None else _stream_widths(spec.streams)),
-        **({} if row.short_conv is None else {"kernel": _size(config, spec.name, row.short_conv.kernel)}),
+        **({} if row.short_conv is None else {"kernel": _size(config, spec.name, "conv_L_cache")}),
     }
 
 
@@ -331,8 +322,8 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
     for index in range(spec.layers):
         yield from _layer_parameters(row, spec, config, widths, index)
     yield from _norm_parameters(row, row.final_norm, (spec.hidden_size,))
-    if row.streams is not None and spec.streams is not None:
-        for name, shape in spec.streams.outer_parameters(row.streams, spec.hidden_size, spec.layers):
+    if spec.streams is not None:
+        for name, shape in spec.streams.outer_parameters(spec.hidden_size, spec.layers):
             yield ParameterShape(name=name, shape=shape)
     if not spec.tied_embeddings:
         yield ParameterShape(name=f"{row.head}.weight", shape=(spec.vocab_size, spec.hidden_size))

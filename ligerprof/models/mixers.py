@@ -30,10 +30,9 @@ class LatentSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSpace:
-    """Where a layer has a Mamba-2 mixer. Module names are relative to `name`.
+    """Where a layer has a Mamba-2 mixer.
 
     Attributes:
-        joint: the projection of gate, values, both kinds of states and time steps.
         norm: the norm of the gated output; None: the output is gated only.
         layers: the layers that have one instead of attention; None: all layers have both, in parallel.
         adapts_out: whether peft adapts its last projection (`_check_lora_target_modules_mamba` refuses some).
@@ -41,9 +40,6 @@ class StateSpace:
     """
 
     name: str = "mamba"
-    joint: str = "in_proj"
-    conv: str = "conv1d"
-    out: str = "out_proj"
     norm: str | None = "norm"
     layers: LayerChoice | None = None
     adapts_out: bool = True
@@ -90,7 +86,7 @@ _MOST_LAYERS = LayerChoice(chosen="linear_attention", period=4, period_key="full
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeltaNet:
-    """Where a layer has a gated delta net instead of attention. Module names are relative to `name`.
+    """Where a layer has a gated delta net instead of attention.
 
     Attributes:
         inputs: the projections: one of query, key, value and gate and one of both rates, with the heads interleaved, or
@@ -100,9 +96,6 @@ class DeltaNet:
 
     name: str = "linear_attn"
     inputs: tuple[str, ...]
-    conv: str = "conv1d"
-    norm: str = "norm"
-    out: str = "out_proj"
     layers: LayerChoice = _MOST_LAYERS
 
     @property
@@ -116,19 +109,9 @@ _CONVOLVED = LayerChoice(chosen="conv", others="full_attn_idxs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShortConv:
-    """Where a layer has a gated convolution over a few tokens instead of attention.
-
-    Attributes:
-        joint: the projection of both gates and the convolution's input.
-        kernel: the config key of the number of tokens that it reads.
-        layers: the layers that have one.
-    """
+    """Where a layer has a gated convolution over a few tokens instead of attention."""
 
     name: str = "conv"
-    joint: str = "in_proj"
-    conv: str = "conv"
-    out: str = "out_proj"
-    kernel: str = "conv_L_cache"
     layers: LayerChoice = _CONVOLVED
 
 
@@ -164,36 +147,8 @@ class DeltaSizes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Streams:
-    """Gemma 3n's decoder: several residual streams, and inputs of each layer. Module names are those in transformers.
-
-    Attributes:
-        count: the config key of the number of streams.
-        rank: that of the width between the projections of a Laurel block.
-        width: that of the width of a layer's own input.
-        vocabulary: that of the number of tokens that have such inputs.
-        shared: that of the number of layers at the end that reuse keys and values.
-        sparsities: that of a list of the share of each layer's gates that are set to zero.
-        model_projection, projection_norm, embedding: what makes the inputs of the layers.
-        spread, merge: lists of projections, from the embedding to each further stream, and back.
-    """
-
-    count: str = "altup_num_inputs"
-    rank: str = "laurel_rank"
-    width: str = "hidden_size_per_layer_input"
-    vocabulary: str = "vocab_size_per_layer_input"
-    shared: str = "num_kv_shared_layers"
-    sparsities: str = "activation_sparsity_pattern"
-    embedding: str = "model.embed_tokens_per_layer"
-    model_projection: str = "model.per_layer_model_projection"
-    projection_norm: str = "model.per_layer_projection_norm"
-    spread: str = "model.altup_projections"
-    merge: str = "model.altup_unembed_projections"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSizes:
-    """The sizes of these parts in a model.
+    """Gemma 3n's decoder: several residual streams, and inputs of each layer.
 
     Attributes:
         count: number of streams.
@@ -207,24 +162,29 @@ class StreamSizes:
     width: int
     vocabulary: int
 
-    def outer_parameters(self, row: Streams, hidden: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def outer_parameters(self, hidden: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names and shapes of the weights outside of the layers, which follow the final norm."""
         joint = layers * self.width
-        yield f"{row.embedding}.weight", (self.vocabulary, joint)
-        yield f"{row.model_projection}.weight", (joint, hidden)
-        yield f"{row.projection_norm}.weight", (self.width,)
-        for module in (row.spread, row.merge):
+        yield "model.embed_tokens_per_layer.weight", (self.vocabulary, joint)
+        yield "model.per_layer_model_projection.weight", (joint, hidden)
+        yield "model.per_layer_projection_norm.weight", (self.width,)
+        # from the embedding to each further stream, and back
+        for module in ("altup_projections", "altup_unembed_projections"):
             for index in range(self.count - 1):
-                yield f"{module}.{index}.weight", (hidden, hidden)
+                yield f"model.{module}.{index}.weight", (hidden, hidden)
 
 
-def reusing(shared: object, windowed: Sequence[bool], key: str) -> tuple[bool, ...]:
+# of Gemma 3n: the number of layers at the end that reuse keys and values
+SHARED_KEYS = "num_kv_shared_layers"
+
+
+def reusing(shared: object, windowed: Sequence[bool]) -> tuple[bool, ...]:
     """Which layers reuse keys and values: the last layers reuse those of the last others of their kind.
 
     Raises:
         UnknownModelError: a layer would reuse what no layer stores.
     """
-    layers = len(windowed)
+    key, layers = SHARED_KEYS, len(windowed)
     if not isinstance(shared, int) or isinstance(shared, bool) or shared < 0:
         raise UnknownModelError(f"{key!r} is {short_repr(shared)}, not a number of layers. Fix the config.")
     own = windowed[: max(layers - shared, 0)]
@@ -233,13 +193,13 @@ def reusing(shared: object, windowed: Sequence[bool], key: str) -> tuple[bool, .
     return tuple(index >= len(own) for index in range(layers))
 
 
-def thinned(row: Streams, config: Mapping[str, Any], layers: int, most: int = 10) -> tuple[bool, ...]:
+def thinned(config: Mapping[str, Any], layers: int, most: int = 10) -> tuple[bool, ...]:
     """Whether each layer sets most of its gates to zero; by default the first ten of more than ten layers.
 
     Raises:
         UnknownModelError: the config's list is not one number per layer.
     """
-    listed = config.get(row.sparsities)
+    listed = config.get(key := "activation_sparsity_pattern")
     if listed is None:
         return tuple(layers > most and index < most for index in range(layers))
     if (
@@ -247,10 +207,12 @@ def thinned(row: Streams, config: Mapping[str, Any], layers: int, most: int = 10
         or len(listed) != layers
         or not all(isinstance(item, (int, float)) for item in listed)
     ):
-        raise UnknownModelError(f"{row.sparsities!r} is not a list of {layers} numbers. Fix the config.")
+        raise UnknownModelError(f"{key!r} is not a list of {layers} numbers. Fix the config.")
     return tuple(item > 0 for item in listed)
 
 
+# the config key of the balancing loss of the routers
+BALANCING_LOSS = "output_router_logits"
 # transformers' implementations of experts that the estimate follows; None: the default, grouped_mm
 COVERED = (None, "grouped_mm", "eager")
 

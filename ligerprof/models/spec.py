@@ -11,7 +11,7 @@ from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Feature
 from ligerprof.models.architectures import find_architecture
 from ligerprof.models.config_keys import Dropout, LayerChoice, SparseLayers
-from ligerprof.models.mixers import DeltaSizes, LatentSizes, StateSpaceSizes, StreamSizes, reusing, thinned
+from ligerprof.models.mixers import SHARED_KEYS, DeltaSizes, LatentSizes, StateSpaceSizes, StreamSizes, reusing, thinned
 from ligerprof.models.tape import Tape
 from ligerprof.text import short_repr
 from ligerprof.words import Word
@@ -71,17 +71,14 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
     mixer = row.delta or row.short_conv or row.state_space
     instead = None if mixer is None else mixer.layers
     recurrent = (False,) * layers if instead is None else _chosen(row, instead, config, layers)
-    streams = row.streams
     return LayerKinds(
         window_tokens=tokens,
         windowed=windowed,
         rotated=rotated,
         sparse=sparse,
         recurrent=recurrent,
-        reusing=(False,) * layers
-        if streams is None
-        else reusing(row.setting(config, streams.shared), windowed, streams.shared),
-        thinned=(False,) * layers if streams is None else thinned(streams, config, layers),
+        reusing=reusing(row.setting(config, SHARED_KEYS), windowed) if row.streams else (False,) * layers,
+        thinned=thinned(config, layers) if row.streams else (False,) * layers,
     )
 
 
@@ -312,7 +309,7 @@ class ModelSpec:
         if has_experts_alone or all(self.layer_kinds.thinned):
             found -= {Feature.SWIGLU, Feature.GEGLU}
         rotates = rotary is not None and (rotary.when is None or any(self.layer_kinds.rotated))
-        rotates_halves = rotary is not None and rotates and rotary.turns_halves and self.rotary_dim == self.head_dim
+        rotates_halves = rotary is not None and rotates and not rotary.other and self.rotary_dim == self.head_dim
         return found if rotates_halves else found - {Feature.ROTARY}
 
     @property

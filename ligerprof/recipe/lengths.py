@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.files import FileKind, read_text
@@ -148,6 +147,8 @@ def _order(rows: Sequence[int], recipe: TrainingRecipe) -> list[int]:
     indices = list(range(len(rows)))
     if recipe.length_order is LengthOrder.FILE:
         return indices
+    from random import Random
+
     # an order of training data, not a secret
     Random(_SEED).shuffle(indices)  # noqa: S311
     if recipe.length_order is LengthOrder.RANDOM:

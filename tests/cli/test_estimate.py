@@ -115,7 +115,7 @@ def test_the_whole_process_is_free_of_torch() -> None:
         "import sys\n"
         "from ligerprof.cli.main import main\n"
         "main(['estimate', '--liger', 'all'], standalone_mode=False)\n"
-        "heavy = {'torch', 'triton', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'torch', 'triton', 'transformers', 'matplotlib', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

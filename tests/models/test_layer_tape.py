@@ -12,11 +12,11 @@ from ligerprof.models.layer_tape import layer_tape, tapes_of
 def test_each_layer_of_the_catalog_has_a_tape() -> None:
     for name in CONFIGS:
         spec = spec_from_config(CONFIGS[name], name=name)
-        for index in spec.layer_kinds.examples if spec.architecture.streams is None else ():
+        for index in spec.layer_kinds.examples if not spec.architecture.streams else ():
             assert layer_tape(spec, index)[-1][0] == "output", name
 
 
-@pytest.mark.parametrize("model_type", [name for name, row in ARCHITECTURES.items() if row.streams is None])
+@pytest.mark.parametrize("model_type", [name for name, row in ARCHITECTURES.items() if not row.streams])
 def test_a_tape_reads_what_is_there(model_type: str) -> None:
     """Each value is made once, read while a variable or a view holds it, and dropped at most once."""
     for kind, steps in tapes_of(model_type):

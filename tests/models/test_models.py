@@ -68,7 +68,7 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
     mixers = draw(st.lists(st.sampled_from(["conv", "full_attention"]), min_size=layers, max_size=layers))
     if ARCHITECTURES[model_type].short_conv is not None:
         sizes["layer_types"] = mixers
-    if ARCHITECTURES[model_type].streams is not None:
+    if ARCHITECTURES[model_type].streams:
         sizes |= {
             "layer_types": ["sliding_attention"] * layers,
             "num_kv_shared_layers": draw(st.integers(0, layers - 1)),

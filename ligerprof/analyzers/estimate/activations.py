@@ -4,13 +4,7 @@ from collections.abc import Callable, Mapping
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import (
-    add,
-    multiply_wide,
-    renamed,
-    saved_factors,
-    scale,
-)
+from ligerprof.analyzers.estimate.operations import add, multiply_wide, renamed, saved_factors, scale
 from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.models import ModelSpec
@@ -71,10 +65,7 @@ def _xielu(context: Context, value: Value) -> Value:
     second = _plus_line(context, term, value)
     output = tape.run(
         Operation(
-            elements=first.elements,
-            width=max(first.width, second.width),
-            inputs=(first, second),
-            saves=(is_positive,),
+            elements=first.elements, width=max(first.width, second.width), inputs=(first, second), saves=(is_positive,)
         )
     )
     tape.release(is_positive, first, second, positive, negative)

@@ -69,12 +69,7 @@ def chunked_nll(context: Context, hidden: Value, weight: Weight) -> Value:
     shares = hidden if recipe.rows == 1 else None
     shifted = tape.run(
         Operation(
-            elements=rows * width,
-            width=hidden.width,
-            inputs=(hidden,),
-            view_of=shares,
-            role=_LOSS,
-            gradient_role=_LOSS,
+            elements=rows * width, width=hidden.width, inputs=(hidden,), view_of=shares, role=_LOSS, gradient_role=_LOSS
         )
     )
     # the order and the sorted labels

@@ -34,15 +34,15 @@ def delta_net(context: Context, value: Value, layer: str, project: Project) -> V
         mixed, gate, strength, rate, *held = _interleaved(context, read, name, row, project)
     else:
         mixed, gate, strength, rate, *held = (project(context, read, f"{name}.{item}") for item in row.inputs)
-    mixed = renamed(context, mixed, convolved(context, mixed, f"{name}.{row.conv}"))
+    mixed = renamed(context, mixed, convolved(context, mixed, f"{name}.conv1d"))
     mixed = renamed(context, mixed, unary(context, mixed))
     query, key, values = tape.split(mixed, tuple(context.tokens * size for size in _parts(sizes)))
     tape.release(*held[2:])
     written = unary(context, strength, saves_output=True)
     decay = _decay(context, rate, name)
     output = gated_delta_rule(context, sizes, (query, key, values), decay, written)
-    normed = _gated_norm(context, output, gate, f"{name}.{row.norm}", sizes)
-    result = project(context, normed, f"{name}.{row.out}")
+    normed = _gated_norm(context, output, gate, f"{name}.norm", sizes)
+    result = project(context, normed, f"{name}.out_proj")
     tape.release(normed, output, decay, written, query, key, values, mixed, gate, strength, rate, *held[:2], read)
     return result
 
@@ -97,12 +97,12 @@ def short_conv(context: Context, value: Value, layer: str, project: Project) -> 
     assert row is not None
     name = f"{layer}.{row.name}"
     read = without_padding(context, value)
-    joint = project(context, read, f"{name}.{row.joint}")
+    joint = project(context, read, f"{name}.in_proj")
     first, last, parts = tape.split(joint, 3)
     gated = multiply(context, first, parts)
-    mixed = renamed(context, gated, convolved(context, gated, f"{name}.{row.conv}"))
+    mixed = renamed(context, gated, convolved(context, gated, f"{name}.conv"))
     product = multiply(context, last, mixed)
-    output = project(context, product, f"{name}.{row.out}")
+    output = project(context, product, f"{name}.out_proj")
     tape.release(product, mixed, first, last, parts, joint, read)
     return output
 

@@ -25,10 +25,7 @@ def add_dora(context: Context, value: Value, result: Value, name: str) -> Value:
     weight, held = _measure_weight(context, name)
     factor = tape.run(
         Operation(
-            elements=magnitude.elements,
-            width=FP32_BYTES,
-            inputs=(magnitude,),
-            extra_saved_bytes=magnitude.size_bytes,
+            elements=magnitude.elements, width=FP32_BYTES, inputs=(magnitude,), extra_saved_bytes=magnitude.size_bytes
         )
     )
     thin = linear(context, dropped, context.weights[f"{name}.lora_A"])

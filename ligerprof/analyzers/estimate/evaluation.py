@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ligerprof.analyzers.estimate.block_meter import meter_after
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
-from ligerprof.analyzers.estimate.recording import Recording
+from ligerprof.analyzers.estimate.recording import Recording, recording_after
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.step import StaticMemory, hooks_of, place
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.models.config_keys import Dropout
+from ligerprof.models.layer_tape import layer_tape, model_tape
 from ligerprof.recipe.categories import Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Role
@@ -37,7 +38,7 @@ def evaluation_peak(
     placement = place(recipe, weights.values(), first=False)
     meter = meter_after(recipe, before)
     StaticMemory(recipe, weights, placement).place(meter, first=False)
-    recording = meter.recording = Recording()
+    recording = meter.recording = recording_after(before)
     meter.start()
     # FSDP2 and ZeRO-3 gather weights as in training, and DDP's buckets are there
     hooks = hooks_of(recipe, kernels, weights, meter, Step.STEADY)
@@ -68,8 +69,10 @@ def _without_dropout(spec: ModelSpec) -> ModelSpec:
 
 
 def _dropouts(spec: ModelSpec) -> Iterator[Dropout]:
+    """Those of attention and MLPs, which kernels may compute, and those on tapes."""
     row = spec.architecture
-    found = (row.attention.dropout, row.attention.output_dropout, row.mlp.dropout, row.embedding_dropout)
-    yield from (dropout for dropout in found if dropout is not None)
-    if row.residual_dropout is not None:
-        yield row.residual_dropout.dropout
+    yield from (dropout for dropout in (row.attention.dropout, row.mlp.dropout) if dropout is not None)
+    for tape in (model_tape(spec), *(layer_tape(spec, index) for index in spec.layer_kinds.examples)):
+        for kind, _, *rest in tape[:-1]:
+            if kind == "dropout" and rest[1] is not None:
+                yield Dropout(key=rest[1], default=rest[2])

@@ -135,11 +135,7 @@ def _weigh_chosen(context: Context, output: Value, scores: Value, found: Value, 
     copies = index_copies([((2,), tokens * INDEX_BYTES, False)] * 2)
     chosen = tape.run(
         Operation(
-            elements=tokens,
-            width=scores.width,
-            inputs=(scores,),
-            saves=(found,),
-            forward_scratch_bytes=sum(copies),
+            elements=tokens, width=scores.width, inputs=(scores,), saves=(found,), forward_scratch_bytes=sum(copies)
         )
     )
     weighted = scale_rows(context, output, chosen)
@@ -187,10 +183,5 @@ def _view_of_expert(context: Context, weight: Weight) -> Value:
     """One expert's part of a parameter: no memory of its own; its gradient is copied into zeros for all experts."""
     parameter = Value(0, weight.width, needs_gradient=False, block=None)
     return context.tape.run(
-        Operation(
-            elements=weight.elements // weight.shape[0],
-            width=weight.width,
-            inputs=(weight,),
-            view_of=parameter,
-        )
+        Operation(elements=weight.elements // weight.shape[0], width=weight.width, inputs=(weight,), view_of=parameter)
     )

@@ -33,13 +33,6 @@ _NEVER = -1
 _TIED_HEAD = "tied head"
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleOrder:
-    """The modules of one micro-batch in the order in which forward and backward call them, by name."""
-
-    names: Sequence[str]
-
-
 @dataclass(slots=True, eq=False)
 class _Module:
     """A module with weights of its own, or none.
@@ -77,11 +70,12 @@ class GatheringHooks(Hooks):
 
     Args:
         weights: by name.
-        order: the order that an earlier micro-batch recorded; None in the first one, which records it.
+        order: the modules in the order in which an earlier micro-batch called them, by name; None in the first one,
+            which records it.
     """
 
     def __init__(
-        self, recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, order: ModuleOrder | None
+        self, recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, order: Sequence[str] | None
     ) -> None:
         settings = zero_settings(recipe)
         self._recipe, self._weights, self._meter = recipe, weights, meter
@@ -128,9 +122,9 @@ class GatheringHooks(Hooks):
             self._follow(order)
 
     @property
-    def order(self) -> ModuleOrder:
+    def order(self) -> Sequence[str]:
         """The order of modules in the last micro-batch."""
-        return ModuleOrder(tuple(self._recorded))
+        return tuple(self._recorded)
 
     def start_step(self) -> None:
         """_post_step of the step before gathers the persistent weights, each into its own tensor."""
@@ -295,9 +289,9 @@ class GatheringHooks(Hooks):
         self._fetched_for.clear()
         self._live, self._at, self._last_name = 0, 0, ""
 
-    def _follow(self, order: ModuleOrder) -> None:
+    def _follow(self, order: Sequence[str]) -> None:
         """construct_parameter_trace_from_module_trace."""
-        self._order = [self._modules[name] for name in order.names]
+        self._order = [self._modules[name] for name in order]
         for step, module in enumerate(self._order):
             for weight in module.weights:
                 self._uses.setdefault(id(weight), []).append(step)

@@ -12,11 +12,7 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def kernel_memory(
-    context: Context,
-    slot: str,
-    value: Value,
-    weight: Weight | None = None,
-    factors: tuple[Value, Value] | None = None,
+    context: Context, slot: str, value: Value, weight: Weight | None = None, factors: tuple[Value, Value] | None = None
 ) -> KernelMemory:
     """The memory of one call on `value` of the kernel in `slot`.
 

@@ -70,24 +70,9 @@ def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
         return list(own)
     masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}
     readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)} - {0, 1, layers - 1}
-    each_layer = zip(
-        range(layers),
-        kinds.windowed,
-        kinds.rotated,
-        kinds.sparse,
-        kinds.recurrent,
-        own,
-        strict=True,
-    )
+    each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, kinds.recurrent, own, strict=True)
     return [
-        (
-            masked[windowed],
-            rotated,
-            sparse,
-            recurrent,
-            index if index in readers else -1,
-            *of_recipe,
-        )
+        (masked[windowed], rotated, sparse, recurrent, index if index in readers else -1, *of_recipe)
         for index, windowed, rotated, sparse, recurrent, of_recipe in each_layer
     ]
 

@@ -37,13 +37,7 @@ class Replay:
     """
 
     def __init__(
-        self,
-        context: Context,
-        value: Value,
-        name: str = "",
-        *,
-        columns: int = 1,
-        output_role: Role = Role.ACTIVATIONS,
+        self, context: Context, value: Value, name: str = "", *, columns: int = 1, output_role: Role = Role.ACTIVATIONS
     ) -> None:
         self.context, self.tape, self.name, self._columns = context, context.tape, name, columns
         self._output_role, self._role = output_role, Role.ACTIVATIONS

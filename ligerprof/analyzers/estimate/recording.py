@@ -35,6 +35,7 @@ class Recording:
         events: the number of a block where it is allocated, and its complement where it is freed.
         kept: the blocks that outlive the step.
         micro_batches: the number of events before each micro-batch, and before what follows the last one.
+        modules: under ZeRO-3, the modules in the order in which a micro-batch called them.
     """
 
     sizes: list[int] = field(default_factory=list)
@@ -43,6 +44,7 @@ class Recording:
     events: list[int] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
     micro_batches: list[int] = field(default_factory=list)
+    modules: Sequence[str] = ()
     _bodies: list[_Body] = field(default_factory=list)
     _added: dict[tuple[Role, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     _missing: Counter[tuple[Role, int]] = field(default_factory=Counter)
@@ -133,6 +135,11 @@ class Recording:
         return _Unfolding(self, self._bodies).result if self._bodies else self
 
 
+def recording_after(before: Sequence[Recording]) -> Recording:
+    """A recording of what follows others."""
+    return Recording(modules=before[-1].modules if before else ())
+
+
 class _Unfolding:
     """Writes repetitions out."""
 
@@ -203,25 +210,21 @@ class _Unfolding:
         events = folded.events[body.start : body.end]
         numbers = [event for event in events if event >= 0]
         places = {number: at for at, number in enumerate(numbers)}
-        # blocks that the repetition frees that allocates them, and the others
+        # blocks that are freed in the repetition that allocates them, and the others
         inner = {number for number in numbers if self._freed.get(number) is body}
         outer = [number for number in numbers if number not in inner]
         plan = [
             (event, places[event] if event >= 0 else ~places[~event] if ~event in inner else None) for event in events
         ]
-        columns = [
-            (column, [own[number] for number in numbers])
-            for column, own in (
-                (result.sizes, folded.sizes),
-                (result.roles, folded.roles),
-                (result.streams, folded.streams),
-            )
-        ]
+        sizes = [folded.sizes[number] for number in numbers]
+        roles = [folded.roles[number] for number in numbers]
+        streams = [folded.streams[number] for number in numbers]
         append = result.events.append
         for run in range(body.times):
             first = len(result.sizes)
-            for column, added in columns:
-                column.extend(added)
+            result.sizes += sizes
+            result.roles += roles
+            result.streams += streams
             for number in outer:
                 self._blocks.setdefault(number, {})[run] = first + places[number]
             for event, place in plan:

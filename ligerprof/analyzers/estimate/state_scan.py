@@ -67,12 +67,7 @@ def _elements(context: Context, sizes: StateSpaceSizes) -> _Elements:
 
 
 def scan_states(
-    context: Context,
-    sizes: StateSpaceSizes,
-    inputs: tuple[Value, Value, Value],
-    steps: Value,
-    rates: Value,
-    name: str,
+    context: Context, sizes: StateSpaceSizes, inputs: tuple[Value, Value, Value], steps: Value, rates: Value, name: str
 ) -> Value:
     """`mamba2_chunk_scan`, in fp32; the caller holds the inputs: values, and what goes into and out of the states."""
     tape, counts = context.tape, _elements(context, sizes)
@@ -95,12 +90,7 @@ def scan_states(
     values, decay, into, out_of = padded
     copies = _copies(context, sizes)
     total = tape.run(
-        Operation(
-            elements=counts.steps,
-            width=FP32_BYTES,
-            inputs=(decay,),
-            backward_scratch_bytes=2 * decay.size_bytes,
-        )
+        Operation(elements=counts.steps, width=FP32_BYTES, inputs=(decay,), backward_scratch_bytes=2 * decay.size_bytes)
     )
     within = _pair_decays(context, decay, counts.pairs, counts.mask)
     scores = _contracted(context, out_of, into, counts.pairs, copies=(copies.tokens, copies.tokens))
@@ -163,10 +153,7 @@ def _copies(context: Context, sizes: StateSpaceSizes) -> _Copies:
     several, batches = sizes.heads > 1, rows > 1 or sizes.heads > 1
     tokens = several and rows * chunks > 1
     return _Copies(
-        tokens=tokens,
-        values=batches and chunks > 1,
-        joined=several and rows > 1,
-        states=batches and chunks > 1,
+        tokens=tokens, values=batches and chunks > 1, joined=several and rows > 1, states=batches and chunks > 1
     )
 
 
@@ -265,15 +252,7 @@ def _chunk_decays(context: Context, total: Value, counts: _Elements) -> Value:
     """The decay between the ends of each pair of chunks."""
     last = context.tape.slice(total, total.elements)
     padded = renamed(
-        context,
-        last,
-        context.tape.run(
-            Operation(
-                elements=counts.chunk_ends,
-                width=FP32_BYTES,
-                inputs=(last,),
-            )
-        ),
+        context, last, context.tape.run(Operation(elements=counts.chunk_ends, width=FP32_BYTES, inputs=(last,)))
     )
     return renamed(context, padded, _pair_decays(context, padded, counts.chunk_pairs, counts.chunk_mask))
 

@@ -30,12 +30,12 @@ def mix_states(context: Context, value: Value, layer: str, project: Project) -> 
     read = without_padding(context, value)
     if row.scales_parts:
         read = renamed(context, read, scale(context, read))
-    joint = project(context, read, f"{name}.{row.joint}")
+    joint = project(context, read, f"{name}.in_proj")
     if row.scales_parts:
         joint = renamed(context, joint, _times_constants(context, joint))
     rates = _rates(context, name)
     gate, mixed, steps = tape.split(joint, (tokens * sizes.inner, tokens * sizes.convolved, tokens * sizes.heads))
-    bent = convolved(context, mixed, f"{name}.{row.conv}")
+    bent = convolved(context, mixed, f"{name}.conv1d")
     bent = renamed(context, bent, activate(context, bent, context.spec.activation))
     mixed = renamed(context, mixed, context.cast(bent, mixed.width))
     tape.release(bent)
@@ -51,7 +51,7 @@ def mix_states(context: Context, value: Value, layer: str, project: Project) -> 
     else:
         scanned = renamed(context, scanned, _gated_norm(context, scanned, gate, f"{name}.{row.norm}", sizes))
     narrow = context.cast(scanned, context.stream_bytes)
-    output = project(context, narrow, f"{name}.{row.out}")
+    output = project(context, narrow, f"{name}.out_proj")
     tape.release(narrow, scanned, values, into, out_of, mixed, rates, gate, steps, joint)
     return output
 

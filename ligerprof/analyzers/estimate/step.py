@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.block_meter import meter_after
-from ligerprof.analyzers.estimate.gathered import GatheringHooks, ModuleOrder
+from ligerprof.analyzers.estimate.gathered import GatheringHooks
 from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.partitioned import PartitionedHooks, outer_ranks
 from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
-from ligerprof.analyzers.estimate.recording import Recording
+from ligerprof.analyzers.estimate.recording import Recording, recording_after
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
 from ligerprof.analyzers.estimate.sharded import ShardedHooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
@@ -94,12 +94,12 @@ def hooks_of(
     if recipe.engine is Engine.DEEPSPEED and recipe.zero in (1, 2):
         return PartitionedHooks(recipe, weights.values(), meter, rank)
     if recipe.engine is Engine.DEEPSPEED and recipe.zero == 3:
-        order = None if step is Step.FIRST else _module_order(recipe, kernels)
+        order = None if step is Step.FIRST else meter.recording.modules or _module_order(recipe, kernels)
         return GatheringHooks(recipe, weights, meter, order)
     return Hooks()
 
 
-def _module_order(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -> ModuleOrder:
+def _module_order(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec]) -> Sequence[str]:
     """The order in which a training step calls modules."""
     weights = make_weights(recipe)
     meter = meter_after(recipe, ())
@@ -139,7 +139,7 @@ def _step_peaks(
     meter = meter_after(recipe, before)
     static = StaticMemory(recipe, weights, placement)
     static.place(meter, first=first)
-    recording = meter.recording = Recording()
+    recording = meter.recording = recording_after(before)
     meter.start()
     hooks = hooks_of(recipe, kernels, weights, meter, step, rank=rank)
     hooks.start_step()
@@ -159,6 +159,8 @@ def _step_peaks(
         meter.add(placement.last_reduction, times=-1)
         highest.note(Phase.BACKWARD)
     recording.micro_batches.append(len(recording.events))
+    if isinstance(hooks, GatheringHooks):
+        recording.modules = hooks.order
     hooks.end_step()
     if recipe.optimizer is not Optimizer.NONE:
         static.update(meter, first=first)

@@ -39,13 +39,7 @@ class _Run:
 class TracedMicroBatch:
     """One pass over a traced model on a meter that holds already what is static; `MicroBatch` runs forms instead."""
 
-    def __init__(
-        self,
-        recipe: TrainingRecipe,
-        weights: Mapping[str, Weight],
-        meter: Meter,
-        hooks: Hooks,
-    ) -> None:
+    def __init__(self, recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, hooks: Hooks) -> None:
         assert recipe.spec.tape is not None
         self._recipe, self._weights, self._meter = recipe, weights, meter
         self._hooks = hooks

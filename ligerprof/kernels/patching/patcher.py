@@ -172,6 +172,6 @@ class Patcher:
 
     def modules(self, kind: str) -> list[Any]:
         """The model's modules of one of its architecture's classes: `RMSNorm` is `LlamaRMSNorm`, for example."""
-        names = self.row.classes.get(kind, (f"{self.row.class_prefix}{kind}",))
+        names = self.row.classes.get(kind, (f"{self.row.prefix}{kind}",))
         wanted = tuple(getattr(self._modeling, name) for name in names if hasattr(self._modeling, name))
         return [module for module in self.model.modules() if isinstance(module, wanted)]

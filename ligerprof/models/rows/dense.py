@@ -16,8 +16,8 @@ from ligerprof.models.architecture import (
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
-from ligerprof.models.mixers import Experts, Scoring
-from ligerprof.models.rows.experts import AUXILIARY, DOWN, GATES, ROUTER
+from ligerprof.models.mixers import BALANCING_LOSS, Experts, Scoring
+from ligerprof.models.rows.experts import DOWN, GATES, ROUTER
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
@@ -38,19 +38,18 @@ from ligerprof.models.rows.parts import (
 )
 
 _QK_NORMS = ("q_norm", "k_norm")
-# neighbors rotate together, by tables that each layer makes of the decoder's
-_EXPANDED = Rotary(interleaved=True, expands_tables=True)
+_QUERY_AND_VALUE = ("q_proj", "v_proj")
+# neighbors rotate together
+_NEIGHBORS = Rotary(other=True)
 
 LLAMA = Architecture(
     model_type="llama",
-    class_prefix="Llama",
+    peft_targets=_QUERY_AND_VALUE,
     tensors=(*CONFIGURED_ATTENTION, *gated_tensors(bias="mlp_bias"), *TWO_NORMS),
 )
 
 _OLMO2 = Architecture(
     model_type="olmo2",
-    peft_targets=(),
-    class_prefix="Olmo2",
     tensors=(
         *CONFIGURED_ATTENTION,
         NormWeight(name="self_attn.q_norm", width="query"),
@@ -64,18 +63,14 @@ _OLMO2 = Architecture(
 
 _GLM = Architecture(
     model_type="glm",
-    peft_targets=(),
-    class_prefix="Glm",
     defaults={"num_key_value_heads": 2, "head_dim": 128, "attention_bias": True, "partial_rotary_factor": 0.5},
     tensors=(*attention_tensors(qkv_bias="attention_bias"), *joint_gated_tensors(), *TWO_NORMS),
-    attention=Attention(rotary=Rotary(share="partial_rotary_factor", interleaved=True, expands_tables=True)),
+    attention=Attention(rotary=Rotary(share="partial_rotary_factor", other=True)),
     mlp=JOINT_SWIGLU,
 )
 
 _GRANITE = Architecture(
     model_type="granite",
-    peft_targets=(),
-    class_prefix="Granite",
     tensors=LLAMA.tensors,
     layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
     scales_embedding="decoder",
@@ -86,27 +81,25 @@ LLAMA_ROWS = (
     LLAMA,
     Architecture(
         model_type="mistral",
-        class_prefix="Mistral",
+        peft_targets=_QUERY_AND_VALUE,
         tensors=(*attention_tensors(), *PLAIN_GATED, *TWO_NORMS),
         attention=Attention(window=SlidingWindow(default=4096)),
     ),
     Architecture(
         model_type="qwen2",
-        class_prefix="Qwen2",
+        peft_targets=_QUERY_AND_VALUE,
         tensors=(*attention_tensors(qkv_bias=True), *PLAIN_GATED, *TWO_NORMS),
         attention=Attention(window=QWEN_WINDOW),
     ),
     Architecture(
         model_type="qwen3",
-        class_prefix="Qwen3",
+        peft_targets=_QUERY_AND_VALUE,
         defaults={"head_dim": 128},
         tensors=(*CONFIGURED_ATTENTION, *head_norms(), *PLAIN_GATED, *TWO_NORMS),
         attention=Attention(qk_norms=_QK_NORMS, window=QWEN_WINDOW),
     ),
     Architecture(
         model_type="phi3",
-        peft_targets=(),
-        class_prefix="Phi3",
         tensors=(
             Linear(name="self_attn.o_proj", inputs="query", outputs=("hidden",)),
             Linear(name="self_attn.qkv_proj", inputs="hidden", outputs=("query", "key", "key")),
@@ -120,18 +113,9 @@ LLAMA_ROWS = (
         ),
     ),
     _OLMO2,
-    replace(
-        _OLMO2,
-        model_type="olmo3",
-        class_prefix="Olmo3",
-        attention=replace(
-            _OLMO2.attention, rotary=Rotary(fp32_tables=True, tables_by_kind=True), window=periodic_window(4)
-        ),
-    ),
+    replace(_OLMO2, model_type="olmo3", attention=replace(_OLMO2.attention, window=periodic_window(4))),
     Architecture(
         model_type="exaone4",
-        peft_targets=(),
-        class_prefix="Exaone4",
         tensors=(
             *attention_tensors(),
             *head_norms(),
@@ -149,45 +133,40 @@ LLAMA_ROWS = (
     replace(
         LLAMA,
         model_type="internlm3",
-        modeling="llama",
         peft_targets=(),
+        class_prefix="Llama",
+        modeling="llama",
         defaults={"num_key_value_heads": 2, "head_dim": 128},
         aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
     ),
     replace(
         LLAMA,
         model_type="iquestcoder",
-        modeling="llama",
         peft_targets=(),
+        class_prefix="Llama",
+        modeling="llama",
         defaults={"num_key_value_heads": 8, "head_dim": 128},
     ),
     Architecture(
         model_type="cwm",
-        peft_targets=(),
-        class_prefix="Cwm",
         defaults={"num_key_value_heads": 8, "head_dim": 128},
         tensors=(*attention_tensors(), *gated_tensors(bias="mlp_bias"), *TWO_NORMS),
         attention=Attention(window=periodic_window(4, default=8192, leaves_first=True)),
     ),
     Architecture(
         model_type="ministral",
-        peft_targets=(),
-        class_prefix="Ministral",
         defaults={"num_key_value_heads": 8},
         tensors=(*attention_tensors(), *PLAIN_GATED, *TWO_NORMS),
         attention=Attention(window=SlidingWindow(default=4096, layers=LayerChoice(), makes_both=True)),
     ),
     Architecture(
         model_type="ministral3",
-        peft_targets=(),
-        class_prefix="Ministral3",
         defaults={"num_key_value_heads": 8, "head_dim": 128},
         tensors=(*attention_tensors(), *PLAIN_GATED, *TWO_NORMS),
         attention=Attention(window=SlidingWindow()),
     ),
     Architecture(
         model_type="smollm3",
-        peft_targets=(),
         class_prefix="SmolLM3",
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
         tensors=LLAMA.tensors,
@@ -200,30 +179,23 @@ LLAMA_ROWS = (
     ),
     Architecture(
         model_type="seed_oss",
-        peft_targets=(),
-        class_prefix="SeedOss",
         defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
         tensors=(
             *attention_tensors(qkv_bias="attention_bias", out_bias="attention_out_bias"),
             *gated_tensors(bias="mlp_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(
-            dropout=Dropout(key="attention_dropout", default=0.1),
-            output_dropout=Dropout(key="residual_dropout", default=0.1),
-        ),
+        attention=Attention(dropout=Dropout(key="attention_dropout", default=0.1)),
         mlp=Mlp(dropout=Dropout(key="residual_dropout", default=0.1), dropout_attribute="residual_dropout"),
     ),
     Architecture(
         model_type="hunyuan_v1_dense",
-        peft_targets=(),
         class_prefix="HunYuanDenseV1",
         tensors=(*CONFIGURED_ATTENTION, *head_norms("query_layernorm", "key_layernorm"), *PLAIN_GATED, *TWO_NORMS),
         attention=Attention(qk_norms=("query_layernorm", "key_layernorm"), norms_apart=True),
     ),
     Architecture(
         model_type="ernie4_5",
-        peft_targets=(),
         class_prefix="Ernie4_5",
         defaults={"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
         tensors=(
@@ -231,12 +203,10 @@ LLAMA_ROWS = (
             *gated_tensors(bias="use_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(rotary=replace(_EXPANDED, fp32_tables=True), dropout=Dropout(key="no_dropout")),
+        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Dropout(key="no_dropout")),
     ),
     Architecture(
         model_type="helium",
-        peft_targets=(),
-        class_prefix="Helium",
         defaults={"head_dim": 128},
         tensors=(
             *attention_tensors(qkv_bias="attention_bias")[:3],
@@ -244,13 +214,12 @@ LLAMA_ROWS = (
             *gated_tensors(bias="mlp_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(rotary=_EXPANDED),
+        attention=Attention(rotary=_NEIGHBORS),
     ),
     _GLM,
     replace(
         _GLM,
         model_type="glm4",
-        class_prefix="Glm4",
         tensors=(*_GLM.tensors, *norm_tensors("post_self_attn_layernorm", "post_mlp_layernorm")),
         layer_norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     ),
@@ -279,7 +248,7 @@ _FOUR_NORMS = (*TWO_NORMS, *norm_tensors("pre_feedforward_layernorm", "post_feed
 
 _GEMMA = Architecture(
     model_type="gemma",
-    class_prefix="Gemma",
+    peft_targets=_QUERY_AND_VALUE,
     defaults={"head_dim": 256},
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
     norm=GEMMA_NORM,
@@ -291,7 +260,6 @@ _GEMMA = Architecture(
 _GEMMA2 = replace(
     _GEMMA,
     model_type="gemma2",
-    class_prefix="Gemma2",
     defaults={"num_key_value_heads": 4, "head_dim": 256},
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *_FOUR_NORMS),
     mlp=GEGLU,
@@ -312,14 +280,13 @@ GEMMA_ROWS = (
         model_type="gemma3_text",
         class_prefix="Gemma3",
         modeling="gemma3",
-        peft_targets=("q_proj", "v_proj"),
+        peft_targets=_QUERY_AND_VALUE,
         defaults={"num_key_value_heads": 4, "head_dim": 256},
         not_estimated=("use_bidirectional_attention",),
         tensors=(*CONFIGURED_ATTENTION, *head_norms(), *PLAIN_GATED, *_FOUR_NORMS),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"),
             norms_apart=True,
-            rotary=Rotary(tables_by_kind=True),
             # its attention keeps attn_logit_softcapping, and does not pass it on
             window=periodic_window(6, key="sliding_window_pattern"),
         ),
@@ -328,14 +295,10 @@ GEMMA_ROWS = (
     replace(
         _GEMMA2,
         model_type="vaultgemma",
-        class_prefix="VaultGemma",
         peft_targets=(),
+        class_prefix="VaultGemma",
         defaults={"num_key_value_heads": 4, "head_dim": 256},
-        tensors=(
-            *CONFIGURED_ATTENTION,
-            *PLAIN_GATED,
-            *norm_tensors("input_layernorm", "pre_feedforward_layernorm"),
-        ),
+        tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *norm_tensors("input_layernorm", "pre_feedforward_layernorm")),
         layer_norms=LayerNorms(before_mlp="pre_feedforward_layernorm"),
     ),
 )
@@ -347,8 +310,6 @@ _NO_DROPOUT = "no_dropout"
 
 _COHERE = Architecture(
     model_type="cohere",
-    peft_targets=(),
-    class_prefix="Cohere",
     defaults={"logit_scale": 0.0625, "tie_word_embeddings": True},
     tensors=(
         *CONFIGURED_ATTENTION,
@@ -358,7 +319,7 @@ _COHERE = Architecture(
         *norm_tensors("input_layernorm"),
     ),
     norm=Norm(form=NormForm.CENTERED),
-    attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(interleaved=True)),
+    attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=_NEIGHBORS),
     layer_norms=LayerNorms(before_mlp=None, parallel=True),
     logit_scale="logit_scale",
 )
@@ -366,7 +327,6 @@ _COHERE = Architecture(
 OTHER_ROWS = (
     Architecture(
         model_type="gpt2",
-        peft_targets=(),
         class_prefix="GPT2",
         tensors=(
             NormWeight(name="ln_1"),
@@ -390,7 +350,6 @@ OTHER_ROWS = (
             rotary=None,
             fp32_softmax=False,
             dropout=Dropout(key="attn_pdrop", default=0.1),
-            output_dropout=Dropout(key="resid_pdrop", default=0.1),
         ),
         mlp=Mlp(
             gate=None,
@@ -400,21 +359,16 @@ OTHER_ROWS = (
             dropout=Dropout(key="resid_pdrop", default=0.1),
         ),
         layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2"),
-        embedding_dropout=Dropout(key="embd_pdrop", default=0.1),
         tied_by_default=True,
         mask_by_position=True,
     ),
     Architecture(
         model_type="arcee",
-        peft_targets=(),
-        class_prefix="Arcee",
         tensors=(*CONFIGURED_ATTENTION, *plain_tensors("up_proj", "down_proj", bias="mlp_bias"), *TWO_NORMS),
         mlp=SQUARED_RELU,
     ),
     Architecture(
         model_type="apertus",
-        peft_targets=(),
-        class_prefix="Apertus",
         tensors=(
             *CONFIGURED_ATTENTION,
             *head_norms(),
@@ -431,8 +385,6 @@ OTHER_ROWS = (
     ),
     Architecture(
         model_type="jais2",
-        peft_targets=(),
-        class_prefix="Jais2",
         defaults={"attention_bias": True, "mlp_bias": True},
         tensors=(*CONFIGURED_ATTENTION, *plain_tensors("up_proj", "down_proj", bias="mlp_bias"), *TWO_NORMS),
         norm=_LAYER_NORM,
@@ -440,8 +392,6 @@ OTHER_ROWS = (
     ),
     Architecture(
         model_type="nemotron",
-        peft_targets=(),
-        class_prefix="Nemotron",
         defaults={"partial_rotary_factor": 0.5},
         tensors=(*CONFIGURED_ATTENTION, *plain_tensors("up_proj", "down_proj", bias="mlp_bias"), *TWO_NORMS),
         norm=Norm(form=NormForm.LAYER_PLUS_ONE),
@@ -450,8 +400,6 @@ OTHER_ROWS = (
     ),
     Architecture(
         model_type="starcoder2",
-        peft_targets=(),
-        class_prefix="Starcoder2",
         defaults={"num_key_value_heads": 2, "use_bias": True, "tie_word_embeddings": True},
         tensors=(
             *attention_tensors(qkv_bias="use_bias", out_bias="use_bias"),
@@ -459,7 +407,7 @@ OTHER_ROWS = (
             *TWO_NORMS,
         ),
         norm=_LAYER_NORM,
-        attention=Attention(window=SlidingWindow(), output_dropout=Dropout(key="residual_dropout")),
+        attention=Attention(window=SlidingWindow()),
         mlp=Mlp(
             gate=None,
             inputs=("c_fc",),
@@ -467,11 +415,10 @@ OTHER_ROWS = (
             function=("hidden_act", "gelu_pytorch_tanh"),
             dropout=Dropout(key="residual_dropout"),
         ),
-        embedding_dropout=Dropout(key="embedding_dropout"),
     ),
     Architecture(
         model_type="stablelm",
-        peft_targets=("q_proj", "v_proj"),
+        peft_targets=_QUERY_AND_VALUE,
         class_prefix="StableLm",
         defaults={"num_key_value_heads": 32, "partial_rotary_factor": 0.25},
         tensors=(
@@ -491,8 +438,6 @@ OTHER_ROWS = (
     ),
     Architecture(
         model_type="olmo",
-        peft_targets=(),
-        class_prefix="Olmo",
         tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
         not_estimated=("clip_qkv",),
         norm=Norm(form=NormForm.LAYER_BARE),
@@ -501,7 +446,6 @@ OTHER_ROWS = (
     Architecture(
         model_type="phi",
         peft_targets=("q_proj", "v_proj", "fc1", "fc2"),
-        class_prefix="Phi",
         defaults={"partial_rotary_factor": 0.5},
         tensors=(
             *attention_tensors(qkv_bias=True, out_bias=True, out="dense"),
@@ -520,12 +464,9 @@ OTHER_ROWS = (
         residual_dropout=ResidualDropout(
             after_attention="resid_dropout", after_mlp="resid_dropout", dropout=Dropout(key="resid_pdrop")
         ),
-        embedding_dropout=Dropout(key="embd_pdrop"),
     ),
     Architecture(
         model_type="phimoe",
-        peft_targets=(),
-        class_prefix="Phimoe",
         defaults={"num_key_value_heads": 8, "num_local_experts": 16, "num_experts_per_tok": 2},
         tensors=(
             *CONFIGURED_ATTENTION,
@@ -534,7 +475,6 @@ OTHER_ROWS = (
             DOWN,
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY,),
         head_bias="lm_head_bias",
         norm=_LAYER_NORM,
         attention=Attention(window=SlidingWindow()),
@@ -548,7 +488,7 @@ OTHER_ROWS = (
                 noise_in_router=True,
             )
         ),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
     Architecture(
         model_type="gpt_neox",
@@ -588,18 +528,14 @@ OTHER_ROWS = (
             after_mlp="post_mlp_dropout",
             dropout=Dropout(key="hidden_dropout"),
         ),
-        embedding_dropout=Dropout(key="hidden_dropout"),
     ),
     _COHERE,
     replace(
         _COHERE,
         model_type="cohere2",
-        peft_targets=(),
-        class_prefix="Cohere2",
         tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *norm_tensors("input_layernorm")),
         attention=Attention(
-            rotary=Rotary(interleaved=True, only_with_window="never"),
-            window=periodic_window(4, key="sliding_window_pattern"),
+            rotary=Rotary(other=True, only_with_window="never"), window=periodic_window(4, key="sliding_window_pattern")
         ),
     ),
 )

@@ -14,7 +14,7 @@ from ligerprof.models.architecture import (
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, SparseLayers
-from ligerprof.models.mixers import Experts, Scoring, SharedExpert
+from ligerprof.models.mixers import BALANCING_LOSS, Experts, Scoring, SharedExpert
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
@@ -48,12 +48,7 @@ def only_sparse(*tensors: Linear | RawWeight) -> tuple[Linear | RawWeight, ...]:
     return tuple(replace(item, sparse=True) for item in tensors)
 
 
-# the balancing loss of the routers
-AUXILIARY = "output_router_logits"
-_WIDE_NORMS = (
-    NormWeight(name="self_attn.q_norm", width="query"),
-    NormWeight(name="self_attn.k_norm", width="key"),
-)
+_WIDE_NORMS = (NormWeight(name="self_attn.q_norm", width="query"), NormWeight(name="self_attn.k_norm", width="key"))
 
 SIGMOID_EXPERTS = Experts(
     count="n_routed_experts",
@@ -73,15 +68,9 @@ _GRANITE_EXPERTS = tuple(
 )
 _GRANITE = Architecture(
     model_type="granitemoe",
-    peft_targets=(),
     class_prefix="GraniteMoe",
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
-    tensors=(
-        *CONFIGURED_ATTENTION,
-        *TWO_NORMS,
-        *_GRANITE_EXPERTS,
-    ),
-    not_estimated=(AUXILIARY,),
+    tensors=(*CONFIGURED_ATTENTION, *TWO_NORMS, *_GRANITE_EXPERTS),
     mlp=Mlp(
         name="block_sparse_moe",
         experts=Experts(count="num_local_experts", router="router", scoring=Scoring.SOFTMAX_OF_CHOSEN),
@@ -89,7 +78,7 @@ _GRANITE = Architecture(
     layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
     scales_embedding="decoder",
     logit_divisor="logits_scaling",
-    auxiliary_loss=AUXILIARY,
+    auxiliary_loss=BALANCING_LOSS,
 )
 GRANITE_SHARED_EXPERTS = Experts(
     count="num_local_experts",
@@ -123,11 +112,9 @@ EXPERT_ROWS = (
     Architecture(
         model_type="mixtral",
         peft_targets=("q_proj", "v_proj"),
-        class_prefix="Mixtral",
         defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
         aliases={"num_experts": "num_local_experts"},
         tensors=(*attention_tensors(), ROUTER, GATES, DOWN, *TWO_NORMS),
-        not_estimated=(AUXILIARY,),
         attention=Attention(window=SlidingWindow()),
         mlp=Mlp(
             experts=Experts(
@@ -138,18 +125,11 @@ EXPERT_ROWS = (
                 narrows_scores=False,
             )
         ),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
     Architecture(
         model_type="qwen3_moe",
-        peft_targets=(),
-        class_prefix="Qwen3Moe",
-        defaults={
-            "num_key_value_heads": 4,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-        },
+        defaults={"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         aliases={"num_local_experts": "num_experts"},
         tensors=(
             *CONFIGURED_ATTENTION,
@@ -158,18 +138,14 @@ EXPERT_ROWS = (
             *only_sparse(GATES, DOWN, ROUTER),
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY,),
         attention=Attention(
-            qk_norms=("q_norm", "k_norm"),
-            window=SlidingWindow(default=4096, switch="use_sliding_window"),
+            qk_norms=("q_norm", "k_norm"), window=SlidingWindow(default=4096, switch="use_sliding_window")
         ),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", adapted_by_name=True, layers=_QWEN_LAYERS)),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
     Architecture(
         model_type="qwen2_moe",
-        peft_targets=(),
-        class_prefix="Qwen2Moe",
         defaults={
             "num_key_value_heads": 16,
             "num_experts": 60,
@@ -186,15 +162,13 @@ EXPERT_ROWS = (
             *TWO_NORMS,
         ),
         # every other layer has a window
-        not_estimated=(AUXILIARY, "use_sliding_window"),
+        not_estimated=("use_sliding_window",),
         attention=Attention(window=replace(QWEN_WINDOW, makes_both=True)),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", shared=SharedExpert(), layers=_QWEN_LAYERS)),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
     Architecture(
         model_type="glm4_moe",
-        peft_targets=(),
-        class_prefix="Glm4Moe",
         defaults={
             "num_key_value_heads": 8,
             "head_dim": 128,
@@ -213,13 +187,11 @@ EXPERT_ROWS = (
             *only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts")),
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY,),
         attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
         mlp=Mlp(experts=SIGMOID_EXPERTS),
     ),
     Architecture(
         model_type="ernie4_5_moe",
-        peft_targets=(),
         class_prefix="Ernie4_5_Moe",
         defaults={
             "num_key_value_heads": 4,
@@ -248,12 +220,8 @@ EXPERT_ROWS = (
             ),
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY,),
         head_bias="use_bias",
-        attention=Attention(
-            rotary=Rotary(interleaved=True, expands_tables=True, fp32_tables=True),
-            dropout=Dropout(key="no_dropout"),
-        ),
+        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Dropout(key="no_dropout")),
         mlp=Mlp(
             experts=Experts(
                 count="moe_num_experts",
@@ -272,11 +240,10 @@ EXPERT_ROWS = (
                 ),
             )
         ),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
     Architecture(
         model_type="hunyuan_v1_moe",
-        peft_targets=(),
         class_prefix="HunYuanMoEV1",
         aliases={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
         tensors=(
@@ -288,7 +255,6 @@ EXPERT_ROWS = (
             *shared_expert("shared_mlp"),
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY,),
         attention=Attention(qk_norms=("query_layernorm", "key_layernorm"), norms_apart=True),
         mlp=Mlp(
             experts=Experts(
@@ -303,8 +269,6 @@ EXPERT_ROWS = (
     ),
     Architecture(
         model_type="gpt_oss",
-        peft_targets=(),
-        class_prefix="GptOss",
         defaults={
             "num_key_value_heads": 8,
             "head_dim": 64,
@@ -324,9 +288,8 @@ EXPERT_ROWS = (
             RawWeight(name="mlp.experts", parameter="down_proj_bias", shape=(("experts",), ("hidden",))),
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY,),
         attention=Attention(
-            rotary=Rotary(halves=True), window=periodic_window(2, default=128), fp32_softmax=False, sinks=True
+            rotary=Rotary(other=True), window=periodic_window(2, default=128), fp32_softmax=False, sinks=True
         ),
         mlp=Mlp(
             gate=None,
@@ -338,26 +301,22 @@ EXPERT_ROWS = (
                 clamped=True,
             ),
         ),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
     _GRANITE,
     GRANITE_SHARED,
     Architecture(
         model_type="olmoe",
-        peft_targets=(),
-        class_prefix="Olmoe",
         defaults={"num_experts": 64, "num_experts_per_tok": 8},
         aliases={"num_local_experts": "num_experts"},
         tensors=(*CONFIGURED_ATTENTION, *_WIDE_NORMS, ROUTER, GATES, DOWN, *TWO_NORMS),
-        not_estimated=(AUXILIARY, "clip_qkv"),
+        not_estimated=(BALANCING_LOSS, "clip_qkv"),
         attention=Attention(qk_norms=("q_norm", "k_norm")),
         mlp=Mlp(experts=Experts()),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
     Architecture(
         model_type="flex_olmo",
-        peft_targets=(),
-        class_prefix="FlexOlmo",
         defaults={"num_experts": 7, "num_experts_per_tok": 5},
         aliases={"num_local_experts": "num_experts"},
         tensors=(
@@ -368,11 +327,10 @@ EXPERT_ROWS = (
             DOWN,
             *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
         ),
-        not_estimated=(AUXILIARY,),
         attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
         mlp=Mlp(experts=Experts()),
         layer_norms=AFTER_SUBLAYERS,
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
 )
 
@@ -390,8 +348,6 @@ _ATTENTION = (
 
 _V3 = Architecture(
     model_type="deepseek_v3",
-    peft_targets=(),
-    class_prefix="DeepseekV3",
     defaults={
         "n_routed_experts": 256,
         "n_shared_experts": 1,
@@ -412,7 +368,6 @@ _V3 = Architecture(
         *only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts")),
         *TWO_NORMS,
     ),
-    not_estimated=(AUXILIARY,),
     switches={"rope_interleave": True},
     attention=Attention(grouped=False, latent=True, rotary=Rotary(other=True)),
     mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=SparseLayers(first=("first_k_dense_replace", 3)))),
@@ -423,7 +378,6 @@ LATENT_ROWS = (
     replace(
         _V3,
         model_type="glm4_moe_lite",
-        class_prefix="Glm4MoeLite",
         defaults={
             **_V3.defaults,
             "n_routed_experts": 64,
@@ -438,7 +392,6 @@ LATENT_ROWS = (
     replace(
         _V3,
         model_type="youtu",
-        class_prefix="Youtu",
         defaults={**_V3.defaults, "tie_word_embeddings": True},
         aliases={},
         tensors=(*_ATTENTION, *gated_tensors(), *TWO_NORMS),
@@ -448,8 +401,6 @@ LATENT_ROWS = (
     ),
     Architecture(
         model_type="deepseek_v2",
-        peft_targets=(),
-        class_prefix="DeepseekV2",
         defaults={
             "n_routed_experts": 64,
             "n_shared_experts": 2,
@@ -468,8 +419,7 @@ LATENT_ROWS = (
             *only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts", bias="mlp_bias")),
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY,),
-        attention=Attention(grouped=False, latent=True, rotary=Rotary(complex_products=True)),
+        attention=Attention(grouped=False, latent=True, rotary=Rotary(other=True)),
         mlp=Mlp(
             experts=replace(
                 SIGMOID_EXPERTS,
@@ -490,8 +440,6 @@ BATCHED_ROWS = (
     Architecture(
         model_type="llama4_text",
         modeling="llama4",
-        peft_targets=(),
-        class_prefix="Llama4Text",
         defaults={
             "num_local_experts": 16,
             "num_experts_per_tok": 1,
@@ -525,7 +473,7 @@ BATCHED_ROWS = (
         norm=Norm(eps="eps"),
         attention=Attention(
             rotary=Rotary(
-                complex_products=True,
+                other=True,
                 layers=LayerChoice(key="no_rope_layers", chosen=1, period=4, period_key="no_rope_layer_interval"),
             ),
             fp32_softmax=False,
@@ -564,12 +512,9 @@ _NUMBERS = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok
 SIGMOID_ROWS = (
     Architecture(
         model_type="dots1",
-        peft_targets=(),
-        class_prefix="Dots1",
         defaults={"norm_topk_prob": False},
         aliases={"num_local_experts": "n_routed_experts"},
         tensors=(*CONFIGURED_ATTENTION, *head_norms(), *gated_tensors(sparse=False), *_EXPERTS, *TWO_NORMS),
-        not_estimated=(AUXILIARY,),
         attention=Attention(
             qk_norms=_QK_NORMS,
             window=SlidingWindow(default=4096, layers=LayerChoice(from_layer=("max_window_layers", 62))),
@@ -578,18 +523,13 @@ SIGMOID_ROWS = (
     ),
     Architecture(
         model_type="solar_open",
-        peft_targets=(),
-        class_prefix="SolarOpen",
         defaults={**_NUMBERS, "num_key_value_heads": 8, "head_dim": 128, "moe_intermediate_size": 1280},
         aliases={"num_local_experts": "n_routed_experts"},
         tensors=(*attention_tensors(qkv_bias="attention_bias"), *_EXPERTS, *TWO_NORMS),
-        not_estimated=(AUXILIARY,),
         mlp=Mlp(experts=replace(SIGMOID_EXPERTS, layers=None), width="moe_intermediate_size"),
     ),
     Architecture(
         model_type="exaone_moe",
-        peft_targets=(),
-        class_prefix="ExaoneMoe",
         defaults={
             "num_key_value_heads": 32,
             "num_experts": 64,
@@ -599,7 +539,6 @@ SIGMOID_ROWS = (
             "norm_topk_prob": True,
         },
         tensors=(*attention_tensors(), *head_norms(), *gated_tensors(sparse=False), *_EXPERTS, *TWO_NORMS),
-        not_estimated=(AUXILIARY,),
         attention=Attention(
             qk_norms=_QK_NORMS,
             norms_apart=True,
@@ -623,14 +562,8 @@ SIGMOID_ROWS = (
     ),
     Architecture(
         model_type="minimax_m2",
-        peft_targets=(),
         class_prefix="MiniMaxM2",
-        defaults={
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "num_local_experts": 256,
-            "num_experts_per_tok": 8,
-        },
+        defaults={"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8},
         aliases={"num_experts": "num_local_experts"},
         tensors=(
             *attention_tensors(),
@@ -641,7 +574,6 @@ SIGMOID_ROWS = (
             DOWN,
             *TWO_NORMS,
         ),
-        not_estimated=(AUXILIARY,),
         attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(share="partial_rotary_factor")),
         mlp=Mlp(
             experts=Experts(
@@ -652,6 +584,6 @@ SIGMOID_ROWS = (
                 narrows_scores=False,
             )
         ),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
 )

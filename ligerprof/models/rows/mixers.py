@@ -15,9 +15,8 @@ from ligerprof.models.architecture import (
     Width,
 )
 from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, Softcap, SparseLayers
-from ligerprof.models.mixers import DeltaNet, Experts, Scoring, SharedExpert, ShortConv, StateSpace, Streams
+from ligerprof.models.mixers import BALANCING_LOSS, DeltaNet, Experts, Scoring, SharedExpert, ShortConv, StateSpace
 from ligerprof.models.rows.experts import (
-    AUXILIARY,
     DOWN,
     GATES,
     GRANITE_SHARED,
@@ -73,8 +72,6 @@ _DELTA_SIZES = {
 
 _NEXT = Architecture(
     model_type="qwen3_next",
-    peft_targets=(),
-    class_prefix="Qwen3Next",
     defaults={
         **_DELTA_SIZES,
         "num_experts": 512,
@@ -100,12 +97,8 @@ _NEXT = Architecture(
         *_DELTA_EXPERTS,
         *TWO_NORMS,
     ),
-    not_estimated=(AUXILIARY,),
     norm=Norm(eps="eps", offset=1.0),
-    attention=Attention(
-        qk_norms=("q_norm", "k_norm"),
-        rotary=Rotary(share="partial_rotary_factor"),
-    ),
+    attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
     delta=DeltaNet(inputs=("in_proj_qkvz", "in_proj_ba")),
     mlp=Mlp(
         experts=Experts(
@@ -116,7 +109,7 @@ _NEXT = Architecture(
         )
     ),
     layer_norms=LayerNorms(own_forward=True),
-    auxiliary_loss=AUXILIARY,
+    auxiliary_loss=BALANCING_LOSS,
 )
 _QUERY_KEY_VALUE: tuple[Width, ...] = ("delta key", "delta key", "delta value")
 _PARTS = (
@@ -126,19 +119,17 @@ _PARTS = (
     Linear(name="linear_attn.in_proj_a", inputs="hidden", outputs=("delta heads",), recurrent=True),
 )
 _APART = DeltaNet(inputs=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
-_ROWED = replace(_NEXT.attention, rotary=Rotary(share="partial_rotary_factor", tables_by_row=True))
 
 DELTA_ROWS = (
     _NEXT,
     Architecture(
         model_type="qwen3_5_text",
         modeling="qwen3_5",
-        peft_targets=(),
         class_prefix="Qwen3_5",
         defaults={**_DELTA_SIZES, "num_key_value_heads": 4},
         tensors=(*_DELTA_RATES, _DELTA_CONV, _NORM, _DELTA_OUT, *_PARTS, *_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
         norm=_NEXT.norm,
-        attention=_ROWED,
+        attention=_NEXT.attention,
         delta=_APART,
         layer_norms=LayerNorms(own_forward=True),
     ),
@@ -149,7 +140,7 @@ DELTA_ROWS = (
         class_prefix="Qwen3_5Moe",
         defaults={**_NEXT.defaults, "num_experts": 256, "num_experts_per_tok": 8},
         tensors=(*_DELTA_RATES, _DELTA_CONV, _NORM, _DELTA_OUT, *_PARTS, *_ATTENTION, *_DELTA_EXPERTS, *TWO_NORMS),
-        attention=_ROWED,
+        attention=_NEXT.attention,
         delta=_APART,
         mlp=Mlp(
             experts=Experts(width="moe_intermediate_size", normalizes=True, shared=SharedExpert(), adapted_by_name=True)
@@ -179,8 +170,6 @@ _LFM_NORMS = norm_tensors("operator_norm", "ffn_norm")
 
 _LFM2 = Architecture(
     model_type="lfm2",
-    peft_targets=(),
-    class_prefix="Lfm2",
     defaults={"num_key_value_heads": 8, "conv_L_cache": 3, "block_multiple_of": 256},
     aliases={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
     tensors=(*_MIXERS, *_LFM_MLP, *_LFM_NORMS),
@@ -206,7 +195,6 @@ SHORT_CONV_ROWS = (
     replace(
         _LFM2,
         model_type="lfm2_moe",
-        class_prefix="Lfm2Moe",
         defaults={
             "num_key_value_heads": 8,
             "conv_L_cache": 3,
@@ -217,7 +205,7 @@ SHORT_CONV_ROWS = (
         },
         aliases={},
         tensors=(*_MIXERS, *(replace(item, sparse=False) for item in _LFM_MLP), *_LFM_EXPERTS, *_LFM_NORMS),
-        not_estimated=("conv_bias", AUXILIARY),
+        not_estimated=("conv_bias", BALANCING_LOSS),
         mlp=replace(
             _LFM2.mlp,
             adjusted=None,
@@ -227,7 +215,7 @@ SHORT_CONV_ROWS = (
                 layers=SparseLayers(first=("num_dense_layers", 2)),
             ),
         ),
-        auxiliary_loss=AUXILIARY,
+        auxiliary_loss=BALANCING_LOSS,
     ),
 )
 
@@ -283,18 +271,8 @@ _INSTEAD: tuple[Linear | NormWeight | RawWeight, ...] = (
 STATE_SPACE_ROWS = (
     Architecture(
         model_type="falcon_h1",
-        peft_targets=(),
-        class_prefix="FalconH1",
         defaults={**_MAMBA_SIZES, "num_key_value_heads": 8, "mamba_d_ssm": 1024},
-        tensors=(
-            *_MAMBA_MLP,
-            *_MAMBA_RATES,
-            *_MAMBA_CONV,
-            _JOINT,
-            _MAMBA_OUT,
-            *CONFIGURED_ATTENTION,
-            *_MAMBA_NORMS,
-        ),
+        tensors=(*_MAMBA_MLP, *_MAMBA_RATES, *_MAMBA_CONV, _JOINT, _MAMBA_OUT, *CONFIGURED_ATTENTION, *_MAMBA_NORMS),
         not_estimated=("mamba_rms_norm",),
         final_norm="model.final_layernorm",
         state_space=StateSpace(norm=None, adapts_out=False, scales_parts=True),
@@ -305,15 +283,9 @@ STATE_SPACE_ROWS = (
     ),
     Architecture(
         model_type="bamba",
-        peft_targets=(),
-        class_prefix="Bamba",
         # transformers sets the share, whatever the config says
         defaults={**_MAMBA_SIZES, "num_key_value_heads": 8, "partial_rotary_factor": 0.5},
-        tensors=(
-            *_MAMBA_MLP,
-            *_MAMBA_NORMS,
-            *_INSTEAD,
-        ),
+        tensors=(*_MAMBA_MLP, *_MAMBA_NORMS, *_INSTEAD),
         final_norm="model.final_layernorm",
         attention=Attention(rotary=Rotary(share="partial_rotary_factor")),
         state_space=StateSpace(
@@ -352,7 +324,6 @@ STREAM_ROWS = (
     Architecture(
         model_type="gemma3n_text",
         modeling="gemma3n",
-        peft_targets=(),
         class_prefix="Gemma3n",
         classes={"MLP": ("Gemma3nTextMLP",)},
         defaults={
@@ -374,10 +345,7 @@ STREAM_ROWS = (
             _STREAM_OUT,
             *PLAIN_GATED,
             *norm_tensors(
-                "input_layernorm",
-                "post_attention_layernorm",
-                "pre_feedforward_layernorm",
-                "post_feedforward_layernorm",
+                "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
             ),
             *_ALTUP,
             Linear(name="laurel.linear_left", inputs="hidden", outputs=("laurel",)),
@@ -389,9 +357,7 @@ STREAM_ROWS = (
         ),
         norm=Norm(eps="eps"),
         attention=Attention(
-            qk_norms=("q_norm", "k_norm"),
-            rotary=Rotary(other=True, tables_by_kind=True),
-            window=periodic_window(5, default=512),
+            qk_norms=("q_norm", "k_norm"), rotary=Rotary(other=True), window=periodic_window(5, default=512)
         ),
         mlp=replace(GEGLU, sparsity_attribute="activation_sparsity"),
         layer_norms=LayerNorms(
@@ -400,7 +366,7 @@ STREAM_ROWS = (
             after_mlp="post_feedforward_layernorm",
             own_forward=True,
         ),
-        streams=Streams(),
+        streams=True,
         scales_embedding="module",
         tied_by_default=True,
         final_softcap=Softcap(key="final_logit_softcapping", default=30.0),

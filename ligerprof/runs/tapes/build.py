@@ -100,11 +100,7 @@ class Folder:
     """
 
     def __init__(
-        self,
-        recording: Recording,
-        numbers: Sequence[int],
-        roles: Sequence[Role],
-        paths: Sequence[str],
+        self, recording: Recording, numbers: Sequence[int], roles: Sequence[Role], paths: Sequence[str]
     ) -> None:
         self._recording, self._numbers, self._roles = recording, numbers, roles
         # of each block: the position of its unit, and its number there

@@ -324,10 +324,7 @@ class Passes:
         """All parameters of the model on the GPU."""
         return tuple(
             TapeParameter(
-                name=name,
-                shape=tuple(parameter.shape),
-                width=parameter.element_size(),
-                trained=parameter.requires_grad,
+                name=name, shape=tuple(parameter.shape), width=parameter.element_size(), trained=parameter.requires_grad
             )
             for name, parameter in self._trainer.model.named_parameters()
             # transformers makes a few small ones in main memory

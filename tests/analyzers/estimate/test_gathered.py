@@ -10,8 +10,9 @@ from ligerprof.analyzers.estimate.block_meter import meter_after
 from ligerprof.analyzers.estimate.gathered import GatheringHooks
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.static import make_weights
+from ligerprof.analyzers.estimate.step import step_peaks
 from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.recipe.categories import Offload
+from ligerprof.recipe.categories import Offload, Step
 from ligerprof.recipe.configs.resolve import load_recipe
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -99,3 +100,15 @@ def test_each_gradient_is_reduced_once_and_leaves(most: int) -> None:
     held = {role: size_bytes for role, size_bytes in meter.held.items() if size_bytes}
     assert all(weight.gradient is None for weight in weights.values())
     assert not held
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_steady_step_is_alike_whether_or_not_the_first_one_has_recorded_its_modules(accumulation: int) -> None:
+    recipe = TrainingRecipe(
+        model="tiny", engine="deepspeed", zero=3, gpus=2, precision="mixed", grad_accum=accumulation
+    )
+    kernels = find_kernel_set(recipe.providers, recipe.spec)
+    first = step_peaks(recipe, kernels, Step.FIRST).recording
+    assert first.modules
+    alone, after = (step_peaks(recipe, kernels, Step.STEADY, before).recording for before in ((), (first,)))
+    assert (after.sizes, after.events) == (alone.sizes, alone.events)

@@ -5,10 +5,10 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
+from benchmarks.layer_recorder import SmallModel
 from benchmarks.layer_tapes import configs_of
 from ligerprof.models import spec_from_config
 from ligerprof.models.layer_tape import layer_kind, layer_tape, norm_tape
-from ligerprof.runs.tapes.layers import SmallModel
 
 pytestmark = [
     pytest.mark.usefixtures("no_log_records"),
