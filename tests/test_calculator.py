@@ -56,7 +56,6 @@ ACCELERATE = "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\nf
 DEEPSPEED = json.dumps(
     {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
 )
-FIRST_ANSWER_MS = 3_000
 REQUESTS = {
     "options": {"options": "--model llama3.2-1b --gpu rtx4090 --liger all"},
     "trl": {"content": TRL, "file": "trl-sft=sft.yaml", "options": "--gpu rtx4090"},
@@ -144,12 +143,11 @@ def test_the_browser_answers_to_the_byte(
                 "(() => { const { dataset } = document.querySelector('#calculated'); delete dataset.advise; })()"
             )
         given = json.dumps(REQUESTS["trl"]).encode()
-        # a second visit, whose files are cached, by a link with the recipe
+        # a link with the recipe
         browser.call("Page.navigate", url="about:blank")
         browser.call("Page.navigate", url=f"{address}#{base64.urlsafe_b64encode(given).decode().rstrip('=')}")
         browser.wait_for("Boolean(document.querySelector('#calculated')?.dataset.estimate)", seconds=400)
         found = browser.evaluate("document.querySelector('#calculated').dataset.estimate")
         assert json.loads(found) == answer(command="estimate", **REQUESTS["trl"])
-        assert int(browser.evaluate("document.querySelector('#calculated').dataset.ms")) < FIRST_ANSWER_MS
         assert [each for each in browser.problems if not each.startswith("requests http://127.0.0.1:")] == []
     chromium.close()

@@ -1,6 +1,8 @@
 """`ligerprof advise`: the cheapest changes that bring a recipe below a limit, each with its saving and cost."""
 
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +17,14 @@ from ligerprof.cli.command_search import (
 )
 from ligerprof.cli.common_options import force_option, json_option, simulate_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
-from ligerprof.cli.output import config_report, show, stages
+from ligerprof.cli.output import config_report, config_sources, show, stages
 from ligerprof.cli.own_file import changed_copy_option, check_copies, recipe_and_files, sharding_of, write_copies
 from ligerprof.errors import DoesNotFitError, LigerprofError, MissingDependencyError, UnsupportedError
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.configs.edits import FileEdit, edits_json
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.flags import command_line
-from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -91,7 +93,6 @@ def command(  # noqa: PLR0913 - one argument per option
             settle=own.settle if files else None,
         )
     runnable, reason = _runnable(advice)
-    next_command = command_line(runnable, advice.plan)
     main_memory = _main_memory_note(advice) if recipe.host_memory_bytes is None else ""
     remarks = [remark for remark in (reason, main_memory) if remark]
     edits: tuple[FileEdit, ...] = ()
@@ -101,6 +102,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if copies:
             raise
         remarks.append(str(error))
+    next_command = _next_command(runnable, advice, edits, copies)
     show(
         lambda: {
             **advice.to_json(),
@@ -133,6 +135,22 @@ def _runnable(advice: "Advice") -> tuple[str, str]:
     except (UnsupportedError, MissingDependencyError) as error:
         return "estimate", f"`ligerprof step` cannot run the plan here: {error}"
     return "step", ""
+
+
+def _next_command(command: str, advice: "Advice", edits: Sequence[FileEdit], copies: Sequence[Path]) -> str:
+    """The line to type: with the changed copies of --config files if they say the whole plan, else all its options."""
+    changed = [edit.file for edit in edits if edit.changes and edit.text is not None]
+    if not changed or len(copies) < len(changed) or any(edit.missing for edit in edits):
+        return command_line(command, advice.plan)
+    (sources, given), written = config_sources(), dict(zip(changed, copies, strict=False))
+    words = ["ligerprof", command]
+    for framework, equals, file in (source.rpartition("=") for source in sources):
+        words += ["--config", f"{framework}{equals}{written.get(file, file)}"]
+    for name in given:
+        # what the plan changes is the files' from then on
+        if (value := getattr(advice.plan, name)) == getattr(advice.recipe, name):
+            words += RECIPE_OPTIONS[name].typed(value)
+    return shlex.join(words)
 
 
 def _main_memory_note(advice: "Advice") -> str:

@@ -1,6 +1,7 @@
 """`--config` on the command line: what the files set, what wins, and what is printed where."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,11 @@ def test_advise_prints_and_writes_the_changes_of_the_file(arguments_file: str, t
     for change in found["edit"]["changes"]:
         assert f"+ {change['key']}: {json.dumps(change['new'])}" in done.stdout
         assert change["old"] == ARGUMENTS.get(change["key"])
+    # the next command reads the copy, which says the whole plan
+    command = json.loads(run("advise", *options, "-o", str(fixed), "--force", "--json").stdout)["command"]
+    assert command.startswith(f"ligerprof step --config {fixed} --memory-limit")
+    again = json.loads(run("estimate", *shlex.split(command)[2:], "--json").stdout)
+    assert (again["recipe"]["batch"], again["peak_bytes"]) == (plan["batch"], found["plan"]["needed_bytes"])
     changed = {change["key"]: change["new"] for change in found["edit"]["changes"]}
     assert changed["per_device_train_batch_size"] == plan["batch"]
     assert json.loads(fixed.read_text(encoding="utf-8")) == {**ARGUMENTS, **changed}

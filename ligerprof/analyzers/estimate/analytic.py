@@ -26,7 +26,7 @@ from ligerprof.errors import DoesNotFitError, LigerprofError, UnknownModelError,
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
-from ligerprof.recipe.categories import Attention, Engine, Loss, Offload, Optimizer, Step, Wrap
+from ligerprof.recipe.categories import Attention, Engine, GradSync, Loss, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.conflicts import require_gathered_head
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
@@ -347,6 +347,8 @@ def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
         yield f"the figures are rank {WORST_RANK}'s: no rank has larger shards"
         if recipe.reshard and recipe.wrap is Wrap.LAYERS:
             yield "the root is resharded after forward as well (reshard_after_forward=True)"
+        if recipe.grad_accum > 1 and recipe.grad_sync is GradSync.LAST:
+            yield "gradients stay whole until the last micro-batch reduces them; --grad-sync every shards them in each"
     if recipe.engine is Engine.DDP:
         yield "DDP's defaults: buckets of 25 MiB, the first of 1 MiB, built anew in the second step"
 

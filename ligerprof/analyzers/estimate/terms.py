@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.placement import state_sizes, stored_sizes, tr
 from ligerprof.analyzers.estimate.result import Term
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.zero import zero_copies
-from ligerprof.recipe.categories import Engine, Offload
+from ligerprof.recipe.categories import Engine, GradSync, Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, moment_count
@@ -100,6 +100,11 @@ def buffer_terms(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Itera
         yield Term(name="buckets", formula="as large as all gradients", size_bytes=size_bytes)
     if recipe.engine is not Engine.FSDP2:
         return
+    if recipe.grad_accum > 1 and recipe.grad_sync is GradSync.LAST:
+        width = DTYPE_BYTES[recipe.reduction_dtype]
+        trained = sum(weight.elements for weight in weights.values() if weight.trainable)
+        formula = f"{width} E, E = {trained:,} trained, until the last micro-batch"
+        yield Term(name="whole gradients", formula=formula, size_bytes=width * trained)
     for group in groups(recipe, weights):
         in_layer = group.modules == (0,)
         other_layer = isinstance(group.modules[0], int) and not in_layer

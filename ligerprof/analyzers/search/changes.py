@@ -83,6 +83,15 @@ def _zero_2(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, zero=2),)
 
 
+@_change("grad-sync", "gradients sharded at once", "time: gradients are reduced in every micro-batch")
+def _grad_sync(recipe: TrainingRecipe) -> Outcome:
+    if recipe.engine is not Engine.FSDP2:
+        return "only FSDP2 keeps gradients whole between micro-batches"
+    if recipe.grad_accum == 1 or recipe.grad_sync is GradSync.EVERY:
+        return "every micro-batch reduces its gradients already"
+    return (dataclasses.replace(recipe, grad_sync=GradSync.EVERY),)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharding:
     """How a framework shards over several GPUs.
@@ -270,7 +279,15 @@ def expandable_segments(recipe: TrainingRecipe) -> Outcome:
     return (dataclasses.replace(recipe, alloc_conf=conf),)
 
 
-_UP_TO_ZERO_3 = (_zero_2, _no_lora_dropout, _checkpointing, _mixed_precision, _narrow_frozen_weights, _zero_3)
+_UP_TO_ZERO_3 = (
+    _zero_2,
+    _grad_sync,
+    _no_lora_dropout,
+    _checkpointing,
+    _mixed_precision,
+    _narrow_frozen_weights,
+    _zero_3,
+)
 _REST = (
     _accumulation,
     _offload_optimizer,

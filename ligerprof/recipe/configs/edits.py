@@ -279,7 +279,7 @@ _PRECISIONS = {Precision.MIXED: "bf16", Precision.MIXED_FP16: "fp16"}
 _ON = (True, "true", "auto")
 _INLINE = tuple(each.name for each in (TRANSFORMERS, TRL_SFT, AXOLOTL, LLAMA_FACTORY))
 # what FSDP2's settings say of a recipe
-_FSDP_OPTIONS = ("engine", "offload", "reshard", "wrap", "reduce_dtype", "zero", "bucket_view", "grad_sync")
+_FSDP_OPTIONS = ("engine", "offload", "reshard", "wrap", "reduce_dtype", "zero", "bucket_view")
 _WRAP = "TRANSFORMER_BASED_WRAP"
 
 

@@ -119,6 +119,9 @@ def test_accumulated_micro_batches_keep_whole_gradients_unless_each_is_reduced()
     )
     assert every.peak_bytes - one.peak_bytes == pytest.approx(4 * 1_235_814_400 // 8, rel=0.4)
     assert last.peak_bytes - one.peak_bytes > 4 * 1_235_814_400 // 2
+    whole = [{term.name: term.size_bytes for term in each.terms}.get("whole gradients") for each in (last, every, one)]
+    assert whole == [4 * 1_235_814_400, None, None]
+    assert any("gradients stay whole" in sentence for sentence in last.assumed)
 
 
 def test_offload_leaves_only_what_is_gathered() -> None:

@@ -119,6 +119,18 @@ def test_fsdp2_and_ddp_take_changes_of_their_own() -> None:
     assert (plan.engine, plan.grad_sync, plan.bucket_view) == ("deepspeed", "last", False)
 
 
+def test_fsdp2_shards_the_gradients_of_every_micro_batch_before_it_offloads() -> None:
+    recipe = TrainingRecipe(engine="fsdp2", gpus=2, grad_accum=4, precision="mixed", liger="all")
+    every = dataclasses.replace(recipe, grad_sync="every")
+
+    advice = advise(recipe, estimating(needed_bytes(every) * 6 // 5))
+
+    assert [step.change.name for step in advice.applied] == ["grad-sync"]
+    assert advice.plan == every
+    assert_adds_up(advice)
+    assert states(advise(every, estimating(GIB)))["grad-sync"] == "inapplicable"
+
+
 def test_rungs_that_a_later_one_makes_unnecessary_are_dropped() -> None:
     recipe = TrainingRecipe(checkpointing=False)
 

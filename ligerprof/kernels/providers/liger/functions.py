@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import logging
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from ligerprof.errors import KernelInputError, KernelUnavailableError
 from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
 from ligerprof.models.architecture import Architecture
+
+# it warns of each backend for hardware that is not there
+logging.getLogger("liger_kernel.backends").setLevel(logging.ERROR)
 
 
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
