@@ -158,7 +158,8 @@ def fit_command(options: CommandOptions) -> None:
 
     def find(tell: "Tell", begin: "Begin") -> "LargestFit":
         if batches is None:
-            return largest_value(problem, *vary[0], tell, begin)
+            key, values = vary[0]
+            return largest_value(problem, key, values, tell, begin)
         return largest_batch(problem, batches, tell, begin)
 
     _answer(
