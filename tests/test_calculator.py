@@ -103,8 +103,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(REPOSITORY / "docs" / "calculator", folder / "calculator")
     shutil.copytree(PYODIDE, folder / "calculator" / "pyodide")
-    shutil.copy(SITE / "calculator.html", folder)
-    (folder / "assets").symlink_to((SITE / "assets").resolve())
+    for other in SITE.resolve().iterdir():
+        if other.name != "calculator":
+            (folder / other.name).symlink_to(other)
     sys.path.insert(0, str(REPOSITORY / "docs" / "_site"))
     load(REPOSITORY / "docs" / "_site" / "hooks.py").on_post_build(config=SimpleNamespace(site_dir=folder))
     subprocess.run(["node", str(folder / "calculator" / "snapshot.mjs")], check=True)
