@@ -32,7 +32,8 @@ def _eager(context: Context, query: Value, key: Value, value: Value) -> tuple[Va
     """eager_attention_forward: scores, scaling, mask, softmax and cast, each a new tensor."""
     tape = context.tape
     keys, values = repeat_heads(context, key), repeat_heads(context, value)
-    read_query, read_key = context.autocast(query), context.autocast(keys)
+    # autocast casts the arguments of an operator from the last one on
+    read_key, read_query = context.autocast(keys), context.autocast(query)
     product = score_product(context, read_query, read_key)
     tape.release(read_query, read_key)
     scores = scale(context, product, role=SCORES)
@@ -49,7 +50,7 @@ def _eager(context: Context, query: Value, key: Value, value: Value) -> tuple[Va
     drop = context.spec.dropout_rate(context.spec.architecture.attention.dropout)
     dropped = dropout(context, probabilities, drop)
     tape.release(probabilities)
-    read, read_values = cast_scores(context, dropped, context.half_bytes or dropped.width), context.autocast(values)
+    read_values, read = context.autocast(values), cast_scores(context, dropped, context.half_bytes or dropped.width)
     summed = weighted_sum(context, read, read_values)
     output = in_order_of_tokens(context, summed) if context.spec.heads > 1 else tape.name(summed)
     tape.release(read, read_values, summed, keys, values)

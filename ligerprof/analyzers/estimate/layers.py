@@ -161,15 +161,18 @@ def project(context: Context, value: Value, name: str) -> Value:
 
 
 def _comes_by_heads(context: Context, which: int) -> bool:
-    """Whether the gradient of query, key or value comes with its heads apart, as eager attention computes it.
+    """Whether the gradient of query, key or value comes with its heads apart, so that the view as heads has it copied.
 
-    The view of a projection as heads has it copied; norms between the two are not known to pass it on as it is.
+    Eager attention computes it so. Rotated halves are slices, whose gradients begin as zeros with the heads apart. Norms
+    between the two are not known to pass it on as it is.
     """
     row, spec = context.spec.architecture.attention, context.spec
-    turns = which < 2 and context.rotates and find_slot(Feature.ROTARY).name in context.kernels
-    if not is_eager(context.recipe) or len(row.qkv) == 1 or row.qk_norms is not None or turns:
+    turns = which < 2 and context.rotates and row.rotary is not None
+    by_kernel = turns and find_slot(Feature.ROTARY).name in context.kernels
+    if len(row.qkv) == 1 or row.qk_norms is not None or by_kernel:
         return False
-    return (spec.heads if which == 0 else spec.kv_heads) > 1
+    slices = turns and row.rotary is not None and not row.rotary.other and row.rotary.share is None
+    return (is_eager(context.recipe) or slices) and (spec.heads if which == 0 else spec.kv_heads) > 1
 
 
 def _run_experts(context: Context, value: Value, name: str, row: Experts) -> Value:

@@ -1,6 +1,7 @@
 """Recorded operators of a module, carried out on a tape: which tensors they make, keep and read."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -252,18 +253,16 @@ class Replay:
 
     def _times_table(self, value: Value, table: str | int, saves: tuple[Value, ...]) -> Value:
         """Times a tensor without a gradient; if that is wider, the gradient is computed in its dtype and cast."""
-        table_bytes, scratch_bytes = table if isinstance(table, int) else self._table_bytes(table), 0
+        table_bytes = table if isinstance(table, int) else self._table_bytes(table)
         width = max(value.width, table_bytes)
+        operation = Operation(elements=value.elements, width=width, inputs=(value,), saves=saves)
         if table == "complex":
             # backward multiplies by the conjugate, a copy of the table
-            scratch_bytes = self.context.recipe.row_tokens * self.context.spec.rotary_dim * FP32_BYTES
+            copy_bytes = self.context.recipe.row_tokens * self.context.spec.rotary_dim * FP32_BYTES
+            operation = replace(operation, backward_scratch_bytes=copy_bytes)
         elif width != value.width:
-            scratch_bytes = value.elements * width
-        return self.tape.run(
-            Operation(
-                elements=value.elements, width=width, inputs=(value,), saves=saves, backward_scratch_bytes=scratch_bytes
-            )
-        )
+            operation = replace(operation, leading_gradient_scratch=(value.elements * width,))
+        return self.tape.run(operation)
 
     def _table_bytes(self, kind: str) -> int:
         """FSDP2's mixed precision casts what layers receive."""
