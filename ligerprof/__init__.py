@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Advice": "analyzers.search.advise",
+    "Advice": "analyzers.search.changes",
     "AxolotlPlugin": "runs.recording.axolotl_plugin",
     "Comparison": "analyzers.compare",
     "Fit": "analyzers.search.fit",
