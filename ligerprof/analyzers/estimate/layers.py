@@ -163,8 +163,8 @@ def project(context: Context, value: Value, name: str) -> Value:
 def _comes_by_heads(context: Context, which: int) -> bool:
     """Whether the gradient of query, key or value comes with its heads apart, so that the view as heads has it copied.
 
-    Eager attention computes it so. Rotated halves are slices, whose gradients begin as zeros with the heads apart. Norms
-    between the two are not known to pass it on as it is.
+    Eager attention computes it so. Rotated halves are slices, whose gradients begin as zeros with the heads apart.
+    Norms between the two are not known to pass it on as it is.
     """
     row, spec = context.spec.architecture.attention, context.spec
     turns = which < 2 and context.rotates and row.rotary is not None
