@@ -82,7 +82,8 @@ def _shown(line: str, output: tuple[str, ...] | None) -> Shown:
 
 def missing_lines(output: tuple[str, ...], printed: str) -> list[str]:
     """The lines of a page that a command does not print, or not in this order; an ellipsis matches any lines."""
-    lines = iter([line.rstrip() for line in printed.splitlines()])
+    # as the page's own lines are read
+    lines = iter([line.rstrip() for line in printed.replace("\\\n", " ").splitlines()])
     return [each for each in output if each and not each.strip().startswith(_ELIDED) and each not in lines]
 
 
