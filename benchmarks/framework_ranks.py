@@ -5,8 +5,8 @@
 
 The folders are checkouts of pytorch/torchtitan v0.2.2 (73a0e697) and NVIDIA/Megatron-LM core_v0.17.1 (266f1c97); the
 first needs text for its data set c4_test. A row has for each rank the bytes of its weights, gradients and optimizer
-states after the third step, and what they are by arithmetic. `--alone` runs the last rank on a GPU with torch's fake
-process group.
+states after the third step, and what they are by arithmetic. `--alone` runs one rank on a GPU with torch's fake
+process group: the last, or of those that split Megatron-LM's tensors the first, which gives the others their data.
 """
 
 import argparse
@@ -170,7 +170,9 @@ def main() -> None:
     chosen = options.only.split(",") if options.only else [case[0] for case in cases]
     for name, folder, world, words, arithmetic in cases:
         if name in chosen:
-            row = row_of(folder.resolve(), world, words, arithmetic, alone=options.alone)
+            tensor = arithmetic[1][1] if arithmetic[0] is megatron_bytes else 1
+            alone = world - tensor if options.alone else None
+            row = row_of(folder.resolve(), world, words, arithmetic, alone)
             row = {"case": name, "world": world, "how": "alone" if options.alone else "simulate"} | row
             row |= {"torch": torch.__version__, "date": dt.date.today().isoformat()}
             with options.file.open("a") as file:
@@ -178,14 +180,14 @@ def main() -> None:
             print(name, "equal" if row["equal"] else row, flush=True)
 
 
-def row_of(folder: Path, world: int, words: list[str], arithmetic: Any, *, alone: bool) -> dict[str, Any]:
+def row_of(folder: Path, world: int, words: list[str], arithmetic: Any, alone: int | None) -> dict[str, Any]:
     began = time.monotonic()
     paths = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(folder)])
     environment = {**os.environ, "PYTHONPATH": paths, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     with tempfile.TemporaryDirectory() as output:
-        if alone:
+        if alone is not None:
             command = [sys.executable, str(ALONE), str(COUNTED), *words]
-            environment |= {"RANK": str(world - 1), "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}
+            environment |= {"RANK": str(alone), "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}
         else:
             run = ["-m", "ligerprof", "run", "--device", "simulated", "--eager", "--json", "-o", f"{output}/run"]
             launch = ["-m", "torch.distributed.run", "--nproc-per-node", "8", "--nnodes", str(world // 8)]
