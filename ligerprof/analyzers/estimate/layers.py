@@ -167,11 +167,11 @@ def _comes_by_heads(context: Context, which: int) -> bool:
     Norms between the two are not known to pass it on as it is.
     """
     row, spec = context.spec.architecture.attention, context.spec
-    turns = which < 2 and context.rotates and row.rotary is not None
-    by_kernel = turns and find_slot(Feature.ROTARY).name in context.kernels
+    rotary = row.rotary if which < 2 and context.rotates else None
+    by_kernel = rotary is not None and find_slot(Feature.ROTARY).name in context.kernels
     if len(row.qkv) == 1 or row.qk_norms is not None or by_kernel:
         return False
-    slices = turns and row.rotary is not None and not row.rotary.other and row.rotary.share is None
+    slices = rotary is not None and not rotary.other and rotary.share is None
     return (is_eager(context.recipe) or slices) and (spec.heads if which == 0 else spec.kv_heads) > 1
 
 
