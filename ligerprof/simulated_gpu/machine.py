@@ -114,6 +114,9 @@ class Machine:
         gpu = self.device.gpu
         self.device.__init__(gpu, capacity_bytes=_capacity(gpu, limit_bytes), settings=_own_settings())  # type: ignore[misc]
         self.device.observers, self.device.tapes = observers, tapes
+        # the recording begins with it
+        cuda: Any = torch.cuda
+        cuda._initialized = False
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
         """Give a storage memory of another size, as UntypedStorage.resize_ does on a GPU."""

@@ -42,14 +42,17 @@ def may_differ(variable: str) -> bool:
 class _Trunk:
     """What this process is to do when it reads its arguments."""
 
-    def __init__(self, channel: socket.socket, words: list[str], prepare: Callable[[], None]) -> None:
+    def __init__(
+        self, channel: socket.socket, words: list[str], is_unused: Callable[[], bool], prepare: Callable[[], None]
+    ) -> None:
         self._channel, self._words, self._prepare = channel, words, prepare
+        self._is_unused = is_unused
         self._running: set[int] = set()
 
     def serve(self) -> None:
         """Fork branches until the other end is closed; returns in a branch alone."""
-        if threading.active_count() > 1:
-            # a fork has none of the other threads
+        # a fork has none of the other threads
+        if threading.active_count() > 1 or not self._is_unused():
             os._exit(0)
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
@@ -142,10 +145,11 @@ _trunks: list[_Trunk] = []
 _launched: list[_Trunk] = []
 
 
-def become_trunk(prepare: Callable[[], None]) -> None:
+def become_trunk(is_unused: Callable[[], bool], prepare: Callable[[], None]) -> None:
     """Stop where this process reads its arguments, if its environment asks for branches.
 
     Args:
+        is_unused: whether nothing has been allocated on the GPU.
         prepare: called in each branch, whose settings the environment has by then.
     """
     text = os.environ.pop(VARIABLE, "")
@@ -153,7 +157,7 @@ def become_trunk(prepare: Callable[[], None]) -> None:
         return
     values = json.loads(text)
     with suppress(OSError):
-        trunk = _Trunk(socket.socket(fileno=values["socket"]), values["words"], prepare)
+        trunk = _Trunk(socket.socket(fileno=values["socket"]), values["words"], is_unused, prepare)
         (_launched if values["is_launched"] else _trunks).append(trunk)
         if not values["is_launched"]:
             sys.argv = _Arguments(sys.argv)

@@ -4,7 +4,6 @@ It must start fast and never fail: it needs the standard library alone until tor
 """
 
 import gc
-import os
 import sys
 from contextlib import suppress
 from types import ModuleType
@@ -42,7 +41,7 @@ def open_door() -> None:
         watch_files(settings.output)
         leave_network()
         _collect_rarely()
-        become_trunk(_branch)
+        become_trunk(_is_unused, _branch)
     if "torch" in sys.modules:
         _await_cuda(sys.modules["torch"], settings)
     else:
@@ -62,8 +61,8 @@ def _await_cuda(torch: ModuleType, settings: Settings) -> None:
 
     def start() -> None:
         if is_trunk():
-            # it uses the GPU before it reads its arguments
-            os._exit(0)
+            # its branches record, each for itself
+            return
         try:
             _start(Settings.from_environment() or settings)
         except Exception as error:
@@ -71,6 +70,19 @@ def _await_cuda(torch: ModuleType, settings: Settings) -> None:
             say(f"nothing is recorded in this process: {type(error).__name__}: {error}")
 
     cuda._lazy_call(start)
+
+
+def _machine() -> Any:
+    if "torch" not in sys.modules:
+        return None
+    from ligerprof.simulated_gpu.machine import installed
+
+    return installed()
+
+
+def _is_unused() -> bool:
+    machine = _machine()
+    return machine is None or not machine.device.allocations
 
 
 def _branch() -> None:
@@ -81,12 +93,9 @@ def _branch() -> None:
     if settings is None or settings.output is None or settings.simulated is None or files is None:
         raise LigerprofError("a branch has the settings of a simulated run.")
     files.move(settings.output)
-    if "torch" in sys.modules:
-        from ligerprof.simulated_gpu.machine import installed
-
-        machine = installed()
-        if machine is not None:
-            machine.branch(settings.simulated.limit_bytes)
+    machine = _machine()
+    if machine is not None:
+        machine.branch(settings.simulated.limit_bytes)
 
 
 def _collect_rarely() -> None:
