@@ -463,7 +463,7 @@ def _keep_buckets(module: Any) -> None:
         keeping.add(self.process_group)
         make_reducer(self, *arguments, **named)
 
-    def rest(seconds: float) -> None:
+    def rest(seconds: Any) -> None:
         sleep(seconds)
         if seconds >= _WATCHDOG_SECONDS and threading.current_thread() is threading.main_thread():
             for group in keeping:
