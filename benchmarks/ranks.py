@@ -168,7 +168,7 @@ class ProfiledPhases:
 class Rank:
     """One process of the benchmark; rank 0 writes the rows."""
 
-    def __init__(self, results: Path, seconds: float) -> None:
+    def __init__(self, results: Path, seconds: float, pause: float) -> None:
         import torch
         from torch import distributed
 
@@ -177,7 +177,7 @@ class Rank:
 
         own = rank_from_environment()
         assert own is not None, "start it with `measure`"
-        self.rank, self.gpus, self._results = own.rank, own.world_size, results
+        self.rank, self.gpus, self._results, self.pause = own.rank, own.world_size, results, pause
         self._deadline = time.monotonic() + seconds
         self.on_gpu = torch.cuda.is_available()
         self.device = torch.device("cuda", own.local) if self.on_gpu else torch.device("cpu")
@@ -305,6 +305,7 @@ class Rank:
                     cuda.synchronize()
                     own["peaks"].append(cuda.max_memory_allocated())
                     own["reserved"].append(cuda.max_memory_reserved())
+                time.sleep(self.pause)
             own["after_bytes"] = cuda.memory_allocated() if cuda else 0
             if ledger:
                 ledger.note("step")
@@ -463,7 +464,7 @@ def run_rank(results: Path, arguments: argparse.Namespace) -> None:
     """Everything that one process does."""
     from torch import distributed
 
-    rank, first = Rank(results, arguments.seconds), arguments.first
+    rank, first = Rank(results, arguments.seconds, arguments.pause), arguments.first
     chosen = chosen_recipes(rank.gpus, arguments)
     with static_graph() if arguments.static_graph else nullcontext():
         for number, recipe in enumerate(chosen[:first] if "rows" in arguments.parts else ()):
@@ -639,6 +640,7 @@ def main() -> None:
     parser.add_argument("--recomputed", action="store_true", help="measure selective and partial checkpointing")
     parser.add_argument("--recipe", help="a recipe's JSON to measure instead")
     parser.add_argument("--apart", type=int, help="configurations at a time, each in processes of its own")
+    parser.add_argument("--pause", type=float, default=0, help="seconds after each step of a row, for NCCL's watchdog")
     parser.add_argument("--static-graph", action="store_true", help="DDP with static_graph=True")
     parser.add_argument("--simulate", action="store_true", help="compare with the simulation, too")
     arguments = parser.parse_args()

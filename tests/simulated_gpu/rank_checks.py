@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 import sys
+import time
 
 import pytest
 import torch
@@ -84,16 +85,18 @@ dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=
 replicated = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).cuda())
 replicated(target).sum().backward()
 
-# the second forward pass makes new buckets; the reduced ones stay until the next reduction
-replicated = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, bias=False).cuda())
-wide = torch.randn(64, 1024, device="cuda")
-replicated(wide).sum().backward()
-before = torch.cuda.memory_allocated()
-loss = replicated(wide).sum()
-assert torch.cuda.memory_allocated() - before >= 4 << 20
-loss.backward()
-del loss
-assert torch.cuda.memory_allocated() - before < 1 << 20
+# the second forward pass makes new buckets; the reduced ones stay until the next reduction, unless the program sleeps
+for pause, kept in ((0, 4 << 20), (0.1, 0)):
+    replicated = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, bias=False).cuda())
+    wide = torch.randn(64, 1024, device="cuda")
+    replicated(wide).sum().backward()
+    before = torch.cuda.memory_allocated()
+    time.sleep(pause)
+    loss = replicated(wide).sum()
+    assert kept <= torch.cuda.memory_allocated() - before < kept + (1 << 20)
+    loss.backward()
+    del loss
+    assert torch.cuda.memory_allocated() - before < 1 << 20
 dist.barrier()
 print(f"rank {rank} passed", file=sys.stderr)
 dist.destroy_process_group()

@@ -163,7 +163,8 @@ def _of_layers(blocks: tuple[BlockGroup, ...]) -> dict[tuple[str, ...], _Kept]:
     sums: dict[tuple[str, ...], dict[int | None, list[int]]] = defaultdict(dict)
     for block in blocks:
         if block.role in _KEPT and block.module and block.frame:
-            key = (module_kind(block.module), block.frame, block.operation, block.kept_by)
+            # not every recording names the operation that made what is kept
+            key = (module_kind(block.module), block.frame, block.kept_by or block.operation)
             found = sums[key].setdefault(block.layer, [0, 0])
             found[0] += block.count
             found[1] += block.size_bytes

@@ -70,8 +70,9 @@ class ConfigReport:
                 found[flag] = f"{flag} is {place}"
         if not found:
             return message
-        engine = RECIPE_OPTIONS["engine"].flag in found and "not supported yet" in message
-        return f"{message} Here {', '.join(found.values())}.{f' {SIMULATED_RANKS}' if engine else ''}"
+        # what an engine does not take here, the framework may
+        remedy = f" {SIMULATED_RANKS}" if len(found) > 1 and RECIPE_OPTIONS["engine"].flag in found else ""
+        return f"{message} Here {', '.join(found.values())}.{remedy}"
 
     def to_json(self) -> dict[str, Any]:
         """The value of `config` in JSON results."""

@@ -98,7 +98,7 @@ TRAINER_ROWS: Mapping[str, Row] = {
         remedy="Only training on NVIDIA's GPUs is covered.",
     ),
     **lacking("tensor parallelism", "tp_size", harmless=(1,)),
-    **lacking("a parallelism configuration in the arguments", "parallelism_config"),
+    **lacking("a configuration of parallelism", "parallelism_config"),
     **part_of("GaLore's options", "optim_args optim_target_modules"),
     "accelerator_config": section(
         {

@@ -11,6 +11,8 @@ import inspect
 import multiprocessing
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +33,8 @@ from ligerprof.simulated_gpu.values import address_of
 Machine = Any
 NAME = "simulated"
 _ALL = "all"
+# kWatchdogThreadSleepMillis
+_WATCHDOG_SECONDS = 0.1
 c10d: Any = dist.distributed_c10d
 _bindings: Any = torch._C._distributed_c10d
 # torch describes their methods with overloads of other names
@@ -61,7 +65,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     Attributes:
         asked: the backends that the program asked for.
         keeps_reduced: whether what is reduced stays until the next reduction, as DDP's buckets do on a GPU where that
-            comes before NCCL's watchdog, which runs every 100 ms.
+            comes before NCCL's watchdog; where a program sleeps meanwhile, the watchdog is first.
     """
 
     asked = "cpu:gloo,cuda:nccl"
@@ -99,6 +103,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     def group_name(self) -> str:
         """The same."""
         return self.pg_name
+
+    def let_go(self) -> None:
+        """Free what was reduced last, as NCCL's watchdog does when it has looked."""
+        self._reduced_last = ()
 
     # collectives that give all ranks the same
 
@@ -447,13 +455,22 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
 
 
 def _keep_buckets(module: Any) -> None:
-    make_reducer = module.DistributedDataParallel._ddp_init_helper
+    make_reducer, sleep = module.DistributedDataParallel._ddp_init_helper, time.sleep
+    keeping: set[SimulatedGroup] = set()
 
     def keep_and_make(self: Any, *arguments: Any, **named: Any) -> None:
         self.process_group.keeps_reduced = True
+        keeping.add(self.process_group)
         make_reducer(self, *arguments, **named)
 
+    def rest(seconds: Any) -> None:
+        sleep(seconds)
+        if seconds >= _WATCHDOG_SECONDS and threading.current_thread() is threading.main_thread():
+            for group in keeping:
+                group.let_go()
+
     module.DistributedDataParallel._ddp_init_helper = keep_and_make
+    time.sleep = rest
 
 
 def _objects_grow(machine: Machine) -> None:

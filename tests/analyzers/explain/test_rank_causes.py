@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 from ligerprof.analyzers.explain.ranks import CauseKind, ModuleWeights, RankPeak, causes
@@ -12,8 +13,9 @@ def rank(number: int, *blocks: object, **weights: ModuleWeights) -> RankPeak:
     return RankPeak(rank=number, source=Path("snapshot.pickle"), report=report(*blocks), weights=LAYER | named)  # type: ignore[arg-type]
 
 
-def kept(count: int, each_bytes: int) -> object:
-    return group(count * each_bytes, "layers.0.mlp", "model.py:3 forward", layer=0, count=count)
+def kept(count: int, each_bytes: int, operation: str = "") -> object:
+    block = group(count * each_bytes, "layers.0.mlp", "model.py:3 forward", layer=0, count=count)
+    return replace(block, operation=operation, kept_by="SiluBackward0")
 
 
 def test_a_stage_has_the_head_and_what_its_passes_keep() -> None:
@@ -24,7 +26,8 @@ def test_a_stage_has_the_head_and_what_its_passes_keep() -> None:
 
 
 def test_equal_blocks_that_a_layer_keeps_more_often_are_of_more_micro_batches() -> None:
-    (cause,) = causes(rank(0, kept(4, MIB)), rank(3, kept(1, MIB)))
+    # the recording of one rank names the operation
+    (cause,) = causes(rank(0, kept(4, MIB, "silu")), rank(3, kept(1, MIB)))
     assert (cause.kind, cause.size_bytes, cause.modules) == (CauseKind.MICRO_BATCHES, 3 * MIB, ("layers.*.mlp",))
     assert "4 instead of 1 blocks" in cause.text
 

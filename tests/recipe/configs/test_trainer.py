@@ -12,6 +12,7 @@ from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.configs.accelerate import ACCELERATE, values_of_environment
 from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.resolve import load_options
+from ligerprof.recipe.configs.settings import SIMULATED_RANKS
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.deepspeed import zero_settings
 from tests.paths import DATA
@@ -131,8 +132,9 @@ def test_version_1_of_fsdp_is_counted_as_version_2_on_request(strategy: Any, res
         ({"label_smoothing_factor": 0.1}, "label smoothing is not supported yet. Take the key out"),
         ({"auto_find_batch_size": True}, "search for the batch size"),
         ({"attn_implementation": "flex_attention"}, "attention flex_attention"),
-        ({"tp_size": 4}, "tensor parallelism"),
-        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1}}, "give --engine fsdp2 to count version 2"),
+        ({"tp_size": 4}, f"tensor parallelism is not supported yet. {SIMULATED_RANKS}"),
+        ({"parallelism_config": {"cp_size": 2}}, f"parallelism is not supported yet. {SIMULATED_RANKS}"),
+        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1}}, f"{SIMULATED_RANKS} Or set fsdp_version: 2"),
         (
             {"bf16": True, "deepspeed": {**AUTO, "progressive_layer_drop": {"enabled": True}}},
             "progressive layer dropping",
