@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.gpus import GpuSpec
+from ligerprof.runs.recording.branches import in_launched_program
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.settings import say
 from ligerprof.simulated_gpu.device import Device
@@ -214,10 +215,12 @@ def _become(words: list[str], environment: Mapping[str, str]) -> None:
     sys.orig_argv[1:] = words
     if words[0] == "-m":
         sys.argv = words[1:]
+        in_launched_program()
         sys.path[0] = str(Path.cwd())
         _left.append(runpy.run_module(words[1], run_name="__main__", alter_sys=True))
     else:
         sys.argv = words
+        in_launched_program()
         sys.path[0] = str(Path(words[0]).resolve().parent)
         _left.append(runpy.run_path(words[0], run_name="__main__"))
     raise SystemExit

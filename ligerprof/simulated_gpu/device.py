@@ -1,6 +1,7 @@
 """The memory of the simulated GPU: the caching allocator, its history, and streams that still use a block."""
 
 import gc
+import sys
 import threading
 import time
 from collections import deque
@@ -87,6 +88,7 @@ _STEP_BYTES = 32 * MIB
 # distances from the first segment, in which the libraries' own memory lies, too
 _UPPER_GAP = (_FIRST_ADDRESS + 74 * MIB, _FIRST_ADDRESS + 98 * MIB)
 _LOWER_GAP = (_FIRST_ADDRESS - 340 * MIB, _FIRST_ADDRESS)
+_LIBRARY_IN_LOWER_GAP = "bitsandbytes.cextension"
 _LOWEST_ADDRESS = _FIRST_ADDRESS - 414 * MIB
 _SMALL_SEGMENT_BYTES = 2 * MIB
 
@@ -110,7 +112,7 @@ class Addresses:
 
     As seen in 23 programs on an H200 (CUDA 13): two gaps near the context are filled upwards, the larger one as soon as
     kernels have run, since loading them moves what was there. Other segments go below all earlier ones, each at a
-    multiple of 32 MiB, or into what these leave.
+    multiple of 32 MiB, or into what these leave. In six programs with bitsandbytes, its library was in the larger gap.
 
     Attributes:
         kernels_ran: whether the program has computed anything on the GPU.
@@ -126,7 +128,11 @@ class Addresses:
     def place(self, size_bytes: int) -> int:
         """The address of a new segment."""
         first = [self._first] if size_bytes == _SMALL_SEGMENT_BYTES else []
-        gaps = [*first, *reversed(self._rests), self._lower if self.kernels_ran else self._upper]
+        gaps = [*first, *reversed(self._rests)]
+        if not self.kernels_ran:
+            gaps.append(self._upper)
+        elif _LIBRARY_IN_LOWER_GAP not in sys.modules:
+            gaps.append(self._lower)
         found = (gap.place(size_bytes) for gap in gaps)
         address = next((address for address in found if address is not None), None)
         if address is None:

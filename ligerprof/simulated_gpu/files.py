@@ -80,17 +80,27 @@ class Files:
     """
 
     def __init__(self, output: Path) -> None:
+        self.secret = b""
+        self._set_home(output)
+        self._inside = threading.local()
+        self._lock = threading.RLock()
+        self._os: dict[str, Callable[..., Any]] = {"builtin_open": builtins.open}
+
+    def _set_home(self, output: Path) -> None:
         home = os.path.realpath(output)
         self._folder = os.path.join(home, FOLDER)
         self._own = tuple(os.path.join(home, name) for name in (FOLDER, "process-", "torch-imported"))
         self._journal = os.path.join(self._folder, _JOURNAL)
-        self.secret = b""
         self._read = 0
         self._new: set[str] = set()
         self._moved: dict[str, str] = {}
-        self._inside = threading.local()
-        self._lock = threading.RLock()
-        self._os: dict[str, Callable[..., Any]] = {"builtin_open": builtins.open}
+
+    def move(self, output: Path) -> None:
+        """Belong to a command with another run directory from now on."""
+        with self._original():
+            self._set_home(output)
+            os.makedirs(self._folder, exist_ok=True)
+            self.secret = self._read_secret()
 
     def install(self) -> None:
         """Watch this process for the rest of its life."""

@@ -29,7 +29,7 @@ from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.siblings import Siblings
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
 from ligerprof.torch_memory.distributed import nccl_bytes
 from ligerprof.units import GIB, MIB
 
@@ -60,9 +60,7 @@ class Machine:
         self, gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False, routing: str = UNIFORM
     ) -> None:
         self.eager = eager
-        text = next((os.environ[name] for name in _ALLOC_CONFS if os.environ.get(name)), "")
-        capacity = gpu.usable_bytes if limit_bytes is None else limit_bytes
-        self.device = Device(gpu, capacity_bytes=capacity, settings=parse_allocator_settings(text))
+        self.device = Device(gpu, capacity_bytes=_capacity(gpu, limit_bytes), settings=_own_settings())
         self.values = Values(self.device.size_of, routing)
         self._backend = Backend()
         self.operators = Operators(self.device, self.values, self._backend.require_own)
@@ -109,6 +107,16 @@ class Machine:
         self.device.__init__(gpu, capacity_bytes=capacity_bytes, settings=settings, limit_bytes=limit_bytes)  # type: ignore[misc]
         self.values.routing = routing
         self.operators.attention_used.clear()
+
+    def branch(self, limit_bytes: int | None) -> None:
+        """Begin again before the first allocation, with another limit and the settings of the environment."""
+        observers, tapes = self.device.observers, self.device.tapes
+        gpu = self.device.gpu
+        self.device.__init__(gpu, capacity_bytes=_capacity(gpu, limit_bytes), settings=_own_settings())  # type: ignore[misc]
+        self.device.observers, self.device.tapes = observers, tapes
+        # the recording begins with it
+        cuda: Any = torch.cuda
+        cuda._initialized = False
 
     def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
         """Give a storage memory of another size, as UntypedStorage.resize_ does on a GPU."""
@@ -168,6 +176,15 @@ class Machine:
             f" allocated by PyTorch, and {_torch_size(allocator.reserved_bytes - allocator.allocated_bytes)} is"
             " reserved by PyTorch but unallocated. (This GPU is simulated by ligerprof.)"
         )
+
+
+def _capacity(gpu: GpuSpec, limit_bytes: int | None) -> int:
+    return gpu.usable_bytes if limit_bytes is None else limit_bytes
+
+
+def _own_settings() -> AllocatorSettings:
+    """Of this process's environment."""
+    return parse_allocator_settings(next((os.environ[name] for name in _ALLOC_CONFS if os.environ.get(name)), ""))
 
 
 def _torch_size(size_bytes: int) -> str:

@@ -31,7 +31,11 @@ def loss_curve(family: str, dtype: torch.dtype, device: torch.device, kernels: s
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("llama", torch.float32), ("gpt2", torch.float32), ("llama", torch.bfloat16)],
+    [
+        ("llama", torch.float32),
+        pytest.param("gpt2", torch.float32, marks=pytest.mark.slow),
+        pytest.param("llama", torch.bfloat16, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_loss_curves_with_and_without_kernels_stay_together(

@@ -45,9 +45,10 @@ class SnapshotAnalysis:
     """One device of a snapshot, replayed and attributed; each result is computed on first use and kept.
 
     Attributes:
-        window: the moments that are searched for the peak.
-        peak_moment: the first moment of the highest allocated bytes in the window; of several that are equal, the
-            first after an allocation whose calls are recorded. A recording of chosen steps has none of the others.
+        window: the moments that are searched for the peak: of the step that was asked for, or of all steps but those
+            whose allocations have no calls. A recording of chosen steps has such steps before these, to show what one
+            step leaves to the next; too little is known of their blocks to name or to change them.
+        peak_moment: the first moment of the highest allocated bytes in the window.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per option
@@ -86,7 +87,7 @@ class SnapshotAnalysis:
                 phases=self._phase_peaks(),
                 peak_phase=phases.shown_at(moment - 1) if moment else None,
                 peak_step=phases.step_at(moment - 1) if moment else None,
-                notes=(*self._device_notes, *self._replay_notes(), *self._unattributed_notes()),
+                notes=(*self._device_notes, *self._replay_notes(), *self._higher_notes(), *self._unattributed_notes()),
                 steps=step_peaks(phases, replayed),
                 out_of_memory=self.out_of_memory,
                 suggestions=self.suggestions,
@@ -135,7 +136,7 @@ class SnapshotAnalysis:
             return Case(
                 attribution=self.attribution,
                 whole=self.attribution,
-                window=self._known_window(),
+                window=self.window,
                 peak_moment=self.peak_moment,
             )
         # what follows a failure says nothing about what was held then; the event itself has the request
@@ -204,7 +205,7 @@ class SnapshotAnalysis:
 
     def _find_window(self) -> Window:
         if self._step is None:
-            return slice(None)
+            return self._known_moments()
         phases, source = self.attribution.phases, self.replayed.source
         if not phases.stamped:
             raise SnapshotFormatError(f"{source}: the events have no steps. `ligerprof step` records them.")
@@ -214,30 +215,20 @@ class SnapshotAnalysis:
             raise SnapshotFormatError(f"{source}: no event of step {self._step}. Record that step.")
         return window
 
-    def _known_window(self) -> Window:
-        """The window without steps whose allocations have no calls, if the peak is in another.
-
-        A recording of chosen steps has such steps before these. Too little is known of their blocks to change them, and
-        they are like the chosen ones.
-        """
+    def _known_moments(self) -> Window:
         phases, made = self.attribution.phases, self.replayed.allocated_by
-        if not isinstance(self.window, slice) or not phases.stamped:
-            return self.window
+        if not phases.stamped:
+            return slice(None)
         has_calls = self.attribution.call_sites.at(lambda site: site.has_calls)
-        known = distinct(phases.steps[made[has_calls & (made >= 0)]])
-        moments = np.flatnonzero(is_among(np.append(0, phases.steps), np.append(0, known)))
-        return moments if np.isin(self.peak_moment, moments) else self.window
+        known, steps = (distinct(phases.steps[made[each & (made >= 0)]]) for each in (has_calls, ~has_calls))
+        without = steps[~is_among(steps, known)]
+        moments = np.flatnonzero(~is_among(np.append(0, phases.steps), without))
+        failed_there = self.replayed.failures and self.replayed.failures[-1] not in moments
+        return slice(None) if not len(known) or not len(without) or failed_there else moments
 
     def _find_peak(self) -> int:
-        allocated = self.replayed.allocated_bytes[self.window]
-        places = np.flatnonzero(allocated == allocated.max())
-        moments = places if isinstance(self.window, slice) else self.window[places]
-        if len(moments) > 1:
-            # the last allocation before each moment
-            blocks = np.searchsorted(self.replayed.allocated_by, moments) - 1
-            has_calls = np.append(self.attribution.call_sites.at(lambda site: site.has_calls), False)[blocks]
-            moments = moments[has_calls] if has_calls.any() else moments
-        return int(moments[0])
+        place = int(np.argmax(self.replayed.allocated_bytes[self.window]))
+        return place if isinstance(self.window, slice) else int(self.window[place])
 
     def _phase_peaks(self) -> dict[Phase, int]:
         peaks = {}
@@ -253,6 +244,20 @@ class SnapshotAnalysis:
         moment = self.marked_moments[-1]
         allocated_bytes = int(self.replayed.allocated_bytes[moment])
         return unattributed_notes(self.attribution_at(moment), self.owners_at(moment), allocated_bytes)
+
+    def _higher_notes(self) -> list[str]:
+        """A higher peak in a step whose allocations have no calls."""
+        highest = self.replayed.peak_moment()
+        if (
+            self._step is not None
+            or self.replayed.allocated_bytes[highest] <= self.replayed.allocated_bytes[self.peak_moment]
+        ):
+            return []
+        peak, step = (
+            format_bytes(int(self.replayed.allocated_bytes[highest])),
+            self.attribution.phases.step_at(highest - 1),
+        )
+        return [f"step {step} reached a higher peak, {peak}; --steps {step} records its stacks"]
 
     def _replay_notes(self) -> list[str]:
         replayed, notes = self.replayed, []

@@ -354,7 +354,7 @@ def run_again(problem: CommandProblem, typed: ChangedCommand, begin: Begin) -> T
     """Run a command once more as it is typed, with the files that were written."""
     found: list[Trial] = []
     with _trials(
-        problem,
+        replace(problem, machine=replace(problem.machine, branches=False)),
         command=lambda _key, _folder: replace(typed, files={}),
         note=lambda _key, trial: found.append(trial),
         begin=lambda _key: begin("the command once more, as it is typed"),

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any
 from ligerprof.errors import LigerprofError, MissingDependencyError
 from ligerprof.files import write_new_file
 from ligerprof.recipe.commands.changes import ChangedCommand
+from ligerprof.runs.command_search.trunk import Branch, Trunk, can_branch
 from ligerprof.runs.recording.launch import environment_of, ranked_command
 from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu, Steps
 from ligerprof.runs.recording.summary import PREFIX, RecordingSummary, read_summary
@@ -86,6 +87,7 @@ class Machine:
         steps: the optimizer steps of a trial.
         at_once: trials at a time.
         world: number of ranks; None: what the command says.
+        branches: whether trials go on from where one process of the command reads its arguments.
     """
 
     folder: Path
@@ -93,21 +95,26 @@ class Machine:
     steps: Steps
     at_once: int
     world: int | None = None
+    branches: bool = True
+
+
+# starts a command with an environment, and its output in a file
+_Start = Callable[[Sequence[str], Mapping[str, str], Path], "subprocess.Popen[bytes] | Branch"]
 
 
 class _Running:
     """A trial that runs."""
 
-    def __init__(self, key: Hashable, command: ChangedCommand, machine: Machine, limit_bytes: int | None) -> None:
+    def __init__(
+        self, key: Hashable, command: ChangedCommand, machine: Machine, limit_bytes: int | None, start: "_Start"
+    ) -> None:
         self.key, self.limit_bytes, self._command = key, limit_bytes, command
         self.began = time.monotonic()
         self.was_alone = True
         self._folder = machine.folder
         self._folder.mkdir(parents=True)
         self._stack = ExitStack()
-        limit = UNLIMITED_BYTES if limit_bytes is None else limit_bytes
-        gpu = replace(machine.gpu, limit_bytes=limit)
-        settings = Settings(mode=Mode.RUN, output=self._folder, steps=machine.steps, simulated=gpu)
+        settings = _settings(machine, UNLIMITED_BYTES if limit_bytes is None else limit_bytes)
         messages = self._folder / "ranks"
         messages.mkdir()
         world = World(size=machine.world, folder=messages)
@@ -116,21 +123,10 @@ class _Running:
             write_new_file(path, text, force=False)
         self._stack.enter_context(leaving_nothing(self._folder))
         try:
-            with (self._folder / _LOG).open("wb") as log:
-                self._process = subprocess.Popen(
-                    ranked_command(command.words, machine.world),
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    # signals of the terminal are for this process, which ends the trial
-                    start_new_session=True,
-                )
-        except OSError as error:
+            self._process = start(ranked_command(command.words, machine.world), variables, self._folder / _LOG)
+        except BaseException:
             self._stack.close()
-            raise MissingDependencyError(
-                f"{command.words[0]}: cannot be started ({error.strerror}). Is it on the path?"
-            ) from None
+            raise
 
     def poll(self) -> Trial | None:
         """The trial if its verdict is known; its processes have ended then."""
@@ -185,6 +181,11 @@ class _Running:
         return printable((told or lines or [f"exit code {status}"])[-1])[:300]
 
 
+def _settings(machine: Machine, limit_bytes: int) -> Settings:
+    gpu = replace(machine.gpu, limit_bytes=limit_bytes)
+    return Settings(mode=Mode.RUN, output=machine.folder, steps=machine.steps, simulated=gpu)
+
+
 def _worst_first(found: Iterable[RecordingSummary]) -> tuple[RankPeak, ...]:
     ranks = (
         RankPeak(rank=each.rank or 0, peak_bytes=each.counter_peak_bytes, reserved_bytes=each.counter_reserved_bytes)
@@ -218,6 +219,8 @@ class Trials:
     ) -> None:
         self._machine, self._command, self._tell, self._begin = machine, command, tell, begin
         self._running: list[_Running] = []
+        self._trunk: Trunk | None = None
+        self._branches = machine.branches and machine.world is None
         self._number = 0
         self._again: set[Hashable] = set()
 
@@ -254,6 +257,9 @@ class Trials:
         """End the trials that run."""
         for running in list(self._running):
             self._end(running)
+        if self._trunk is not None:
+            self._trunk.stop()
+            self._trunk = None
 
     def _most(self) -> int:
         """Trials at a time; one that has failed beside others is repeated alone."""
@@ -267,11 +273,40 @@ class Trials:
         folder = self._machine.folder / f"{self._number:03d}"
         self._begin(key)
         machine = replace(self._machine, folder=folder, at_once=1)
-        running = _Running(key, self._command(key, folder), machine, limit_bytes)
+        running = _Running(key, self._command(key, folder), machine, limit_bytes, self._process)
         running.was_alone = not self._running
         for other in self._running:
             other.was_alone = False
         self._running.append(running)
+
+    def _process(
+        self, words: Sequence[str], environment: Mapping[str, str], log: Path
+    ) -> "subprocess.Popen[bytes] | Branch":
+        """Start a trial: from where the command reads its arguments if it can, else as a whole."""
+        try:
+            if self._branches and not self._again and can_branch(words):
+                if self._trunk is None:
+                    folder = self._machine.folder / "trunk"
+                    folder.mkdir()
+                    own = replace(_settings(self._machine, UNLIMITED_BYTES), output=folder).to_environment()
+                    self._trunk = Trunk(words, {**environment, **own}, folder)
+                branch = self._trunk.branch(words, environment, log)
+                if branch is not None:
+                    return branch
+            with log.open("wb") as output:
+                return subprocess.Popen(
+                    words,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    # signals of the terminal are for this process, which ends the trial
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise MissingDependencyError(
+                f"{words[0]}: cannot be started ({error.strerror}). Is it on the path?"
+            ) from None
 
     def _is_disturbed(self, running: _Running, trial: Trial) -> bool:
         """Whether a program may have failed because of another trial: a port, or a file of a cache that went."""

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from ligerprof.errors import LigerprofError
+from ligerprof.runs.recording.branches import become_trunk, is_trunk
 from ligerprof.runs.recording.imports import after_import, after_import_or_now
 from ligerprof.runs.recording.settings import IMPORTED, Mode, Settings, SimulatedGpu, say
 
@@ -40,6 +41,7 @@ def open_door() -> None:
         watch_files(settings.output)
         leave_network()
         _collect_rarely()
+        become_trunk(_is_unused, _branch)
     if "torch" in sys.modules:
         _await_cuda(sys.modules["torch"], settings)
     else:
@@ -48,6 +50,8 @@ def open_door() -> None:
 
 def _await_cuda(torch: ModuleType, settings: Settings) -> None:
     """Start when CUDA is initialized: before the first allocation, and never in launchers and data workers."""
+    # those of a branch are its own
+    settings = Settings.from_environment() or settings
     if settings.simulated is not None:
         _simulate(settings.simulated)
     cuda: Any = torch.cuda
@@ -56,13 +60,42 @@ def _await_cuda(torch: ModuleType, settings: Settings) -> None:
             (settings.output / IMPORTED).touch()
 
     def start() -> None:
+        if is_trunk():
+            # its branches record, each for itself
+            return
         try:
-            _start(settings)
+            _start(Settings.from_environment() or settings)
         except Exception as error:
             # a program must run as it would without a recording
             say(f"nothing is recorded in this process: {type(error).__name__}: {error}")
 
     cuda._lazy_call(start)
+
+
+def _machine() -> Any:
+    if "torch" not in sys.modules:
+        return None
+    from ligerprof.simulated_gpu.machine import installed
+
+    return installed()
+
+
+def _is_unused() -> bool:
+    machine = _machine()
+    return machine is None or not machine.device.allocations
+
+
+def _branch() -> None:
+    """Go on with the settings of the environment."""
+    from ligerprof.simulated_gpu.files import watched
+
+    settings, files = Settings.from_environment(), watched()
+    if settings is None or settings.output is None or settings.simulated is None or files is None:
+        raise LigerprofError("a branch has the settings of a simulated run.")
+    files.move(settings.output)
+    machine = _machine()
+    if machine is not None:
+        machine.branch(settings.simulated.limit_bytes)
 
 
 def _collect_rarely() -> None:

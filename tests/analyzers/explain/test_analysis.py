@@ -116,12 +116,17 @@ def test_step_restricts_the_peak_to_the_stamped_step() -> None:
     assert (gradient.module, gradient.layer, gradient.frame) == ("model.layers.3.mlp", 3, "MmBackward0")
 
 
-def test_of_equal_peaks_the_one_with_calls_is_explained() -> None:
+@pytest.mark.parametrize("more_bytes", [0, 2 * MIB])
+def test_the_peak_of_steps_with_calls_is_explained_and_a_higher_one_is_named(more_bytes: int) -> None:
     program, weights = SlowAllocator(), 4 * MIB
     moments = []
-    for step, module in ((1, ""), (2, "model.layers.0.mlp"), (3, "model.layers.0.mlp")):
+    for step, module, size_bytes in (
+        (1, "", weights + more_bytes),
+        (2, "model.layers.0.mlp", weights),
+        (3, "model.layers.0.mlp", weights),
+    ):
         for phase, work in (
-            (Phase.FORWARD, lambda step=step: program.alloc(step, weights)),
+            (Phase.FORWARD, lambda step=step, size_bytes=size_bytes: program.alloc(step, size_bytes)),
             (Phase.OUTSIDE, lambda step=step: (program.request_free(step), program.complete_free(step))),
         ):
             first = len(program.events)
@@ -134,6 +139,8 @@ def test_of_equal_peaks_the_one_with_calls_is_explained() -> None:
     found = analysis.analyze(Snapshot.from_dict(program.snapshot()))
 
     assert found.peak_moment == moments[1]
+    named = [note for note in found.peak.notes if "--steps" in note]
+    assert named == (["step 1 reached a higher peak, 6.0 MiB; --steps 1 records its stacks"] if more_bytes else [])
 
 
 def test_steps_whose_calls_were_not_recorded_get_their_true_roles_or_none() -> None:
