@@ -57,6 +57,7 @@ class Setting(Word):
     WRAP = "wrap"
     REDUCE_DTYPE = "reduce_dtype"
     SAVE_WHOLE = "save_whole"
+    GRAD_SYNC = "grad_sync"
     LENGTH_ORDER = "length_order"
     PAD_TO_MULTIPLE_OF = "pad_to_multiple_of"
     # from which options are derived
