@@ -41,7 +41,7 @@ test-slow: $(EVERYTHING)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "slow or hypothesis" --hypothesis-profile thorough
 
 browser: chromium calculator
-	$(BIN)/python -m pytest -n 0 -m "not gpu" tests/reports/page/test_browser.py tests/test_calculator.py
+	$(BIN)/python -m pytest -n 0 tests/reports/page/test_browser.py tests/test_calculator.py
 
 chromium:
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || { [ "$$(id -u)" = 0 ] \

@@ -118,7 +118,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.shutdown()
 
 
-@pytest.mark.slow
 def test_the_browser_answers_to_the_byte(
     address: str, tmp_path_factory: pytest.TempPathFactory, answer: Callable[..., dict[str, Any]]
 ) -> None:

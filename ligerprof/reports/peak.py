@@ -232,7 +232,8 @@ def _remedy(oom: FailedAllocation) -> str:
     if oom.pins:
         pin = oom.pins[0]
         held = ", ".join(f"{role.value} {format_bytes(size)}" for role, size in pin.roles.items())
-        text += f" The segment with most of it ({format_bytes(pin.free_bytes)}) is held by {held}."
+        free, size = format_like(pin.free_bytes, pin.segment_bytes), format_bytes(pin.segment_bytes)
+        text += f" The segment with most of it ({free} of {size}) is held by {held}."
     return text
 
 
