@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, verdict_notes
 from ligerprof.analyzers.step_time.account import time_or_reason
 from ligerprof.analyzers.step_time.rates import StepTime
-from ligerprof.errors import LigerprofError, RecipeError
+from ligerprof.errors import LigerprofError, RecipeError, UnsupportedError
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.categories import Engine, GradSync, Loss, Offload, Optimizer, Precision, ReduceDtype, Wrap
 from ligerprof.recipe.flags import recipe_flags
@@ -701,7 +701,8 @@ class _Climb:
                     return Step(change=change, state=State.INAPPLICABLE, reason=reason)
             return tuple((variant, self.judge.needed_bytes(variant)) for variant in outcome)
         except LigerprofError as error:
-            return Step(change=change, state=State.UNPRICED, reason=str(error))
+            reason = error.what if isinstance(error, UnsupportedError) else str(error)
+            return Step(change=change, state=State.UNPRICED, reason=reason)
 
 
 def _host_bytes(judge: Judge, recipe: TrainingRecipe) -> int:

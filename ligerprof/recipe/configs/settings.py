@@ -331,4 +331,5 @@ def refusal(found: Found, lacking: Lacking) -> UnsupportedError:
     )
     if lacking.what.endswith("parallelism"):
         remedy = f"{SIMULATED_RANKS} {remedy}"
-    return UnsupportedError(f"{found.place}: {lacking.what} is not supported yet. {remedy}")
+    what = f"{lacking.what} is not supported yet"
+    return UnsupportedError(f"{found.place}: {what}. {remedy}", what)
