@@ -76,13 +76,14 @@ CHECKPOINTING_KWARGS = section(
         **dict.fromkeys(("preserve_rng_state", "determinism_check", "debug", "early_stop"), ignored(Reason.RANDOM)),
     }
 )
+SYNC_EACH_BATCH = turned_on({Setting.GRAD_SYNC: "every"})
 # the Trainer synchronizes the last micro-batch of a step alone, unless this says otherwise (Trainer.training_step)
 ACCELERATOR_CONFIG = section(
     {
         **ignored_keys("transformers", "accelerator_config"),
         "gradient_accumulation_kwargs": section(
             {
-                "sync_each_batch": words(Setting.GRAD_SYNC, {"true": "every", "false": "last"}, what="sync_each_batch"),
+                "sync_each_batch": SYNC_EACH_BATCH,
                 **dict.fromkeys(("adjust_scheduler", "sync_with_dataloader"), ignored(Reason.SCHEDULE)),
                 **lacking(
                     "accelerate's own accumulation",
