@@ -15,13 +15,14 @@ PYODIDE := 314.0.7
 PYTEST_ARGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install step test test-slow check format docs calculator clean
+.PHONY: help install step test test-slow browser check format docs calculator chromium clean
 
 help:
 	@echo "make step      profile a training step: ligerprof step $(STEP_ARGS)"
 	@echo "make install   install the package, every extra that tests need, and the linters into $(VENV)"
 	@echo "make test      run the tests that need no GPU"
 	@echo "make test-slow run the tests that are left out of make test for their time, and more drawn examples"
+	@echo "make browser   install Chromium where that is possible, and run the tests of the pages in it"
 	@echo "make check     ruff, formatting and mypy"
 	@echo "make docs      build the documentation into site/, and check its links"
 	@echo "make calculator the same with the calculator's Python, which npm fetches"
@@ -38,6 +39,14 @@ test: $(EVERYTHING)
 
 test-slow: $(EVERYTHING)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "slow or hypothesis" --hypothesis-profile thorough
+
+browser: chromium calculator
+	$(BIN)/python -m pytest -n 0 tests/reports/page/test_browser.py tests/test_calculator.py
+
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { [ "$$(id -u)" = 0 ] \
+		&& apt-get update && apt-get install --yes --no-install-recommends chromium; } \
+		|| { echo "Error: no Chromium on the path. As root: apt-get install chromium" >&2; exit 1; }
 
 check: $(EVERYTHING)
 	$(BIN)/ruff check .

@@ -22,7 +22,11 @@ class ModelCodeError(LigerprofError):
 
 
 class UnsupportedError(LigerprofError):
-    """A combination of options that this version does not support."""
+    """A combination of options that this version does not support; `what` leaves out where it is and what to try."""
+
+    def __init__(self, message: str, what: str = "") -> None:
+        super().__init__(message)
+        self.what = what or message
 
 
 class MissingDependencyError(LigerprofError):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ligerprof.serialization import Printed
 from ligerprof.words import ExplainedWord, Word
 
 
@@ -83,7 +84,7 @@ def shown_phases(*found: Iterable[Phase]) -> tuple[Phase, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryBreakdown(Mapping["Role", int]):
+class MemoryBreakdown(Printed, Mapping["Role", int]):
     """A mapping from every role to bytes; the type of estimated, simulated and measured figures.
 
     Attributes:

@@ -19,6 +19,8 @@ _Arguments = ParamSpec("_Arguments")
 _Output = TypeVar("_Output")
 # of the output that is being rendered
 _largest_bytes: ContextVar[int] = ContextVar("largest_bytes", default=0)
+NO_BREAK = "\u00a0"
+_BLANK = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]?i?B|%|[mµ]?s)(?![\w]))")
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-zA-Z]*)\s*")
 
 
@@ -28,6 +30,11 @@ def format_bytes(size_bytes: int) -> str:
     Within an output whose largest size is in GiB (`in_one_unit`), smaller ones are, too.
     """
     return format_like(size_bytes, 0)
+
+
+def unbroken(text: str, blank: str = NO_BREAK) -> str:
+    """The text with another blank between numbers and their units, so that no line breaks there."""
+    return _BLANK.sub(blank, text)
 
 
 def format_like(size_bytes: int, other_bytes: int) -> str:

@@ -1,7 +1,6 @@
 """The commands of the documentation, and a folder with the files that they name."""
 
 import gzip
-import json
 import lzma
 import random
 import re
@@ -98,7 +97,10 @@ def build_folder(folder: Path) -> None:
         (folder / f"{name}.pickle").write_bytes(other)
     for name in ("snapshot", "before"):
         shutil.copy(RECORDINGS / "small-lora.pickle.xz", folder / f"{name}.pickle.xz")
-    shutil.copytree(REPOSITORY / "docs" / "examples", folder / "docs" / "examples")
+    examples = REPOSITORY / "docs" / "examples"
+    shutil.copytree(examples, folder / "docs" / "examples")
+    # pages name some of them without their folder
+    shutil.copytree(examples, folder, dirs_exist_ok=True)
     (folder / "snapshots").mkdir()
     for rank, content in enumerate((small, other)):
         (folder / "snapshots" / f"rank{rank}.pickle").write_bytes(content)
@@ -111,15 +113,9 @@ def build_folder(folder: Path) -> None:
     _write_runs(folder, trace)
     draw = random.Random(0)
     configs = {
-        "sft.yaml": "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 16\nsequence_len: 1024\nbf16: true\n",
-        "args.json": json.dumps({"output_dir": "out", "per_device_train_batch_size": 2, "bf16": True}),
-        "accelerate.yaml": "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\nfsdp_config:\n"
-        "  fsdp_version: 2\n",
-        "lengths.txt": "".join(f"{length}\n" for length in (40, 64, 96, 128, 96, 40, 64, 128)),
         "chat-lengths.txt": "".join(f"{int(draw.lognormvariate(5.6, 0.9)) + 1}\n" for _ in range(40_000)),
         "train.py": "print('trained')\n",
         "my-study.toml": _study_example(),
-        "rules.toml": '[[rule]]\nrole = "activations"\nmodule = "*.lora_A.*"\n',
     }
     for name, text in configs.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ import pytest
 
 import ligerprof
 from ligerprof.errors import UnsupportedError
+from ligerprof.library import fastest
 from tests.paths import DATA, RECORDINGS, REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "library.md"
@@ -24,6 +25,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "explain": lambda: ligerprof.explain(SMALL),
     "explain-oom": lambda: ligerprof.explain(RECORDINGS / "small-oom.pickle.xz"),
     "fit": lambda: ligerprof.fit(RECIPE, simulate=False),
+    "fastest": lambda: fastest(RECIPE, simulate=False),
     "advise": lambda: ligerprof.advise(RECIPE, simulate=False),
     "compare": lambda: ligerprof.compare(SMALL, ligerprof.estimate(RECIPE)),
     "diff": lambda: ligerprof.diff(SMALL, ligerprof.explain(OTHER)),
@@ -73,9 +75,10 @@ def test_every_key_of_a_result_is_an_attribute(name: str) -> None:
         result.nothing  # noqa: B018 - the access is the test
 
 
-@pytest.mark.parametrize("name", [*RESULTS, "simulate"])
+@pytest.mark.parametrize("name", [*RESULTS, "simulate", "roles"])
 def test_a_result_prints_as_its_command_and_shows_itself_in_a_notebook(name: str) -> None:
-    result = ligerprof.simulate(RECIPE) if name == "simulate" else RESULTS[name]()
+    others = {"simulate": lambda: ligerprof.simulate(RECIPE), "roles": lambda: ligerprof.estimate(RECIPE).roles}
+    result = {**RESULTS, **others}[name]()
 
     lines = str(result).splitlines()
     assert len(lines) > 3

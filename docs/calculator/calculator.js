@@ -72,7 +72,7 @@ const bars = (roles, limit) => {
 const shown = ({ result, said }) => {
   const problems = said.filter((line) => /^(Error|Usage|Note)|unknown|not read/.test(line));
   if (!result) return [element("p", { class: "calculator-bad" }, problems.join(" ") || said.join(" "))];
-  const verdict = result.verdict ? `${result.verdict}${result.limit_bytes ? `: ${size(result.limit_bytes)} (${result.limit_source})` : ""}` : "no limit chosen";
+  const verdict = result.verdict ? `${result.verdict}${result.limit_bytes ? ` in ${size(result.limit_bytes)} (${result.limit_source})` : ""}` : "no limit chosen";
   return [
     element("p", { class: `calculator-verdict ${result.fits === false ? "calculator-bad" : ""}` }, `${size(result.peak_bytes)} in ${result.peak_phase}, about ${size(result.reserved_bytes || result.peak_bytes)} reserved: ${verdict}.`),
     ...bars(result.roles, result.limit_bytes),

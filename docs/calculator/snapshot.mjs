@@ -11,15 +11,6 @@ const python = await loadPyodide({ _makeSnapshot: true });
 python.unpackArchive(new Uint8Array(read("./ligerprof.zip")).buffer, "zip");
 python.FS.writeFile("answer.py", read("./answer.py"));
 
-const files = {};
-const collect = (folder) => {
-  for (const name of python.FS.readdir(folder).filter((each) => !each.startsWith("."))) {
-    const path = `${folder}/${name}`;
-    if (python.FS.isDir(python.FS.stat(path).mode)) collect(path);
-    else files[path] = python.FS.readFile(path, { encoding: "utf8" });
-  }
-};
-collect(python.FS.cwd());
 python.runPython(`
 import gc, json, sys
 sys.path.insert(0, ".")
@@ -32,6 +23,17 @@ for content in ("model_name_or_path: Qwen/Qwen3-0.6B\\nuse_peft: true\\n", "[mod
 answer.answer(json.dumps({"command": "advise", "options": "--model llama3.2-1b --gpu h100 --batch 1"}))
 gc.collect()
 `);
+// the memory has the modules that these requests imported
+const imported = new Set(python.runPython(`[getattr(module, "__file__", None) for module in sys.modules.values()]`).toJs());
+const files = {};
+const collect = (folder) => {
+  for (const name of python.FS.readdir(folder).filter((each) => !each.startsWith("."))) {
+    const path = `${folder}/${name}`;
+    if (python.FS.isDir(python.FS.stat(path).mode)) collect(path);
+    else if (!imported.has(path)) files[path] = python.FS.readFile(path, { encoding: "utf8" });
+  }
+};
+collect(python.FS.cwd());
 write("./memory.bin.gz", python.makeMemorySnapshot());
 write("./files.json.gz", JSON.stringify(files));
 process.exit(0); // Pyodide keeps node running

@@ -9,7 +9,7 @@ const unpacked = async (name) => {
 const load = (options) => loadPyodide({ indexURL: new URL("./pyodide/", import.meta.url).href, ...options });
 
 const start = async () => {
-  // the memory of a Python that has imported ligerprof, and the files of the package: snapshot.mjs
+  // the memory of a Python that has imported ligerprof, and the other files of the package: snapshot.mjs
   const memory = unpacked("./memory.bin.gz"), files = unpacked("./files.json.gz");
   const restored = load({
     _loadSnapshot: memory,
@@ -24,10 +24,9 @@ const start = async () => {
     console.warn(`Python starts anew, for the memory cannot be restored: ${error}`);
     return load();
   });
-  for (const [path, text] of Object.entries(JSON.parse(new TextDecoder().decode(await files)))) {
-    python.FS.mkdirTree(path.slice(0, path.lastIndexOf("/")));
-    python.FS.writeFile(path, text);
-  }
+  const entries = Object.entries(JSON.parse(new TextDecoder().decode(await files))), encoder = new TextEncoder();
+  for (const folder of new Set(entries.map(([path]) => path.slice(0, path.lastIndexOf("/"))))) python.FS.mkdirTree(folder);
+  for (const [path, text] of entries) python.FS.writeFile(path, encoder.encode(text), { canOwn: true });
   python.runPython("import sys; sys.path.insert(0, '.')");
   return python.pyimport("answer").answer;
 };

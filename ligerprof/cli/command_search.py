@@ -10,10 +10,10 @@ import click
 from ligerprof.cli.common_options import Command
 from ligerprof.cli.interrupts import EXIT_CODE, take_longer
 from ligerprof.cli.options import was_given
-from ligerprof.cli.output import Stages, print_text, say_written, show, stages
+from ligerprof.cli.output import Stages, print_text, show, stages, write_output
 from ligerprof.cli.own_file import changed_copy_option, require_different
 from ligerprof.errors import DoesNotFitError, LigerprofError, OutputError
-from ligerprof.files import require_absent, write_new_file
+from ligerprof.files import require_absent
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
@@ -291,6 +291,5 @@ def _write(problem: "CommandProblem", found: "Found", begin: "Begin", *, force: 
         # the command fits as it is
         return None
     for path, text in changed.files.items():
-        write_new_file(path, text, force=force)
-        say_written(path)
+        write_output(path, text, force=force)
     return run_again(problem, changed, begin)

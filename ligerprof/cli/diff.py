@@ -9,9 +9,9 @@ import click
 
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
-from ligerprof.cli.output import limit_json, print_markdown, say_written, show
+from ligerprof.cli.output import limit_json, print_markdown, show, write_output
 from ligerprof.errors import DoesNotFitError, RecipeError, ResultFormatError
-from ligerprof.files import require_absent, write_new_file
+from ligerprof.files import require_absent
 from ligerprof.snapshots.watch import watched
 from ligerprof.units import parse_bytes
 
@@ -107,8 +107,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if len(analyses) < len(sources):
             raise ResultFormatError("--html needs two snapshots: the JSON of `explain` has no timeline.")
         page = render_diff_page(*analyses, sources=(before.name, after.name))
-        write_new_file(html_path, page, force=force)
-        say_written(html_path)
+        write_output(html_path, page, force=force)
     diff = diff_peaks(*map(peak_of, sources))
     failure = diff.after.out_of_memory
     failed = failure is not None and not failure.caught

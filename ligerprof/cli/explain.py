@@ -17,10 +17,10 @@ from ligerprof.cli.common_options import (
     top_option,
     word_option,
 )
-from ligerprof.cli.output import limit_json, print_markdown, say_written, show
+from ligerprof.cli.output import limit_json, print_markdown, show, write_output
 from ligerprof.cli.own_file import OwnConfig, changed_copy_option, own_file_option
 from ligerprof.errors import DoesNotFitError
-from ligerprof.files import require_absent, write_new_file
+from ligerprof.files import require_absent
 from ligerprof.roles import View
 from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.snapshots.collector import collector_paused, keep_freed_memory
@@ -115,8 +115,7 @@ def command(  # noqa: PLR0913 - one argument per option
 
             worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
             title = _title(snapshot.name, ranks.worst.source)
-            write_new_file(html_path, render_ranks_page(ranks, worst, source=title), force=force)
-            say_written(html_path)
+            write_output(html_path, render_ranks_page(ranks, worst, source=title), force=force)
         judged = limit_json(max_peak_bytes, ranks.highest.report.peak_bytes)
         show(
             lambda: {**ranks.to_json(), "source": str(snapshot), **judged},
@@ -133,8 +132,7 @@ def command(  # noqa: PLR0913 - one argument per option
         from ligerprof.reports.page.peak import render_peak_page
 
         title = _title(snapshot.name, snapshot)
-        write_new_file(html_path, render_peak_page(analysis, source=title), force=force)
-        say_written(html_path)
+        write_output(html_path, render_peak_page(analysis, source=title), force=force)
     report = own.in_files(analysis.peak)
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time

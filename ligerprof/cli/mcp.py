@@ -37,13 +37,13 @@ def command() -> None:
     """Serve explain, diff, estimate, fit and advise as tools of the Model Context Protocol, over stdin and stdout.
 
     Each tool runs its command in a process of its own, and returns what --json prints. Paths are those of the folder
-    in which the server runs. It needs the package mcp: pip install 'ligerprof[mcp]'.
+    in which the server runs. It needs the package mcp: pip install mcp.
     """
     try:
         import anyio
         from mcp.server.stdio import stdio_server
     except ImportError:
-        raise MissingDependencyError("mcp is not installed. Install it with: pip install 'ligerprof[mcp]'.") from None
+        raise MissingDependencyError("mcp is not installed. Install it with: pip install mcp.") from None
 
     async def serve() -> None:
         server = make_server()

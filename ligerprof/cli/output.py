@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.errors import OutputError
+from ligerprof.files import write_new_file
 from ligerprof.text import printable
 
 if TYPE_CHECKING:
@@ -133,6 +134,13 @@ def _written() -> Iterator[None]:
 def say_written(path: Path | str, more: str = "") -> None:
     """Say in one line, whatever the file is called, that it has been written."""
     say(f"wrote {printable(str(path))}{more}")
+
+
+def write_output(path: Path, content: bytes | str, *, force: bool, more: str = "") -> None:
+    """Write a file that an option names, as `write_new_file` does, and say so, and whether its folder is new."""
+    made = "" if path.parent.exists() else ", in a new folder"
+    write_new_file(path, content, force=force)
+    say_written(path, f"{made}{more}")
 
 
 def say(text: str) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.options import was_given
-from ligerprof.cli.output import config_report, config_sources, say, say_written
+from ligerprof.cli.output import config_report, config_sources, say, write_output
 from ligerprof.errors import OutputError, RecipeError
-from ligerprof.files import require_absent, write_new_file
+from ligerprof.files import require_absent
 from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
 from ligerprof.recipe.configs.edits import FileEdit, OwnFiles, require_editable, switch_liger
 from ligerprof.recipe.configs.sources import OWN
@@ -73,8 +73,7 @@ def write_copies(edits: Sequence[FileEdit], copies: Sequence[Path], *, force: bo
         say(f"{copies[0]} is not written: {why}")
         return
     for (_, content), copy in zip(changed, copies, strict=False):
-        write_new_file(copy, content, force=force)
-        say_written(copy, f", without {lacking}" if lacking else "")
+        write_output(copy, content, force=force, more=f", without {lacking}" if lacking else "")
     for copy in copies[len(changed) :]:
         say(f"{copy} is not written: no other file changes")
     for file, _ in changed[len(copies) :]:

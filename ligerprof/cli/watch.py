@@ -145,7 +145,7 @@ class _Summaries:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingDependencyError(
-                "--tensorboard needs tensorboard. Install it with: pip install 'ligerprof[tensorboard]'."
+                "--tensorboard needs tensorboard. Install it with: pip install tensorboard."
             ) from None
         self._folder, self._make = folder, SummaryWriter
         self._writers: dict[int, Any] = {}

@@ -370,9 +370,9 @@ def _packages(options: TrainingOptions, simulated: bool) -> Iterator[tuple[str, 
     """What pip installs per option: the option as typed, the module, the requirement."""
     for name in ("lora", "qlora"):
         if getattr(options, name) is not None:
-            yield _FLAGS[name], "peft", "'ligerprof[peft]'"
+            yield _FLAGS[name], "peft", "peft"
     if options.engine is Engine.DEEPSPEED:
-        yield _DEEPSPEED, "deepspeed", "'ligerprof[deepspeed]'"
+        yield _DEEPSPEED, "deepspeed", "deepspeed"
     if simulated:
         return
     if options.packed_bits is not None:

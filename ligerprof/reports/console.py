@@ -1,7 +1,6 @@
 """A rich console and table for text that comes from files: no markup, no control characters, no cut value."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import IO, Any
@@ -14,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ligerprof.text import printable
+from ligerprof.units import unbroken
 
-# a blank between a number and its unit, at which no line breaks; a private character, one column wide, replaces it
-_BLANK = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]?i?B|%|m?s)(?![\w]))")
+# one column wide, replaces a blank at which no line breaks
 _NO_BREAK = "\ue000"
 _LEAST_WIDTH = 16
 
@@ -42,7 +41,7 @@ class PlainConsole(Console):
         if not isinstance(renderable, Text) or (options or self.options).max_width < _LEAST_WIDTH:
             return super().render(renderable, options)
         kept = renderable.copy()
-        kept.plain = _BLANK.sub(_NO_BREAK, kept.plain)
+        kept.plain = unbroken(kept.plain, _NO_BREAK)
         rendered = super().render(kept, options)
         return (segment._replace(text=segment.text.replace(_NO_BREAK, " ")) for segment in rendered)
 

@@ -99,7 +99,7 @@ def summary(estimate: MemoryEstimate) -> str:
     text += "."
     low, high = format_bytes(estimate.lowest_bytes), format_bytes(estimate.highest_bytes)
     if low != high:
-        text += f" Depending on unsplit blocks it is between {low} and {high}."
+        text += f" Depending on the allocator it is between {low} and {high}."
     if estimate.evaluation_peak_bytes is not None:
         text += f" Evaluation needs {format_bytes(estimate.evaluation_peak_bytes)}."
     if estimate.host is not None:

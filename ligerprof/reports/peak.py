@@ -25,7 +25,7 @@ from ligerprof.reports.terminal import (
     stacked,
 )
 from ligerprof.roles import MemoryBreakdown, Phase, Role, View
-from ligerprof.units import format_bytes, format_like, format_mib, in_one_unit, prints_as_zero
+from ligerprof.units import NO_BREAK, format_bytes, format_like, format_mib, in_one_unit, prints_as_zero, unbroken
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -76,8 +76,9 @@ class _Prose:
         from rich.text import Text
 
         following = " " * self.indent
-        lines = wrap(self.line, options.max_width, subsequent_indent=following, break_on_hyphens=False)
-        yield Text("\n".join(lines), no_wrap=True, overflow="ignore")
+        line = unbroken(self.line)
+        lines = wrap(line, options.max_width, subsequent_indent=following, break_on_hyphens=False)
+        yield Text("\n".join(lines).replace(NO_BREAK, " "), no_wrap=True, overflow="ignore")
 
 
 def _effect(suggestion: Suggestion) -> str:
@@ -231,7 +232,8 @@ def _remedy(oom: FailedAllocation) -> str:
     if oom.pins:
         pin = oom.pins[0]
         held = ", ".join(f"{role.value} {format_bytes(size)}" for role, size in pin.roles.items())
-        text += f" The segment with most of it ({format_bytes(pin.free_bytes)}) is held by {held}."
+        free, size = format_like(pin.free_bytes, pin.segment_bytes), format_bytes(pin.segment_bytes)
+        text += f" The segment with most of it ({free} of {size}) is held by {held}."
     return text
 
 
@@ -267,8 +269,16 @@ def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "
     oom = report.out_of_memory
     if oom is not None:
         details = _details(oom, "at the failure", by, top)
-        return stacked(*failure_lines(oom), *details, *suggestions, *peak, *notes)
+        return stacked(*failure_lines(oom), *_answer(report.suggestions), *details, *suggestions, *peak, *notes)
     return stacked(*peak, *_details(report, "at the peak", by, top), *suggestions, *notes)
+
+
+def _answer(suggestions: Sequence[Suggestion]) -> Iterator[str]:
+    """The changes that are enough, in one line for the first screen."""
+    enough = [suggestion.change.partition(",")[0] for suggestion in suggestions if suggestion.lets_pass]
+    if enough:
+        more = f"; {len(enough) - _MOST_HOLDERS} more" if len(enough) > _MOST_HOLDERS else ""
+        yield f"Enough alone, the cheapest first: {'; '.join(enough[:_MOST_HOLDERS])}{more}. How is below the tables."
 
 
 def _details(moment: PeakReport | FailedAllocation, title: str, by: View, top: int) -> "Iterator[RenderableType]":

@@ -9,16 +9,17 @@ from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
 from ligerprof.analyzers.search.changes import Advice
-from ligerprof.analyzers.search.fit import Fit
+from ligerprof.analyzers.search.fit import Fastest, Fit
 from ligerprof.analyzers.trace.analysis import TraceReport
 from ligerprof.recipe.flags import command_line
 from ligerprof.reports.console import PlainConsole
 from ligerprof.reports.diff import render_comparison, render_diff
 from ligerprof.reports.estimate import render_estimate
 from ligerprof.reports.peak import render_peak
-from ligerprof.reports.search import render_advice, render_fit
-from ligerprof.reports.terminal import PLAIN_WIDTH, console, stacked
+from ligerprof.reports.search import render_advice, render_fastest, render_fit
+from ligerprof.reports.terminal import PLAIN_WIDTH, FiguresColumn, console, roles_table, stacked
 from ligerprof.reports.trace import render_trace
+from ligerprof.roles import MemoryBreakdown
 from ligerprof.runs.outcome import StepOutcome
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.units import format_bytes
@@ -43,7 +44,9 @@ _TOP = 10
 _RENDER: "Mapping[type, Callable[[Any], RenderableType]]" = {
     Advice: lambda advice: render_advice(advice, command_line("step", advice.plan)),
     Comparison: render_comparison,
+    Fastest: render_fastest,
     Fit: render_fit,
+    MemoryBreakdown: lambda roles: roles_table([FiguresColumn(title="size", roles=roles)]),
     MemoryEstimate: lambda estimate: render_estimate(estimate.recipe, estimate),
     PeakDiff: render_diff,
     PeakReport: render_peak,

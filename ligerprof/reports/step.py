@@ -173,7 +173,7 @@ def write_summaries(report: StepReport) -> None:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingDependencyError(
-            "no TensorBoard scalars: tensorboard is not installed. Try: pip install 'ligerprof[tensorboard]'."
+            "no TensorBoard scalars: tensorboard is not installed. Try: pip install tensorboard."
         ) from None
     folder = report.run.tensorboard
     try:

@@ -58,6 +58,8 @@ def add_listing_row(table: "Table", *cells: "str | Text") -> None:
 PLAIN_WIDTH = 100
 _HEADING_WIDTH = 21
 NO_FIGURE = "n/a"
+# of the total, below which the error of a row is not printed
+_NOISE_SHARE = 0.01
 _SMALLEST_PERCENT, _LARGEST_PERCENT = 0.005, 999
 
 
@@ -154,17 +156,18 @@ def bold(text: str) -> "Text":
     return Text(text, style="bold")
 
 
-def percent_error(size_bytes: int | None, reference_bytes: int | None) -> str:
+def percent_error(size_bytes: int | None, reference_bytes: int | None, *, least_bytes: int = 0) -> str:
     """Format the relative error of a figure, such as `+0.42 %`.
 
-    `n/a` if either is missing or the reference is 0; empty if both print as 0.0 MiB, where an error
-    would be noise; `> 999 %` beyond that.
+    `n/a` if either is missing or the reference is 0; empty if both are below `least_bytes` or print as 0.0 MiB, where
+    an error would be noise; `> 999 %` beyond that.
     """
     if size_bytes is None or reference_bytes is None:
         return NO_FIGURE
     if size_bytes == reference_bytes:
         return "0.00 %"
-    if prints_as_zero(size_bytes) and prints_as_zero(reference_bytes):
+    largest_bytes = max(size_bytes, reference_bytes)
+    if prints_as_zero(largest_bytes) or largest_bytes < least_bytes:
         return ""
     if reference_bytes == 0:
         return NO_FIGURE
@@ -213,7 +216,8 @@ def _figures_table(
             if against is None:
                 cells.append(percent_share(size_bytes, totals[0]))
             elif differs:
-                cells.append(percent_error(size_bytes, figures[against]))
+                whole = totals[against or 0] or 0
+                cells.append(percent_error(size_bytes, figures[against or 0], least_bytes=int(_NOISE_SHARE * whole)))
         table.add_row(name, *cells, end_section=number == len(rows) - 1)
     return table
 

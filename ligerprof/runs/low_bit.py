@@ -35,7 +35,7 @@ def with_adapters(model: Any, rank: int, recipe: TrainingRecipe) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise MissingDependencyError("--lora needs peft. Install it with: pip install 'ligerprof[peft]'.") from None
+        raise MissingDependencyError("--lora needs peft. Install it with: pip install peft.") from None
     config = LoraConfig(
         r=rank,
         lora_alpha=16,

@@ -67,10 +67,10 @@ def serve(run: Path, *, host: str, port: int | None) -> Iterator[Serving]:
 
 
 def _require_packages() -> None:
-    missing = [name for name in ("tensorboard", "torch_tb_profiler") if importlib.util.find_spec(name) is None]
+    packages = ("tensorboard", "torch-tb-profiler")
+    missing = [name for name in packages if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
-        names = " and ".join(missing).replace("_", "-")
-        raise MissingDependencyError(f"{names} is not installed. Try: pip install 'ligerprof[tensorboard]'.")
+        raise MissingDependencyError(f"{' and '.join(missing)} is not installed. Try: pip install {' '.join(missing)}.")
 
 
 def _require_address(host: str, port: int | None) -> None:

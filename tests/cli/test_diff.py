@@ -60,11 +60,11 @@ def test_what_cannot_be_compared_is_one_line(arguments: list[str], exit_code: in
 
 
 def test_html_writes_a_page_and_keeps_an_existing_one(tmp_path: Path) -> None:
-    path = tmp_path / "diff.html"
+    path = tmp_path / "new" / "diff.html"
     arguments = ["diff", PLAIN, FUSED, "--html", str(path)]
     result = CliRunner().invoke(main, arguments)
 
-    assert (result.exit_code, result.stderr) == (0, f"wrote {path}\n")
+    assert (result.exit_code, result.stderr) == (0, f"wrote {path}, in a new folder\n")
     page = path.read_text(encoding="utf-8")
     assert page.count('class="recording"') == 2
 

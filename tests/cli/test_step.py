@@ -162,7 +162,7 @@ def test_a_missing_package_is_reported_before_a_run_directory_is_made(
     result = run(*SIMULATED, option, "4")
     assert (result.exit_code, result.stderr) == (
         1,
-        f"Error: step: {option} needs peft. Install it with: pip install 'ligerprof[peft]'.\n",
+        f"Error: step: {option} needs peft. Install it with: pip install peft.\n",
     )
     assert list(tmp_path.iterdir()) == []
 

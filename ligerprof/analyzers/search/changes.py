@@ -1,7 +1,8 @@
 """The ladder of changes that save memory, cheapest first, and the search for those that make a recipe fit."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, verdict_notes
 from ligerprof.analyzers.step_time.account import time_or_reason
 from ligerprof.analyzers.step_time.rates import StepTime
-from ligerprof.errors import LigerprofError, RecipeError
+from ligerprof.errors import LigerprofError, RecipeError, UnsupportedError
 from ligerprof.kernels.selection import select_kernels
 from ligerprof.recipe.categories import Engine, GradSync, Loss, Offload, Optimizer, Precision, ReduceDtype, Wrap
 from ligerprof.recipe.flags import recipe_flags
@@ -39,7 +40,7 @@ class Change:
         name: name in the JSON.
         title: name in printed tables.
         cost: cost in time or precision, in words.
-        free: whether it costs neither, so that a plan never gets cheaper without it.
+        free: whether it costs next to nothing, so that a plan keeps it rather than a rung that costs more.
     """
 
     name: str
@@ -547,14 +548,15 @@ class _Rules(NamedTuple):
 
 
 def _cheapest(climb: "_Climb") -> "_Climb":
-    """Climb again without the rungs that a later one made unnecessary, the most expensive first."""
-    applied = [step.change for step in climb.steps if step.state is State.APPLIED]
-    for change in reversed([change for change in applied[:-1] if not change.free]):
-        if not climb.verdict.fits:
-            break
-        names = {step.change.name for step in climb.steps if step.state is State.APPLIED}
-        fewer = _Climb(climb.recipe, climb.judge, names - {change.name}, climb.rules)
-        climb = fewer if fewer.verdict.fits else climb
+    """Leave out the rungs that the plan fits without: what costs time or precision first, the most expensive first."""
+    if not climb.verdict.fits:
+        return climb
+    applied = [step.change for step in reversed(climb.steps) if step.state is State.APPLIED]
+    for change in sorted(applied, key=lambda change: change.free):
+        fewer = climb.without(change)
+        # expandable segments may replace what costs more
+        if fewer.verdict.fits and not (change.free and fewer.plan.alloc_conf != climb.plan.alloc_conf):
+            climb = fewer
     return climb
 
 
@@ -566,6 +568,8 @@ class _Climb:
         self.needed_bytes = judge.needed_bytes(recipe)
         self.plan, self.verdict = self._settle(recipe)
         self.steps: list[Step] = []
+        # of the variants of each rung, the one in the plan
+        self._variant: dict[str, int] = {}
         for number, change in enumerate(rules.ladder, start=1):
             if self.verdict.fits or change.name not in names:
                 self.steps.append(Step(change=change, state=State.SPARE))
@@ -575,6 +579,21 @@ class _Climb:
             self._retry()
         self._unexpanded_bytes = self.needed_bytes
         self.needed_bytes = judge.needed_bytes(self.plan)
+
+    def without(self, change: Change) -> "_Climb":
+        """The same climb without a rung, and with each other rung in the same variant."""
+        fewer = copy(self)
+        fewer.plan, fewer.needed_bytes = self.recipe, self.judge.needed_bytes(self.recipe)
+        fewer.steps = [
+            fewer._take(step.change, self._variant[step.change.name])
+            if step.state is State.APPLIED and step.change is not change
+            else Step(change=step.change, state=State.SPARE)
+            for step in self.steps
+        ]
+        fewer._unexpanded_bytes = fewer.needed_bytes
+        fewer.plan, fewer.verdict = self._settle(fewer.plan)
+        fewer.needed_bytes = self.judge.needed_bytes(fewer.plan)
+        return fewer
 
     def final(self, step: Step) -> Step:
         """Recompute the saving of an unused rung on top of the plan."""
@@ -616,16 +635,31 @@ class _Climb:
                 return
             last = self.steps[-1]
 
-    def _take(self, change: Change) -> Step:
+    def _take(self, change: Change, variant: int | None = None) -> Step:
+        """Add a rung to the plan if it saves: this variant, without judging it, or the mildest that fits."""
         outcome = self._variants(change)
         if isinstance(outcome, Step):
             return outcome
-        plan, verdict, needed = _mildest((*self._settle(variant), needed) for variant, needed in outcome)
+        if variant is None:
+            number, plan, verdict = self._mildest(outcome)
+        else:
+            number, verdict = min(variant, len(outcome) - 1), self.verdict
+            plan = outcome[number][0]
+        needed = outcome[number][1]
         step = self._priced(change, needed, State.APPLIED)
         if step.state is State.APPLIED:
             step = replace(step, time_ratio=self._time_ratio(plan))
             self.plan, self.verdict, self.needed_bytes = plan, verdict, needed
+            self._variant[change.name] = number
         return step
+
+    def _mildest(self, outcome: Sequence[tuple[TrainingRecipe, int]]) -> tuple[int, TrainingRecipe, Verdict]:
+        """The number of the first variant that fits, else of the last; later variants are not judged."""
+        for number in range(len(outcome)):
+            plan, verdict = self._settle(outcome[number][0])
+            if verdict.fits:
+                break
+        return number, plan, verdict
 
     def _priced(self, change: Change, needed: int, state: State) -> Step:
         saved_bytes = self.needed_bytes - needed
@@ -667,15 +701,8 @@ class _Climb:
                     return Step(change=change, state=State.INAPPLICABLE, reason=reason)
             return tuple((variant, self.judge.needed_bytes(variant)) for variant in outcome)
         except LigerprofError as error:
-            return Step(change=change, state=State.UNPRICED, reason=str(error))
-
-
-def _mildest(settled: Iterable[tuple[TrainingRecipe, Verdict, int]]) -> tuple[TrainingRecipe, Verdict, int]:
-    """The first variant that fits, else the last; later variants are not judged."""
-    for item in settled:
-        if item[1].fits:
-            break
-    return item
+            reason = error.what if isinstance(error, UnsupportedError) else str(error)
+            return Step(change=change, state=State.UNPRICED, reason=reason)
 
 
 def _host_bytes(judge: Judge, recipe: TrainingRecipe) -> int:

@@ -38,6 +38,7 @@ from ligerprof.recipe.configs.settings import (
     Setting,
 )
 from ligerprof.recipe.configs.shared import (
+    ACCELERATOR_CONFIG,
     ATTENTION,
     CHECKPOINTING_KWARGS,
     DEEPSPEED_SECTION,
@@ -52,6 +53,7 @@ from ligerprof.recipe.configs.shared import (
     set_fsdp,
     whole_number_at,
     without_adapter,
+    write_grad_sync,
 )
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, FUSED_ATTENTION, MM
@@ -109,6 +111,7 @@ _ROWS: Mapping[str, Row] = {
     "fsdp": FSDP_SWITCH,
     "fsdp_config": section(FSDP_ROWS),
     "fsdp_final_state_dict_type": FSDP_ROWS["final_state_dict_type"],
+    "accelerator_config": ACCELERATOR_CONFIG,
     "dp_replicate_size": count(Setting.REPLICATE),
     **part_of("data parallelism", "dp_shard_size"),
     **part_of("part of FSDP", "fsdp_version"),
@@ -386,6 +389,7 @@ AXOLOTL = Framework(
     writes={
         **as_read(_ROWS, "batch grad_accum seq checkpointing optimizer lora_dropout attention"),
         **adapter(_write_adapter),
+        "grad_sync": write_grad_sync,
         "selective": lambda recipe: {"selective_checkpointing": False} if recipe.selective is None else None,
         "liger": liger(
             {"plugins": [_LIGER], **dict.fromkeys(_SWITCHED_ON, True)},

@@ -214,7 +214,8 @@ def edit_file(
             continue
         for key, value in keys.items():
             old = value_at(values, key)
-            new = _joined(old, value)
+            # a section of DeepSpeed or FSDP2 is whole
+            new = value if name in sharding.options else _joined(old, value)
             is_same = old == new or (old is None and key in _DEFAULTS and new == _DEFAULTS[key])
             if not is_same and key not in changes:
                 differences = _differences(sharding.before.get(key, old), new)
@@ -244,7 +245,9 @@ def _differences(old: Any, new: Any) -> Any:
 
 
 def _joined(old: Any, new: Any) -> Any:
-    """A list is added to the one that the file has."""
+    """A list is added to the one that the file has, and a section's keys to the others in it."""
+    if isinstance(new, Mapping) and isinstance(old, Mapping):
+        return {**old, **new}
     if isinstance(new, list) and isinstance(old, list):
         return [*old, *(item for item in new if item not in old)]
     return new

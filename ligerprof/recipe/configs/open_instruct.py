@@ -19,7 +19,13 @@ from ligerprof.recipe.configs.rows import (
     turned_on,
 )
 from ligerprof.recipe.configs.settings import OTHER_METHOD, Ignored, Outcome, Packing, Reading, Reason, Sets, Setting
-from ligerprof.recipe.configs.shared import LIGER_DEFAULTS, LORA_DROPOUT, whole_number_at, without_adapter
+from ligerprof.recipe.configs.shared import (
+    LIGER_DEFAULTS,
+    LORA_DROPOUT,
+    SYNC_EACH_BATCH,
+    whole_number_at,
+    without_adapter,
+)
 
 _PREFERENCES = "DPO or another preference method, with pairs of sequences"
 _TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
@@ -59,7 +65,7 @@ _ROWS: Mapping[str, Row] = {
     ),
     **left_out("the loss that balances experts", "load_balancing_loss"),
     **left_out("added or resized embeddings", "add_bos", harmless=(True, False)),
-    **left_out("gradients that are reduced with every micro-batch", "sync_each_batch"),
+    "sync_each_batch": SYNC_EACH_BATCH,
     "lora_dropout": LORA_DROPOUT,
 }
 

@@ -332,6 +332,8 @@ class Resolver:
     def _sharding(self, engine: str, spec: ModelSpec, precision: Mapping[str, Any]) -> dict[str, Any]:
         """Options of the engine; those of another engine, which a file may have too, are left out."""
         offload = {"offload": self._value(S.OFFLOAD)}
+        if engine == _DDP:
+            return {"grad_sync": self._value(S.GRAD_SYNC)}
         if engine == Engine.DEEPSPEED:
             own = {S.ZERO.value: self._value(S.ZERO), S.NVME_PATH.value: self._value(S.NVME_PATH)}
             own[S.SAVE_WHOLE.value] = self._gathers_under_deepspeed()
@@ -340,7 +342,7 @@ class Resolver:
         if engine == _FSDP:
             if self._value(S.BITS) is not None and not takes(Engine(engine), "qlora"):
                 raise self._refuse("QLoRA under FSDP version 2", S.BITS)
-            names = (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE, S.SAVE_WHOLE)
+            names = (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE, S.SAVE_WHOLE, S.GRAD_SYNC)
             own = {name.value: self._value(name) for name in names}
             if not self._is_own and {**precision, **self._given}.get("precision") != "mixed":
                 # frameworks give FSDP no policy then

@@ -57,6 +57,7 @@ class Setting(Word):
     WRAP = "wrap"
     REDUCE_DTYPE = "reduce_dtype"
     SAVE_WHOLE = "save_whole"
+    GRAD_SYNC = "grad_sync"
     LENGTH_ORDER = "length_order"
     PAD_TO_MULTIPLE_OF = "pad_to_multiple_of"
     # from which options are derived
@@ -330,4 +331,5 @@ def refusal(found: Found, lacking: Lacking) -> UnsupportedError:
     )
     if lacking.what.endswith("parallelism"):
         remedy = f"{SIMULATED_RANKS} {remedy}"
-    return UnsupportedError(f"{found.place}: {lacking.what} is not supported yet. {remedy}")
+    what = f"{lacking.what} is not supported yet"
+    return UnsupportedError(f"{found.place}: {what}. {remedy}", what)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.errors import RecipeError
+from ligerprof.recipe.categories import GradSync
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED_ROWS
 from ligerprof.recipe.configs.rows import (
     TRAINER_OPTIMIZERS,
@@ -27,6 +28,7 @@ from ligerprof.recipe.configs.rows import (
     words,
 )
 from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.training import TrainingRecipe
 
 EVALUATION = "evaluation"
 # compute_metrics of the Trainer, without which it keeps the loss alone
@@ -74,6 +76,32 @@ CHECKPOINTING_KWARGS = section(
         **dict.fromkeys(("preserve_rng_state", "determinism_check", "debug", "early_stop"), ignored(Reason.RANDOM)),
     }
 )
+SYNC_EACH_BATCH = turned_on({Setting.GRAD_SYNC: "every"})
+# the Trainer synchronizes the last micro-batch of a step alone, unless this says otherwise (Trainer.training_step)
+ACCELERATOR_CONFIG = section(
+    {
+        **ignored_keys("transformers", "accelerator_config"),
+        "gradient_accumulation_kwargs": section(
+            {
+                "sync_each_batch": SYNC_EACH_BATCH,
+                **dict.fromkeys(("adjust_scheduler", "sync_with_dataloader"), ignored(Reason.SCHEDULE)),
+                **lacking(
+                    "accelerate's own accumulation",
+                    "num_steps",
+                    harmless=(1,),
+                    remedy="Set gradient_accumulation_steps in its place.",
+                ),
+            }
+        ),
+    }
+)
+
+
+def write_grad_sync(recipe: TrainingRecipe) -> Mapping[str, Any]:
+    """The key of the Trainer's arguments for `--grad-sync`."""
+    return {"accelerator_config.gradient_accumulation_kwargs": {"sync_each_batch": recipe.grad_sync is GradSync.EVERY}}
+
+
 DEEPSPEED_SECTION = section(DEEPSPEED_ROWS, read=file_name("deepspeed"))
 
 

@@ -517,6 +517,8 @@ TORCHTITAN = Framework(
         Setting.OPTIMIZER: "adamw-fused",
         Setting.CHECKPOINTING: True,
         **dict.fromkeys((Setting.REENTRANT, Setting.SAVE_WHOLE), False),
+        # no micro-batch leaves its gradients whole (train.py, train_step)
+        Setting.GRAD_SYNC: "every",
     },
     finish=_finish,
     writes={

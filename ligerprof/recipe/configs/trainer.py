@@ -27,6 +27,7 @@ from ligerprof.recipe.configs.rows import (
 )
 from ligerprof.recipe.configs.settings import Ignored, Outcome, Reading, Reason, Sets, Setting
 from ligerprof.recipe.configs.shared import (
+    ACCELERATOR_CONFIG,
     ATTENTION,
     CHECKPOINTING_KWARGS,
     DEEPSPEED_SECTION,
@@ -38,6 +39,7 @@ from ligerprof.recipe.configs.shared import (
     OPTIMIZER,
     liger_names,
     set_fsdp,
+    write_grad_sync,
 )
 
 # configurations that extend TrainingArguments; a file that fits several is read as the plainest
@@ -100,11 +102,7 @@ TRAINER_ROWS: Mapping[str, Row] = {
     **lacking("tensor parallelism", "tp_size", harmless=(1,)),
     **lacking("a configuration of parallelism", "parallelism_config"),
     **part_of("GaLore's options", "optim_args optim_target_modules"),
-    "accelerator_config": section(
-        {
-            **ignored_keys("transformers", "accelerator_config"),
-        }
-    ),
+    "accelerator_config": ACCELERATOR_CONFIG,
     **part_of("part of FSDP", "fsdp_transformer_layer_cls_to_wrap"),
 }
 # arguments of transformers' run_clm.py and its like
@@ -167,6 +165,7 @@ def _set_optimizer_arguments(reading: Reading, arguments: str) -> None:
 # how the Trainer's arguments write a recipe; other frameworks have most of these keys, too
 TRAINER_WRITES: Mapping[str, Spelling] = {
     **as_read(TRAINER_ROWS, "batch grad_accum checkpointing optimizer"),
+    "grad_sync": write_grad_sync,
     "precision": lambda recipe: {Precision.AMP: {"bf16": True}, Precision.AMP_FP16: {"fp16": True}}.get(
         recipe.precision
     ),

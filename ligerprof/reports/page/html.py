@@ -10,7 +10,7 @@ from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.reports.page.payload import recording_text
 from ligerprof.reports.palette import theme_css
 from ligerprof.roles import MemoryBreakdown, Role
-from ligerprof.units import format_like
+from ligerprof.units import format_like, unbroken
 
 _ASSETS = Path(__file__).parent / "assets"
 _ROLES = {role.value: role for role in Role}
@@ -56,7 +56,8 @@ def html_page(title: str, parts: Iterable[str], recordings: Sequence[SnapshotAna
 
 def paragraph(text: str, name: str = "") -> str:
     """A paragraph of plain text."""
-    return f'<p class="{escape(name)}">{escape(text)}</p>' if name else f"<p>{escape(text)}</p>"
+    said = escape(unbroken(text))
+    return f'<p class="{escape(name)}">{said}</p>' if name else f"<p>{said}</p>"
 
 
 def html_bars(bars: Iterable[tuple[str, MemoryBreakdown]]) -> str:

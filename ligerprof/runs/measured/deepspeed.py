@@ -70,7 +70,7 @@ def require_deepspeed() -> None:
         import deepspeed  # noqa: F401 - tests the import
     except ImportError as error:
         raise MissingDependencyError(
-            f"--engine deepspeed needs deepspeed ({error}). Install it with: pip install 'ligerprof[deepspeed]'."
+            f"--engine deepspeed needs deepspeed ({error}). Install it with: pip install deepspeed."
         ) from None
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import click
 import pytest
@@ -45,6 +46,18 @@ def assert_adds_up(advice: Advice) -> None:
             assert step.needed_bytes == advice.plan_needed_bytes - step.saved_bytes
 
 
+def assert_every_change_is_needed(advice: Advice, judge: Judge) -> None:
+    """Check that the plan without any one of its changes, the free ones included, does not fit."""
+    for left_out in advice.applied:
+        fewer = advice.recipe
+        for step in advice.applied:
+            outcome = step.change.outcome(fewer)
+            if step is not left_out and not isinstance(outcome, str):
+                sizes = (advice.plan.batch, advice.plan.seq)
+                fewer = next((each for each in outcome if (each.batch, each.seq) == sizes), outcome[0])
+        assert not judge.verdict(fewer).fits, left_out.change.name
+
+
 recipes = st.builds(
     TrainingRecipe,
     model=st.sampled_from(["tiny", "llama3.2-1b"]),
@@ -76,7 +89,9 @@ def test_a_plan_that_fits_fits_and_the_ladder_adds_up(recipe: TrainingRecipe, sh
     assert (advice.plan.seq < recipe.seq) == ("sequence" in {step.change.name for step in advice.applied})
     if judge.verdict(recipe).fits:
         assert advice.plan == recipe
-    if not advice.plan_verdict.fits:
+    if advice.plan_verdict.fits:
+        assert_every_change_is_needed(advice, judge)
+    else:
         assert "spare" not in states(advice).values(), "every rung that saves was tried"
         assert len({number for number, _ in tried}) == len(LADDER)
 
@@ -149,7 +164,9 @@ def test_a_useless_rung_is_retried_before_a_more_expensive_one() -> None:
     advice = advise(recipe, estimating(24 * GIB))
 
     # the peak is in the optimizer step until the optimizer is offloaded; only then does checkpointing help
-    assert [step.change.name for step in advice.applied] == ["kernels", "offload-optimizer", "checkpointing"]
+    # kernels are tried before both, and not needed with them
+    assert [step.change.name for step in advice.applied] == ["offload-optimizer", "checkpointing"]
+    assert states(advice)["kernels"] == "spare"
     assert_adds_up(advice)
 
 
@@ -250,6 +267,22 @@ def test_offload_stays_within_main_memory() -> None:
     assert reasons["offload-optimizer"].endswith("of main memory; the limit is 256.0 MiB")
     over = advise(free.plan, judge, host_limit_bytes=GIB)
     assert (over.plan_verdict.fits, over.fits_host, over.fits) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "gib", "plan"),
+    [
+        # ZeRO-2 and kernels come first, and ZeRO-3 does without both
+        ({"model": "llama3.1-8b", "engine": "ddp", "gpus": 8, "checkpointing": True}, 28, ["zero-3"]),
+        ({"model": "llama3.2-1b", "precision": "fp32", "batch": 2, "seq": 2048}, 23, ["mixed-precision"]),
+    ],
+)
+def test_a_plan_keeps_no_free_change_that_it_does_not_need(options: dict[str, Any], gib: int, plan: list[str]) -> None:
+    judge = estimating(gib * GIB)
+    advice = advise(TrainingRecipe(**options), judge)
+    assert [step.change.name for step in advice.applied] == plan
+    assert_every_change_is_needed(advice, judge)
+    assert_adds_up(advice)
 
 
 def test_unpriced_rungs_are_listed_with_the_reason() -> None:

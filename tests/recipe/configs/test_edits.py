@@ -373,12 +373,29 @@ def test_accelerate_takes_the_written_files(tmp_path: Path) -> None:
 def test_fsdp2_reads_back(framework: str, tmp_path: Path) -> None:
     file = write(tmp_path, "sft.yaml", FILES[framework])
     before, _ = load_recipe([file], {"gpus": 2, "precision": "amp"})
-    after = dataclasses.replace(before, engine="fsdp2", precision="mixed", offload="all", reshard=False)
+    changes = {"precision": "mixed", "offload": "all", "reshard": False, "grad_accum": 4, "grad_sync": "every"}
+    after = dataclasses.replace(before, engine="fsdp2", **changes)
     edit = edit_file(file, framework, before, after)
     assert edit.not_in_file == ()
     again, _ = load_recipe([write(tmp_path, "fixed.yaml", edit.content or "")], {"gpus": 2})
-    for option in ("engine", "precision", "offload", "reshard"):
+    for option in ("engine", *changes):
         assert getattr(again, option) == getattr(after, option), option
+
+
+def test_other_settings_of_accumulation_stay(tmp_path: Path) -> None:
+    kept = "accelerator_config:\n  split_batches: false\n  gradient_accumulation_kwargs: {adjust_scheduler: false}\n"
+    file = write(tmp_path, "sft.yaml", FILES["axolotl"] + kept)
+    before, report = load_recipe([file], {"gpus": 2})
+    assert (before.grad_sync, report.unknown) == ("last", ())
+    edit = edit_file(file, "axolotl", before, dataclasses.replace(before, grad_accum=2, grad_sync="every"))
+    settings = edit.values["accelerator_config"]
+    assert settings == {
+        "split_batches": False,
+        "gradient_accumulation_kwargs": {"adjust_scheduler": False, "sync_each_batch": True},
+    }
+    assert load_recipe([write(tmp_path, "fixed.yaml", edit.content or "")], {"gpus": 2})[0].grad_sync == "every"
+    # DeepSpeed has no such option
+    assert load_recipe([file], {"gpus": 2, "engine": "deepspeed", "precision": "mixed"})[0].grad_sync == "last"
 
 
 def test_a_function_is_not_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,13 @@ def test_toml_checkpoints_every_nth_layer(tmp_path: Path, lines: str, every: int
     assert any("torchtitan's is the last" in sentence for sentence in report.assumed) == (every > 1)
 
 
+def test_every_micro_batch_reduces_its_gradients(tmp_path: Path) -> None:
+    text = "[training]\nlocal_batch_size = 1\nglobal_batch_size = 8\n[parallelism]\ndata_parallel_shard_degree = 2\n"
+    (tmp_path / "a.toml").write_text(text, encoding="utf-8")
+    recipe, _ = load_recipe([str(tmp_path / "a.toml")], {"model": "tiny"})
+    assert (recipe.engine, recipe.grad_accum, recipe.grad_sync) == ("fsdp2", 4, "every")
+
+
 def test_toml_of_a_memory_budget_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "llama3_8b.toml"
     path.write_text(TOML.replace('"full"', '"memory_budget"'), encoding="utf-8")

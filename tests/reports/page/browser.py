@@ -32,7 +32,7 @@ class Chromium:
             for descriptor, number in zip(high, (3, 4), strict=True):
                 os.dup2(descriptor, number)
 
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [str(BROWSER), *options, f"--user-data-dir={folder / 'profile'}"],
             preexec_fn=connect,  # noqa: PLW1509 - numbers of descriptors cannot be chosen otherwise
             pass_fds=(3, 4),
@@ -44,20 +44,24 @@ class Chromium:
 
     def close(self) -> None:
         os.write(self.writes, b'{"id": 0, "method": "Browser.close"}\0')
-        self._process.wait(timeout=20)
+        self.process.wait(timeout=20)
         os.close(self.writes)
         os.close(self.reads)
 
 
 class Browser:
-    """A page in a profile of its own; `evaluate` runs script in it, and events are those of a user."""
+    """A page in a profile of its own; `evaluate` runs script in it, and events are those of a user.
 
-    def __init__(self, chromium: Chromium, *, width: int = 1280, dark: bool = False) -> None:
+    Args:
+        kept: use the browser's own profile, whose cache later pages find.
+    """
+
+    def __init__(self, chromium: Chromium, *, width: int = 1280, dark: bool = False, kept: bool = False) -> None:
         self._chromium = chromium
         self._session: str | None = None
         self.problems: list[str] = []
-        self._context = self.call("Target.createBrowserContext")["browserContextId"]
-        target = self.call("Target.createTarget", url="about:blank", browserContextId=self._context)["targetId"]
+        self._context = {} if kept else self.call("Target.createBrowserContext")
+        target = self.call("Target.createTarget", url="about:blank", **self._context)["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
@@ -72,7 +76,8 @@ class Browser:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._session = None
-        self.call("Target.disposeBrowserContext", browserContextId=self._context)
+        if self._context:
+            self.call("Target.disposeBrowserContext", **self._context)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command and wait for its result."""

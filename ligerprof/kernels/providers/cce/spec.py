@@ -15,7 +15,7 @@ _LOCKED_COLUMNS = 64
 def unavailable_reason(device_kind: str) -> str | None:
     """Why it cannot run on a device of this kind, or None."""
     if importlib.util.find_spec("cut_cross_entropy") is None:
-        return "cut-cross-entropy is not installed (pip install 'ligerprof[peers]')"
+        return "cut-cross-entropy is not installed (pip install cut-cross-entropy)"
     if device_kind == "cpu":
         return "cut-cross-entropy's kernels run only on a GPU"
     if device_kind == "simulated":

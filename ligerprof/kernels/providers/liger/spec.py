@@ -27,7 +27,7 @@ _INTERPRETABLE = ("rope", "ce", "flce")
 def unavailable_reason(device_kind: str) -> str | None:
     """Why liger-kernel's kernels cannot run on a device of this kind, or None."""
     if importlib.util.find_spec("liger_kernel") is None:
-        return "liger-kernel is not installed (pip install 'ligerprof[peers]')"
+        return "liger-kernel is not installed (pip install liger-kernel)"
     return triton_unavailable_reason(device_kind)
 
 
