@@ -169,7 +169,7 @@ def test_a_program_that_fails_is_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_the_trials(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     program = tmp_path / "waits.py"
-    program.write_text("import os, time; open(f'{os.getpid()}.pid', 'w').close(); time.sleep(600)")
+    program.write_text("import os, sys, time; sys.argv[1:]; open(f'{os.getpid()}.pid', 'w').close(); time.sleep(600)")
     start = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     start += "; from ligerprof.__main__ import run; run()"
     words = ["fit", "--at-once", "2", "--", sys.executable, str(program), "--batch", "4"]

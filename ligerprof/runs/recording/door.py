@@ -4,6 +4,7 @@ It must start fast and never fail: it needs the standard library alone until tor
 """
 
 import gc
+import os
 import sys
 from contextlib import suppress
 from types import ModuleType
@@ -61,7 +62,10 @@ def _await_cuda(torch: ModuleType, settings: Settings) -> None:
 
     def start() -> None:
         if is_trunk():
-            # its branches record, each for itself
+            # its branches record, each for itself; a program that allocates before it reads its arguments has none
+            machine = _machine()
+            if machine is not None:
+                machine.device.observer = lambda *_: os._exit(0)
             return
         try:
             _start(Settings.from_environment() or settings)

@@ -28,6 +28,7 @@ OTHERS = {
     "has a thread": "import sys, threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\nsys.argv[1:]",
     "has other arguments": "import sys\nsys.argv.insert(9, 'x')\nsys.argv[1:]",
 }
+ALLOCATES = "import sys, time, torch\ntorch.zeros(3, device='cuda')\ntime.sleep(100)\nsys.argv[1:]"
 
 
 @pytest.fixture
@@ -65,7 +66,11 @@ def test_branches_have_their_arguments_variables_and_exit_codes(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("own_folder")
-@pytest.mark.parametrize("program", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize(
+    "program",
+    [*OTHERS.values(), pytest.param(ALLOCATES, marks=pytest.mark.slow)],
+    ids=[*OTHERS, "allocates before"],
+)
 def test_a_program_that_cannot_be_forked_there_has_no_branches(program: str, tmp_path: Path) -> None:
     Path("train.py").write_text(program)
     words = [sys.executable, "train.py", "1"]
