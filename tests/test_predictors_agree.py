@@ -15,6 +15,7 @@ from ligerprof.recipe.configs.resolve import load_options
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.simulated_gpu.host_memory import HostMemory
+from ligerprof.torch_memory.dtypes import HALF_BYTES
 from tests.drawn_recipes import draw_deepspeed_recipe, draw_rank_recipe
 from tests.sampling import sampled
 
@@ -293,6 +294,22 @@ def test_corners_are_estimated_as_they_are_simulated(case: str) -> None:
     recipe = TrainingRecipe(model=spec_of(family, **config), **given)
     simulated_bytes = simulate_step(recipe, record=False).peak_bytes
     assert estimate(recipe).peak_bytes == pytest.approx(simulated_bytes, rel=0.002)
+
+
+# norms of heads before the rotation, norms of all heads, a joint projection, other rotations, and one of a part
+@sampled("family", ["exaone4", "olmo2", "phi3", "ernie4_5", "nemotron"], every=5)
+def test_large_allocations_are_those_of_the_simulation(family: str) -> None:
+    """In their order: the copies of gradients that come with the heads apart are among them."""
+    spec = spec_of(family, head_dim=128, num_key_value_heads=2)
+    options = {"precision": "bf16", "optimizer": "sgd", "alloc_conf": EXPANDABLE}
+    recipe = TrainingRecipe(model=spec, batch=4, seq=1024, **options)
+    smallest_bytes = recipe.tokens * spec.kv_heads * spec.head_dim * HALF_BYTES
+    runs = [recording.unfolded() for recording in estimate(recipe).run.recordings]
+    estimated = [run.sizes[event] for run in runs for event in run.events if event >= 0]
+    events = simulate_step(recipe).snapshot["device_traces"][0]
+    simulated = [event["size"] for event in events if event["action"] == "alloc"]
+    large = [[size for size in sizes if size >= smallest_bytes] for sizes in (estimated, simulated)]
+    assert large[0] == large[1]
 
 
 @sampled("optimizer", ["adamw", "adamw-foreach", "adamw-fused", "sgd"], every=4)
