@@ -277,6 +277,25 @@ CORNERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_hidden_layers": 6, "hidden_size": 512},
         {"engine": "fsdp2", "gpus": 4, "replicate": 2, "grad_accum": 2, "grad_sync": "every", "offload": "all"},
     ),
+    "a frozen embedding whose 16-bit copy autocast keeps": (
+        "exaone4",
+        {"hidden_size": 300, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96},
+        {
+            "lora": 4,
+            "liger": "rms+swiglu",
+            "provider": "liger",
+            "loss": "chunked-nll",
+            "checkpoint_every": 2,
+            "reentrant": True,
+            "batch": 4,
+            "seq": 1024,
+        },
+    ),
+    "tiles of no labelled token": (
+        "llama",
+        {"vocab_size": 20_000},
+        {"loss": "trl-tiled", "qlora": 8, "batch": 8, "seq": 1},
+    ),
     "a cap of scores that the model's code ignores": (
         "gemma3_text",
         {"attn_logit_softcapping": 50.0, "head_dim": 32},
@@ -332,6 +351,12 @@ def test_main_memory_under_fsdp2(optimizer: str) -> None:
 def test_kernels_that_liger_kernel_lacks_are_not_estimated(family: str, liger: str) -> None:
     with pytest.raises(KernelUnavailableError, match=r"liger-kernel (cannot patch|has no)"):
         estimate(TrainingRecipe(model=spec_of(family), liger=liger, provider="liger"))
+
+
+def test_a_share_of_heads_that_apertus_cannot_rotate_is_not_estimated() -> None:
+    """Its code fails where it is given: tables of a part are multiplied by whole heads."""
+    with pytest.raises(UnknownModelError, match="'apertus' with 'partial_rotary_factor'"):
+        estimate(TrainingRecipe(model=spec_of("apertus", partial_rotary_factor=0.75)))
 
 
 def test_another_activation_than_the_kernel_computes() -> None:

@@ -379,6 +379,8 @@ OTHER_ROWS = (
             ),
             *norm_tensors("attention_layernorm", "feedforward_layernorm"),
         ),
+        # its code rotates whole heads, whatever share its tables are for
+        only_one=("partial_rotary_factor",),
         attention=Attention(qk_norms=("q_norm", "k_norm"), norms_apart=True),
         mlp=Mlp(gate=None, inputs=("up_proj",), function=("hidden_act", "xielu")),
         layer_norms=LayerNorms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
