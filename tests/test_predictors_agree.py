@@ -277,6 +277,11 @@ CORNERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"num_hidden_layers": 6, "hidden_size": 512},
         {"engine": "fsdp2", "gpus": 4, "replicate": 2, "grad_accum": 2, "grad_sync": "every", "offload": "all"},
     ),
+    "einsums that autocast runs in 16 bits": (
+        "bamba",
+        {"hidden_size": 256, "head_dim": 128},
+        {"batch": 4, "seq": 256, "checkpointing": False},
+    ),
     "a frozen embedding whose 16-bit copy autocast keeps": (
         "exaone4",
         {"hidden_size": 300, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96},
