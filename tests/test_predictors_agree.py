@@ -1,5 +1,6 @@
 """Estimate and simulation of recipes on which they once disagreed, and errors of one line where neither can answer."""
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import count as count_from
 from random import Random
@@ -13,6 +14,7 @@ from ligerprof.errors import KernelUnavailableError, RecipeError, UnknownModelEr
 from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.recipe.configs.resolve import load_options
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.recipe.usable_memory import find_limit
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.torch_memory.dtypes import HALF_BYTES
@@ -90,7 +92,9 @@ def differences(recipe: TrainingRecipe) -> dict[str, tuple[int, int]]:
     simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
     if simulated.oom is not None:
         # what was held before memory ran out is not the peak of a step
-        return {"verdict": (estimated.peak_bytes, simulated.peak_bytes)} if estimated.verdict is Answer.FITS else {}
+        limited = dataclasses.replace(recipe, memory_limit_bytes=find_limit(recipe).size_bytes)
+        fits = estimate(limited).verdict is Answer.FITS
+        return {"verdict": (estimated.peak_bytes, simulated.peak_bytes)} if fits else {}
     within = min(max(simulated.peak_bytes, estimated.lowest_bytes), estimated.highest_bytes)
     found = {}
     if not close(within, simulated.peak_bytes):
