@@ -179,8 +179,8 @@ def test_drawn_recipes_under_fsdp2(number: int) -> None:
 
 # norms in fp64, where a rank's part of a large embedding takes more than all gradients in fp32; stage 3 with fp16,
 # which checks gradients in main memory, adds biases itself, and gathers the last norm before it casts; stage 2, which
-# casts its own part of each gradient for the norm
-@sampled("number", [881, 7002, 3001, 32035], every=4)
+# casts its own part of each gradient for the norm; a last norm that holds what its backward recomputed
+@sampled("number", [881, 7002, 3001, 32035, 25014], every=5)
 def test_recipes_under_deepspeed_that_once_differed(number: int) -> None:
     pytest.importorskip("deepspeed")
     assert not differences(draw_deepspeed_recipe(Random(f"deepspeed {number}")))
