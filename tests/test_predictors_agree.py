@@ -363,6 +363,13 @@ def test_kernels_that_liger_kernel_lacks_are_not_estimated(family: str, liger: s
         estimate(TrainingRecipe(model=spec_of(family), liger=liger, provider="liger"))
 
 
+def test_positions_that_a_config_leaves_out_are_those_of_transformers() -> None:
+    spec = spec_from_config(
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 9}, name="gpt2"
+    )
+    assert spec.max_positions == 1024
+
+
 def test_a_share_of_heads_that_apertus_cannot_rotate_is_not_estimated() -> None:
     """Its code fails where it is given: tables of a part are multiplied by whole heads."""
     with pytest.raises(UnknownModelError, match="'apertus' with 'partial_rotary_factor'"):

@@ -328,6 +328,7 @@ OTHER_ROWS = (
     Architecture(
         model_type="gpt2",
         class_prefix="GPT2",
+        defaults={"n_positions": 1024},
         tensors=(
             NormWeight(name="ln_1"),
             Linear(name="attn.c_attn", inputs="hidden", outputs=("hidden",) * 3, bias=True, transposed=True),
