@@ -27,6 +27,8 @@ _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chu
 ROWS, TOKENS = 2, 6
 # of a whole model; no other size of it is 5, 10 or 11
 MODEL_ROWS, MODEL_TOKENS = 5, 10
+# dimensions of a tensor whose heads are apart
+_BY_HEADS = 4
 # sizes that do not depend on a config or a batch, such as three positions for each token
 _LARGEST_FIXED = 3
 # the steps of operators
@@ -67,6 +69,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self._tables: set[int] = set()
         self._empty: set[Operand] = set()
+        self._turned: set[Operand] = set()
         self.active, self.muted = False, 0
         self._numbers: dict[int, int] = {}
         self._blocks: dict[int, list[int]] = {}
@@ -133,6 +136,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._table(name, results[0], next(iter(inputs), "narrow"), is_view=is_view)
         elif name != "copy_" and is_view and given[0].nbytes == results[0].nbytes:
             self._again(results[0], inputs[0])
+            if name == "view" and results[0].ndim == given[0].ndim + 1 == _BY_HEADS and self._spec.latent is None:
+                self.steps.append(["heads", inputs[0], inputs, ""])
+            elif name == "transpose" and given[0].ndim == _BY_HEADS:
+                self._turned.add(inputs[0])
         elif name == "_to_copy":
             wide = kwargs.get("dtype") is torch.float32
             self.macro("cast", inputs, results, "wide" if wide else self._narrow_source(inputs[0]))
@@ -148,6 +155,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Operators that show or fill a part of a tensor."""
         if name in _SPLITS:
+            if inputs[0] in self._turned:
+                self._heads_of(inputs[0], "split")
             self.macro("split", inputs, results, self._parts(results))
         elif name == "new_empty":
             self._empty.add(self._made("empty", inputs, results[0], self._elements_per_head(results[0]), inputs[0]))
@@ -163,6 +172,21 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.macro("expand", inputs, results)
         else:
             raise UnknownOperatorError(name)
+
+    def _heads_of(self, number: Operand, kind: str) -> None:
+        """Say what becomes of heads, if this is a view of some."""
+        for step in self.steps:
+            if step[0] == "heads" and step[1] == number:
+                step[3] = kind  # type: ignore[index]
+
+    def finish(self) -> list[Step]:
+        """All steps; views as heads say whether they are rotated, and go unless attention reads them."""
+        source = {step[1]: step[2][0] for step in self.steps if step[0] == "norm"}
+        for kind, readers in (("plain", "attend"), ("rotated", "rotate")):
+            for number in (each for step in self.steps if step[0] == readers for each in step[2]):
+                self._heads_of(number, kind)
+                self._heads_of(source.get(number, number), kind)
+        return [step for step in self.steps if step[0] != "heads" or step[3]]
 
     def _has_gradient(self, operand: Operand) -> bool:
         return operand not in self._tables if isinstance(operand, int) else operand.startswith("p:")
@@ -328,7 +352,7 @@ class SmallModel:
                     stack.enter_context(mock.patch.object(modeling, name, rotate))
             stack.enter_context(_Functions(recorder, self._dropouts))
             self._model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long))
-        return recorder.steps
+        return recorder.finish()
 
     def record_model(self) -> list[Step]:
         """The steps of the model around its layers, up to the loss."""

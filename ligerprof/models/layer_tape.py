@@ -23,6 +23,7 @@ Operand = int | str
 #   mixture, routed, mixer: the path of a module that runs as a whole
 #   gated: path of a module, and how many of the steps that follow are its own; a kernel may be in their place
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
+#   heads: a value seen as [batch, tokens, heads, head_dim], to be "rotated", "split" after its heads, or left "plain"
 #   attend: of query, key and value
 #   cut: the share of the source that a view has; split: views of so many equal parts, or of named ones
 #   expand: a view with a copy for each head; empty, write: new memory, and a value written into a part of it

@@ -1,5 +1,6 @@
 """What an operator returns for tensors of these shapes: computed by torch's fake tensors once, then remembered."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, cached_property
@@ -96,6 +97,8 @@ class Planner:
 
     @cached_property
     def _mode(self) -> FakeTensorMode:
+        # an operator that fails raises to its caller, who may expect that; torch would print its traceback as well
+        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
         # imports torch's compiler
         return _Mode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
 

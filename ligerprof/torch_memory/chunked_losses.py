@@ -172,7 +172,8 @@ class TiledLogProbabilities:
         return self._token_chunks[number] * self.hidden * self.width if copies else 0
 
     def _of_words(self, number: int) -> int:
-        return self._word_chunks[number] * self.hidden * self.width if self.weight_width != self.width else 0
+        copies = self.weight_width != self.width and self.tokens > 0
+        return self._word_chunks[number] * self.hidden * self.width if copies else 0
 
 
 def _chunks(whole: int, size: int) -> tuple[int, ...]:

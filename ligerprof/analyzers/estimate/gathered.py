@@ -108,6 +108,7 @@ class GatheringHooks(Hooks):
         self._active: dict[int, set[str]] = {}
         self._backward_modules: dict[str, _Module] = {}
         self._in_backward = False
+        self._norm: _Module | None = None
         self._last_name = ""
         self._live = self._at = 0
         self._recorded: list[str] = []
@@ -198,6 +199,7 @@ class GatheringHooks(Hooks):
     def before_gradient(self, operation: Operation) -> None:
         """A module's backward begins."""
         for module in self._called(operation):
+            self._end_norm()
             if self._head is not None and self._head.name in self._backward_modules:
                 self._release(self._head, forward=False)
             self._begin_backward(module)
@@ -206,8 +208,18 @@ class GatheringHooks(Hooks):
         """A module's backward ends, if its input needs a gradient; otherwise no hook of it runs."""
         flows = any(isinstance(item, Value) and item.needs_gradient for item in operation.differentiable)
         for module in self._called(operation):
-            if self._is_done(module, operation) and flows:
+            if not (self._is_done(module, operation) and flows):
+                continue
+            if module.recomputed and all(len(weight.shape) == 1 for weight in module.weights):
+                # a norm's input has no gradient yet; it holds what its backward recomputed
+                self._norm = module
+            else:
                 self._release(module, forward=False)
+
+    def _end_norm(self) -> None:
+        if self._norm is not None:
+            self._release(self._norm, forward=False)
+            self._norm = None
 
     def weight_gradient_arrives(self, weight: Weight) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads: a gradient is copied to the bucket, if it fits in one."""
@@ -221,6 +233,7 @@ class GatheringHooks(Hooks):
     def end_backward(self) -> None:
         """independent_gradient_partition_epilogue, then release_backward_leftovers."""
         self._reduce()
+        self._end_norm()
         while self._backward_modules:
             _, module = self._backward_modules.popitem()
             self._let_go(module, {id(item) for item in (*module.weights, *module.recomputed)} - self._persistent)

@@ -87,13 +87,12 @@ class _LayerReplay(Replay):
         return attend(self.context, query, key, value)
 
     def make_linear(self, value: Value, path: str) -> Value:
-        context = self.context
-        projected = project(context, value, f"{self.name}.{path}")
-        row, leaf = context.spec.architecture.attention, path.rpartition(".")[2]
-        is_part = path.startswith(f"{row.name}.") and leaf in row.qkv and context.spec.latent is None
-        if is_part and _comes_by_heads(context, row.qkv.index(leaf)):
-            return renamed(context, projected, as_heads(context, projected))
-        return projected
+        """A linear layer."""
+        return project(self.context, value, f"{self.name}.{path}")
+
+    def make_heads(self, value: Value, kind: str) -> Value:
+        """A view with a dimension for heads, whose gradient is copied if it comes with the heads apart."""
+        return as_heads(self.context, value) if _comes_by_heads(self.context, value, kind) else self.tape.name(value)
 
     def make_mixture(self, value: Value, path: str) -> Value:
         """Experts, and the one that all tokens share."""
@@ -160,19 +159,18 @@ def project(context: Context, value: Value, name: str) -> Value:
     return (add_adapter_to_quantized if is_packed else add_adapter)(context, value, result, name)
 
 
-def _comes_by_heads(context: Context, which: int) -> bool:
-    """Whether the gradient of query, key or value comes with its heads apart, so that the view as heads has it copied.
+def _comes_by_heads(context: Context, value: Value, kind: str) -> bool:
+    """Whether the gradient of query, key or value comes with its heads apart.
 
-    Eager attention computes it so. Rotated halves are slices, whose gradients begin as zeros with the heads apart.
-    Norms between the two are not known to pass it on as it is.
+    Eager attention computes it so. Rotated parts and equal parts of heads are slices, whose gradients begin as zeros
+    with the heads apart, or are joined so. Norms of heads pass it on as it is.
     """
-    row, spec = context.spec.architecture.attention, context.spec
-    rotary = row.rotary if which < 2 and context.rotates else None
-    by_kernel = rotary is not None and find_slot(Feature.ROTARY).name in context.kernels
-    if len(row.qkv) == 1 or row.qk_norms is not None or by_kernel:
+    if value.elements <= context.tokens * context.spec.head_dim:
         return False
-    slices = rotary is not None and not rotary.other and rotary.share is None
-    return (is_eager(context.recipe) or slices) and (spec.heads if which == 0 else spec.kv_heads) > 1
+    rotated = kind == "rotated" and context.rotates
+    if rotated and find_slot(Feature.ROTARY).name in context.kernels:
+        return False
+    return rotated or kind == "split" or is_eager(context.recipe)
 
 
 def _run_experts(context: Context, value: Value, name: str, row: Experts) -> Value:

@@ -120,6 +120,7 @@ class MicroBatch:
             self._bottom.tape.name(mask)
         if not self.evaluates and keeps_tables(self._recipe):
             self._until_backward_ends += [self._meter.keep(block) for block in model.tables]
+        self.copies_embedding |= model.leaf is not None and model.leaf is stream.block
         if model.leaf is not None and model.leaf is not stream.block:
             self._start = model.leaf
             self._until_graph_is_freed.append(model.leaf)
@@ -295,7 +296,7 @@ class MicroBatch:
             loaded = layer.source.block = offloading.unpack(layer.checkpoint, starts_node=True)
         loaded_mask = self._load_mask(layer, context)
         # the reentrant kind detaches the layer's input
-        context.leaf = layer.source if reentrant else None
+        context.leaf = layer.source if reentrant or (layer.index == 0 and self.copies_embedding) else None
         output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
         context.leave_autocast()
         if reentrant:

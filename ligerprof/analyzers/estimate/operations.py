@@ -191,9 +191,12 @@ def multiply_wide(context: Context, left: Value, right: Value) -> Value:
     return output
 
 
-def _read_wide(context: Context, value: Value, width: int) -> Value:
-    """A factor of a wider product; checkpointing frees what the product saved before the factor's gradient is cast."""
-    if value.width == width or not context.unpacks_once:
+def _read_wide(context: Context, value: Value, width: int, *, sums: bool = False) -> Value:
+    """A factor of a wider product, whose gradient is cast last.
+
+    Checkpointing frees what the product saved before that, and so do products whose other gradient is summed first.
+    """
+    if value.width == width or not (context.unpacks_once or sums):
         return context.tape.name(value)
     return context.tape.run(Operation(elements=value.elements, width=width, inputs=(value,), view_of=value))
 
@@ -308,20 +311,23 @@ def scale_rows(context: Context, value: Value, factors: Value) -> Value:
 def scale_columns(context: Context, value: Value, weight: Tensor) -> Value:
     """`weight * value` with one weight per column: saves both."""
     width = max(value.width, weight.width)
+    read = _read_wide(context, value, width, sums=True)
     saves: tuple[Tensor, ...] = (value, weight) if weight.needs_gradient else (weight,)
     # gradient times value, before it is summed over the tokens
     product_bytes = value.elements * width if weight.needs_gradient else 0
     scratch = column_sum(context, value.elements, weight.elements, width) if weight.needs_gradient else ()
-    return context.tape.run(
+    output = context.tape.run(
         Operation(
             elements=value.elements,
             width=width,
-            inputs=(value, weight),
+            inputs=(read, weight),
             saves=saves,
             unreduced_bytes=product_bytes,
             reduction_scratch_bytes=scratch,
         )
     )
+    context.tape.release(read)
+    return output
 
 
 def renamed(context: Context, old: Value, new: Value) -> Value:

@@ -24,7 +24,7 @@ from ligerprof.models.layer_tape import Operand, Step
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
-_VIEWS = ("cut", "split", "expand", "write")
+_VIEWS = ("cut", "split", "expand", "write", "heads")
 
 
 class Replay:

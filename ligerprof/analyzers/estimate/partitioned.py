@@ -21,7 +21,8 @@ class PartitionedHooks(Hooks):
         self._settings = zero_settings(recipe)
         self._trained = [weight for weight in weights if weight.trainable]
         self._slices = dict(zip(map(id, self._trained), _slices(recipe, self._trained), strict=True))
-        self._own = {id(weight) for weight, _ in own_weights(recipe, self._trained, rank)}
+        # by weight, the elements that are this rank's
+        self._own = {id(weight): elements for weight, elements in own_weights(recipe, self._trained, rank)}
         self._buckets: list[Allocation] = []
         self._held: list[Weight] = []
         # of this micro-batch and of those before
@@ -99,9 +100,8 @@ class PartitionedHooks(Hooks):
         self._free(weight)
 
     def _offload(self, weight: Weight) -> None:
-        """The norm's fp32 copy (set_norm_for_param_grad_in_gpu), then that on its way to main memory."""
-        elements = min(weight.elements, part(self._recipe, sum(item.elements for item in self._trained)))
-        self._meter.touch(2 * FP32_BYTES * elements, Role.COMMUNICATION)
+        """The norm's fp64 copy of the rank's part (set_norm_for_param_grad_in_gpu), then one in fp32 to main memory."""
+        self._meter.touch(2 * FP32_BYTES * self._own[id(weight)], Role.COMMUNICATION)
         self._free(weight)
 
     def _accumulate(self) -> None:

@@ -279,9 +279,9 @@ def _contracted(
         gradient_copy: whether the gradient of the product is.
     """
     tape = context.tape
-    one, other = (in_order(context, item, copies=copy) for item, copy in zip((left, right), copies, strict=True))
-    first, second = context.autocast(one), context.autocast(other)
-    tape.release(one, other)
+    narrow = [context.autocast(item) for item in (left, right)]
+    first, second = (in_order(context, item, copies=copy) for item, copy in zip(narrow, copies, strict=True))
+    tape.release(*narrow)
     product = batch_product(context, first, second, elements)
     if not gradient_copy:
         return product

@@ -328,6 +328,7 @@ OTHER_ROWS = (
     Architecture(
         model_type="gpt2",
         class_prefix="GPT2",
+        defaults={"n_positions": 1024},
         tensors=(
             NormWeight(name="ln_1"),
             Linear(name="attn.c_attn", inputs="hidden", outputs=("hidden",) * 3, bias=True, transposed=True),
@@ -379,6 +380,8 @@ OTHER_ROWS = (
             ),
             *norm_tensors("attention_layernorm", "feedforward_layernorm"),
         ),
+        # its code rotates whole heads, whatever share its tables are for
+        only_one=("partial_rotary_factor",),
         attention=Attention(qk_norms=("q_norm", "k_norm"), norms_apart=True),
         mlp=Mlp(gate=None, inputs=("up_proj",), function=("hidden_act", "xielu")),
         layer_norms=LayerNorms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
