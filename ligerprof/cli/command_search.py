@@ -37,7 +37,7 @@ _INTERRUPTED_SECONDS = 5
 
 
 def command_options(function: Command) -> Command:
-    """Add the argument COMMAND and the options of a search with it, passed as `words`, `vary`, `steps`, `eager`."""
+    """Add the argument COMMAND and the options of a search with it, passed as `words`, `vary`, `steps` and so on."""
     decorators = (
         click.option(
             "--vary",
@@ -54,6 +54,7 @@ def command_options(function: Command) -> Command:
             help="Of a COMMAND: the optimizer steps of each simulated run.",
         ),
         click.option("--eager", is_flag=True, help="Of a COMMAND: simulate functions of torch.compile without it."),
+        click.option("--flash-attn", is_flag=True, help="Of a COMMAND: simulate flash-attn where it is not installed."),
         click.option(
             "--at-once", type=click.IntRange(min=1), help="Of a COMMAND: simulated runs at a time. Default: by cores."
         ),
@@ -131,7 +132,8 @@ def _problem(options: CommandOptions, *, times: bool = False) -> "CommandProblem
     world = search.get("world")
     gpus = world or (command.launch and command.launch.processes) or 1
     at_once = search["at_once"] or max(trials_at_once() // (2 if gpus > 1 else 1), 1)
-    gpu = SimulatedGpu(gpu=recipe.gpu_spec.name, eager=search["eager"], routing=recipe.routing, times=times)
+    given = {name: search[name] for name in ("eager", "flash_attn")}
+    gpu = SimulatedGpu(gpu=recipe.gpu_spec.name, routing=recipe.routing, times=times, **given)
     return CommandProblem(
         command=command,
         # of several GPUs less NCCL's buffers

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 @click.option("--gpu", metavar="NAME", help="The simulated GPU. Default: h200.")
 @size_option("--memory-limit", "limit_bytes", "Limit on the simulated GPU's reserved memory.")
 @click.option("--eager", is_flag=True, help="Simulate functions of torch.compile without it.")
+@click.option("--flash-attn", is_flag=True, help="Simulate flash-attn where it is not installed.")
 @click.option(
     "--routing",
     metavar="uniform|worst|FILE",
@@ -94,6 +96,7 @@ def command(  # noqa: PLR0913 - one argument per option
     gpu: str | None,
     limit_bytes: int | None,
     eager: bool,
+    flash_attn: bool,
     routing: str | None,
     world: int | None,
     ranks: tuple[int, ...],
@@ -122,11 +125,13 @@ def command(  # noqa: PLR0913 - one argument per option
     from ligerprof.runs.recording.collected import arrange, clear_recordings, collect
     from ligerprof.runs.recording.settings import DISK_BYTES, Mode, Settings
 
-    simulated = _simulated_gpu(gpu, limit_bytes, routing, eager=eager) if device == "simulated" else None
-    given = any(value is not None for value in (gpu, limit_bytes, routing, world)) or eager or ranks
+    simulated = None
+    if device == "simulated":
+        simulated = replace(_simulated_gpu(gpu, limit_bytes, routing), eager=eager, flash_attn=flash_attn)
+    given = any(value is not None for value in (gpu, limit_bytes, routing, world)) or eager or flash_attn or ranks
     if simulated is None and given:
         raise click.UsageError(
-            "--gpu, --memory-limit, --eager, --routing, --world and --ranks need --device simulated."
+            "--gpu, --memory-limit, --eager, --flash-attn, --routing, --world and --ranks need --device simulated."
         )
     own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
@@ -204,12 +209,12 @@ def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bo
         return OwnConfig((), (), force=force)
 
 
-def _simulated_gpu(gpu: str | None, limit_bytes: int | None, routing: str | None, *, eager: bool) -> "SimulatedGpu":
+def _simulated_gpu(gpu: str | None, limit_bytes: int | None, routing: str | None) -> "SimulatedGpu":
     from ligerprof.gpus import DEFAULT_GPU, find_gpu
     from ligerprof.runs.recording.settings import DEFAULT_ROUTING, SimulatedGpu
 
     name = or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
-    return SimulatedGpu(gpu=name, limit_bytes=limit_bytes, eager=eager, routing=routing or DEFAULT_ROUTING)
+    return SimulatedGpu(gpu=name, limit_bytes=limit_bytes, routing=routing or DEFAULT_ROUTING)
 
 
 def _ranks(text: str) -> tuple[int, ...]:

@@ -47,6 +47,8 @@ def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:
         yield f"Outside torch's allocator a process has about {format_bytes(outside_bytes)} more, measured on H200s."
     for name in simulated.get("stand_ins", ()):
         yield f"{name} was not on this machine: its configuration is the catalog's, and each byte of a text is a token."
+    for name in simulated.get("packages", ()):
+        yield f"{name} is not installed: its functions took what its source allocates, which no GPU has measured."
     made_up = simulated["made_up"]
     shapes = [row for row in made_up if row["is_shape"]]
     if made_up:

@@ -18,6 +18,7 @@ from ligerprof.simulated_gpu.backend import Backend
 from ligerprof.simulated_gpu.compiling import fork_from_launchers
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
+from ligerprof.simulated_gpu.flash_attn import used_stand_ins
 from ligerprof.simulated_gpu.host_memory import step_without_values
 from ligerprof.simulated_gpu.libraries import install_bitsandbytes, install_deepspeed
 from ligerprof.simulated_gpu.loading import StandIns
@@ -136,6 +137,7 @@ class Machine:
                 for (what, where, is_shape, is_branch), times in made_up
             ],
             "stand_ins": self.stand_ins.models,
+            "packages": used_stand_ins(),
             "not_written": [] if self._files is None else compiling.without_caches(self._files.new()),
             "unchanged": [] if self._files is None else self._files.unchanged(),
             "pinned_bytes": self._backend.highest_pinned_bytes(),

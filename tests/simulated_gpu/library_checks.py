@@ -2,7 +2,12 @@
 
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -26,6 +31,50 @@ def flex() -> None:
     assert query.grad.shape == query.shape
     # without a fused kernel, all scores are there
     assert torch.cuda.max_memory_allocated() > 2 * 4 * 256 * 256 * 4
+
+
+def highest_of(work: Callable[[], object]) -> int:
+    """What the work adds at most to what is allocated."""
+    before = allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    return int(torch.cuda.max_memory_allocated()) - before
+
+
+def flash_attn() -> None:
+    """Sizes of csrc/flash_attn/flash_api.cpp: heads of 64, four of queries for each of keys, 300 tokens in 3 x 128."""
+    import flash_attn as package
+
+    assert version("flash-attn") == package.__version__
+    made = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    for shape, rows, sequences in (((2, 300), 2 * 384, 0), ((600,), 600 + 5 * 128, 5)):
+        query = torch.randn(*shape, 8, 64, **made)
+        key, value = (torch.randn(*shape, 2, 64, **made) for _ in range(2))
+        starts = torch.zeros(sequences + 1, dtype=torch.int32, device="cuda")
+        before = allocated()
+        if sequences:
+            output = package.flash_attn_varlen_func(query, key, value, starts, starts, 300, 300, causal=True)
+        else:
+            output = package.flash_attn_func(query, key, value, causal=True)
+        # the output, fp32 sums for each token and head, and the state of random numbers
+        each = 600 * 64 * 2
+        assert allocated() - before == ROUNDED(8 * each) + ROUNDED(600 * 8 * 4) + ROUNDED(16)
+        gradient = torch.empty_like(output)
+        results = ROUNDED(8 * each) + 2 * ROUNDED(2 * each)
+        inside = ROUNDED(rows * 8 * 4) + ROUNDED(rows * 8 * 64 * 4) + 2 * ROUNDED(8 * each)
+        assert highest_of(partial(output.backward, gradient)) == results + inside
+        assert key.grad is not None
+        assert key.grad.shape == key.shape
+        del output, gradient
+    mask = torch.ones(2, 300, dtype=torch.int32)
+    mask[1, 200:] = 0
+    states, indices, starts, longest, _ = bert_padding().unpad_input(torch.randn(2, 300, 8, device="cuda"), mask.cuda())
+    assert (states.shape, starts.shape, longest) == ((500, 8), (3,), 300)
+    assert bert_padding().pad_input(states, indices, 2, 300).shape == (2, 300, 8)
+
+
+def bert_padding() -> Any:
+    return import_module("flash_attn.bert_padding")
 
 
 def bitsandbytes() -> None:
@@ -59,6 +108,7 @@ def bitsandbytes() -> None:
 
 if __name__ == "__main__":
     flex()
+    flash_attn()
     if find_spec("bitsandbytes"):
         bitsandbytes()
     print("all checks passed", file=sys.stderr)

@@ -42,6 +42,10 @@ def open_door() -> None:
         watch_files(settings.output)
         leave_network()
         _collect_rarely()
+        if settings.simulated.flash_attn:
+            from ligerprof.simulated_gpu.flash_attn import stand_in
+
+            stand_in()
         become_trunk(_is_unused, _branch)
     if "torch" in sys.modules:
         _await_cuda(sys.modules["torch"], settings)

@@ -74,6 +74,7 @@ class SimulatedGpu:
         eager: whether functions of torch.compile run without it.
         routing: how tokens choose experts, as `recipe/routing.py` stores it.
         times: whether the time of a step is predicted.
+        flash_attn: whether flash-attn has a stand-in where it is not installed.
     """
 
     gpu: str
@@ -81,6 +82,7 @@ class SimulatedGpu:
     eager: bool = False
     routing: str = DEFAULT_ROUTING
     times: bool = False
+    flash_attn: bool = False
 
     def to_environment(self) -> dict[str, str]:
         """The variable that `from_environment` reads."""
