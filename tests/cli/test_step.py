@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,26 @@ def test_the_report_is_marked_as_simulated_and_fits_100_columns(tmp_path: Path) 
     result = run(*SIMULATED, "-o", str(tmp_path / "run"), "--gpu", "rtx4090")
     assert "simulated for an NVIDIA GeForce RTX 4090 (no GPU was used)" in result.stdout
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
+
+
+def test_a_folder_whose_name_is_not_text_gets_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"runs\xff\n")
+    result = run(*SIMULATED, "-o", str(folder))
+    assert result.exit_code == 0, result.stderr
+    assert {"result.json", "snapshot.pickle"} <= {path.name for path in folder.iterdir()}
+    # the line with its name stays one line
+    (shown,) = (line for line in result.stdout.splitlines() if line.startswith("run: "))
+    assert shown.isascii(), shown
+    assert folder.name not in shown
+
+
+@pytest.mark.slow
+def test_a_python_without_docstrings_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-OO", "-m", "ligerprof", *SIMULATED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("Run python without -OO.")
 
 
 def test_out_of_memory_is_a_result_with_exit_code_3(tmp_path: Path) -> None:
