@@ -30,7 +30,7 @@ from ligerprof.simulated_gpu.saving import Checkpoints
 from ligerprof.simulated_gpu.siblings import Siblings
 from ligerprof.simulated_gpu.values import Values
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
-from ligerprof.torch_memory.allocator.settings import AllocatorSettings, parse_allocator_settings
+from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.distributed import nccl_bytes
 from ligerprof.units import GIB, MIB
 
@@ -61,7 +61,8 @@ class Machine:
         self, gpu: GpuSpec, *, limit_bytes: int | None = None, eager: bool = False, routing: str = UNIFORM
     ) -> None:
         self.eager = eager
-        self.device = Device(gpu, capacity_bytes=_capacity(gpu, limit_bytes), settings=_own_settings())
+        settings = parse_allocator_settings(_own_alloc_conf())
+        self.device = Device(gpu, capacity_bytes=_capacity(gpu, limit_bytes), settings=settings)
         self.values = Values(self.device.size_of, routing)
         self._backend = Backend()
         self.operators = Operators(self.device, self.values, self._backend.require_own)
@@ -111,9 +112,9 @@ class Machine:
 
     def branch(self, limit_bytes: int | None) -> None:
         """Begin again before the first allocation, with another limit and the settings of the environment."""
-        observers, tapes = self.device.observers, self.device.tapes
-        gpu = self.device.gpu
-        self.device.__init__(gpu, capacity_bytes=_capacity(gpu, limit_bytes), settings=_own_settings())  # type: ignore[misc]
+        observers, tapes, gpu = self.device.observers, self.device.tapes, self.device.gpu
+        capacity_bytes = _capacity(gpu, limit_bytes)
+        self.restart(gpu, capacity_bytes, _own_alloc_conf(), limit_bytes=None, routing=self.values.routing)
         self.device.observers, self.device.tapes = observers, tapes
         # the recording begins with it
         cuda: Any = torch.cuda
@@ -184,9 +185,9 @@ def _capacity(gpu: GpuSpec, limit_bytes: int | None) -> int:
     return gpu.usable_bytes if limit_bytes is None else limit_bytes
 
 
-def _own_settings() -> AllocatorSettings:
-    """Of this process's environment."""
-    return parse_allocator_settings(next((os.environ[name] for name in _ALLOC_CONFS if os.environ.get(name)), ""))
+def _own_alloc_conf() -> str:
+    """The allocator settings of this process's environment."""
+    return next((os.environ[name] for name in _ALLOC_CONFS if os.environ.get(name)), "")
 
 
 def _torch_size(size_bytes: int) -> str:

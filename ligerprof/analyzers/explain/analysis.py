@@ -247,16 +247,10 @@ class SnapshotAnalysis:
 
     def _higher_notes(self) -> list[str]:
         """A higher peak in a step whose allocations have no calls."""
-        highest = self.replayed.peak_moment()
-        if (
-            self._step is not None
-            or self.replayed.allocated_bytes[highest] <= self.replayed.allocated_bytes[self.peak_moment]
-        ):
+        highest, allocated = self.replayed.peak_moment(), self.replayed.allocated_bytes
+        if self._step is not None or allocated[highest] <= allocated[self.peak_moment]:
             return []
-        peak, step = (
-            format_bytes(int(self.replayed.allocated_bytes[highest])),
-            self.attribution.phases.step_at(highest - 1),
-        )
+        peak, step = format_bytes(int(allocated[highest])), self.attribution.phases.step_at(highest - 1)
         return [f"step {step} reached a higher peak, {peak}; --steps {step} records its stacks"]
 
     def _replay_notes(self) -> list[str]:

@@ -122,7 +122,7 @@ def arguments_of(arguments: list[str], words: Sequence[str], changed: Sequence[s
 
 
 class _Arguments(list[str]):
-    """`sys.argv` until it is read; the program's own path is no argument."""
+    """The list in `sys.argv` until the program reads an argument; reading its own path does not count."""
 
 
 def _reading(name: str) -> Any:
@@ -136,9 +136,8 @@ def _reading(name: str) -> Any:
     return method
 
 
-for _name in ("__getitem__", "__iter__", "__len__", "__contains__", "__add__", "__eq__", "__reversed__"):
-    setattr(_Arguments, _name, _reading(_name))
-for _name in ("pop", "index", "copy", "count"):
+_READS = ("__getitem__", "__iter__", "__len__", "__contains__", "__add__", "__eq__", "__reversed__")
+for _name in (*_READS, "pop", "index", "copy", "count"):
     setattr(_Arguments, _name, _reading(_name))
 
 _trunks: list[_Trunk] = []
