@@ -5,9 +5,10 @@
 
 The program is `ranks.py rank` under torchrun. Rows that began with memory of others in the same process, which went at
 some time, are left out: `ddp-alone` has the same recipes alone. So are rows that the file has, and those that fail,
-which the output names. ZeRO's rows were measured by `ligerprof step`, which builds and trains the same. In some of
-DDP's rows, NCCL's watchdog let go of the first buckets before the second step: there the program pauses after each
-step, so that the simulated watchdog comes first, too (`pause`).
+which the output names. Six of ZeRO's rows were measured by the program itself (`zero-programs`), the others by
+`ligerprof step`, which builds and trains the same. In some of DDP's rows, NCCL's watchdog let go of the first buckets
+before the second step: there the program pauses after each step, so that the simulated watchdog comes first, too
+(`pause`).
 """
 
 import argparse
@@ -28,7 +29,8 @@ from ranks import described
 from ligerprof.recipe.training import TrainingRecipe
 
 HERE = Path(__file__).parent
-SOURCES = ("ranks", "ddp-alone", "ranks-recomputation", "zero")
+# of rows with one recipe, the first counts
+SOURCES = ("ranks", "ddp-alone", "ranks-recomputation", "zero-programs", "zero")
 RANKS = 2
 # seconds; longer than the watchdog's turns
 PAUSE = 0.2
@@ -36,6 +38,7 @@ PAUSE = 0.2
 
 def measured_rows() -> Iterator[tuple[str, dict[str, Any], list[list[list[int | None]]]]]:
     """Name, recipe, and of each rank the [peak, reserved] bytes of the first steps."""
+    seen = set()
     for source in SOURCES:
         name = f"{source}-h200" if source == "zero" else f"{source}-h200x2"
         for number, line in enumerate((HERE / "results" / f"{name}.jsonl").read_text().splitlines()):
@@ -44,6 +47,10 @@ def measured_rows() -> Iterator[tuple[str, dict[str, Any], list[list[list[int | 
                 continue
             if any(rank.get("base_bytes") for rank in row["ranks"]):
                 continue
+            recipe = described(TrainingRecipe.from_json(row["recipe"]))
+            if source.startswith("zero") and recipe in seen:
+                continue
+            seen.add(recipe)
             yield f"{source}-{number}", row["recipe"], [steps_of(rank, row) for rank in row["ranks"]]
 
 
