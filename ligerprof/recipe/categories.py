@@ -141,6 +141,16 @@ class Engine(Word):
     FSDP2 = "fsdp2"
     DEEPSPEED = "deepspeed"
 
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether torch shards weights, gradients and states, and gathers the weights of one module at a time."""
+        return self is Engine.FSDP2
+
+    @property
+    def syncs_gradients(self) -> bool:
+        """Whether it can leave out the reduction of gradients in a micro-batch (`no_sync`)."""
+        return self is Engine.DDP or self.is_fsdp
+
 
 class Wrap(Word):
     """Which modules FSDP2 shards as groups: decoder layers and the root, or the groups of accelerate 1.15."""

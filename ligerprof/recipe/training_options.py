@@ -488,7 +488,7 @@ class TrainingOptions(ModelOptions):
     @property
     def casts_gathered(self) -> bool:
         """Whether FSDP2 gathers fp32 shards in 16 bits, as its mixed-precision policy does."""
-        return self.engine is Engine.FSDP2 and self.precision.is_mixed
+        return self.engine.is_fsdp and self.precision.is_mixed
 
     @property
     def gathered_dtype(self) -> str:
@@ -505,7 +505,7 @@ class TrainingOptions(ModelOptions):
     @property
     def shards(self) -> int:
         """Number of GPUs that each weight is sharded over; 1 for engines that do not shard it."""
-        return self.gpus // self.replicate if self.engine is Engine.FSDP2 else 1
+        return self.gpus // self.replicate if self.engine.is_fsdp else 1
 
     @property
     def provider_names(self) -> str:

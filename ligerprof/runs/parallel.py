@@ -9,6 +9,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from ligerprof.kernels.device import is_simulated
 from ligerprof.recipe.categories import GradSync, Offload, Wrap
@@ -127,6 +128,12 @@ _REPLICATE, _SHARD = "replicate", "shard"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardedTrainer(Trainer):
     """Training under FSDP2."""
+
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether shards are uneven."""
+        parameters = (each for each in self.model.parameters() if isinstance(each, DTensor))
+        return any(each.shape[0] % each.device_mesh.size(-1) != 0 for each in parameters)
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients in this micro-batch, or keep them unsharded until a later one."""

@@ -100,6 +100,11 @@ class Training(ABC):
 
     recipe: TrainingRecipe
 
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether ranks hold different sizes."""
+        return False
+
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Prepare for the next micro-batch; `is_last`: the optimizer steps after it."""
         del is_last

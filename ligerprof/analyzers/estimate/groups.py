@@ -1,12 +1,12 @@
 """The groups of parameters that FSDP2 gathers and reduces together, for the modules that the recipe wraps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.hooks import Module, Part
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
-from ligerprof.analyzers.estimate.traced import layer_of, traced_layers
+from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.recipe.categories import Wrap
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.distributed import GroupSizes, ShardedParameter
@@ -34,14 +34,25 @@ class Group:
 
 def groups(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[Group]:
     """The groups of the traced layers and of the other modules, the root's first, as torch lists them."""
-    named = {name: weight for name, weight in weights.items() if layer_of(recipe, name) is None}
+    named = {name: weight for name, weight in weights.items() if weight.layer is None}
     for modules, taken, reshards in _outer_groups(recipe, named):
         if taken:
             yield _group(recipe, modules, taken, reshards=reshards, place=WHOLE)
     for repetition in traced_layers(recipe):
         for index in repetition.indices:
-            inside = [weight for name, weight in weights.items() if layer_of(recipe, name) == index]
+            inside = [weight for weight in weights.values() if weight.layer == index]
             yield _group(recipe, (index,), inside, reshards=recipe.reshard, place=repetition.place(index))
+
+
+def shard_sizes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[int]:
+    """Bytes of each tensor that holds a rank's shards, with their padding."""
+    return [sharded_parameter(recipe, weight).storage_bytes for weight in weights]
+
+
+def trained_shards(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Iterator[tuple[Weight, tuple[int, ...]]]:
+    """Weights and the shapes of their shards, which the optimizer works on, of the rank that has most."""
+    for weight in weights:
+        yield weight, sharded_parameter(recipe, weight).shard_shape()
 
 
 def sharded_parameter(recipe: TrainingRecipe, weight: Weight) -> ShardedParameter:

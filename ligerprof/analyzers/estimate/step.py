@@ -188,7 +188,7 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
     Gradients are whole from the second one on. If only the last one reduces, it differs from those before.
     """
-    if recipe.zero in (1, 2) or (recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2)):
+    if recipe.zero in (1, 2) or (recipe.grad_sync is GradSync.LAST and recipe.engine.syncs_gradients):
         return (*(False,) * min(recipe.grad_accum - 1, 2), True)
     return (True,) * min(recipe.grad_accum, 2)
 
