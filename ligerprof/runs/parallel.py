@@ -1,7 +1,7 @@
 """Train a recipe's model under DDP or FSDP2, torch's own engines; the same code runs on GPUs and simulated."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ligerprof.kernels.device import is_simulated
-from ligerprof.recipe.categories import GradSync, Offload, Wrap
+from ligerprof.recipe.categories import Engine, GradSync, Offload, Wrap
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.activation_offload import checkpointed_layers
 from ligerprof.runs.training import Trainer, built_model, load_model, make_optimizer, make_scaler
@@ -300,3 +300,10 @@ def _part(mesh: DeviceMesh, whole: Tensor) -> Tensor:
     """The rows of a tensor that this rank holds; none if there are fewer rows than ranks."""
     parts, place = whole.chunk(mesh.size(mesh.ndim - 1)), mesh.get_local_rank(_SHARD)
     return parts[place] if place < len(parts) else whole[:0]
+
+
+# what builds the training under each of torch's engines, after `join_process_group`
+TRAINERS: Mapping[Engine, Callable[..., AbstractContextManager[Trainer]]] = {
+    Engine.DDP: ddp_trainer,
+    Engine.FSDP2: fsdp2_trainer,
+}

@@ -214,12 +214,16 @@ class Trainer(Training):
         if self.scaler is not None and clip:
             self.scaler.unscale_(optimizer)
         if clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+            self.clip_gradients(clip)
         if self.scaler is None:
             optimizer.step()
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
+
+    def clip_gradients(self, largest: float) -> None:
+        """Scale the gradients so that their norm is `largest` at most."""
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
     def drop_gradients(self) -> None:
         """Set the gradients to None."""

@@ -3,17 +3,17 @@
 This follows torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_state.py of torch 2.13 call by call.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ligerprof.analyzers.estimate.groups import Group
+from ligerprof.analyzers.estimate.groups import Group, groups
 from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
 from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import traced_layers
-from ligerprof.recipe.categories import Offload
+from ligerprof.recipe.categories import Offload, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.distributed import ShardedParameter
@@ -250,6 +250,12 @@ class ShardedHooks(Hooks):
     def _forget(self, block: Allocation | None) -> None:
         if block is not None:
             self._meter.drop(block)
+
+
+def sharding_hooks(recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, step: Step) -> Hooks:
+    """The hooks of the recipe's FSDP."""
+    del step
+    return ShardedHooks(recipe, list(groups(recipe, weights)), meter)
 
 
 def _taken_gradient(weight: Weight) -> Allocation:
