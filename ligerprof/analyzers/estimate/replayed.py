@@ -1,11 +1,12 @@
 """Replay an estimated run through the model of torch's caching allocator: what is reserved, and under which limits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.groups import flat_sizes
 from ligerprof.analyzers.estimate.placement import Placement, stored_sizes
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
@@ -129,7 +130,8 @@ def built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placemen
     elif recipe.engine is Engine.DEEPSPEED:
         recording.keep((size_bytes for size_bytes in placement.resident.values() if size_bytes > 0), Role.PARAMETERS)
     elif placement.resident:
-        _build(recipe, weights, recording)
+        build = _build_units if recipe.engine is Engine.FSDP1 else _build
+        build(recipe, weights, recording)
     if recipe.engine is Engine.DDP:
         kinds = ((0 if weight.packed_sizes else weight.width, weight.stored_sizes[0]) for weight in weights)
         recording.run(broadcast_scratch(kinds), Role.COMMUNICATION)
@@ -150,3 +152,13 @@ def _build(recipe: TrainingRecipe, weights: Sequence[Weight], recording: Recordi
         recording.keep(weight.packed_sizes, Role.PARAMETERS)
         recording.free(whole)
     recording.keep(stored_sizes(recipe, [weight for weight in weights if weight.is_adapter]), Role.PARAMETERS)
+
+
+def _build_units(recipe: TrainingRecipe, weights: Sequence[Weight], recording: Recording) -> None:
+    """FSDP1 makes the weights of each unit whole and joins them before it keeps its part."""
+    for sizes in flat_sizes(recipe, weights):
+        whole = [recording.allocate(item.whole_bytes, Role.PARAMETERS) for item in sizes.parameters]
+        whole.append(recording.allocate(sizes.whole_bytes, Role.PARAMETERS))
+        recording.keep([sizes.gradient_bytes], Role.PARAMETERS)
+        for block in reversed(whole):
+            recording.free(block)
