@@ -34,7 +34,7 @@ ENGINES: Mapping[str, tuple[Engine, ...]] = {
     "zero": (Engine.DEEPSPEED,),
     "deepspeed_config": (Engine.DEEPSPEED,),
     "grad_sync": (Engine.DDP, Engine.FSDP1, Engine.FSDP2),
-    "save_whole": (Engine.FSDP2, Engine.DEEPSPEED),
+    "save_whole": (Engine.FSDP1, Engine.FSDP2, Engine.DEEPSPEED),
     "bucket_view": (Engine.DDP,),
     **dict.fromkeys(("reshard", "reduce_dtype"), (Engine.FSDP1, Engine.FSDP2)),
     **dict.fromkeys(("wrap", "replicate"), (Engine.FSDP2,)),

@@ -318,7 +318,7 @@ class TrainingOptions(ModelOptions):
     )
     save_whole: bool = option(
         Group.SEVERAL_GPUS,
-        "FSDP2 and ZeRO-3: gather the weights to save the model whole, rather than save shards.",
+        "FSDP and ZeRO-3: gather the weights to save the model whole, rather than save shards.",
         default=True,
     )
     gpu: str = option(
