@@ -17,9 +17,7 @@ from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.runs.sweep.cells import Grid, expand
 
 Show = Literal["peak", "peak and reserved", "tokens/s", "loss", "loss share", "loss in logits", "logits", "minutes"]
-FigureKind = Literal[
-    "batch", "seq", "peak-batch", "peak-seq", "throughput-batch", "throughput-seq", "ablation", "roles", "accuracy"
-]
+FigureKind = Literal["batch", "seq", "peak-batch", "peak-seq", "ablation", "roles", "accuracy"]
 _NO_KERNELS = "none"
 
 

@@ -13,7 +13,6 @@ from ligerprof.cli import study
 from ligerprof.cli.main import main
 from ligerprof.errors import MissingDependencyError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures import OF_A_RECIPE
 from ligerprof.reports.figures.kinds import KINDS
 from ligerprof.runs.sweep.cells import cell_key, expand
 from ligerprof.units import GIB, format_bytes
@@ -369,4 +368,4 @@ def test_without_the_repository_the_command_says_where_its_script_is(
 
 
 def test_figures_of_a_study_are_kinds_that_plot_draws_from_cells() -> None:
-    assert set(get_args(FigureKind)) <= set(KINDS) - {"memory", "layers", "kernels", OF_A_RECIPE}
+    assert set(get_args(FigureKind)) <= set(KINDS) - {"memory", "layers", "kernels"}

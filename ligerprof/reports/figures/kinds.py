@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +12,6 @@ from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.errors import LigerprofError, ResultFormatError
 from ligerprof.files import FileKind, starts_as_json
 from ligerprof.recipe.categories import Axis
-from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures import OF_A_RECIPE
 from ligerprof.reports.figures.curves import (
     Quantity,
     curve_sizes,
@@ -21,7 +19,6 @@ from ligerprof.reports.figures.curves import (
     describe_setting,
     draw_ablation,
     draw_curves,
-    draw_logits,
     find_ablation,
     kernel_set,
     name_settings,
@@ -227,23 +224,11 @@ def _is_bench(path: Path) -> bool:
     return isinstance(first, dict) and "what" in first and "recipe" not in first
 
 
-# doublings are evenly spaced on a logarithmic axis
-_BATCHES = tuple(2**power for power in range(8))
-_SEQUENCES = tuple(2**power for power in range(9, 16))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotInput:
-    """The data to draw.
+    """The data to draw."""
 
-    Attributes:
-        recipe: for the kind that needs no sources.
-        sizes: batches and sequences at which that recipe is estimated.
-    """
-
-    sources: Sources = field(default_factory=Sources)
-    recipe: TrainingRecipe | None = None
-    sizes: Mapping[Axis, Sequence[int]] = field(default_factory=lambda: {Axis.BATCH: _BATCHES, Axis.SEQ: _SEQUENCES})
+    sources: Sources
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -372,23 +357,15 @@ def _kernels(given: PlotInput) -> Iterator[Drawn]:
         yield Drawn(name=_file_name("kernels", one.name), figure=draw_kernels(one, machines))
 
 
-def _logits(given: PlotInput) -> Iterator[Drawn]:
-    if given.recipe is not None:
-        yield Drawn(name=OF_A_RECIPE, figure=draw_logits(given.recipe, given.sizes))
-
-
 KINDS: Mapping[str, PlotKind] = {
     "batch": _curves("batch", Axis.BATCH, "peak", "throughput"),
     "seq": _curves("seq", Axis.SEQ, "peak", "throughput"),
     "peak-batch": _curves("peak-batch", Axis.BATCH, "peak"),
     "peak-seq": _curves("peak-seq", Axis.SEQ, "peak"),
-    "throughput-batch": _curves("throughput-batch", Axis.BATCH, "throughput"),
-    "throughput-seq": _curves("throughput-seq", Axis.SEQ, "throughput"),
     "ablation": PlotKind("cells of two kernel sets or more, none among them, all else equal", _ablation),
     "roles": PlotKind("cells that are done", _roles),
     "accuracy": PlotKind("measured cells that are done", _accuracy),
     "memory": PlotKind("a memory snapshot or a run directory with a whole step or a failed allocation in it", _memory),
     "layers": PlotKind("a memory snapshot or a run directory in which layers are recognized", _layers),
     "kernels": PlotKind("records of `ligerprof bench`, timed forward and backward in one (--pass full)", _kernels),
-    OF_A_RECIPE: PlotKind("a recipe with checkpointing", _logits),
 }
