@@ -1,4 +1,4 @@
-"""`ligerprof plot`: figures from sweeps, runs, recordings and bench records, as PNG and SVG."""
+"""`ligerprof plot`: figures from sweeps, runs and recordings, as PNG and SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from ligerprof.reports.figures.kinds import Drawn, PlotInput, Sources
 
 
-@click.command(
-    cls=DocumentedCommand, name="plot", short_help="Draw figures from sweeps, runs, recordings and bench records."
-)
+@click.command(cls=DocumentedCommand, name="plot", short_help="Draw figures from sweeps, runs and recordings.")
 @click.argument("sources", metavar="SWEEP|RUN|FILE…", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @folder_option("Folder for the figures; created if it does not exist.", Path("figures"))
 @click.option(
@@ -40,10 +38,10 @@ if TYPE_CHECKING:
 @force_option
 @json_option
 def command(sources: tuple[Path, ...], **options: Any) -> None:
-    """Draw figures from sweeps, runs, recordings and bench records.
+    """Draw figures from sweeps, runs and recordings.
 
-    A source is the folder or the results.jsonl of a sweep, a run directory, the output of `step --json`, a
-    memory snapshot, or records of `bench`. The rows of several sources form one sweep; the later of two rows
+    A source is the folder or the results.jsonl of a sweep, a run directory, the output of `step --json`, or a
+    memory snapshot. The rows of several sources form one sweep; the later of two rows
     of the same cell counts.
     """
     from ligerprof.reports.figures.kinds import PlotInput, read_sources
@@ -101,5 +99,5 @@ def _draw_all(
                     raise
                 left_out.append({"kind": kind, "reason": str(error)})
     if not drawn:
-        raise NothingToDrawError("nothing to draw from. Name a sweep, a run, a memory snapshot or bench records.")
+        raise NothingToDrawError("nothing to draw from. Name a sweep, a run or a memory snapshot.")
     return drawn, left_out

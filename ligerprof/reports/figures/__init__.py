@@ -11,6 +11,5 @@ KIND_NAMES = (
     "accuracy",
     "memory",
     "layers",
-    "kernels",
 )
 FORMATS = ("png", "svg", "pdf")

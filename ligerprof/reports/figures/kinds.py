@@ -1,6 +1,5 @@
 """The kinds of figures: the sources that each needs, and how it is drawn from them."""
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,9 @@ from ligerprof.reports.figures.curves import (
     name_settings,
     split_settings,
 )
-from ligerprof.reports.figures.kernels import describe_machines, draw_kernels, find_kernel_figures
 from ligerprof.reports.figures.memory import Recorded, draw_layers, draw_memory, draw_roles, find_bars, layer_breakdowns
 from ligerprof.reports.figures.style import RULE, LineLook, drawing
 from ligerprof.roles import Backend
-from ligerprof.runs.bench.records import Finding, join_findings, read_lines
 from ligerprof.runs.directory import RESULT, read_result
 from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, CellStatus, cell_from_json, read_cells
 from ligerprof.snapshots import SNAPSHOT_NAME
@@ -120,8 +117,7 @@ def _scale_peaks(axes: "Axes", sizes_bytes: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-_LONGEST_LINE = 2**16
-_RESULTS = FileKind(error=ResultFormatError, hint="Give a file of sweep, step or bench.")
+_RESULTS = FileKind(error=ResultFormatError, hint="Give a file of sweep or step.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +147,6 @@ class Sources:
 
     cells: tuple[Cell, ...] = ()
     snapshots: tuple[SnapshotSource, ...] = ()
-    findings: tuple[Finding, ...] = ()
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -169,14 +164,13 @@ def read_sources(paths: Iterable[Path]) -> Sources:
     """Sort files and folders by their contents, and read all but the recordings.
 
     A folder belongs to a sweep (results.jsonl) or to a run (result.json, snapshot.pickle), or contains only a
-    recording. A file contains the rows of a sweep, one result, bench records, or a memory snapshot.
+    recording. A file contains the rows of a sweep, one result, or a memory snapshot.
 
     Raises:
-        ResultFormatError, RunDirectoryError, BenchFileError: a path is none of these.
+        ResultFormatError, RunDirectoryError: a path is none of these.
     """
     cell_files: list[Path] = []
     snapshots: list[SnapshotSource] = []
-    findings: list[list[Finding]] = []
     runs: list[Cell] = []
     for path in paths:
         if path.is_dir() and not (path / RESULTS_NAME).exists():
@@ -184,14 +178,11 @@ def read_sources(paths: Iterable[Path]) -> Sources:
             runs += run
             snapshots += recording
         elif path.is_dir() or starts_as_json(path, _RESULTS):
-            if not path.is_dir() and _is_bench(path):
-                findings.append(read_lines(path))
-            else:
-                cell_files.append(path)
+            cell_files.append(path)
         else:
             snapshots.append(SnapshotSource(path=path, titles=(path.name.partition(".")[0],)))
     cells = (*read_cells(cell_files), *runs)
-    return Sources(cells=cells, snapshots=tuple(snapshots), findings=join_findings(*findings))
+    return Sources(cells=cells, snapshots=tuple(snapshots))
 
 
 def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
@@ -211,17 +202,6 @@ def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
     origin = cell.figures.backend if cell.figures is not None else ""
     recording = [SnapshotSource(path=snapshot, titles=titles, origin=origin)] if snapshot.exists() else []
     return [cell], recording
-
-
-def _is_bench(path: Path) -> bool:
-    """Whether the first line is a bench record; invalid lines are left to the other reader's errors."""
-    with path.open("rb") as file:
-        line = file.readline(_LONGEST_LINE)
-    try:
-        first = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(first, dict) and "what" in first and "recipe" not in first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,12 +331,6 @@ def _layers(given: PlotInput) -> Iterator[Drawn]:
         yield Drawn(name=name, figure=draw_layers(report, sentence))
 
 
-def _kernels(given: PlotInput) -> Iterator[Drawn]:
-    machines = describe_machines(given.sources.findings)
-    for one in find_kernel_figures(given.sources.findings):
-        yield Drawn(name=_file_name("kernels", one.name), figure=draw_kernels(one, machines))
-
-
 KINDS: Mapping[str, PlotKind] = {
     "batch": _curves("batch", Axis.BATCH, "peak", "throughput"),
     "seq": _curves("seq", Axis.SEQ, "peak", "throughput"),
@@ -367,5 +341,4 @@ KINDS: Mapping[str, PlotKind] = {
     "accuracy": PlotKind("measured cells that are done", _accuracy),
     "memory": PlotKind("a memory snapshot or a run directory with a whole step or a failed allocation in it", _memory),
     "layers": PlotKind("a memory snapshot or a run directory in which layers are recognized", _layers),
-    "kernels": PlotKind("records of `ligerprof bench`, timed forward and backward in one (--pass full)", _kernels),
 }

@@ -75,8 +75,6 @@ def _example(kind: str) -> tuple[Drawn, ...]:
     recordings = [SNAPSHOTS / f"{name}-ckpt-4x1024.pickle.xz" for name in ("hf", "liger-flce")]
     if kind in ("memory", "layers"):
         return draw(kind, PlotInput(sources=read_sources(recordings)))
-    if kind == "kernels":
-        return draw(kind, PlotInput(sources=Sources(findings=tuple(example_findings()))))
     if kind == "accuracy":
         # an estimate 0.2 % low: the figure must not change with the real one
         with patch.object(accuracy, "estimated_peak_bytes", lambda recipe: _sum_of_roles(recipe) * 998 // 1000):
