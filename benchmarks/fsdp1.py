@@ -6,6 +6,7 @@
 The collectives of torch's fake process group send nothing, and take what real ones take in torch's allocator.
 """
 
+import dataclasses
 import datetime as dt
 import json
 import multiprocessing
@@ -57,8 +58,8 @@ def measure(path: Path) -> None:
 
 
 def compared(row: dict[str, Any]) -> str:
-    """The errors of the estimate, in percent."""
-    estimated = estimate(TrainingRecipe.from_json(row["recipe"]))
+    """The errors of the estimate of steps, without a save of the whole model, in percent."""
+    estimated = estimate(dataclasses.replace(TrainingRecipe.from_json(row["recipe"]), save_whole=False))
     names = ("peak_bytes", "first_step_peak_bytes", "reserved_bytes")
     errors = (f"{name} {100 * (getattr(estimated, name) / row[name] - 1):+.3f} %" for name in names)
     return f"{estimated.recipe.summary}: {', '.join(errors)}"

@@ -234,7 +234,8 @@ def _materializer(model: Any, recipe: TrainingRecipe, device: torch.device) -> C
     @torch.no_grad()
     def materialize(module: nn.Module) -> None:
         for name, parameter in module.named_parameters(recurse=False):
-            made.setdefault(parameter, nn.Parameter(torch.empty_like(parameter, device=device)))
+            if parameter not in made:
+                made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
             module._parameters[name] = made[parameter]
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = torch.empty_like(buffer, device=device)
