@@ -23,7 +23,7 @@ from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
 from ligerprof.roles import View
 from ligerprof.snapshots import SNAPSHOT_NAME
-from ligerprof.snapshots.collector import collector_paused, keep_freed_memory
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.watch import watched
 from ligerprof.units import format_bytes
 
@@ -95,7 +95,6 @@ def command(  # noqa: PLR0913 - one argument per option
     listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the
     file is run.
     """
-    keep_freed_memory()
     rules = _rules(rules_path)
     own = OwnConfig(configs, copies, force=force)
     sources = _ranks(snapshot, of_run=all_ranks)
