@@ -127,6 +127,12 @@ def test_drawn_recipes(part: int) -> None:
     compare()
 
 
+def test_an_estimate_says_which_flat_parameters_it_assumes() -> None:
+    assumed = estimate(TrainingRecipe(engine="fsdp1", gpus=2, precision="mixed")).assumed
+    assert any(each.startswith("use_orig_params=True") for each in assumed)
+    assert not any("root is resharded" in each for each in assumed)
+
+
 def test_gathering_in_advance_holds_one_more_layer() -> None:
     options = {"model": "qwen3-8b", "engine": "fsdp1", "gpus": 8, "precision": "mixed", "batch": 8, "seq": 256}
     before, after, alone = (

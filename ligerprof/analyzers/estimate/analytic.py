@@ -347,7 +347,9 @@ def _documents_assumption(recipe: TrainingRecipe) -> str:
 def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
     if recipe.engine.is_fsdp:
         yield f"the figures are rank {WORST_RANK}'s: no rank has larger shards"
-        if recipe.reshard and recipe.wrap is Wrap.LAYERS:
+        if recipe.engine is Engine.FSDP1:
+            yield "use_orig_params=True; flat parameters of another kind differ by what aligns them"
+        elif recipe.reshard and recipe.wrap is Wrap.LAYERS:
             yield "the root is resharded after forward as well (reshard_after_forward=True)"
         if recipe.grad_accum > 1 and recipe.grad_sync is GradSync.LAST:
             yield "gradients stay whole until the last micro-batch reduces them; --grad-sync every shards them in each"
