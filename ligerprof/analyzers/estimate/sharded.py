@@ -296,24 +296,27 @@ class FlatHooks(Hooks):
     weights_stream = Stream.GATHER
 
     def __init__(self, recipe: TrainingRecipe, groups: Sequence[Group], meter: Meter, step: Step) -> None:
-        self._recipe, self._meter, self._step = recipe, meter, step
+        self._recipe, self._meter, self._is_new = recipe, meter, step is Step.FIRST
         buffers = _Buffers(meter)
         self._take, self._forget = buffers.take, buffers.forget
         self._units = [_Unit(group, group.sizes) for group in groups if isinstance(group.sizes, FlatSizes)]
         self._order: list[_Unit] = []
 
-    def start_step(self) -> None:
+    def enter(self, module: Module) -> None:
+        """_root_pre_forward and _pre_forward_unshard."""
+        if module is Part.ROOT and self._is_new:
+            self._initialize()
+        for unit in self._of(module):
+            self._gather(unit)
+
+    def _initialize(self) -> None:
         """FlatParamHandle.init_flat_param_attributes: tensors of the whole sizes, whose storages are freed at once."""
-        for unit in self._units if self._step is Step.FIRST else ():
+        self._is_new = False
+        for unit in self._units:
             sizes = unit.sizes
             alone = (sizes.gather_bytes,)
             for size_bytes in (sizes.cast_bytes, sizes.gather_bytes, sizes.whole_bytes) if sizes.cast_bytes else alone:
                 self._forget(self._take(size_bytes, Stream.COMPUTE))
-
-    def enter(self, module: Module) -> None:
-        """_pre_forward_unshard."""
-        for unit in self._of(module):
-            self._gather(unit)
 
     def leave(self, module: Module) -> None:
         """_post_forward_reshard."""
@@ -371,9 +374,10 @@ class FlatHooks(Hooks):
         for weight in unit.group.weights:
             if weight.gradient is not None:
                 self._meter.drop(_taken_gradient(weight))
+        added = None
         if unit.whole is not None:
-            self._meter.drop(joined)
-            joined, unit.whole = unit.whole, None
+            # autograd holds what it has added until the hook returns
+            added, joined, unit.whole = joined, unit.whole, None
         # _should_free_in_backward
         if self.reduces or self._recipe.reshard:
             self._free(unit)
@@ -382,6 +386,7 @@ class FlatHooks(Hooks):
             self._reduce(unit, joined)
         else:
             unit.whole = joined
+        self._forget(added)
 
     def _reduce(self, unit: _Unit, joined: Allocation) -> None:
         """_reduce_grad: the gradient, cast; the rank's part, cast; the sum with that of earlier micro-batches."""
