@@ -25,19 +25,11 @@ from typing import Any
 import torch
 from kernel_turns import OLD, import_renamed, load_kernel
 from torch import Tensor
+from turns import Contest, TimeComparison, Turns, compare_in_turns, median_interval
 
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, plan_chunks
 from ligerprof.kernels.options import LossOptions
-from ligerprof.runs.bench.accuracy import (
-    BoundCall,
-    Contest,
-    TimeComparison,
-    Turns,
-    compare_in_turns,
-    describe_failure,
-    make_tensors,
-    median_interval,
-)
+from ligerprof.runs.bench.accuracy import BoundCall, describe_failure, make_tensors
 from ligerprof.runs.bench.operations import OPERATIONS, Kernel, Maker, Provided, find_provided
 from ligerprof.runs.bench.records import TINY, BenchShape
 from ligerprof.runs.bench.session import CudaClock, CudaMachine, three_products

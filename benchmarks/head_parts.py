@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from head_grid import BOUND, FLOOR, SHAPES, bench_shape, bound, plan_of
 from torch import Tensor
+from turns import Contest, Turns, compare_in_turns, median_interval
 
 from ligerprof.kernels.linear_cross_entropy import chunks
 from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, ChunkPlan, aligned
-from ligerprof.runs.bench.accuracy import BoundCall, Contest, Turns, compare_in_turns, make_tensors, median_interval
+from ligerprof.runs.bench.accuracy import BoundCall, make_tensors
 from ligerprof.runs.bench.operations import OPERATIONS, Maker, find_provided
 from ligerprof.runs.bench.session import CudaClock, CudaMachine, three_products
 

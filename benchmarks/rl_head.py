@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from turns import Contest, Turns, compare_in_turns, median_interval
 
 from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs, log_probs
 from ligerprof.kernels.options import LossOptions
-from ligerprof.runs.bench.accuracy import Contest, Turns, compare_in_turns, median_interval
 from ligerprof.runs.outcome import package_versions
 
 MIB = 2**20

@@ -24,10 +24,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from turns import median_interval
+
 from ligerprof.analyzers.estimate import settle_flce_budget
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs.bench.accuracy import median_interval, turn_order
+from ligerprof.runs.bench.accuracy import turn_order
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,6 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "plot": (
         Example("plot runs/sweep", "All figures that a sweep allows."),
-        Example("plot --kind planes --model llama3.2-1b", "The logits tensors of a recipe, without a run."),
         Example("plot snapshot.pickle --kind memory --format svg -o timeline", "The memory of a recording over time."),
     ),
     "bench": (

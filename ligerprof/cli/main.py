@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("ligerprof.cli.diff", "Show what grew and shrank between two peaks."),
     "sweep": ("ligerprof.cli.sweep", "Run a grid of steps; out of memory is a result."),
     "study": ("ligerprof.cli.study", "Run the grids of a study file and report them."),
-    "plot": ("ligerprof.cli.plot", "Draw figures from sweeps, runs, recordings and bench records."),
+    "plot": ("ligerprof.cli.plot", "Draw figures from sweeps, runs and recordings."),
     "bench": ("ligerprof.cli.bench", "Time kernels side by side and check them against fp64."),
     "trace": ("ligerprof.cli.trace", "Show busy time, gaps and launches of a profiler trace."),
     "view": ("ligerprof.cli.view", "Open a run in TensorBoard with the profiler plugin."),

@@ -1,28 +1,23 @@
-"""`ligerprof plot`: figures from sweeps, runs, recordings and bench records, as PNG and SVG."""
+"""`ligerprof plot`: figures from sweeps, runs and recordings, as PNG and SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
+from ligerprof.cli.command import DocumentedCommand
 from ligerprof.cli.common_options import WordChoice, folder_option, force_option, json_option
-from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import print_json, say, stages
-from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent
-from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
-from ligerprof.reports.figures import FORMATS, KIND_NAMES, OF_A_RECIPE
+from ligerprof.reports.figures import FORMATS, KIND_NAMES
 from ligerprof.serialization import document
 
 if TYPE_CHECKING:
     from ligerprof.reports.figures.kinds import Drawn, PlotInput, Sources
 
 
-@click.command(
-    cls=RecipeCommand, name="plot", short_help="Draw figures from sweeps, runs, recordings and bench records."
-)
+@click.command(cls=DocumentedCommand, name="plot", short_help="Draw figures from sweeps, runs and recordings.")
 @click.argument("sources", metavar="SWEEP|RUN|FILE…", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @folder_option("Folder for the figures; created if it does not exist.", Path("figures"))
 @click.option(
@@ -30,7 +25,7 @@ if TYPE_CHECKING:
     "kinds",
     type=WordChoice(KIND_NAMES),
     multiple=True,
-    help=f"Figure to draw; may be repeated. Default: all that the sources allow, or {OF_A_RECIPE} without sources.",
+    help="Figure to draw; may be repeated. Default: all that the sources allow.",
 )
 @click.option(
     "--format",
@@ -40,15 +35,14 @@ if TYPE_CHECKING:
     metavar="NAMES",
     help=f"File formats joined by commas: {', '.join(FORMATS)}.",
 )
-@recipe_options
 @force_option
 @json_option
-def command(recipe: TrainingRecipe, sources: tuple[Path, ...], **options: Any) -> None:
-    """Draw figures from sweeps, runs, recordings and bench records.
+def command(sources: tuple[Path, ...], **options: Any) -> None:
+    """Draw figures from sweeps, runs and recordings.
 
-    A source is the folder or the results.jsonl of a sweep, a run directory, the output of `step --json`, a
-    memory snapshot, or records of `bench`. The rows of several sources form one sweep; the later of two rows
-    of the same cell counts. Only `--kind planes`, which needs no source, uses the options of a recipe.
+    A source is the folder or the results.jsonl of a sweep, a run directory, the output of `step --json`, or a
+    memory snapshot. The rows of several sources form one sweep; the later of two rows
+    of the same cell counts.
     """
     from ligerprof.reports.figures.kinds import PlotInput, read_sources
     from ligerprof.reports.figures.style import check_format, write_figure
@@ -56,10 +50,8 @@ def command(recipe: TrainingRecipe, sources: tuple[Path, ...], **options: Any) -
     formats = tuple(dict.fromkeys(name.strip() for name in options["formats"].split(",")))
     for name in formats:
         check_format(name)
-    kinds = options["kinds"] or [name for name in KIND_NAMES if (name == OF_A_RECIPE) == (not sources)]
-    if OF_A_RECIPE not in kinds:
-        _refuse_recipe_options(click.get_current_context())
-    given = PlotInput(sources=read_sources(sources), recipe=recipe)
+    kinds = options["kinds"] or KIND_NAMES
+    given = PlotInput(sources=read_sources(sources))
     _report_failed(given.sources)
     drawn, left_out = _draw_all(kinds, given, required=bool(options["kinds"]))
     figures = [
@@ -75,15 +67,6 @@ def command(recipe: TrainingRecipe, sources: tuple[Path, ...], **options: Any) -
     else:
         for entry in figures:
             click.echo("\n".join(entry["files"]))
-
-
-def _refuse_recipe_options(ctx: click.Context) -> None:
-    """Refuse options that would have no effect."""
-    for name, declared in RECIPE_OPTIONS.items():
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise RecipeError(
-                f"{declared.flag} is for --kind {OF_A_RECIPE}; sources carry their own recipes. Leave it out."
-            )
 
 
 def _report_failed(sources: "Sources") -> None:
@@ -116,5 +99,5 @@ def _draw_all(
                     raise
                 left_out.append({"kind": kind, "reason": str(error)})
     if not drawn:
-        raise NothingToDrawError("nothing to draw from. Name a sweep, a run, a memory snapshot or bench records.")
+        raise NothingToDrawError("nothing to draw from. Name a sweep, a run or a memory snapshot.")
     return drawn, left_out

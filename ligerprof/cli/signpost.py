@@ -39,7 +39,7 @@ class InputKind(Enum):
         {"compare", "diff"},
         "Run `ligerprof diff {path} OTHER`.",
     )
-    BENCH = ("records of a bench", {"bench", "plot"}, "Run `ligerprof bench --from {path}`.")
+    BENCH = ("records of a bench", {"bench"}, "Run `ligerprof bench --from {path}`.")
     OUTPUT = ("the output of another command", set[str](), "Run the command on the file that the output is about.")
     RECIPE = ("a recipe", _RECIPES, "Run `ligerprof estimate --config {path}`.")
     TRAINING = ("the configuration of a training", _RECIPES, "Run `ligerprof estimate --config {path}`.")

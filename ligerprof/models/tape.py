@@ -153,8 +153,10 @@ class Tape:
 
     def layer_of(self, parameter: str) -> int | None:
         """Index of the layer that a parameter belongs to, in the order of calls; None outside the units of layers."""
-        if self.flat:
-            return None
+        return None if self.flat else self.owner_of(parameter)
+
+    def owner_of(self, parameter: str) -> int | None:
+        """Index of the layer whose module has a parameter, also where layers are no units."""
         return next((index for index, path in enumerate(self.layers) if parameter.startswith(f"{path}.")), None)
 
     def unit(self, position: int) -> Unit:

@@ -138,8 +138,19 @@ class Engine(Word):
 
     TORCH = "torch"
     DDP = "ddp"
+    FSDP1 = "fsdp1"
     FSDP2 = "fsdp2"
     DEEPSPEED = "deepspeed"
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether torch shards weights, gradients and states, and gathers the weights of one module at a time."""
+        return self in (Engine.FSDP1, Engine.FSDP2)
+
+    @property
+    def syncs_gradients(self) -> bool:
+        """Whether it can leave out the reduction of gradients in a micro-batch (`no_sync`)."""
+        return self is Engine.DDP or self.is_fsdp
 
 
 class Wrap(Word):
@@ -149,8 +160,16 @@ class Wrap(Word):
     ACCELERATE = "accelerate"
 
 
+class BackwardPrefetch(Word):
+    """When FSDP1's backward gathers the next layer: before a layer's gradients, after them, or in its turn."""
+
+    PRE = "pre"
+    POST = "post"
+    NONE = "none"
+
+
 class ReduceDtype(Word):
-    """The dtype that FSDP2 reduces gradients in, as torch names it."""
+    """The dtype that FSDP reduces gradients in, as torch names it."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

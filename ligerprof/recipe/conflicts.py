@@ -18,11 +18,12 @@ from ligerprof.recipe.training_options import ALL_LINEAR, TrainingOptions
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
 
-_SEVERAL = (Engine.DDP, Engine.FSDP2, Engine.DEEPSPEED)
+_SEVERAL = (Engine.DDP, Engine.FSDP1, Engine.FSDP2, Engine.DEEPSPEED)
 _OF_TORCH = tuple(precision for precision in Precision if not precision.is_mixed)
 # in a mixed one, the engine keeps fp32 weights next to the 16-bit ones that it computes with
 PRECISIONS: Mapping[Engine, tuple[Precision, ...]] = {
     **dict.fromkeys((Engine.TORCH, Engine.DDP), _OF_TORCH),
+    Engine.FSDP1: (Precision.MIXED, Precision.BF16, Precision.FP32),
     # does not scale the loss
     Engine.FSDP2: (Precision.MIXED, *(each for each in _OF_TORCH if each.autocast != "float16")),
     Engine.DEEPSPEED: (Precision.MIXED, Precision.MIXED_FP16, Precision.FP32),
@@ -32,17 +33,20 @@ ENGINES: Mapping[str, tuple[Engine, ...]] = {
     "gpus": _SEVERAL,
     "zero": (Engine.DEEPSPEED,),
     "deepspeed_config": (Engine.DEEPSPEED,),
-    "grad_sync": (Engine.DDP, Engine.FSDP2),
-    "save_whole": (Engine.FSDP2, Engine.DEEPSPEED),
+    "grad_sync": (Engine.DDP, Engine.FSDP1, Engine.FSDP2),
+    "save_whole": (Engine.FSDP1, Engine.FSDP2, Engine.DEEPSPEED),
     "bucket_view": (Engine.DDP,),
-    **dict.fromkeys(("reshard", "wrap", "reduce_dtype", "replicate"), (Engine.FSDP2,)),
+    **dict.fromkeys(("reshard", "reduce_dtype"), (Engine.FSDP1, Engine.FSDP2)),
+    **dict.fromkeys(("wrap", "replicate"), (Engine.FSDP2,)),
+    "backward_prefetch": (Engine.FSDP1,),
     **dict.fromkeys(("activation_offload", "compile", "modules_to_save", "dora"), (Engine.TORCH,)),
     "adapter_dtype": (Engine.TORCH, Engine.DDP),
 }
-# options that all engines carry out but one
-EXCEPT: Mapping[str, Engine] = {
-    **dict.fromkeys(("qlora", "quantization"), Engine.FSDP2),
-    **dict.fromkeys(("checkpoint_every", "selective"), Engine.DEEPSPEED),
+# options that all engines carry out but these
+EXCEPT: Mapping[str, tuple[Engine, ...]] = {
+    **dict.fromkeys(("qlora", "quantization"), (Engine.FSDP1, Engine.FSDP2)),
+    **dict.fromkeys(("checkpoint_every", "selective"), (Engine.DEEPSPEED,)),
+    "lora": (Engine.FSDP1,),
 }
 # losses that are covered with one engine alone
 LOSSES: Mapping[Loss, Engine] = {Loss.TITAN_CHUNKED: Engine.TORCH}
@@ -68,7 +72,7 @@ _OF_CHECKPOINTING = ("reentrant", "checkpoint_every", "selective")
 
 def takes(engine: Engine, name: str) -> bool:
     """Whether an engine takes other values of an option than its default."""
-    return engine in ENGINES.get(name, (engine,)) and EXCEPT.get(name) is not engine
+    return engine in ENGINES.get(name, (engine,)) and engine not in EXCEPT.get(name, ())
 
 
 def typed(name: str, value: Any) -> str:
@@ -103,8 +107,8 @@ def _engine_table_conflicts(options: TrainingOptions, changed: Set[str]) -> Iter
     for name, engines in ENGINES.items():
         if name in changed and engine not in engines:
             yield f"{_shown(options, name)} needs {_listed([typed('engine', each) for each in engines])}."
-    for name, other in EXCEPT.items():
-        if name in changed and engine is other:
+    for name, others in EXCEPT.items():
+        if name in changed and engine in others:
             yield f"{_FLAGS[name]} is not supported with {typed('engine', engine)} yet. Leave one of them out."
     if LOSSES.get(loss, engine) is not engine:
         needed = typed("engine", LOSSES[loss])
@@ -173,8 +177,12 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{typed('gpus', gpus)} is not a multiple of {typed('replicate', replicate)}. Change one.",
     )
     yield (
-        fsdp2 and not options.optimizer.row.on_shards,
-        f"{options.optimizer} is not supported on FSDP2's shards yet. Choose an AdamW or sgd.",
+        options.engine.is_fsdp and not options.optimizer.row.on_shards,
+        f"{options.optimizer} is not supported on {options.engine.upper()}'s shards yet. Choose an AdamW or sgd.",
+    )
+    yield (
+        options.engine is Engine.FSDP1 and gpus == 1,
+        f"{typed('engine', Engine.FSDP1)} shards nothing on one GPU (torch turns to NO_SHARD). Add {_FLAGS['gpus']} 2.",
     )
     yield (
         fsdp2 and options.lora is not None and options.weight_dtype != "float32",

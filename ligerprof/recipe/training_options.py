@@ -13,6 +13,7 @@ from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import (
     AdapterDtype,
     Attention,
+    BackwardPrefetch,
     Device,
     Engine,
     ExpertsImplementation,
@@ -282,7 +283,7 @@ class TrainingOptions(ModelOptions):
     )
     gpus: int = option(Group.SEVERAL_GPUS, "GPUs that train together.", default=1, minimum=1)
     reshard: bool = option(
-        Group.SEVERAL_GPUS, "FSDP2: free a layer's gathered weights between its forward and backward.", default=True
+        Group.SEVERAL_GPUS, "FSDP: free a layer's gathered weights between its forward and backward.", default=True
     )
     wrap: Wrap = option(
         Group.SEVERAL_GPUS,
@@ -291,12 +292,17 @@ class TrainingOptions(ModelOptions):
     )
     reduce_dtype: ReduceDtype | None = option(
         Group.SEVERAL_GPUS,
-        "FSDP2: dtype of the gradients' reduction.",
+        "FSDP: dtype of the gradients' reduction.",
         default_text="float32 with mixed, else the dtype of the gradients",
+    )
+    backward_prefetch: BackwardPrefetch = option(
+        Group.SEVERAL_GPUS,
+        "FSDP1: gather the next layer's weights before a layer's gradients are computed, after, or not in advance.",
+        default=BackwardPrefetch.PRE,
     )
     grad_sync: GradSync = option(
         Group.SEVERAL_GPUS,
-        "DDP and FSDP2: reduce gradients in the last accumulated micro-batch, or in every one.",
+        "DDP and FSDP: reduce gradients in the last accumulated micro-batch, or in every one.",
         default=GradSync.LAST,
     )
     bucket_view: bool = option(
@@ -312,7 +318,7 @@ class TrainingOptions(ModelOptions):
     )
     save_whole: bool = option(
         Group.SEVERAL_GPUS,
-        "FSDP2 and ZeRO-3: gather the weights to save the model whole, rather than save shards.",
+        "FSDP and ZeRO-3: gather the weights to save the model whole, rather than save shards.",
         default=True,
     )
     gpu: str = option(
@@ -477,7 +483,7 @@ class TrainingOptions(ModelOptions):
 
     @property
     def weight_dtype(self) -> str:
-        """The dtype of the module's parameters, as torch names it; under FSDP2 that of the shards."""
+        """The dtype of the module's parameters, as torch names it; under FSDP that of the shards."""
         return "float32" if self.casts_gathered else self.precision.weight_dtype
 
     @property
@@ -487,17 +493,17 @@ class TrainingOptions(ModelOptions):
 
     @property
     def casts_gathered(self) -> bool:
-        """Whether FSDP2 gathers fp32 shards in 16 bits, as its mixed-precision policy does."""
-        return self.engine is Engine.FSDP2 and self.precision.is_mixed
+        """Whether FSDP gathers fp32 shards in 16 bits, as its mixed-precision policy does."""
+        return self.engine.is_fsdp and self.precision.is_mixed
 
     @property
     def gathered_dtype(self) -> str:
-        """The dtype of FSDP2's gathered weights and of their gradients, as torch names it."""
+        """The dtype of FSDP's gathered weights and of their gradients, as torch names it."""
         return self.precision.weight_dtype
 
     @property
     def reduction_dtype(self) -> str:
-        """The dtype that FSDP2 reduces gradients in, as torch names it."""
+        """The dtype that FSDP reduces gradients in, as torch names it."""
         if self.reduce_dtype is not None:
             return self.reduce_dtype.value
         return ReduceDtype.FLOAT32.value if self.casts_gathered else self.gathered_dtype
@@ -505,7 +511,7 @@ class TrainingOptions(ModelOptions):
     @property
     def shards(self) -> int:
         """Number of GPUs that each weight is sharded over; 1 for engines that do not shard it."""
-        return self.gpus // self.replicate if self.engine is Engine.FSDP2 else 1
+        return self.gpus // self.replicate if self.engine.is_fsdp else 1
 
     @property
     def provider_names(self) -> str:

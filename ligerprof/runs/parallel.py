@@ -1,7 +1,7 @@
-"""Train a recipe's model under DDP or FSDP2, torch's own engines; the same code runs on GPUs and simulated."""
+"""Train a recipe's model under DDP or FSDP, torch's own engines; the same code runs on GPUs and simulated."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -9,9 +9,12 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from ligerprof.kernels.device import is_simulated
-from ligerprof.recipe.categories import GradSync, Offload, Wrap
+from ligerprof.recipe.categories import BackwardPrefetch as Prefetch
+from ligerprof.recipe.categories import Engine, GradSync, Offload, Wrap
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.activation_offload import checkpointed_layers
 from ligerprof.runs.training import Trainer, built_model, load_model, make_optimizer, make_scaler
@@ -128,6 +131,12 @@ _REPLICATE, _SHARD = "replicate", "shard"
 class ShardedTrainer(Trainer):
     """Training under FSDP2."""
 
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether shards are uneven."""
+        parameters = (each for each in self.model.parameters() if isinstance(each, DTensor))
+        return any(each.shape[0] % each.device_mesh.size(-1) != 0 for each in parameters)
+
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients in this micro-batch, or keep them unsharded until a later one."""
         model: Any = self.model
@@ -159,6 +168,83 @@ def make_sharded_trainer(recipe: TrainingRecipe, model: nn.Module, device_type: 
     """A trainer of a sharded model, with its optimizer over the shards."""
     optimizer = make_optimizer(recipe, model)
     return ShardedTrainer(recipe=recipe, model=model, optimizer=optimizer, scaler=None, device_type=device_type)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlatTrainer(Trainer):
+    """Training under FSDP1."""
+
+    @property
+    def ranks_differ(self) -> bool:
+        """True: the equal parts of flat parameters hold other parameters on each rank."""
+        return True
+
+    def begin_micro_batch(self, *, is_last: bool) -> None:
+        """Reduce gradients in this micro-batch, or keep them whole, as `no_sync` does."""
+        units: list[Any] = FullyShardedDataParallel.fsdp_modules(self.model)
+        for unit in units:
+            unit._sync_gradients = is_last or self.recipe.grad_sync is GradSync.EVERY
+
+    def clip_gradients(self, largest: float) -> None:
+        """Scale the gradients by their norm over all ranks."""
+        model: Any = self.model
+        model.clip_grad_norm_(largest)
+
+
+@contextmanager
+def fsdp1_trainer(
+    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
+) -> Iterator[FlatTrainer]:
+    """Build a model of flat parameters and its optimizer, as `fsdp2_trainer` does."""
+    from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp.wrap import CustomPolicy
+
+    join_process_group(recipe, device)
+    policy = MixedPrecision(
+        param_dtype=getattr(torch, recipe.gathered_dtype), reduce_dtype=getattr(torch, recipe.reduction_dtype)
+    )
+    is_plain = recipe.gathered_dtype == recipe.weight_dtype == recipe.reduction_dtype
+    with built_model(recipe, device, on_meta=True) as model:
+        see_model(model)
+        layers = set(checkpointed_layers(model))
+        flat = FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=CustomPolicy(lambda module: module in layers),
+            sharding_strategy=ShardingStrategy.FULL_SHARD if recipe.reshard else ShardingStrategy.SHARD_GRAD_OP,
+            mixed_precision=None if is_plain else policy,
+            backward_prefetch=None
+            if recipe.backward_prefetch is Prefetch.NONE
+            else BackwardPrefetch[f"BACKWARD_{recipe.backward_prefetch.upper()}"],
+            param_init_fn=_materializer(model, recipe, device),
+            device_id=device,
+            use_orig_params=True,
+        )
+        optimizer = make_optimizer(recipe, flat)
+        yield FlatTrainer(recipe=recipe, model=flat, optimizer=optimizer, scaler=None, device_type=device.type)
+
+
+def _materializer(model: Any, recipe: TrainingRecipe, device: torch.device) -> Callable[[nn.Module], None]:
+    """What allocates a module of the meta device and loads or initializes it; tied weights stay one tensor."""
+    owners = dict(_with_owners(model, model))
+    names = {module: name for name, module in model.named_modules()}
+    reads = recipe.spec.weights_path is not None and not is_simulated()
+    source = dict(load_model(recipe, torch.device("cpu")).named_parameters()) if reads else {}
+    made: dict[nn.Parameter, nn.Parameter] = {}
+
+    @torch.no_grad()
+    def materialize(module: nn.Module) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in made:
+                made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device))
+            module._parameters[name] = made[parameter]
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = torch.empty_like(buffer, device=device)
+        owners[module]._init_weights(module)
+        for name, parameter in module.named_parameters(recurse=False):
+            if (whole := source.get(f"{names[module]}.{name}")) is not None:
+                parameter.copy_(whole)
+
+    return materialize
 
 
 def make_mesh(recipe: TrainingRecipe, device_type: str) -> DeviceMesh:
@@ -293,3 +379,11 @@ def _part(mesh: DeviceMesh, whole: Tensor) -> Tensor:
     """The rows of a tensor that this rank holds; none if there are fewer rows than ranks."""
     parts, place = whole.chunk(mesh.size(mesh.ndim - 1)), mesh.get_local_rank(_SHARD)
     return parts[place] if place < len(parts) else whole[:0]
+
+
+# what builds the training under each of torch's engines, after `join_process_group`
+TRAINERS: Mapping[Engine, Callable[..., AbstractContextManager[Trainer]]] = {
+    Engine.DDP: ddp_trainer,
+    Engine.FSDP1: fsdp1_trainer,
+    Engine.FSDP2: fsdp2_trainer,
+}

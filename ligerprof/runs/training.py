@@ -100,6 +100,11 @@ class Training(ABC):
 
     recipe: TrainingRecipe
 
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether ranks hold different sizes."""
+        return False
+
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Prepare for the next micro-batch; `is_last`: the optimizer steps after it."""
         del is_last
@@ -209,12 +214,16 @@ class Trainer(Training):
         if self.scaler is not None and clip:
             self.scaler.unscale_(optimizer)
         if clip:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+            self.clip_gradients(clip)
         if self.scaler is None:
             optimizer.step()
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
+
+    def clip_gradients(self, largest: float) -> None:
+        """Scale the gradients so that their norm is `largest` at most."""
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
     def drop_gradients(self) -> None:
         """Set the gradients to None."""

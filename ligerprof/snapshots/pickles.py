@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
-from ligerprof.snapshots.collector import collector_paused, return_freed_memory
+from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.event_tables import FIRST_REFERENCE, KEPT, Cut, cut_alike
 from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
 from ligerprof.snapshots.watch import Allowance, LimitError
@@ -266,8 +266,6 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 _TRACES = "device_traces"
-# smaller files take less memory than is worth the time of getting it again
-_LARGE_BYTES = 2**29
 # the items of a list of events after the cut: a number for the events that were read, whole events, and kept values
 _MARK, _EVENT, _LIST, _OTHER = range(4)
 _KIND_OF = {int: _MARK, dict: _EVENT, list: _LIST}
@@ -302,10 +300,7 @@ def _load_tables(read: Callable[[], Bytes]) -> Any:
     allowance = Allowance(len(content))
     body = without_frames(content)
     cut = None if body is None else cut_alike(body)
-    is_large = len(content) > _LARGE_BYTES
     del content, body
-    if is_large:
-        return_freed_memory()
     return None if cut is None else _joined(cut, allowance)
 
 

@@ -1,4 +1,4 @@
-"""What DDP, FSDP2 and NCCL keep and allocate on one rank: buckets, shards, gathered weights, reductions."""
+"""What DDP, FSDP and NCCL keep and allocate on one rank: buckets, shards, gathered weights, reductions."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -133,6 +133,11 @@ class ShardedParameter:
         """Bytes of the padded shard on every rank."""
         return self.padded_elements * self.stored_bytes
 
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of the whole parameter in the dtype of the shards."""
+        return prod(self.shape) * self.stored_bytes
+
     def shard_shape(self, rank: int = WORST_RANK) -> tuple[int, ...]:
         """The shape of a rank's shard without padding, which the optimizer works on."""
         return (shard_rows(self.shape[0], self.shards, rank), *self.shape[1:])
@@ -191,3 +196,70 @@ class GroupSizes:
     @property
     def _trained(self) -> list[ShardedParameter]:
         return [item for item in self.parameters if item.trainable]
+
+
+# _flat_param.py, _get_aligned_numel
+_ALIGNMENT_BYTES = 16
+
+
+class FlatSizes(GroupSizes):
+    """The same for the parameters that FSDP1 joins in one tensor, of which each rank holds an equal part.
+
+    _flat_param.py of torch 2.13 with use_orig_params, which aligns each parameter, and fills up to whole parts.
+    """
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each parameter starts, in elements, and the end of the last one."""
+        end, starts = 0, []
+        aligned = _ALIGNMENT_BYTES // self.parameters[0].gathered_bytes
+        for item in self.parameters:
+            starts.append(-(-end // aligned) * aligned)
+            end = starts[-1] + prod(item.shape)
+        return (*starts, end)
+
+    @property
+    def part_elements(self) -> int:
+        """Elements that every rank stores, sends and receives."""
+        return -(-self.starts[-1] // self.parameters[0].shards)
+
+    def slices(self, rank: int = WORST_RANK) -> tuple[int, ...]:
+        """Elements of each parameter that a rank's part holds, which the optimizer works on."""
+        first, last = rank * self.part_elements, (rank + 1) * self.part_elements
+        spans = ((start, start + prod(item.shape)) for start, item in zip(self.starts, self.parameters, strict=False))
+        return tuple(max(0, min(end, last) - max(start, first)) for start, end in spans)
+
+    @property
+    def cast_bytes(self) -> int:
+        """The part in the dtype of the gathering (FlatParamHandle._use_low_precision_shard); 0 without a cast."""
+        first = self.parameters[0]
+        return self.part_elements * first.gathered_bytes if first.is_cast else 0
+
+    @property
+    def gather_bytes(self) -> int:
+        """The gathered tensor, which all parameters are views of, and the gradient of that size."""
+        return self._whole_elements * self.parameters[0].gathered_bytes
+
+    @property
+    def reduce_input_bytes(self) -> int:
+        """The gradient in the dtype of the reduction."""
+        return self._whole_elements * self.reduce_bytes
+
+    @property
+    def reduce_output_bytes(self) -> int:
+        """The rank's part of it."""
+        return self.part_elements * self.reduce_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The rank's part in the dtype of the shards."""
+        return self.part_elements * self.parameters[0].stored_bytes
+
+    @property
+    def whole_bytes(self) -> int:
+        """The gathered tensor in the dtype of the shards."""
+        return self._whole_elements * self.parameters[0].stored_bytes
+
+    @property
+    def _whole_elements(self) -> int:
+        return self.part_elements * self.parameters[0].shards

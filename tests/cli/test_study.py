@@ -1,27 +1,27 @@
 import json
 import re
 import sys
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks.study.grids import FigureKind, load_study
 from ligerprof.analyzers.estimate import estimate
+from ligerprof.cli import study
 from ligerprof.cli.main import main
+from ligerprof.errors import MissingDependencyError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures import OF_A_RECIPE
 from ligerprof.reports.figures.kinds import KINDS
-from ligerprof.runs.study import FigureKind, load_study
 from ligerprof.runs.sweep.cells import cell_key, expand
 from ligerprof.units import GIB, format_bytes
 from tests.paths import REPOSITORY
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 
 MEMORY_LIMIT_BYTES = 47 * GIB // 2
@@ -353,14 +353,19 @@ def test_an_invalid_study_file_is_refused_in_one_line_before_anything_runs(
     assert not (tmp_path / "study").exists()
 
 
-def test_the_package_holds_the_study_of_2024(tmp_path: Path) -> None:
-    shipped = resources.files("ligerprof") / "studies" / "liger-2024.toml"
-    (tmp_path / "copy.toml").write_text(shipped.read_text())
-    assert load_study(tmp_path / "copy.toml") == load_study()
-    packaged = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    # hatch packages every file below, unless an ignore rule of git names it
-    assert packaged["packages"] == ["ligerprof"]
+def test_the_study_of_2024_is_a_file_like_any_other() -> None:
+    assert load_study(REPOSITORY / "benchmarks" / "study" / "liger-2024.toml") == load_study()
+
+
+def test_without_the_repository_the_command_says_where_its_script_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "_REPOSITORY", tmp_path)
+    assert study._script() is None
+    result = CliRunner().invoke(study._absent, ["--dry-run"])
+    assert isinstance(result.exception, MissingDependencyError)
+    assert "benchmarks/study" in str(result.exception)
 
 
 def test_figures_of_a_study_are_kinds_that_plot_draws_from_cells() -> None:
-    assert set(get_args(FigureKind)) <= set(KINDS) - {"memory", "layers", "kernels", OF_A_RECIPE}
+    assert set(get_args(FigureKind)) <= set(KINDS) - {"memory", "layers", "kernels"}

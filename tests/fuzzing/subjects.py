@@ -14,13 +14,13 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 
+from benchmarks.study.grids import load_study
 from ligerprof.analyzers.attribution.rules import read_rules
 from ligerprof.cli.main import main
 from ligerprof.models.names import CONFIGS
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.bench.records import read_lines
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary, read_summary
-from ligerprof.runs.study import load_study
 from ligerprof.runs.sweep.cells import read_cells
 from tests.paths import DATA, RECORDINGS, RESULTS
 from tests.snapshots.mutations import originals
@@ -29,7 +29,7 @@ Read = Callable[[Path], object]
 TRACE = DATA / "traces" / "llama3.2-1b-step.pt.trace.json.xz"
 RULES = {"rule": [{"role": "kv_cache", "frame": "*cache.py:update", "phase": "forward"}]}
 TRAINER = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True, "optim": "adamw_torch"}
-STUDY = Path("ligerprof/studies")
+STUDY = Path("benchmarks/study")
 _PER_FRAMEWORK = 2
 
 

@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 from ligerprof.snapshots import trace as module
 from ligerprof.snapshots.trace import (
     common,
-    distinct,
-    distinct_numbers,
     distinct_rows,
     is_among,
     number_pairs,
-    numbered,
 )
 
 ROWS = st.lists(st.tuples(st.integers(-2, 2), st.booleans(), st.integers(0, 2**44)), min_size=1, max_size=40)
@@ -31,30 +28,6 @@ def test_rows(rows: list[tuple[int, bool, int]], copies: int, all_sums_collide: 
     table = list(zip(*(column.tolist() for column in columns), strict=True))
     assert [table[first[number]] for number in kind.tolist()] == table
     assert len({table[row] for row in first.tolist()}) == len(first)
-
-
-@settings(max_examples=50, deadline=None)
-@given(numbers=st.lists(st.integers(0, 60), max_size=50), limit=st.integers(61, 200))
-def test_numbers(numbers: list[int], limit: int) -> None:
-    column = np.array(numbers, dtype=np.int64)
-    _, *expected = np.unique(column, return_index=True, return_inverse=True)
-
-    first, kind = distinct_numbers(column, limit)
-
-    assert first.tolist() == expected[0].tolist()
-    assert kind.tolist() == expected[1].tolist()
-
-
-@settings(max_examples=50, deadline=None)
-@given(numbers=st.lists(st.integers(-3, 2**50), max_size=50))
-def test_indices_of_numbers(numbers: list[int]) -> None:
-    column = np.array(numbers, dtype=np.int64)
-    expected, expected_index = np.unique(column, return_inverse=True)
-
-    found, index = numbered(column)
-
-    assert found.tolist() == distinct(column).tolist() == expected.tolist()
-    assert index.tolist() == expected_index.tolist()
 
 
 @settings(max_examples=50, deadline=None)

@@ -15,7 +15,7 @@ from ligerprof.models.architectures import layer_index
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
-from ligerprof.snapshots.trace import Int64s, distinct_numbers, number_pairs, numbered
+from ligerprof.snapshots.trace import Int64s, number_pairs, numbered
 from ligerprof.text import printable
 
 # torch writes an unknown line, -1, as an unsigned 64-bit integer
@@ -515,7 +515,8 @@ class CallSites:
         frame_of = np.append(np.arange(len(older)) + len(frames), frame_codes[allocated])
         text_of = np.append(np.full(len(older), len(texts)), text_codes[allocated])
         frames, texts = [*frames, *older], [*texts, None]
-        first, site_of_pair = distinct_numbers(frame_of * len(texts) + text_of, len(frames) * len(texts))
+        pairs = frame_of * len(texts) + text_of
+        _, first, site_of_pair = np.unique(pairs, return_index=True, return_inverse=True)
         reader, unknown = StackReader(), Stack(calls=(), native=())
         known: dict[tuple[int, Stamp | None], int] = {}
         sites = np.zeros(len(first), dtype=np.int64)

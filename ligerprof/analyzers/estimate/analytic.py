@@ -229,8 +229,10 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
             f"estimate: {recipe.spec.name} has the activation function {printable(recipe.spec.activation)}, which is"
             " not covered yet. Use `ligerprof step --device simulated`."
         )
-    if recipe.engine is Engine.FSDP2 and recipe.reentrant:
-        raise UnsupportedError("estimate: --reentrant with --engine fsdp2 is not supported yet; leave it out.")
+    if recipe.engine.is_fsdp and recipe.reentrant:
+        raise UnsupportedError(
+            f"estimate: --reentrant with --engine {recipe.engine} is not supported yet; leave it out."
+        )
     if recipe.activation_offload:
         _require_estimable_offload(recipe)
     if recipe.selective is not None:
@@ -323,7 +325,7 @@ def _assumed(recipe: TrainingRecipe) -> Iterator[str]:
     if keeps_products(recipe):
         yield "the layer after a gated activation has an adapter, so the activation's product is saved"
     if recipe.autocast and recipe.weight_dtype == "float32":
-        sharded = recipe.engine is Engine.FSDP2
+        sharded = recipe.engine.is_fsdp
         yield "autocast keeps its 16-bit weights until the forward pass ends" + (
             ", those of all layers; --precision mixed has none" if sharded else ""
         )
@@ -343,9 +345,11 @@ def _documents_assumption(recipe: TrainingRecipe) -> str:
 
 
 def _assumed_of_ranks(recipe: TrainingRecipe) -> Iterator[str]:
-    if recipe.engine is Engine.FSDP2:
+    if recipe.engine.is_fsdp:
         yield f"the figures are rank {WORST_RANK}'s: no rank has larger shards"
-        if recipe.reshard and recipe.wrap is Wrap.LAYERS:
+        if recipe.engine is Engine.FSDP1:
+            yield "use_orig_params=True; flat parameters of another kind differ by what aligns them"
+        elif recipe.reshard and recipe.wrap is Wrap.LAYERS:
             yield "the root is resharded after forward as well (reshard_after_forward=True)"
         if recipe.grad_accum > 1 and recipe.grad_sync is GradSync.LAST:
             yield "gradients stay whole until the last micro-batch reduces them; --grad-sync every shards them in each"

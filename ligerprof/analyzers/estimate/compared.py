@@ -38,6 +38,7 @@ _RANKS, _ZERO = "ranks-h200x2.jsonl", "zero-h200.jsonl"
 COMPARISONS: Mapping[tuple[Engine, int | None, Offload], Comparison] = {
     (Engine.TORCH, None, Offload.NONE): _of(86, 0.0179, "accuracy-h200.jsonl"),
     (Engine.DDP, None, Offload.NONE): _of(9, 0.0027, _RANKS),
+    (Engine.FSDP1, None, Offload.NONE): _of(5, 0.0016, "fsdp1-alone-h200.jsonl"),
     (Engine.FSDP2, None, Offload.NONE): _of(29, 0.0031, _RANKS),
     (Engine.FSDP2, None, Offload.ALL): _of(2, 0.0003, _RANKS),
     (Engine.DEEPSPEED, 0, Offload.NONE): _of(2, 0.0002, _ZERO),
@@ -46,8 +47,8 @@ COMPARISONS: Mapping[tuple[Engine, int | None, Offload], Comparison] = {
     (Engine.DEEPSPEED, 2, Offload.NONE): _of(7, 0.0004, _ZERO),
     (Engine.DEEPSPEED, 2, Offload.OPTIMIZER): _of(3, 0.0004, _ZERO),
     (Engine.DEEPSPEED, 3, Offload.NONE): _of(7, 0.0038, _ZERO),
-    (Engine.DEEPSPEED, 3, Offload.OPTIMIZER): _of(1, 0.0043, _ZERO),
-    (Engine.DEEPSPEED, 3, Offload.ALL): _of(5, 0.0171, _ZERO),
+    (Engine.DEEPSPEED, 3, Offload.OPTIMIZER): _of(1, 0.0001, _ZERO),
+    (Engine.DEEPSPEED, 3, Offload.ALL): _of(5, 0.008, _ZERO),
 }
 
 

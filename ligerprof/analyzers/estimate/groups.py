@@ -1,21 +1,21 @@
-"""The groups of parameters that FSDP2 gathers and reduces together, for the modules that the recipe wraps."""
+"""The groups of parameters that FSDP gathers and reduces together, for the modules that the recipe wraps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.hooks import Module, Part
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
-from ligerprof.analyzers.estimate.traced import layer_of, traced_layers
-from ligerprof.recipe.categories import Wrap
+from ligerprof.analyzers.estimate.traced import traced_layers
+from ligerprof.recipe.categories import Engine, Wrap
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.distributed import GroupSizes, ShardedParameter
+from ligerprof.torch_memory.distributed import FlatSizes, GroupSizes, ShardedParameter
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The parameters of one `fully_shard` call.
+    """The parameters of one `fully_shard` call, or of one FullyShardedDataParallel.
 
     Attributes:
         modules: its modules in the order of their forward passes; the first one gathers, the last one reshards.
@@ -34,18 +34,36 @@ class Group:
 
 def groups(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Iterator[Group]:
     """The groups of the traced layers and of the other modules, the root's first, as torch lists them."""
-    named = {name: weight for name, weight in weights.items() if layer_of(recipe, name) is None}
+    named = {name: weight for name, weight in weights.items() if weight.layer is None}
     for modules, taken, reshards in _outer_groups(recipe, named):
         if taken:
             yield _group(recipe, modules, taken, reshards=reshards, place=WHOLE)
     for repetition in traced_layers(recipe):
         for index in repetition.indices:
-            inside = [weight for name, weight in weights.items() if layer_of(recipe, name) == index]
+            inside = [weight for weight in weights.values() if weight.layer == index]
             yield _group(recipe, (index,), inside, reshards=recipe.reshard, place=repetition.place(index))
 
 
+def shard_sizes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[int]:
+    """Bytes of each tensor that holds a rank's shards, with their padding."""
+    if recipe.engine is Engine.FSDP1:
+        return [sizes.gradient_bytes for sizes in flat_sizes(recipe, weights)]
+    return [sharded_parameter(recipe, weight).storage_bytes for weight in weights]
+
+
+def trained_shards(recipe: TrainingRecipe, weights: Iterable[Weight]) -> Iterator[tuple[Weight, tuple[int, ...]]]:
+    """Weights and the shapes of their shards, which the optimizer works on, of the rank that has most."""
+    if recipe.engine is Engine.FSDP1:
+        for unit in _units(weights):
+            found = zip(unit, _flat(recipe, unit).slices(), strict=True)
+            yield from ((weight, (elements,)) for weight, elements in found if elements)
+        return
+    for weight in weights:
+        yield weight, sharded_parameter(recipe, weight).shard_shape()
+
+
 def sharded_parameter(recipe: TrainingRecipe, weight: Weight) -> ShardedParameter:
-    """A weight as FSDP2 shards it over the recipe's GPUs."""
+    """A weight as FSDP shards it over the recipe's GPUs."""
     return ShardedParameter(
         shape=weight.shape,
         shards=recipe.shards,
@@ -64,7 +82,8 @@ def _outer_groups(
     if they share its weight; so is what is left for the root.
     """
     if recipe.wrap is Wrap.LAYERS:
-        yield (Part.ROOT,), list(named.values()), recipe.reshard
+        # FSDP1 never frees the root's weights after forward (_post_forward_reshard)
+        yield (Part.ROOT,), list(named.values()), recipe.reshard and recipe.engine is not Engine.FSDP1
         return
     row = recipe.spec.architecture
     embedding = [weight for name, weight in named.items() if _belongs(name, row.embedding)]
@@ -88,8 +107,29 @@ def _belongs(parameter: str, module: str) -> bool:
 def _group(
     recipe: TrainingRecipe, modules: tuple[Module, ...], weights: Sequence[Weight], *, reshards: bool, place: str
 ) -> Group:
-    sizes = GroupSizes(
-        parameters=tuple(sharded_parameter(recipe, weight) for weight in weights),
-        reduce_bytes=DTYPE_BYTES[recipe.reduction_dtype],
-    )
+    sizes = (_flat if recipe.engine is Engine.FSDP1 else _sizes)(recipe, weights)
     return Group(modules=modules, weights=tuple(weights), sizes=sizes, reshards=reshards, place=place)
+
+
+def _sizes(recipe: TrainingRecipe, weights: Sequence[Weight]) -> GroupSizes:
+    parameters = tuple(sharded_parameter(recipe, weight) for weight in weights)
+    return GroupSizes(parameters=parameters, reduce_bytes=DTYPE_BYTES[recipe.reduction_dtype])
+
+
+def flat_sizes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[FlatSizes]:
+    """The sizes of each unit of FSDP1 in the order in which they are made: the decoder layers, then the root."""
+    root_last = sorted(_units(weights), key=lambda unit: unit[0].layer is None)
+    return [_flat(recipe, unit) for unit in root_last]
+
+
+def _flat(recipe: TrainingRecipe, weights: Sequence[Weight]) -> FlatSizes:
+    parameters = tuple(sharded_parameter(recipe, weight) for weight in weights)
+    return FlatSizes(parameters=parameters, reduce_bytes=DTYPE_BYTES[recipe.reduction_dtype])
+
+
+def _units(weights: Iterable[Weight]) -> Iterable[list[Weight]]:
+    """The weights of each decoder layer, and those of the root."""
+    units: dict[int | None, list[Weight]] = {}
+    for weight in weights:
+        units.setdefault(weight.layer, []).append(weight)
+    return units.values()

@@ -1,6 +1,6 @@
 """What an engine does around the modules of a model and when gradients arrive; plain torch does nothing."""
 
-from ligerprof.analyzers.estimate.meter import Allocation
+from ligerprof.analyzers.estimate.meter import Allocation, Stream
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.words import Word
@@ -24,9 +24,11 @@ class Hooks:
 
     Attributes:
         reduces: whether the current micro-batch reduces gradients over the ranks; with ZeRO, whether it is the last.
+        weights_stream: the stream on which weights were made ready, where autograd adds their gradients.
     """
 
     reduces: bool = True
+    weights_stream: Stream = Stream.COMPUTE
 
     def start_step(self) -> None:
         """The step begins: what is static is there."""

@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.operations import add, dropout, linear, rename
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.errors import RecipeError
 from ligerprof.models import ModelSpec
-from ligerprof.models.architectures import is_in_layer
+from ligerprof.models.architectures import layer_index
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
@@ -48,7 +48,7 @@ def adapter_weights(recipe: TrainingRecipe) -> Iterator[tuple[str, Weight]]:
         if recipe.dora:
             shapes["magnitude"] = (outputs,)
         for part, shape in shapes.items():
-            weight = Weight(prod(shape), width, shape=shape, in_layer=is_in_layer(layer), is_adapter=True)
+            weight = Weight(prod(shape), width, shape=shape, layer=layer_index(layer), is_adapter=True)
             yield f"{layer}.lora_{part}", weight
 
 

@@ -17,6 +17,7 @@ class Stream(Word):
     """A CUDA stream that memory is allocated on: the allocator serves a stream only from blocks of its own."""
 
     COMPUTE = "compute"
+    CAST = "cast"
     GATHER = "gather"
     REDUCE = "reduce"
 

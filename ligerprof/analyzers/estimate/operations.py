@@ -35,7 +35,7 @@ def linear(
         if bias.trainable:
             bias_sum = column_sum(context, elements, bias.elements, read.width)
     saves = ((read,) if weight.trainable else ()) + ((read_weight,) if value.needs_gradient else ())
-    is_conv1d = isinstance(weight, Weight) and weight.in_layer and not context.spec.architecture.linear_layers
+    is_conv1d = isinstance(weight, Weight) and weight.layer is not None and not context.spec.architecture.linear_layers
     by_zero = context.recipe.zero == 3 and not is_conv1d
     if by_zero:
         inputs, saves = (read, *(item for item in inputs if item is not read)), (read, read_weight)

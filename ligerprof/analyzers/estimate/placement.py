@@ -5,14 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from ligerprof.analyzers.estimate.groups import sharded_parameter
+from ligerprof.analyzers.estimate.groups import shard_sizes, trained_shards
 from ligerprof.analyzers.estimate.meter import UnsplitRemainders
 from ligerprof.analyzers.estimate.tensors import Weight
-from ligerprof.recipe.categories import Engine, Offload
+from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.allocator.caching import CachingAllocator
 from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, parse_allocator_settings
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 
 Bytes = Mapping[Role, int]
@@ -60,7 +61,7 @@ class UpdateBlocks:
 def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
     """Weights, optimizer states and the temporaries of the optimizer's step, block by block; shards under FSDP2."""
     weights = list(weights)
-    if recipe.engine is Engine.FSDP2 and recipe.offload is not Offload.NONE:
+    if recipe.engine.is_fsdp and recipe.offload is not Offload.NONE:
         return Placement(resident={}, states={}, updates=())
     row, tensors = OPTIMIZERS[recipe.optimizer], trained_tensors(recipe, weights)
     device = _EmptyDevice(recipe)
@@ -87,26 +88,26 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
 
 def stored_sizes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[int]:
     """Bytes of each tensor that holds a weight."""
-    if recipe.engine is Engine.FSDP2:
-        return [sharded_parameter(recipe, weight).storage_bytes for weight in weights]
+    if recipe.engine.is_fsdp:
+        return shard_sizes(recipe, weights)
     return [size for weight in weights for size in weight.stored_sizes]
 
 
 def trained_tensors(recipe: TrainingRecipe, weights: Iterable[Weight]) -> list[OptimizedTensor]:
-    """The trainable weights as the optimizer sees them; under FSDP2 the shards of the rank that has most."""
-    return [_optimized(recipe, weight) for weight in weights if weight.trainable]
+    """The trainable weights as the optimizer sees them; under FSDP the shards of the rank that has most."""
+    trained = [weight for weight in weights if weight.trainable]
+    if recipe.engine.is_fsdp:
+        width = DTYPE_BYTES[recipe.weight_dtype]
+        return [_optimized(recipe, weight, shape, width) for weight, shape in trained_shards(recipe, trained)]
+    return [_optimized(recipe, weight, weight.shape, weight.width) for weight in trained]
 
 
-def _optimized(recipe: TrainingRecipe, weight: Weight) -> OptimizedTensor:
-    shape, width = weight.shape, weight.width
-    if recipe.engine is Engine.FSDP2:
-        parameter = sharded_parameter(recipe, weight)
-        shape, width = parameter.shard_shape(), parameter.stored_bytes
+def _optimized(recipe: TrainingRecipe, weight: Weight, shape: tuple[int, ...], width: int) -> OptimizedTensor:
     return OptimizedTensor(
         shape=shape,
         elements=prod(shape),
         width=width,
-        in_layer=weight.in_layer,
+        in_layer=weight.layer is not None,
         galore_rank=recipe.galore_rank,
         fp32_moments=recipe.fp32_embedding_states and weight.in_embedding,
     )

@@ -1,7 +1,7 @@
 """The allocations and frees of one estimated step in order, with those of layers that the estimate ran only once."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -78,6 +78,11 @@ class Recording:
             self.free(blocks.pop())
         elif size_bytes < 0:
             self._missing[missing] += 1
+
+    def keep(self, sizes: Iterable[int], role: Role) -> None:
+        """Note blocks that stay."""
+        for size_bytes in sizes:
+            self.allocate(size_bytes, role, kept=True)
 
     def touch(self, sizes: Sequence[int], role: Role) -> None:
         """Record blocks that are allocated one after another and freed together."""

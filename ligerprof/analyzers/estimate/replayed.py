@@ -1,11 +1,12 @@
 """Replay an estimated run through the model of torch's caching allocator: what is reserved, and under which limits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.groups import flat_sizes
 from ligerprof.analyzers.estimate.placement import Placement, stored_sizes
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
@@ -124,29 +125,40 @@ def _stands_alone(events: Sequence[int]) -> bool:
 def built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placement) -> Recording:
     """The build of the model, and the batch: what is there before the first step, in the order in which it comes."""
     recording = Recording()
-
-    def keep(sizes: Iterable[int]) -> None:
-        for size_bytes in sizes:
-            recording.allocate(size_bytes, Role.PARAMETERS, kept=True)
-
     if recipe.spec.tape is not None and recipe.engine in (Engine.TORCH, Engine.DDP):
         recording.build(recipe.spec.tape.built)
     elif recipe.engine is Engine.DEEPSPEED:
-        keep(size_bytes for size_bytes in placement.resident.values() if size_bytes > 0)
+        recording.keep((size_bytes for size_bytes in placement.resident.values() if size_bytes > 0), Role.PARAMETERS)
     elif placement.resident:
-        own = [weight for weight in weights if not weight.is_adapter]
-        packed = [weight for weight in own if weight.packed_sizes]
-        keep(stored_sizes(recipe, [weight for weight in own if not weight.packed_sizes]))
-        if recipe.spec.tied_embeddings and not packed:
-            # a tied head has a weight of its own until it is tied
-            recording.touch([weights[0].size_bytes], Role.PARAMETERS)
-        for weight in packed:
-            whole = recording.allocate(weight.elements * HALF_BYTES, Role.PARAMETERS)
-            keep(weight.packed_sizes)
-            recording.free(whole)
-        keep(stored_sizes(recipe, [weight for weight in weights if weight.is_adapter]))
+        build = _build_units if recipe.engine is Engine.FSDP1 else _build
+        build(recipe, weights, recording)
     if recipe.engine is Engine.DDP:
         kinds = ((0 if weight.packed_sizes else weight.width, weight.stored_sizes[0]) for weight in weights)
         recording.run(broadcast_scratch(kinds), Role.COMMUNICATION)
-    keep(input_sizes(recipe))
+    recording.keep(input_sizes(recipe), Role.PARAMETERS)
     return recording
+
+
+def _build(recipe: TrainingRecipe, weights: Sequence[Weight], recording: Recording) -> None:
+    """Weights one after another."""
+    own = [weight for weight in weights if not weight.is_adapter]
+    packed = [weight for weight in own if weight.packed_sizes]
+    recording.keep(stored_sizes(recipe, [weight for weight in own if not weight.packed_sizes]), Role.PARAMETERS)
+    if recipe.spec.tied_embeddings and not packed:
+        # a tied head has a weight of its own until it is tied
+        recording.touch([weights[0].size_bytes], Role.PARAMETERS)
+    for weight in packed:
+        whole = recording.allocate(weight.elements * HALF_BYTES, Role.PARAMETERS)
+        recording.keep(weight.packed_sizes, Role.PARAMETERS)
+        recording.free(whole)
+    recording.keep(stored_sizes(recipe, [weight for weight in weights if weight.is_adapter]), Role.PARAMETERS)
+
+
+def _build_units(recipe: TrainingRecipe, weights: Sequence[Weight], recording: Recording) -> None:
+    """FSDP1 makes the weights of each unit whole and joins them before it keeps its part."""
+    for sizes in flat_sizes(recipe, weights):
+        whole = [recording.allocate(item.whole_bytes, Role.PARAMETERS) for item in sizes.parameters]
+        whole.append(recording.allocate(sizes.whole_bytes, Role.PARAMETERS))
+        recording.keep([sizes.gradient_bytes], Role.PARAMETERS)
+        for block in reversed(whole):
+            recording.free(block)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from ligerprof.analyzers.estimate.groups import sharded_parameter
+from ligerprof.analyzers.estimate.groups import flat_sizes, sharded_parameter
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.partition import weight_width
 from ligerprof.analyzers.estimate.recording import Recording
@@ -22,7 +22,10 @@ def saving_peak(recipe: TrainingRecipe) -> tuple[MemoryBreakdown | None, Recordi
     """
     if not recipe.save_whole:
         return None, Recording()
-    if recipe.engine is Engine.FSDP2:
+    if recipe.engine is Engine.FSDP1:
+        # one unit at a time, in the dtype of its shards (_unshard_fsdp_state_params, FlatParamHandle.to_cpu)
+        gathered_bytes = max(sizes.whole_bytes for sizes in flat_sizes(recipe, make_weights(recipe).values()))
+    elif recipe.engine is Engine.FSDP2:
         gathered_bytes = _gathered_by_fsdp2(recipe)
     elif recipe.engine is Engine.DEEPSPEED and recipe.zero == 3 and recipe.gpus > 1:
         gathered_bytes = _gathered_by_zero_3(recipe)

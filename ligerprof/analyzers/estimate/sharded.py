@@ -1,22 +1,23 @@
-"""FSDP2's hooks: what it gathers before a module runs, frees after it, and reduces once its gradients are there.
+"""FSDP's hooks: what it gathers before a module runs, frees after it, and reduces once its gradients are there.
 
-This follows torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_state.py of torch 2.13 call by call.
+They follow torch/distributed/fsdp of torch 2.13 call by call: of FSDP2, _fully_shard/_fsdp_param_group.py and
+_fsdp_state.py; of FSDP1, _runtime_utils.py and _flat_param.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ligerprof.analyzers.estimate.groups import Group
+from ligerprof.analyzers.estimate.groups import Group, groups
 from ligerprof.analyzers.estimate.hooks import Hooks, Module, Part
 from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import traced_layers
-from ligerprof.recipe.categories import Offload
+from ligerprof.recipe.categories import BackwardPrefetch, Engine, Offload, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.distributed import ShardedParameter
+from ligerprof.torch_memory.distributed import FlatSizes, ShardedParameter
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 
 
@@ -40,6 +41,25 @@ class _State:
     ends_with_root: bool = False
 
 
+class _Buffers:
+    """The buffers of gatherings and reductions, which belong to no part of the model."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def take(self, size_bytes: int, stream: Stream) -> Allocation:
+        """Allocate a buffer."""
+        place, self._meter.place = self._meter.place, WHOLE
+        block = self._meter.take(size_bytes, Role.COMMUNICATION, stream)
+        self._meter.place = place
+        return block
+
+    def forget(self, block: Allocation | None) -> None:
+        """Free a buffer, if there is one."""
+        if block is not None:
+            self._meter.drop(block)
+
+
 class ShardedHooks(Hooks):
     """FSDP2 on one rank.
 
@@ -49,6 +69,8 @@ class ShardedHooks(Hooks):
 
     def __init__(self, recipe: TrainingRecipe, groups: Sequence[Group], meter: Meter) -> None:
         self._recipe, self._meter = recipe, meter
+        buffers = _Buffers(meter)
+        self._take, self._forget = buffers.take, buffers.forget
         self._states = [_State(group) for group in groups]
         self._order: list[_State] = []
         self._previous_gather: Allocation | None = None
@@ -241,15 +263,159 @@ class ShardedHooks(Hooks):
         else:
             self._meter.drop(gradient)
 
-    def _take(self, size_bytes: int, stream: Stream) -> Allocation:
-        place, self._meter.place = self._meter.place, WHOLE
-        block = self._meter.take(size_bytes, Role.COMMUNICATION, stream)
-        self._meter.place = place
-        return block
 
-    def _forget(self, block: Allocation | None) -> None:
-        if block is not None:
-            self._meter.drop(block)
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """What a unit of FSDP1 holds now.
+
+    Attributes:
+        gathered: the gathered tensor, which its parameters are views of.
+        gradient: this rank's part of its gradient.
+        whole: the whole gradient of earlier micro-batches, which reduced none.
+        is_behind: whether its backward is still to come, so that its tensor may be gathered in advance.
+        is_done: whether the current backward pass has its gradient.
+    """
+
+    group: Group
+    sizes: FlatSizes
+    gathered: Allocation | None = None
+    gradient: Allocation | None = None
+    whole: Allocation | None = None
+    is_behind: bool = False
+    is_done: bool = False
+
+
+class FlatHooks(Hooks):
+    """FSDP1 on one rank.
+
+    Args:
+        groups: the groups, the root's first.
+    """
+
+    # parameters are views that are made after the gathering, on its stream
+    weights_stream = Stream.GATHER
+
+    def __init__(self, recipe: TrainingRecipe, groups: Sequence[Group], meter: Meter, step: Step) -> None:
+        self._recipe, self._meter, self._is_new = recipe, meter, step is Step.FIRST
+        buffers = _Buffers(meter)
+        self._take, self._forget = buffers.take, buffers.forget
+        self._units = [_Unit(group, group.sizes) for group in groups if isinstance(group.sizes, FlatSizes)]
+        self._order: list[_Unit] = []
+
+    def enter(self, module: Module) -> None:
+        """_root_pre_forward and _pre_forward_unshard."""
+        if module is Part.ROOT and self._is_new:
+            self._initialize()
+        for unit in self._of(module):
+            self._gather(unit)
+
+    def _initialize(self) -> None:
+        """FlatParamHandle.init_flat_param_attributes: tensors of the whole sizes, whose storages are freed at once."""
+        self._is_new = False
+        for unit in self._units:
+            sizes = unit.sizes
+            alone = (sizes.gather_bytes,)
+            for size_bytes in (sizes.cast_bytes, sizes.gather_bytes, sizes.whole_bytes) if sizes.cast_bytes else alone:
+                self._forget(self._take(size_bytes, Stream.COMPUTE))
+
+    def leave(self, module: Module) -> None:
+        """_post_forward_reshard."""
+        for unit in self._of(module):
+            self._order.append(unit)
+            unit.is_behind = True
+            if unit.group.reshards:
+                self._free(unit)
+
+    def gradient_arrives(self, module: Module) -> None:
+        """_pre_backward_hook."""
+        for unit in self._of(module):
+            self._gather(unit)
+            unit.is_behind = False
+            self._gather_in_advance(unit, BackwardPrefetch.PRE)
+
+    def gradient_leaves(self, module: Module) -> None:
+        """All gradients of a unit are there, and are joined."""
+        for unit in self._of(module):
+            self._post_backward(unit)
+
+    def end_backward(self) -> None:
+        """The root's gradients are complete with the embedding's."""
+        for unit in self._units:
+            if not unit.is_done:
+                self._post_backward(unit)
+            unit.is_done = False
+        self._order = []
+
+    def _of(self, module: Module) -> Iterator[_Unit]:
+        return (unit for unit in self._units if module in unit.group.modules)
+
+    def _gather(self, unit: _Unit) -> None:
+        """_unshard."""
+        if unit.gathered is None:
+            cast = self._take(unit.sizes.cast_bytes, Stream.CAST) if unit.sizes.cast_bytes else None
+            unit.gathered = self._take(unit.sizes.gather_bytes, Stream.GATHER)
+            self._forget(cast)
+
+    def _gather_in_advance(self, unit: _Unit, when: BackwardPrefetch) -> None:
+        """_get_handle_to_prefetch: the unit that ended its forward pass before."""
+        index = self._order.index(unit)
+        if index and self._order[index - 1].is_behind and self._recipe.backward_prefetch is when:
+            self._gather(self._order[index - 1])
+
+    def _free(self, unit: _Unit) -> None:
+        self._forget(unit.gathered)
+        unit.gathered = None
+
+    def _post_backward(self, unit: _Unit) -> None:
+        """SplitWithSizesBackward joins the gradients, on the stream of the views; then _post_backward_hook."""
+        unit.is_done = True
+        self._meter.place = unit.group.place
+        joined = self._meter.take(unit.sizes.gather_bytes, Role.GRADIENTS, self.weights_stream)
+        for weight in unit.group.weights:
+            if weight.gradient is not None:
+                self._meter.drop(_taken_gradient(weight))
+        added = None
+        if unit.whole is not None:
+            # autograd holds what it has added until the hook returns
+            added, joined, unit.whole = joined, unit.whole, None
+        # _should_free_in_backward
+        if self.reduces or self._recipe.reshard:
+            self._free(unit)
+        self._gather_in_advance(unit, BackwardPrefetch.POST)
+        if self.reduces:
+            self._reduce(unit, joined)
+        else:
+            unit.whole = joined
+        self._forget(added)
+
+    def _reduce(self, unit: _Unit, joined: Allocation) -> None:
+        """_reduce_grad: the gradient, cast; the rank's part, cast; the sum with that of earlier micro-batches."""
+        recipe, sizes, meter = self._recipe, unit.sizes, self._meter
+        cast = None
+        if recipe.reduction_dtype != recipe.gathered_dtype:
+            cast = self._take(sizes.reduce_input_bytes, Stream.REDUCE)
+        is_narrow = recipe.reduction_dtype != recipe.weight_dtype
+        output = meter.take(
+            sizes.reduce_output_bytes, Role.COMMUNICATION if is_narrow else Role.GRADIENTS, Stream.REDUCE
+        )
+        gradient = output
+        if is_narrow:
+            gradient = meter.take(sizes.gradient_bytes, Role.GRADIENTS, Stream.REDUCE)
+            meter.drop(output)
+        if unit.gradient is None:
+            unit.gradient = gradient
+        else:
+            meter.drop(gradient)
+        self._forget(cast)
+        meter.drop(joined)
+
+
+def sharding_hooks(recipe: TrainingRecipe, weights: Mapping[str, Weight], meter: Meter, step: Step) -> Hooks:
+    """The hooks of the recipe's FSDP."""
+    found = list(groups(recipe, weights))
+    return (
+        FlatHooks(recipe, found, meter, step) if recipe.engine is Engine.FSDP1 else ShardedHooks(recipe, found, meter)
+    )
 
 
 def _taken_gradient(weight: Weight) -> Allocation:

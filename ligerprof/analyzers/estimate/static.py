@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ligerprof.analyzers.estimate.lora import ORIGINAL, adapter_weights, is_quantized
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.models import ParameterShape
-from ligerprof.models.architectures import is_embedding_weight, is_in_layer
+from ligerprof.models.architectures import is_embedding_weight, layer_index
 from ligerprof.models.spec import Task
 from ligerprof.models.tape import Tape
 from ligerprof.recipe.training import TrainingRecipe
@@ -36,7 +36,7 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
             FP32_BYTES if item.fp32 else width,
             trainable=item.trained and not adapters,
             shape=item.shape,
-            in_layer=is_in_layer(item.name),
+            layer=layer_index(item.name),
             in_embedding=is_embedding_weight(item.name),
             packed_sizes=packed_sizes(item),
         )
@@ -60,14 +60,13 @@ def make_weights(recipe: TrainingRecipe) -> dict[str, Weight]:
 
 def _traced_weights(tape: Tape) -> dict[str, Weight]:
     """The parameters of a traced model, its adapters among them."""
-    prefixes = tuple(f"{path}." for path in tape.layers)
     return {
         item.name: Weight(
             math.prod(item.shape),
             item.width,
             trainable=item.trained,
             shape=item.shape,
-            in_layer=item.name.startswith(prefixes),
+            layer=tape.owner_of(item.name),
             is_adapter=".lora_" in item.name,
         )
         for item in tape.parameters

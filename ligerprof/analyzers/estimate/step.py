@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.block_meter import meter_after
 from ligerprof.analyzers.estimate.gathered import GatheringHooks
-from ligerprof.analyzers.estimate.groups import groups
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter, UnsplitRemainders
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
@@ -14,7 +13,7 @@ from ligerprof.analyzers.estimate.placement import Placement, torch_placement
 from ligerprof.analyzers.estimate.places import spread, sums, weight_place
 from ligerprof.analyzers.estimate.recording import Recording, recording_after
 from ligerprof.analyzers.estimate.replicated import ReplicatedHooks
-from ligerprof.analyzers.estimate.sharded import ShardedHooks
+from ligerprof.analyzers.estimate.sharded import sharding_hooks
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import traced_layers
@@ -87,8 +86,8 @@ def hooks_of(
     rank: int = 0,
 ) -> Hooks:
     """What the recipe's engine does around modules and when gradients arrive."""
-    if recipe.engine is Engine.FSDP2:
-        return ShardedHooks(recipe, list(groups(recipe, weights)), meter)
+    if recipe.engine.is_fsdp:
+        return sharding_hooks(recipe, weights, meter, step)
     if recipe.engine is Engine.DDP:
         return ReplicatedHooks(recipe, weights.items(), meter, step)
     if recipe.engine is Engine.DEEPSPEED and recipe.zero in (1, 2):
@@ -188,7 +187,7 @@ def _micro_batches(recipe: TrainingRecipe) -> tuple[bool, ...]:
 
     Gradients are whole from the second one on. If only the last one reduces, it differs from those before.
     """
-    if recipe.zero in (1, 2) or (recipe.grad_sync is GradSync.LAST and recipe.engine in (Engine.DDP, Engine.FSDP2)):
+    if recipe.zero in (1, 2) or (recipe.grad_sync is GradSync.LAST and recipe.engine.syncs_gradients):
         return (*(False,) * min(recipe.grad_accum - 1, 2), True)
     return (True,) * min(recipe.grad_accum, 2)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ligerprof.analyzers.estimate.graph import Node, nodes_only_for
 from ligerprof.analyzers.estimate.hooks import Hooks
-from ligerprof.analyzers.estimate.meter import Allocation, Meter
+from ligerprof.analyzers.estimate.meter import Allocation, Meter, Stream
 from ligerprof.analyzers.estimate.offloading import Offloading
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.output_cache import OutputCache
@@ -418,7 +418,8 @@ class Tape:
         if old.block.holders == 1 and not old.is_view:
             self.meter.drop(new.block)
             return old
-        total = self.meter.take(item.size_bytes, _gradient_role(item))
+        stream = self.hooks.weights_stream if isinstance(item, Weight) else Stream.COMPUTE
+        total = self.meter.take(item.size_bytes, _gradient_role(item), stream)
         self._forget((old.block, new.block))
         return Pending(total, is_view=False)
 

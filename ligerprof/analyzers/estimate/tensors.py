@@ -26,7 +26,7 @@ class Weight:
         width: bytes per element.
         uses: reads per forward pass (2 for a tied embedding).
         shape: the parameter's shape.
-        in_layer: whether it belongs to a decoder layer.
+        layer: the index of its decoder layer; None if it belongs to none.
         in_embedding: whether it belongs to an embedding of tokens or positions.
         is_adapter: whether LoRA adds it.
         packed_sizes: bytes of each tensor of a quantized parameter, else empty.
@@ -40,7 +40,7 @@ class Weight:
     trainable: bool = True
     uses: int = 1
     shape: tuple[int, ...] = ()
-    in_layer: bool = False
+    layer: int | None = None
     in_embedding: bool = False
     is_adapter: bool = False
     packed_sizes: tuple[int, ...] = ()

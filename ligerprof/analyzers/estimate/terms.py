@@ -19,7 +19,7 @@ def static_term(recipe: TrainingRecipe, weights: Collection[Weight]) -> Term:
     """Weights, and gradients and optimizer states of trainable parameters, on one GPU."""
     if recipe.engine is Engine.DEEPSPEED:
         return _zero_term(recipe, weights)
-    if recipe.engine is Engine.FSDP2:
+    if recipe.engine.is_fsdp:
         return _sharded_term(recipe, weights)
     trained_bytes = sum(weight.size_bytes for weight in weights if weight.trainable)
     stored_bytes = sum(sum(weight.stored_sizes) for weight in weights)
@@ -98,7 +98,7 @@ def buffer_terms(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> Itera
     if recipe.engine is Engine.DDP and not recipe.bucket_view:
         size_bytes = sum(weight.size_bytes for weight in weights.values() if weight.trainable)
         yield Term(name="buckets", formula="as large as all gradients", size_bytes=size_bytes)
-    if recipe.engine is not Engine.FSDP2:
+    if not recipe.engine.is_fsdp:
         return
     if recipe.grad_accum > 1 and recipe.grad_sync is GradSync.LAST:
         width = DTYPE_BYTES[recipe.reduction_dtype]

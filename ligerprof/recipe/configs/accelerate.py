@@ -93,7 +93,9 @@ def finish_accelerate(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: FSDP's version, and DeepSpeed's offload and sizes."""
     kind = str(values.get("distributed_type", "")).lower()
     if kind == "fsdp":
-        set_fsdp(reading, "distributed_type", values.get("fsdp_config"), version=1)
+        given = values.get("fsdp_config")
+        of_fsdp = {"fsdp_auto_wrap_policy": "NO_WRAP", **(given if isinstance(given, Mapping) else {})}
+        set_fsdp(reading, "distributed_type", of_fsdp, version=1)
     for name, kinds in _OF_TYPES.items():
         if kind not in kinds:
             reading.without(name)

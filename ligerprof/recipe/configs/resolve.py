@@ -15,7 +15,6 @@ from ligerprof.recipe.configs.rows import UNUSED
 from ligerprof.recipe.configs.settings import (
     EMBEDDING_AND_HEAD,
     PEFT_DEFAULT,
-    SIMULATED_RANKS,
     Found,
     Lacking,
     Packing,
@@ -25,6 +24,7 @@ from ligerprof.recipe.configs.settings import (
     defaults_of,
     refusal,
 )
+from ligerprof.recipe.configs.shared import FSDP1_REMEDY
 from ligerprof.recipe.configs.sources import MIXED_PRECISIONS, OWN, PRECISIONS, Documents, read_sources
 from ligerprof.recipe.configs.torchtitan import selective_policy
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
@@ -166,10 +166,8 @@ _DIRECT = (
     S.EXPERTS,
     *(S.LENGTH_ORDER, S.PAD_TO_MULTIPLE_OF),
 )
-_DDP, _FSDP = "ddp", "fsdp2"
-_FSDP1_REMEDY = (
-    f"{SIMULATED_RANKS} Or set fsdp_version: 2 in the file, or give --engine fsdp2 to count version 2 in its place."
-)
+_DDP, _FSDP = "ddp", ("fsdp1", "fsdp2")
+_TITLES = {"fsdp1": "FSDP version 1", "fsdp2": "FSDP version 2", _DDP: "DistributedDataParallel"}
 _ADAPTER = (
     *(S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.LORA_DROPOUT, S.ADAPTER_DTYPE, S.NESTED_QUANT),
     S.FP32_SAVED_MODULES,
@@ -239,10 +237,10 @@ class Resolver:
         if self._is_trl and chosen.get("zero") == 3 and self._value(S.RANK) is not None:
             # trl/trainer/sft_trainer.py: adapters under ZeRO-3 are checkpointed the older way
             chosen["reentrant"] = True
-        if chosen.get("reentrant") and engine["engine"] == _FSDP and chosen.get("checkpointing", True):
+        if chosen.get("reentrant") and engine["engine"] in _FSDP and chosen.get("checkpointing", True):
             # LLaMA-Factory does that itself
             chosen["reentrant"] = False
-            self.assumed.append("checkpointing is non-reentrant, which is the kind that is covered under FSDP2")
+            self.assumed.append("checkpointing is non-reentrant, which is the kind that is covered under FSDP")
         if not chosen.get("checkpointing", True):
             chosen.update(reentrant=False, checkpoint_every=None, selective=None)
         return {
@@ -323,10 +321,10 @@ class Resolver:
             word = str(self._value(S.SEVERAL) or _DDP)
         if word not in RECIPE_OPTIONS["engine"].choices:
             several = f" on {gpus} GPUs" if gpus > 1 else ""
-            what = {"fsdp1": "FSDP version 1", "fsdp2": "FSDP version 2", "ddp": "DistributedDataParallel"}.get(
-                word, word
-            )
-            raise self._refuse(f"{what}{several}", S.ENGINE, S.GPUS, remedy=_FSDP1_REMEDY if word == "fsdp1" else "")
+            raise self._refuse(f"{_TITLES.get(word, word)}{several}", S.ENGINE, S.GPUS)
+        if word == "fsdp1" and gpus == 1:
+            remedy = "torch shards nothing then. Give the number of GPUs with --gpus."
+            raise self._refuse(f"{_TITLES[word]} on one GPU", S.ENGINE, remedy=remedy)
         return {"engine": word, "gpus": gpus}
 
     def _sharding(self, engine: str, spec: ModelSpec, precision: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,16 +337,27 @@ class Resolver:
             own[S.SAVE_WHOLE.value] = self._gathers_under_deepspeed()
             config = filled(self._value(S.DEEPSPEED) or {}, spec)
             return {**offload, **own, "deepspeed_config": config or None}
-        if engine == _FSDP:
-            if self._value(S.BITS) is not None and not takes(Engine(engine), "qlora"):
-                raise self._refuse("QLoRA under FSDP version 2", S.BITS)
-            names = (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE, S.SAVE_WHOLE, S.GRAD_SYNC)
-            own = {name.value: self._value(name) for name in names}
+        if engine in _FSDP:
+            self._require_shardable(engine)
+            names = (S.RESHARD, S.REPLICATE, S.WRAP, S.REDUCE_DTYPE, S.SAVE_WHOLE, S.GRAD_SYNC, S.BACKWARD_PREFETCH)
+            own = {name.value: self._value(name) for name in names if takes(Engine(engine), name.value)}
             if not self._is_own and {**precision, **self._given}.get("precision") != "mixed":
                 # frameworks give FSDP no policy then
                 own["reduce_dtype"] = None
             return {**offload, **own}
         return {}
+
+    def _require_shardable(self, engine: str) -> None:
+        """Raise UnsupportedError if a file asks for what recipes do not have under a version of FSDP."""
+        lacks = {"QLoRA": (S.BITS, "qlora"), "LoRA": (S.RANK, "lora")}
+        for name, (setting, option) in lacks.items():
+            if self._value(setting) is not None and not takes(Engine(engine), option):
+                raise self._refuse(f"{name} under {_TITLES[engine]}", setting, remedy=self._remedy(engine))
+        if engine == "fsdp1" and self._value(S.OFFLOAD) not in (None, Offload.NONE):
+            raise self._refuse(f"offload to main memory under {_TITLES[engine]}", S.OFFLOAD, remedy=FSDP1_REMEDY)
+
+    def _remedy(self, engine: str) -> str:
+        return FSDP1_REMEDY if engine == "fsdp1" else ""
 
     def _gathers_under_deepspeed(self) -> bool | None:
         """Whether saving gathers the model: off by default; adapters are gathered in any case (Trainer.save_model)."""
@@ -370,7 +379,7 @@ class Resolver:
         weights = self._value(S.WEIGHTS) or "float32"
         if weights == "checkpoint":
             weights = self._checkpoint_dtype(spec)
-        if engine == _FSDP and self._is_mixed_under_fsdp(weights, autocast):
+        if engine in _FSDP and self._is_mixed_under_fsdp(engine, weights, autocast):
             return {"precision": "mixed"}
         word = PRECISIONS.get((weights, autocast))
         if word not in RECIPE_OPTIONS["precision"].choices:
@@ -386,17 +395,17 @@ class Resolver:
             self.assumed.append("weights are loaded in fp32: DeepSpeed without bf16 and fp16 takes no others")
         return "fp32"
 
-    def _is_mixed_under_fsdp(self, weights: str, autocast: str) -> bool:
+    def _is_mixed_under_fsdp(self, engine: str, weights: str, autocast: str) -> bool:
         """Whether FSDP gathers fp32 weights in bf16."""
         if self._is_own:
             # a recipe of ours names no weights if it is mixed
             return autocast == "bf16" and self._value(S.WEIGHTS) is None
         adapted = self._value(S.RANK) is not None
         if adapted and weights != "float32":
-            raise self._refuse(f"LoRA over weights in {weights} under FSDP version 2", S.WEIGHTS, S.RANK)
+            raise self._refuse(f"LoRA over weights in {weights} under {_TITLES[engine]}", S.WEIGHTS, S.RANK)
         if autocast == "fp16":
-            raise self._refuse("fp16 under FSDP version 2", S.AUTOCAST)
-        # accelerate 1.15 turns weights that are trained into fp32 before it shards them (fsdp2_prepare_model)
+            raise self._refuse(f"fp16 under {_TITLES[engine]}", S.AUTOCAST)
+        # accelerate 1.15 turns weights that are trained into fp32 (fsdp2_prepare_model; prepare_model for version 1)
         return autocast == "bf16" and (weights == "float32" or self._value(S.WRAP) == "accelerate")
 
     def _checkpoint_dtype(self, spec: ModelSpec) -> str:
@@ -473,8 +482,8 @@ class Resolver:
             return {}
         if word not in RECIPE_OPTIONS["optimizer"].choices:
             raise self._refuse(f"optimizer {word}", S.OPTIMIZER)
-        if engine == _FSDP and not Optimizer(word).row.on_shards:
-            raise self._refuse(f"optimizer {word} under FSDP version 2", S.OPTIMIZER)
+        if engine in _FSDP and not Optimizer(word).row.on_shards:
+            raise self._refuse(f"optimizer {word} under {_TITLES[engine]}", S.OPTIMIZER)
         fp32 = self._value(S.FP32_EMBEDDING_STATES) if Optimizer(word).row.is_eight_bit else None
         return {"optimizer": word, "fp32_embedding_states": fp32}
 

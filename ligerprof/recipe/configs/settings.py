@@ -58,6 +58,7 @@ class Setting(Word):
     REDUCE_DTYPE = "reduce_dtype"
     SAVE_WHOLE = "save_whole"
     GRAD_SYNC = "grad_sync"
+    BACKWARD_PREFETCH = "backward_prefetch"
     LENGTH_ORDER = "length_order"
     PAD_TO_MULTIPLE_OF = "pad_to_multiple_of"
     # from which options are derived

@@ -1,6 +1,6 @@
 """Rows that several frameworks share: dtypes, attention, optimizers, quantization, adapters and FSDP."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ligerprof.errors import RecipeError
@@ -18,6 +18,7 @@ from ligerprof.recipe.configs.rows import (
     ignored_keys,
     is_off,
     lacking,
+    left_out,
     part_of,
     real_number,
     section,
@@ -27,7 +28,17 @@ from ligerprof.recipe.configs.rows import (
     whole_number,
     words,
 )
-from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs.settings import (
+    SIMULATED_RANKS,
+    Found,
+    Ignored,
+    Lacking,
+    Outcome,
+    Reading,
+    Reason,
+    Sets,
+    Setting,
+)
 from ligerprof.recipe.training import TrainingRecipe
 
 EVALUATION = "evaluation"
@@ -197,13 +208,31 @@ def quantization_rows() -> dict[str, Row]:
 
 # names and numbers of torch.distributed.fsdp.StateDictType
 _WHOLE, _SHARDS = ("FULL_STATE_DICT", "1"), ("LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "2", "3")
-_STRATEGY_KEYS, _KEEPS_WEIGHTS = ("fsdp_sharding_strategy", "sharding_strategy"), ("SHARD_GRAD_OP", "2")
+_STRATEGY_KEYS = ("fsdp_sharding_strategy", "sharding_strategy")
+# accelerate's numbers are those of the order, from 1 on
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 _RESHARDS = {"full_shard": True, "hybrid_shard": True, "shard_grad_op": False, "hybrid_shard_zero2": False}
 
 
 def _read_reshard(value: Any) -> Outcome:
     word = str(value).strip().lower()
     return Sets(values={Setting.RESHARD: _RESHARDS[word] if word in _RESHARDS else truth(value)})
+
+
+def _read_prefetch(value: Any) -> Outcome:
+    """Accelerate gathers nothing in advance where no key says so."""
+    word = _word(value, _PREFETCHES)
+    if word not in _PREFETCHES:
+        raise BadValueError("not BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH")
+    chosen = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post"}.get(word, "none")
+    return Sets(values={Setting.BACKWARD_PREFETCH: chosen}, words="part of FSDP")
+
+
+def _word(value: Any, words_: Sequence[str]) -> str:
+    """A word that may be given as its number, from 1 on."""
+    word = str(value).strip().upper()
+    return words_[int(word) - 1] if word.isdigit() and 0 < int(word) <= len(words_) else word
 
 
 def _read_policy(value: Any) -> Outcome:
@@ -241,9 +270,10 @@ _KEYS: Mapping[str, Row] = {
     "activation_checkpointing": turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),
     **part_of(
         "part of FSDP",
-        "transformer_layer_cls_to_wrap sharding_strategy backward_prefetch backward_prefetch_policy forward_prefetch"
-        " limit_all_gathers use_orig_params",
+        "transformer_layer_cls_to_wrap sharding_strategy limit_all_gathers use_orig_params",
     ),
+    **dict.fromkeys(("backward_prefetch", "backward_prefetch_policy"), Row(read=_read_prefetch)),
+    **left_out("one layer more that the forward pass gathers in advance", "forward_prefetch"),
     "auto_wrap_policy": Row(read=_read_policy),
     **lacking("FSDP with ignored modules", "ignored_modules"),
     **lacking("a mixed-precision policy for FSDP", "mixed_precision_policy"),
@@ -255,7 +285,12 @@ _KEYS: Mapping[str, Row] = {
 FSDP_ROWS: Mapping[str, Row] = {**_KEYS, **{f"fsdp_{name}": row for name, row in _KEYS.items()}}
 
 
-def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: Any = None) -> None:
+FSDP1_REMEDY = (
+    f"{SIMULATED_RANKS} Or set fsdp_version: 2 in the file, or give --engine fsdp2 to count version 2 in its place."
+)
+
+
+def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: Any = None, legacy: str = "") -> None:
     """Choose FSDP as the engine of a file.
 
     Args:
@@ -263,6 +298,7 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
         section: the value of `fsdp_config`.
         version: the framework's default version.
         outer: a version that the file has outside the section.
+        legacy: words of the Trainer's `fsdp`, of which one may be the strategy.
     """
     inner = section if isinstance(section, Mapping) else {}
     number = inner.get("fsdp_version") or inner.get("version") or outer or version
@@ -270,13 +306,29 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
     settings = {Setting.WRAP: "accelerate", Setting.REDUCE_DTYPE: "bfloat16"}
     is_newer = str(number) in ("2", "2.0")
     reading.set(key, {Setting.ENGINE: "fsdp2" if is_newer else "fsdp1", **settings})
-    strategy = next((inner[name] for name in _STRATEGY_KEYS if inner.get(name) is not None), "FULL_SHARD")
-    if not is_newer and str(strategy).upper() in _KEEPS_WEIGHTS:
-        # version 2 reads reshard_after_forward alone
-        reading.settings.setdefault(Setting.RESHARD, Found(value=False, key=key, file=reading.file))
+    if not is_newer:
+        _set_version_1(reading, key, inner, legacy)
     kinds = [inner.get(f"{prefix}{name}") for prefix in ("", "fsdp_") for name in _STATE_DICT_KEYS]
     if given := [kind for kind in kinds if not is_off(kind)]:
         reading.settings[Setting.SAVE_WHOLE] = Found(value=any(map(_is_whole, given)), key=key, file=reading.file)
+
+
+def _set_version_1(reading: Reading, key: str, inner: Mapping[str, Any], legacy: str) -> None:
+    """The strategy, of the keys of either version or of the Trainer's words, and what is wrapped."""
+    both = (*_STRATEGY_KEYS, "fsdp_reshard_after_forward", "reshard_after_forward")
+    given = [inner[name] for name in both if inner.get(name) is not None]
+    words_ = [word for word in legacy.upper().split() if word in _STRATEGIES]
+    strategy = _word((*given, *words_, "FULL_SHARD")[0], _STRATEGIES)
+    if strategy in _STRATEGIES[2:]:
+        lack = Lacking(what=f"FSDP version 1 with {strategy}", setting=Setting.ENGINE, remedy=FSDP1_REMEDY)
+        reading.lack(key, lack)
+    reading.settings[Setting.RESHARD] = Found(value=strategy != "SHARD_GRAD_OP", key=key, file=reading.file)
+    policies = [inner.get(name) for name in ("fsdp_auto_wrap_policy", "auto_wrap_policy")]
+    if next((str(each).upper() for each in policies if each is not None), "") == "NO_WRAP":
+        what = "FSDP version 1 that gathers the whole model at once (without fsdp_auto_wrap_policy)"
+        reading.lack(key, Lacking(what=what, setting=Setting.ENGINE, remedy=FSDP1_REMEDY))
+    if Setting.BACKWARD_PREFETCH not in reading.settings:
+        reading.settings[Setting.BACKWARD_PREFETCH] = Found(value="none", key=key, file=reading.file)
 
 
 def _finish_fsdp(reading: Reading, values: Mapping[str, Any]) -> None:

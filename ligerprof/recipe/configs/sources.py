@@ -379,7 +379,16 @@ def _accelerate(kind: str, **more: Any) -> Mapping[str, Any]:
 TRL_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "single_gpu": _accelerate("NO"),
     "multi_gpu": _accelerate("MULTI_GPU"),
-    "fsdp1": _accelerate("FSDP", fsdp_config={"fsdp_version": 1}),
+    "fsdp1": _accelerate(
+        "FSDP",
+        fsdp_config={
+            "fsdp_version": 1,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_backward_prefetch": "BACKWARD_PRE",
+            "fsdp_forward_prefetch": True,
+            "fsdp_use_orig_params": True,
+        },
+    ),
     "fsdp2": _accelerate("FSDP", fsdp_config={"fsdp_version": 2, "fsdp_reshard_after_forward": True}),
     "zero1": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 1, "gradient_accumulation_steps": 1}),
     "zero2": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 2}),

@@ -1,5 +1,6 @@
 """transformers' TrainingArguments, versions 4.30 to 5.23, with the arguments of its language-model scripts."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -141,8 +142,9 @@ def finish_trainer(reading: Reading, values: Mapping[str, Any]) -> None:
         # the Trainer reads fsdp_config with fsdp only
         reading.without("fsdp_config")
     else:
-        set_fsdp(reading, "fsdp", values.get("fsdp_config"), version=2)
-        legacy = str(values["fsdp"])
+        # words in a text or a list
+        legacy = " ".join(re.findall(r"\w+", str(values["fsdp"])))
+        set_fsdp(reading, "fsdp", values.get("fsdp_config"), version=2, legacy=legacy)
         if "offload" in legacy:
             reading.set("fsdp", {Setting.OFFLOAD: "all"})
     if isinstance(values.get("deepspeed"), Mapping):

@@ -7,16 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.search.fit import Fit
-from ligerprof.errors import RecipeError
 from ligerprof.kernels.selection import KERNEL_NAMES, select_kernels
 from ligerprof.recipe.categories import Axis, Device, Offload, Optimizer
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 from ligerprof.reports.figures.style import (
     HALF_PAGE_INCHES,
     INK,
-    ROLE_LOOKS,
     RULE,
     LineLook,
     drawing,
@@ -24,7 +21,7 @@ from ligerprof.reports.figures.style import (
     mark_sizes,
 )
 from ligerprof.reports.sweep import origin_words
-from ligerprof.roles import Backend, Role
+from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from ligerprof.units import GIB, format_bytes
 
@@ -482,47 +479,3 @@ def _draw_points(axes: "Axes", fit: Fit) -> None:
     axes.plot(lengths, batches, label=f"fits {format_bytes(fit.limit.size_bytes)} ({methods})", **_FRONTIER.arguments())
     for length, batch in zip(lengths, batches, strict=True):
         axes.annotate(f"{batch}", (length, batch), textcoords="offset points", xytext=(4, 3))
-
-
-_PANEL_INCHES = 1.75
-_LOGITS_INCHES = 2.8
-_LOGITS = LineLook(ROLE_LOOKS[Role.LOGITS].color, "o")
-_CHECKPOINTS = LineLook(ROLE_LOOKS[Role.CHECKPOINTS].color, "s", (0, (4, 1.5)))
-
-
-def draw_logits(recipe: TrainingRecipe, sizes: Mapping[Axis, Sequence[int]]) -> "Figure":
-    """Draw two panels: over batch at the recipe's sequence, and over sequence at its batch.
-
-    Args:
-        sizes: batches and sequences to estimate, ascending.
-
-    Raises:
-        RecipeError: the recipe has no checkpointing, so there is nothing to compare the logits with.
-        UnsupportedError, UnknownModelError: the estimate does not cover the recipe.
-    """
-    if not recipe.checkpointing:
-        raise RecipeError("planes: no checkpoints to compare the logits with. Drop --no-checkpointing.")
-    setting = FigureSetting(recipe=recipe, gpu="", cells=())
-    title = "Checkpoints and the loss's [T, V] tensors (tokens x vocabulary), ESTIMATED analytically"
-    with drawing(_PANEL_INCHES * len(Axis), title, describe_setting(setting, along=tuple(Axis))) as figure:
-        for axes, axis in zip(figure.subplots(len(Axis), 1), Axis, strict=True):
-            _draw_logits_panel(axes, recipe, axis, sizes[axis])
-    return figure
-
-
-def _draw_logits_panel(axes: "Axes", recipe: TrainingRecipe, axis: Axis, sizes: Sequence[int]) -> None:
-    found = [estimate(recipe.resized(axis, size)) for size in sizes]
-    logits = [one.logits_bytes / GIB for one in found]
-    checkpoints = [one.checkpoint_bytes / GIB for one in found]
-    axes.plot(sizes, logits, label="[T, V] logits tensors", **_LOGITS.arguments())
-    axes.plot(sizes, checkpoints, label="checkpoints", **_CHECKPOINTS.arguments())
-    if recipe.memory_limit_bytes is not None:
-        mark_limit(axes, recipe.memory_limit_bytes)
-    mark_sizes(axes, sizes, width_inches=_LOGITS_INCHES)
-    constant = f"at sequence {recipe.seq}" if axis is Axis.BATCH else f"at batch {recipe.batch}"
-    axes.set_xlabel(f"{AXIS_TITLES[axis]}, {constant}")
-    axes.set_ylabel("GiB")
-    # both grow with the tokens: on logarithmic axes they are straight lines, and their distance is their ratio
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()

@@ -1,17 +1,15 @@
-"""Time and memory of kernels from bench records: medians with their 20 % to 80 % band, one look per provider."""
+"""Times of kernels from bench records: medians with their 20 % to 80 % band, one look per provider."""
 
 import dataclasses
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, LineLook, drawing, new_figure, styled, write_legend
+from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, LineLook, new_figure, styled, write_legend
 from ligerprof.runs.bench.records import Direction, Finding, TimeRecord
-from ligerprof.units import GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,59 +29,9 @@ _VARIANT_MARKERS = ("s", "^", "v", "o", "P", "X")
 _FLOOR: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (1, 2)), "label": "floor"}
 _NAMED_SIZE = re.compile(r"^(V|T|H)=\d+$")
 _AXIS_TITLES = {"V": "vocabulary, entries", "T": "sequence, tokens", "H": "hidden size, elements"}
-_ROW_INCHES = 0.17
-_CURVES_INCHES = 1.7
 # share of the space between two named shapes that their points take
 _SPREAD = 0.7
 _Place = tuple[str, str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KernelFigure:
-    """Records of one figure: curves over a size that varies, or one block of providers per named shape.
-
-    Attributes:
-        varied: V, T or H; empty for named shapes.
-    """
-
-    name: str
-    title: str
-    varied: str
-    records: tuple[TimeRecord, ...]
-
-
-def find_kernel_figures(findings: Sequence[Finding]) -> tuple[KernelFigure, ...]:
-    """Forward and backward in one: a figure for each kernel, dtype and size that varies.
-
-    Kernels that were timed at only one named shape share a figure.
-    """
-    groups: dict[_Place, list[TimeRecord]] = {}
-    for record in _times(findings):
-        if record.direction is Direction.FULL:
-            groups.setdefault(_row_of(record), []).append(record)
-    figures, others = [], []
-    for (kernel, dtype, varied), members in groups.items():
-        if not varied and len(_shapes(members)) == 1:
-            others += members
-            continue
-        name = "-".join(filter(None, (kernel, dtype, varied.lower())))
-        title = f"{kernel} in {dtype}, forward and backward"
-        figures.append(KernelFigure(name=name, title=title, varied=varied, records=tuple(members)))
-    if others:
-        title = "Kernels, forward and backward"
-        figures.append(KernelFigure(name="others", title=title, varied="", records=tuple(others)))
-    return tuple(figures)
-
-
-def draw_kernels(figure: KernelFigure, *sentences: str) -> "Figure":
-    """Time and extra peak memory of every provider."""
-    return _draw_curves(figure, *sentences) if figure.varied else _draw_blocks(figure, *sentences)
-
-
-def describe_machines(findings: Sequence[Finding]) -> str:
-    """The GPUs that were measured."""
-    gpus = dict.fromkeys(finding.environment.get("gpu", "an unknown GPU") for finding in findings)
-    return f"measured on {', '.join(gpus)}; bars and bands from the 20 % to the 80 % quantile"
 
 
 def _times(findings: Sequence[Finding]) -> list[TimeRecord]:
@@ -123,65 +71,6 @@ def _look(provider: str, providers: Sequence[str]) -> LineLook:
 
 def _providers(records: Sequence[TimeRecord]) -> list[str]:
     return list(dict.fromkeys(record.subject.provider for record in records))
-
-
-def _draw_blocks(figure: KernelFigure, *sentences: str) -> "Figure":
-    """One block per shape, one row per provider, the fastest at the top; time at the left, memory at the right."""
-    blocks: dict[_Place, list[TimeRecord]] = {}
-    for record in figure.records:
-        blocks.setdefault(_place(record), []).append(record)
-    heights = [0.55 + _ROW_INCHES * len(block) for block in blocks.values()]
-    with drawing(sum(heights) + 0.3, figure.title, *sentences) as drawn:
-        panels = drawn.subplots(len(blocks), 2, squeeze=False, sharey="row", height_ratios=heights)
-        for (left, right), (kernel, shape, sizes) in zip(panels, blocks, strict=True):
-            rows = sorted(blocks[kernel, shape, sizes], key=lambda record: record.median_seconds)
-            _draw_rows(left, right, rows)
-            left.set_title(f"{kernel} {shape}, {sizes}")
-        panels[-1][0].set_xlabel("ms")
-        panels[-1][1].set_xlabel("extra peak, GiB")
-    return drawn
-
-
-def _draw_rows(left: "Axes", right: "Axes", rows: Sequence[TimeRecord]) -> None:
-    providers = _providers(rows)
-    for place, record in enumerate(rows):
-        look = dataclasses.replace(_look(record.subject.provider, providers), dashes="")
-        median = 1000 * record.median_seconds
-        ends = [[median - 1000 * record.low_seconds], [1000 * record.high_seconds - median]]
-        left.errorbar([median], [place], xerr=ends, capsize=2, **look.arguments())
-        if record.extra_peak_bytes is not None:
-            right.plot([record.extra_peak_bytes / GIB], [place], clip_on=False, **look.arguments())
-    floors = [record.floor_seconds for record in rows if record.floor_seconds is not None]
-    if floors:
-        left.axvline(1000 * min(floors), **_FLOOR)
-    left.set_yticks(range(len(rows)), [record.subject.provider for record in rows])
-    left.set_ylim(len(rows) - 0.4, -0.6)
-    for axes in (left, right):
-        axes.set_xlim(0, 1.04 * axes.get_xlim()[1])
-        axes.locator_params(axis="x", nbins=4)
-        axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_formatter("{x:,g}")
-
-
-def _draw_curves(figure: KernelFigure, *sentences: str) -> "Figure":
-    """Time above, memory below, over the size that varies."""
-    with drawing(2 * _CURVES_INCHES, figure.title, *sentences) as drawn:
-        upper, lower = drawn.subplots(2, 1, sharex=True)
-        _draw_times(upper, figure.records)
-        providers, shapes = _providers(figure.records), _shapes(figure.records)
-        for provider in providers:
-            points = [
-                (shapes.index(_place(record)), record.extra_peak_bytes / GIB)
-                for record in figure.records
-                if record.subject.provider == provider and record.extra_peak_bytes is not None
-            ]
-            look = _look(provider, providers)
-            lower.plot([x for x, _ in points], [y for _, y in points], label=provider, **look.arguments())
-        upper.set_xlabel("")
-        lower.set_ylabel("extra peak, GiB")
-        lower.set_ylim(bottom=0)
-        lower.set_xlabel(_AXIS_TITLES[figure.varied])
-    return drawn
 
 
 def draw_bench(findings: Sequence[Finding]) -> "Figure":

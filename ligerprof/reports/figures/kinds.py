@@ -1,9 +1,8 @@
 """The kinds of figures: the sources that each needs, and how it is drawn from them."""
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,6 @@ from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.errors import LigerprofError, ResultFormatError
 from ligerprof.files import FileKind, starts_as_json
 from ligerprof.recipe.categories import Axis
-from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.figures import OF_A_RECIPE
 from ligerprof.reports.figures.curves import (
     Quantity,
     curve_sizes,
@@ -21,17 +18,14 @@ from ligerprof.reports.figures.curves import (
     describe_setting,
     draw_ablation,
     draw_curves,
-    draw_logits,
     find_ablation,
     kernel_set,
     name_settings,
     split_settings,
 )
-from ligerprof.reports.figures.kernels import describe_machines, draw_kernels, find_kernel_figures
 from ligerprof.reports.figures.memory import Recorded, draw_layers, draw_memory, draw_roles, find_bars, layer_breakdowns
 from ligerprof.reports.figures.style import RULE, LineLook, drawing
 from ligerprof.roles import Backend
-from ligerprof.runs.bench.records import Finding, join_findings, read_lines
 from ligerprof.runs.directory import RESULT, read_result
 from ligerprof.runs.sweep.cells import RESULTS_NAME, Cell, CellStatus, cell_from_json, read_cells
 from ligerprof.snapshots import SNAPSHOT_NAME
@@ -123,8 +117,7 @@ def _scale_peaks(axes: "Axes", sizes_bytes: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-_LONGEST_LINE = 2**16
-_RESULTS = FileKind(error=ResultFormatError, hint="Give a file of sweep, step or bench.")
+_RESULTS = FileKind(error=ResultFormatError, hint="Give a file of sweep or step.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +147,6 @@ class Sources:
 
     cells: tuple[Cell, ...] = ()
     snapshots: tuple[SnapshotSource, ...] = ()
-    findings: tuple[Finding, ...] = ()
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -172,14 +164,13 @@ def read_sources(paths: Iterable[Path]) -> Sources:
     """Sort files and folders by their contents, and read all but the recordings.
 
     A folder belongs to a sweep (results.jsonl) or to a run (result.json, snapshot.pickle), or contains only a
-    recording. A file contains the rows of a sweep, one result, bench records, or a memory snapshot.
+    recording. A file contains the rows of a sweep, one result, or a memory snapshot.
 
     Raises:
-        ResultFormatError, RunDirectoryError, BenchFileError: a path is none of these.
+        ResultFormatError, RunDirectoryError: a path is none of these.
     """
     cell_files: list[Path] = []
     snapshots: list[SnapshotSource] = []
-    findings: list[list[Finding]] = []
     runs: list[Cell] = []
     for path in paths:
         if path.is_dir() and not (path / RESULTS_NAME).exists():
@@ -187,14 +178,11 @@ def read_sources(paths: Iterable[Path]) -> Sources:
             runs += run
             snapshots += recording
         elif path.is_dir() or starts_as_json(path, _RESULTS):
-            if not path.is_dir() and _is_bench(path):
-                findings.append(read_lines(path))
-            else:
-                cell_files.append(path)
+            cell_files.append(path)
         else:
             snapshots.append(SnapshotSource(path=path, titles=(path.name.partition(".")[0],)))
     cells = (*read_cells(cell_files), *runs)
-    return Sources(cells=cells, snapshots=tuple(snapshots), findings=join_findings(*findings))
+    return Sources(cells=cells, snapshots=tuple(snapshots))
 
 
 def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
@@ -216,34 +204,11 @@ def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
     return [cell], recording
 
 
-def _is_bench(path: Path) -> bool:
-    """Whether the first line is a bench record; invalid lines are left to the other reader's errors."""
-    with path.open("rb") as file:
-        line = file.readline(_LONGEST_LINE)
-    try:
-        first = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(first, dict) and "what" in first and "recipe" not in first
-
-
-# doublings are evenly spaced on a logarithmic axis
-_BATCHES = tuple(2**power for power in range(8))
-_SEQUENCES = tuple(2**power for power in range(9, 16))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotInput:
-    """The data to draw.
+    """The data to draw."""
 
-    Attributes:
-        recipe: for the kind that needs no sources.
-        sizes: batches and sequences at which that recipe is estimated.
-    """
-
-    sources: Sources = field(default_factory=Sources)
-    recipe: TrainingRecipe | None = None
-    sizes: Mapping[Axis, Sequence[int]] = field(default_factory=lambda: {Axis.BATCH: _BATCHES, Axis.SEQ: _SEQUENCES})
+    sources: Sources
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -366,29 +331,14 @@ def _layers(given: PlotInput) -> Iterator[Drawn]:
         yield Drawn(name=name, figure=draw_layers(report, sentence))
 
 
-def _kernels(given: PlotInput) -> Iterator[Drawn]:
-    machines = describe_machines(given.sources.findings)
-    for one in find_kernel_figures(given.sources.findings):
-        yield Drawn(name=_file_name("kernels", one.name), figure=draw_kernels(one, machines))
-
-
-def _logits(given: PlotInput) -> Iterator[Drawn]:
-    if given.recipe is not None:
-        yield Drawn(name=OF_A_RECIPE, figure=draw_logits(given.recipe, given.sizes))
-
-
 KINDS: Mapping[str, PlotKind] = {
     "batch": _curves("batch", Axis.BATCH, "peak", "throughput"),
     "seq": _curves("seq", Axis.SEQ, "peak", "throughput"),
     "peak-batch": _curves("peak-batch", Axis.BATCH, "peak"),
     "peak-seq": _curves("peak-seq", Axis.SEQ, "peak"),
-    "throughput-batch": _curves("throughput-batch", Axis.BATCH, "throughput"),
-    "throughput-seq": _curves("throughput-seq", Axis.SEQ, "throughput"),
     "ablation": PlotKind("cells of two kernel sets or more, none among them, all else equal", _ablation),
     "roles": PlotKind("cells that are done", _roles),
     "accuracy": PlotKind("measured cells that are done", _accuracy),
     "memory": PlotKind("a memory snapshot or a run directory with a whole step or a failed allocation in it", _memory),
     "layers": PlotKind("a memory snapshot or a run directory in which layers are recognized", _layers),
-    "kernels": PlotKind("records of `ligerprof bench`, timed forward and backward in one (--pass full)", _kernels),
-    OF_A_RECIPE: PlotKind("a recipe with checkpointing", _logits),
 }

@@ -26,6 +26,11 @@ class DeepSpeedTrainer(Training):
 
     engine: Any
 
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether ZeRO-1 or 2 cuts the ranks' parts from one flat tensor."""
+        return self.recipe.gpus > 1 and self.recipe.zero in (1, 2)
+
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The loss of a micro-batch; partitioned weights are gathered."""
         loss: Tensor = self.engine(**batch, **call_settings(self.recipe.spec)).loss

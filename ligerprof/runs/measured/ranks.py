@@ -26,7 +26,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.measured.deepspeed import deepspeed_trainer, require_deepspeed
 from ligerprof.runs.measured.step import Build, Join, measure_step
 from ligerprof.runs.outcome import Progress, StepOutcome
-from ligerprof.runs.parallel import ddp_trainer, fsdp2_trainer, join_process_group
+from ligerprof.runs.parallel import TRAINERS, join_process_group
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -387,9 +387,7 @@ def follow_step(recipe: TrainingRecipe, *, trace: bool) -> StepOutcome:
 
 def engine_of(engine: Engine) -> tuple[Build, Join | None]:
     """What builds the training, and what joins the ranks before; DeepSpeed joins them itself."""
-    if engine is Engine.DDP:
-        return ddp_trainer, join_process_group
-    if engine is Engine.FSDP2:
-        return fsdp2_trainer, join_process_group
+    if engine in TRAINERS:
+        return TRAINERS[engine], join_process_group
     require_deepspeed()
     return deepspeed_trainer, None

@@ -12,7 +12,6 @@ from unittest import mock
 
 import torch
 from torch import distributed, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ligerprof.errors import LigerprofError, ModelCodeError
@@ -24,7 +23,6 @@ from ligerprof.roles import Backend, Phase
 from ligerprof.runs.measured.ranks import engine_of
 from ligerprof.runs.measured.step import Build, PhaseMeter, StepFigures
 from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions
-from ligerprof.runs.parallel import ShardedTrainer
 from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
@@ -214,7 +212,7 @@ class _Rank:
         self._progress(f"building {recipe.spec.name} on a simulated {recipe.gpu_spec.title}")
         build: Build = torch_trainer if recipe.engine is Engine.TORCH else engine_of(recipe.engine)[0]
         with self._stamping() as see_model, build(recipe, GPU, see_model) as trainer:
-            self.is_uneven = _ranks_differ(recipe, trainer)
+            self.is_uneven = trainer.ranks_differ
             self._train(trainer)
 
     @contextmanager
@@ -323,17 +321,6 @@ def _as_rank(recipe: TrainingRecipe, rank: int) -> Iterator[None]:
             yield
         finally:
             distributed.destroy_process_group()
-
-
-def _ranks_differ(recipe: TrainingRecipe, trainer: Training) -> bool:
-    """Whether ranks hold different sizes: FSDP2's uneven shards; ZeRO-1 and 2 cut weights from a flat tensor."""
-    if isinstance(trainer, ShardedTrainer):
-        return any(
-            parameter.shape[0] % parameter.device_mesh.size(-1) != 0
-            for parameter in trainer.model.parameters()
-            if isinstance(parameter, DTensor)
-        )
-    return recipe.engine is Engine.DEEPSPEED and recipe.gpus > 1 and recipe.zero in (1, 2)
 
 
 def _silent(_text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.models.tape import Tape
-from ligerprof.recipe.categories import Engine, Wrap
+from ligerprof.recipe.categories import Wrap
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.options import options_of
@@ -56,7 +56,7 @@ def _ways(recipe: TrainingRecipe) -> tuple[Way, ...]:
 
 
 def _gathers(recipe: TrainingRecipe) -> bool:
-    return recipe.engine is Engine.FSDP2 or recipe.zero == 3
+    return recipe.engine.is_fsdp or recipe.zero == 3
 
 
 def _find_or_trace(recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[str], None]) -> Tape:

@@ -45,12 +45,15 @@ def test_a_file_that_is_there_wins_over_the_shipped_one(tmp_path: Path) -> None:
     assert not any("is not here" in sentence for sentence in report.assumed)
 
 
-@pytest.mark.parametrize("name", sorted(set(TRL_PRESETS) - {"fsdp1"}))
+@pytest.mark.parametrize("name", sorted(TRL_PRESETS))
 def test_presets_of_trl(name: str, tmp_path: Path) -> None:
     recipe, _ = read(tmp_path, {**TRL, "accelerate_config": name})
-    engine, gpus = {"single_gpu": ("torch", 1), "multi_gpu": ("ddp", 8), "fsdp2": ("fsdp2", 8)}.get(
-        name, ("deepspeed", 8)
-    )
+    engine, gpus = {
+        "single_gpu": ("torch", 1),
+        "multi_gpu": ("ddp", 8),
+        "fsdp1": ("fsdp1", 8),
+        "fsdp2": ("fsdp2", 8),
+    }.get(name, ("deepspeed", 8))
     assert (recipe.engine.value, recipe.gpus) == (engine, gpus)
 
 

@@ -134,7 +134,11 @@ def test_version_1_of_fsdp_is_counted_as_version_2_on_request(strategy: Any, res
         ({"attn_implementation": "flex_attention"}, "attention flex_attention"),
         ({"tp_size": 4}, f"tensor parallelism is not supported yet. {SIMULATED_RANKS}"),
         ({"parallelism_config": {"cp_size": 2}}, f"parallelism is not supported yet. {SIMULATED_RANKS}"),
-        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1}}, f"{SIMULATED_RANKS} Or set fsdp_version: 2"),
+        ({"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1}}, "FSDP version 1 on one GPU"),
+        (
+            {"fsdp": "hybrid_shard auto_wrap", "fsdp_config": {"version": 1}},
+            f"{SIMULATED_RANKS} Or set fsdp_version: 2",
+        ),
         (
             {"bf16": True, "deepspeed": {**AUTO, "progressive_layer_drop": {"enabled": True}}},
             "progressive layer dropping",
@@ -372,3 +376,62 @@ def test_dynamo_backends_that_leave_operators_as_they_are_do_not_compile(
 ) -> None:
     accelerate = {"compute_environment": "LOCAL_MACHINE", "dynamo_config": {"dynamo_backend": backend}}
     assert read(tmp_path, BASE, accelerate)[0].compile is compiles
+
+
+ONE = {"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16"}
+WRAPS = {"fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "means"),
+    [
+        ({}, {"reshard": True, "backward_prefetch": "none", "save_whole": True}),
+        ({"fsdp_backward_prefetch": "BACKWARD_PRE"}, {"backward_prefetch": "pre"}),
+        ({"fsdp_backward_prefetch": 2, "fsdp_sharding_strategy": 1}, {"backward_prefetch": "post", "reshard": True}),
+        ({"fsdp_sharding_strategy": "SHARD_GRAD_OP"}, {"reshard": False}),
+        (
+            {"fsdp_reshard_after_forward": "SHARD_GRAD_OP", "fsdp_state_dict_type": "SHARDED_STATE_DICT"},
+            {"reshard": False, "save_whole": False},
+        ),
+    ],
+)
+def test_version_1_of_fsdp(keys: dict[str, Any], means: dict[str, Any], tmp_path: Path) -> None:
+    recipe, report = read(tmp_path, BASE, {**ONE, "fsdp_config": {**WRAPS, **keys}})
+    found = (recipe.engine.value, recipe.gpus, recipe.precision.value, recipe.reduce_dtype)
+    assert found == ("fsdp1", 4, "mixed", "bfloat16")
+    assert {name: getattr(recipe, name) for name in means} == means
+    assert report.unknown == ()
+
+
+def test_words_of_the_trainer_name_the_strategy_of_version_1(tmp_path: Path) -> None:
+    keys = {"fsdp": ["shard_grad_op", "auto_wrap"], "fsdp_config": {"version": 1}, "bf16": True}
+    recipe, _ = read(tmp_path, {**BASE, **keys}, gpus=2)
+    assert (recipe.engine.value, recipe.reshard) == ("fsdp1", False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "base", "says"),
+    [
+        ({"fsdp_sharding_strategy": "HYBRID_SHARD"}, {}, "FSDP version 1 with HYBRID_SHARD"),
+        ({"fsdp_sharding_strategy": 3}, {}, "FSDP version 1 with NO_SHARD"),
+        ({"fsdp_offload_params": True}, {}, "offload to main memory under FSDP version 1"),
+        ({"fsdp_auto_wrap_policy": "NO_WRAP"}, {}, "gathers the whole model at once"),
+        ({"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}, {}, "wrapping of modules by size"),
+        ({}, {"optim": "adafactor"}, "optimizer adafactor-hf under FSDP version 1"),
+        ({}, {"fp16": True}, "fp16 under FSDP version 1"),
+    ],
+)
+def test_what_version_1_of_fsdp_does_not_cover(
+    keys: dict[str, Any], base: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    launched = {**ONE, "mixed_precision": "fp16"} if "fp16" in base else ONE
+    with pytest.raises(UnsupportedError) as refused:
+        read(tmp_path, {**BASE, **base}, {**launched, "fsdp_config": {**WRAPS, **keys}})
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_version_2_may_be_counted_in_its_place(tmp_path: Path) -> None:
+    config = {**ONE, "fsdp_config": {**WRAPS, "fsdp_sharding_strategy": "HYBRID_SHARD"}}
+    recipe, _ = read(tmp_path, BASE, config, engine="fsdp2")
+    assert recipe.engine.value == "fsdp2"

@@ -35,6 +35,7 @@ from ligerprof.runs.bench.records import Finding, read_lines
 from ligerprof.runs.sweep.cells import Cell, CellStatus
 from tests.cli.test_bench import ENVIRONMENT, example_records
 from tests.golden import assert_matches_golden
+from tests.paths import RESULTS
 from tests.reports.figures.figures_data import (
     KERNELS,
     LIMIT,
@@ -72,12 +73,8 @@ def example(kind: str) -> tuple[Drawn, ...]:
 
 def _example(kind: str) -> tuple[Drawn, ...]:
     recordings = [SNAPSHOTS / f"{name}-ckpt-4x1024.pickle.xz" for name in ("hf", "liger-flce")]
-    if kind == "planes":
-        return draw(kind, PlotInput(recipe=TrainingRecipe(**STUDY)))
     if kind in ("memory", "layers"):
         return draw(kind, PlotInput(sources=read_sources(recordings)))
-    if kind == "kernels":
-        return draw(kind, PlotInput(sources=Sources(findings=tuple(example_findings()))))
     if kind == "accuracy":
         # an estimate 0.2 % low: the figure must not change with the real one
         with patch.object(accuracy, "estimated_peak_bytes", lambda recipe: _sum_of_roles(recipe) * 998 // 1000):
@@ -170,11 +167,10 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     names = ("figure.svg", "figure.png")
     code = (
         "from pathlib import Path\n"
-        "from ligerprof.recipe.training import TrainingRecipe\n"
-        "from ligerprof.reports.figures.curves import draw_logits\n"
+        "from ligerprof.reports.figures.kinds import draw, PlotInput, read_sources\n"
         "from ligerprof.reports.figures.style import write_figure\n"
-        "sizes = {'batch': (1, 2, 4), 'seq': (512, 1024)}\n"
-        "figure = draw_logits(TrainingRecipe(model='tiny', seq=64), sizes)\n"
+        f"sources = read_sources([Path({str(RESULTS / 'steps-h200.jsonl')!r})])\n"
+        "figure = draw('ablation', PlotInput(sources=sources))[0].figure\n"
         f"for name in {names}:\n"
         f"    write_figure(figure, Path({str(tmp_path)!r}) / name, force=True)\n"
     )
@@ -183,7 +179,7 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": seed}, timeout=60)
         written.append([(tmp_path / name).read_bytes() for name in names])
     assert written[0] == written[1]
-    assert b"ESTIMATED" in written[0][0]
+    assert b"measured" in written[0][0]
 
 
 def test_a_figure_is_as_wide_as_half_a_page_in_every_format(tmp_path: Path) -> None:
@@ -248,7 +244,7 @@ def test_whatever_a_sweep_holds_it_is_drawn_without_overlap_or_refused_in_words(
         )
         for (liger, provider, batch), (status, backend) in grid.items()
     )
-    kinds = ("batch", "peak-batch", "throughput-batch", "ablation", "roles", "accuracy")
+    kinds = ("batch", "peak-batch", "ablation", "roles", "accuracy")
     answers = {kind: drawn_or_refused(kind, cells) for kind in kinds}
     drawn = [one for figures, _ in answers.values() for one in figures]
     assert all(bool(figures) == (refusal == "") for figures, refusal in answers.values())

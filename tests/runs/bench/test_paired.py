@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ligerprof.runs.bench.accuracy import Contest, Turns, compare_in_turns, median_interval
+from benchmarks.turns import Contest, Turns, compare_in_turns, median_interval
 
 WARM_UP_RUNS = 2
 

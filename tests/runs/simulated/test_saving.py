@@ -26,10 +26,11 @@ TOLERANCE_BYTES = MIB // 16
         pytest.param({"engine": "fsdp2"}, True, marks=pytest.mark.slow),
         ({"engine": "fsdp2", "gpus": 8, "wrap": "accelerate", "reshard": False, "optimizer": "sgd"}, False),
         pytest.param({"engine": "fsdp2", "lora": 8, "precision": "amp"}, False, marks=pytest.mark.slow),
+        ({"engine": "fsdp1", "gpus": 4}, False),
         ({"engine": "deepspeed", "zero": 3}, True),
         ({"engine": "deepspeed", "zero": 3, "gpus": 8, "lora": 8, "precision": "mixed-fp16"}, False),
     ],
-    ids=["fsdp2", "fsdp2-8", "fsdp2-lora", "zero-3", "zero-3-lora"],
+    ids=["fsdp2", "fsdp2-8", "fsdp2-lora", "fsdp1", "zero-3", "zero-3-lora"],
 )
 def test_what_saving_gathers(options: dict[str, Any], tied: bool) -> None:
     if options["engine"] == "deepspeed":

@@ -15,7 +15,7 @@ BYTES_TOLERANCE = 0.1
 
 
 def counted(recipe: TrainingRecipe) -> Ledger:
-    found = worker().run("ligerprof.runs.simulated.work:count_here", recipe, lambda _text: None)
+    found = worker().run("tests.runs.simulated.step_work:count_here", recipe, lambda _text: None)
     assert isinstance(found, Ledger)
     return found
 

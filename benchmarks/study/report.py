@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ligerprof.analyzers.estimate import estimated_peak_bytes
-from ligerprof.errors import ResultFormatError
-from ligerprof.files import require_absent, write_new_file
-from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.sweep import origin_words
-from ligerprof.roles import Role
-from ligerprof.runs.study import (
+from benchmarks.study.grids import (
     Column,
     Conditions,
     Figure,
@@ -27,6 +21,12 @@ from ligerprof.runs.study import (
     StudyValue,
     names_in,
 )
+from ligerprof.analyzers.estimate import estimated_peak_bytes
+from ligerprof.errors import ResultFormatError
+from ligerprof.files import require_absent, write_new_file
+from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.reports.sweep import origin_words
+from ligerprof.roles import Role
 from ligerprof.runs.sweep.cells import (
     AXES,
     KERNEL_OPTIONS,

@@ -7,7 +7,6 @@ import types
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -18,9 +17,7 @@ from ligerprof.recipe.training import RECIPE_OPTIONS
 from ligerprof.runs.sweep.cells import Grid, expand
 
 Show = Literal["peak", "peak and reserved", "tokens/s", "loss", "loss share", "loss in logits", "logits", "minutes"]
-FigureKind = Literal[
-    "batch", "seq", "peak-batch", "peak-seq", "throughput-batch", "throughput-seq", "ablation", "roles", "accuracy"
-]
+FigureKind = Literal["batch", "seq", "peak-batch", "peak-seq", "ablation", "roles", "accuracy"]
 _NO_KERNELS = "none"
 
 
@@ -210,7 +207,7 @@ def load_study(path: Path | None = None) -> Study:
         StudyFileError: the file cannot be read, or its content is invalid.
     """
     if path is None:
-        text = (resources.files("ligerprof") / "studies" / DEFAULT_STUDY).read_text(encoding="utf-8")
+        text = Path(__file__).with_name(DEFAULT_STUDY).read_text(encoding="utf-8")
     else:
         text = read_text(path, _STUDY_FILE)
     tables = parse_toml(text, str(path or DEFAULT_STUDY), _STUDY_FILE)
