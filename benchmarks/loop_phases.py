@@ -104,9 +104,7 @@ if __name__ == "__main__":
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     parser.add_argument("configs", nargs="*")
-    parser.add_argument(
-        "--jobs", type=int, default=4, help="programs at a time: their peaks do not depend on each other"
-    )
+    parser.add_argument("--jobs", type=int, default=4, help="programs at a time; peaks do not depend on it")
     args = parser.parse_args()
     if args.action == "table":
         table(args.first, args.second)

@@ -369,8 +369,8 @@ def main() -> None:
             off = {"bf16": False, "activation_offloading": False, "use_liger_kernel": False}
         folders = {"model_name_or_path": f"{root}/{model}", "dataset_name": f"{root}/{data}"}
         if teacher := options.get("teacher_model_name_or_path"):
-            options = {**options, "teacher_model_name_or_path": f"{root}/{teacher}"}
-        config = {**folders, **COMMON, **options, **off, "output_dir": f"{root}/out/{name}"}
+            folders["teacher_model_name_or_path"] = f"{root}/{teacher}"
+        config = {**COMMON, **options, **off, **folders, "output_dir": f"{root}/out/{name}"}
         (root / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 
