@@ -10,6 +10,7 @@ from ligerprof.reports.diff import render_ranks
 from ligerprof.reports.peak import largest_bytes, render_peak
 from ligerprof.reports.terminal import listing_table, stacked
 from ligerprof.runs.recording.collected import CommandReport, RecordedRank
+from ligerprof.runs.recording.device import DeviceReport
 from ligerprof.runs.recording.live import Live
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary
 from ligerprof.units import format_bytes, format_mib, in_one_unit
@@ -29,10 +30,32 @@ def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
     for worst in report.ranks[:1]:
         parts += [*_lines(worst, of_several=len(report.ranks) > 1), *_simulated_lines(worst.summary)]
         parts.append(render_peak(worst.report, top=top))
+    for device in report.devices:
+        parts += _device_parts(device)
     parts += [f"Note: {note}." for note in report.notes]
     if report.ranks:
         parts.append(f"The recording is in {report.output}; `ligerprof explain {report.output}` reads it.")
     return stacked(*parts)
+
+
+def _device_parts(device: DeviceReport) -> "list[RenderableType]":
+    """What the whole GPU held at its fullest."""
+    fullest = device.fullest
+    when = f"at the {fullest.moment.event.replace('_', ' ')} of" if fullest.moment.event != "step" else "as"
+    used = f"{format_bytes(fullest.moment.used_bytes)} of {format_bytes(device.total_bytes)}"
+    rows = [
+        (
+            row.process or "",
+            row.part,
+            format_mib(row.size_bytes),
+            "" if row.allocated_bytes is None else format_mib(row.allocated_bytes),
+        )
+        for row in fullest.rows
+    ]
+    heads = ("part, MiB", "in use", "of tensors")
+    table = listing_table("process", *heads, right=heads[1:], rows=rows)
+    began = f"{fullest.process} began step {fullest.moment.step}" if when == "as" else fullest.process
+    return [f"The whole GPU, the fullest of {len(device.ledgers)} looks, {when} {began}: {used} in use.", table]
 
 
 def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:

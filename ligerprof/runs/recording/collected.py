@@ -1,7 +1,7 @@
 """Gather what the processes of a command recorded: one run directory per rank, explained, the worst rank first."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,8 @@ from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport, explain_ran
 from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.runs.directory import RESULT
-from ligerprof.runs.recording.live import LIVE
+from ligerprof.runs.recording.device import DeviceProcess, DeviceReport, device_reports
+from ligerprof.runs.recording.live import LIVE, Live
 from ligerprof.runs.recording.settings import IMPORTED
 from ligerprof.runs.recording.summary import (
     PREFIX,
@@ -76,6 +77,7 @@ class CommandReport:
         ranks: the worst first: those that ran out of memory, then by peak.
         compared: the same ranks, compared with each other; None if nothing was recorded.
         notes: one sentence each, without a full stop.
+        devices: the GPUs as all recorded processes noted them; empty if simulated.
     """
 
     command: tuple[str, ...]
@@ -84,6 +86,7 @@ class CommandReport:
     ranks: tuple[RecordedRank, ...]
     compared: RanksReport | None
     notes: tuple[str, ...]
+    devices: tuple[DeviceReport, ...] = ()
 
     @property
     def ran_out(self) -> bool:
@@ -95,7 +98,7 @@ class CommandReport:
         causes = [] if self.compared is None else self.compared.causes_json()
         return document(
             "run",
-            select(self, "command", "exit_code", "ranks", "notes"),
+            select(self, "command", "exit_code", "ranks", "devices", "notes"),
             {"causes": causes, "run": str(self.output)},
         )
 
@@ -163,6 +166,8 @@ def collect(
     for recorded in ranks:
         notes += _notes_of(recorded, of_several=len(ranks) > 1)
     compared = RanksReport(ranks=tuple(rank.peak for rank in ranks)) if ranks else None
+    devices = device_reports(_on_devices(output, places))
+    notes += [note for device in devices for note in device.notes()]
     return CommandReport(
         command=tuple(command),
         exit_code=exit_code,
@@ -170,7 +175,17 @@ def collect(
         ranks=tuple(ranks),
         compared=compared,
         notes=tuple(notes),
+        devices=devices,
     )
+
+
+def _on_devices(output: Path, ranks: Mapping[int, Path]) -> Iterator[DeviceProcess]:
+    """What the ranks and all other recorded processes noted of their GPUs."""
+    folders = {f"rank {rank}": folder for rank, folder in ranks.items()}
+    folders |= {folder.name.replace("-", " "): folder for folder in sorted(output.glob(f"{PREFIX}*"))}
+    for name, folder in folders.items():
+        with suppress(LigerprofError):
+            yield Live.read(folder).on_device(name)
 
 
 def _processes(output: Path, notes: list[str], *, is_simulated: bool) -> list[_Process]:

@@ -1,0 +1,146 @@
+"""Compare the ledger of a GPU that two processes share with nvidia-smi.
+
+    python benchmarks/device_ledger.py measure RESULT.jsonl  # requires a GPU that nothing else uses
+
+`ligerprof run` records two processes: `graphs` trains in a CUDA graph next to a MemPool, `plain` without. Meanwhile,
+nvidia-smi is asked for the memory in use. What a process takes outside torch's allocator is measured in processes that
+run alone, so that the sum does not follow from the driver's own count: base + both processes' pools + both of these.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MIB = 2**20
+GIB = 2**30
+HELD_SECONDS = 6.0
+ROLES = ("graphs", "plain")
+
+
+def hold(role: str, meeting: Path | None) -> None:
+    """Train until both processes have held their memory for a while; print what is outside torch's allocator."""
+    device = torch.device("cuda")
+    pool = torch.cuda.MemPool() if role == "graphs" else None
+    model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, device=device) for _ in range(24)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    inputs = torch.randn(16384 if role == "graphs" else 32768, 4096, device=device)
+
+    def pass_over() -> None:
+        model(inputs).square().mean().backward()
+
+    # captures need a first pass on another stream than the default one
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            pass_over()
+            optimizer.step()
+    torch.cuda.current_stream().wait_stream(side)
+    kept = []
+    graph: torch.cuda.CUDAGraph | None = None
+    if pool is not None:
+        with torch.cuda.use_mem_pool(pool):
+            kept.append(torch.ones(3 * GIB, dtype=torch.uint8, device=device))
+        optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            pass_over()
+    if meeting is not None:
+        (meeting / role).touch()
+    end = time.monotonic() + (1.0 if meeting is None else 120.0)
+    while time.monotonic() < end:
+        if meeting is not None and all((meeting / each).exists() for each in ROLES) and end - time.monotonic() > 60:
+            end = time.monotonic() + HELD_SECONDS
+        if graph is None:
+            # the call of a model begins a step
+            pass_over()
+        else:
+            model(inputs[:16])
+            graph.replay()
+        optimizer.step()
+        torch.cuda.synchronize()
+        time.sleep(0.2)
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    print("HELD", json.dumps([role, torch.cuda.memory_reserved(), total_bytes - free_bytes]), flush=True)
+
+
+def used_by_nvidia_smi() -> int:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) * MIB
+
+
+def pair(meeting: Path) -> None:
+    """Run both at once, and note nvidia-smi."""
+    running = [subprocess.Popen([sys.executable, __file__, "hold", role, str(meeting)]) for role in ROLES]
+    looks: list[tuple[int, int]] = []
+    while any(process.poll() is None for process in running):
+        if all((meeting / role).exists() for role in ROLES):
+            looks.append((time.time_ns() // 1000, used_by_nvidia_smi()))
+        time.sleep(0.3)
+    (meeting / "looks.json").write_text(json.dumps(looks))
+
+
+def alone(role: str) -> int:
+    """Bytes outside torch's allocator of one process, with nothing else on the GPU but what was there before."""
+    before = used_by_nvidia_smi()
+    done = subprocess.run([sys.executable, __file__, "hold", role], capture_output=True, text=True, check=True)
+    held = json.loads(done.stdout.rpartition("HELD ")[2])
+    return int(held[2]) - int(held[1]) - before
+
+
+def measure(results: Path) -> None:
+    base = used_by_nvidia_smi()
+    outside = {role: alone(role) for role in ROLES}
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = Path(folder)
+        run = [sys.executable, "-m", "ligerprof", "run", "--json", "-o", f"{folder}/run", "--"]
+        program = [sys.executable, __file__, "pair", folder]
+        done = subprocess.run([*run, *program], capture_output=True, text=True, check=False, env=dict(os.environ))
+        if not done.stdout:
+            raise SystemExit(done.stderr)
+        report = json.loads(done.stdout)
+        looks = json.loads((meeting / "looks.json").read_text())
+    device = report["devices"][0]
+    rows = []
+    for moment in device["moments"]:
+        then = [used for at_us, used in looks if abs(at_us - moment["at_us"]) < 400_000]
+        both = {row["process"] for row in moment["rows"] if row["process"]}
+        if not then or len(both) < len(ROLES) or moment["event"] != "step":
+            continue
+        pools = [row for row in moment["rows"] if row["allocated_bytes"] is not None]
+        known_bytes = base + sum(row["size_bytes"] for row in pools) + sum(outside.values())
+        sizes = {"nvidia_smi_bytes": then[0], "known_bytes": known_bytes, "used_bytes": moment["used_bytes"]}
+        rows.append({**sizes, "off": round(known_bytes / then[0] - 1, 5), "rows": moment["rows"]})
+    gpu: dict[str, Any] = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}
+    row = {"date": time.strftime("%Y-%m-%d"), **gpu, "base_bytes": base, "outside_alone_bytes": outside}
+    row |= {"moments": rows, "looks": len(device["moments"]), "notes": report["notes"], "exit": done.returncode}
+    with results.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+    for one in rows:
+        print(f"nvidia-smi {one['nvidia_smi_bytes']:,}, known {one['known_bytes']:,} ({100 * one['off']:+.2f} %)")
+    for part in rows[-1]["rows"] if rows else ():
+        print("  ", part)
+    print({key: value for key, value in row.items() if key != "moments"}, flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "hold", "pair"))
+    parser.add_argument("first")
+    parser.add_argument("second", nargs="?", type=Path)
+    args = parser.parse_args()
+    if args.what == "hold":
+        hold(args.first, args.second)
+    elif args.what == "pair":
+        pair(Path(args.first))
+    else:
+        measure(Path(args.first))
