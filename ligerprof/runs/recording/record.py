@@ -387,7 +387,8 @@ class Recorder:
         except OSError as error:
             raise OutputError(f"{self._run.path}: the parts of the recording are lost ({error}).") from None
         # if memory ran out before, this recorder wrote the existing snapshot
-        snapshot = with_saved_tensors(snapshot, self._saved.rows)
+        left_out = None if self.kept_steps is None else self._parts.phase_peaks
+        snapshot = with_saved_tensors(snapshot, self._saved.rows, left_out)
         self._run.write_snapshot(snapshot, force=self._force or self._ran_out)
 
     def _whole(self, phases: LoopPhases, failure: Mapping[str, Any] | None) -> Mapping[str, Any]:
