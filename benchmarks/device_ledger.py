@@ -21,8 +21,10 @@ import torch
 
 MIB = 2**20
 GIB = 2**30
-HELD_SECONDS = 6.0
+HELD_SECONDS = 14.0
 ROLES = ("graphs", "plain")
+# later than the capture and the first updates
+_SETTLED_STEP = 5
 
 
 def hold(role: str, meeting: Path | None) -> None:
@@ -112,14 +114,23 @@ def measure(results: Path) -> None:
     device = report["devices"][0]
     rows = []
     for moment in device["moments"]:
-        then = [used for at_us, used in looks if abs(at_us - moment["at_us"]) < 400_000]
+        # nothing changes while both hold their memory
+        then = [used for at_us, used in looks if abs(at_us - moment["at_us"]) < 2_000_000]
         both = {row["process"] for row in moment["rows"] if row["process"]}
-        if not then or len(both) < len(ROLES) or moment["event"] != "step":
+        if not then or len(both) < len(ROLES) or moment["event"] != "step" or moment["step"] < _SETTLED_STEP:
             continue
         pools = [row for row in moment["rows"] if row["allocated_bytes"] is not None]
         known_bytes = base + sum(row["size_bytes"] for row in pools) + sum(outside.values())
         sizes = {"nvidia_smi_bytes": then[0], "known_bytes": known_bytes, "used_bytes": moment["used_bytes"]}
-        rows.append({**sizes, "off": round(known_bytes / then[0] - 1, 5), "rows": moment["rows"]})
+        rows.append(
+            {
+                "process": moment["process"],
+                "step": moment["step"],
+                **sizes,
+                "off": round(known_bytes / then[0] - 1, 5),
+                "rows": moment["rows"],
+            }
+        )
     gpu: dict[str, Any] = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}
     row = {"date": time.strftime("%Y-%m-%d"), **gpu, "base_bytes": base, "outside_alone_bytes": outside}
     row |= {"moments": rows, "looks": len(device["moments"]), "notes": report["notes"], "exit": done.returncode}
