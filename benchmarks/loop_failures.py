@@ -150,6 +150,10 @@ def changed(case: Failure, suggestion: dict[str, Any]) -> Failure | None:
     if case.data is None:
         return replace(case, flags=("--change", name))
     options = dict(case.options)
+    if name == "half-prompts" and options.get("steps_per_generation", 1) == 1:
+        # as the comments in its lines say
+        options["steps_per_generation"] = 1
+        how = [line.removeprefix("# ") for line in how if "gradient_accumulation_steps=" in line]
     for line in how:
         if line.lstrip().startswith("#"):
             continue
@@ -187,10 +191,18 @@ def launch(case: Failure, data: Path, *, limit_bytes: int = 0, simulated: bool, 
 
 
 def provoke(case: Failure, data: Path, *, simulated: bool) -> dict[str, Any]:
-    """Run three times."""
+    """Run three times; a failure of this script does not end the other programs."""
     started = time.monotonic()
-    whole = launch(case, data, simulated=simulated, records=False)
     row: dict[str, Any] = {"failure": case.name, "percent": case.percent, "simulated": simulated}
+    try:
+        row = _provoke(case, data, row, simulated=simulated)
+    except Exception as error:
+        row["problem"] = f"{type(error).__name__}: {error}"[-800:]
+    return row | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def _provoke(case: Failure, data: Path, row: dict[str, Any], *, simulated: bool) -> dict[str, Any]:
+    whole = launch(case, data, simulated=simulated, records=False)
     if whole["exit"] or not whole["counters"]:
         return {**row, "problem": whole["tail"]}
     row["reserved_bytes"] = whole["counters"]["reserved_bytes"]
@@ -211,7 +223,7 @@ def provoke(case: Failure, data: Path, *, simulated: bool) -> dict[str, Any]:
     row["runs"] = mended["exit"] == 0
     if not row["runs"]:
         row["problem"] = mended["tail"]
-    return row | {"seconds": round(time.monotonic() - started, 1)}
+    return row
 
 
 def main() -> None:
@@ -233,10 +245,7 @@ def main() -> None:
         for done in as_completed(
             [pool.submit(provoke, case, args.data.resolve(), simulated=simulated) for case in cases]
         ):
-            try:
-                row = done.result()
-            except Exception as error:  # one program must not end the others
-                row = {"problem": f"{type(error).__name__}: {error}"[-800:]}
+            row = done.result()
             out.write(json.dumps(made | row) + "\n")
             out.flush()
             ran += bool(row.get("runs"))
