@@ -28,7 +28,7 @@ def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
     if report.compared is not None and len(report.ranks) > 1:
         parts.append(render_ranks(report.compared, top=top))
     for worst in report.ranks[:1]:
-        parts += [*_lines(worst, of_several=len(report.ranks) > 1), *_simulated_lines(worst.summary)]
+        parts += [*_lines(worst, of_several=len(report.ranks) > 1), *_simulated_lines(worst.summary), *_models(worst)]
         parts.append(render_peak(worst.report, top=top))
     for device in report.devices:
         parts += _device_parts(device)
@@ -36,6 +36,18 @@ def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
     if report.ranks:
         parts.append(f"The recording is in {report.output}; `ligerprof explain {report.output}` reads it.")
     return stacked(*parts)
+
+
+def _models(recorded: RecordedRank) -> Iterator[str]:
+    """Whose weights and cache a loop of several models holds."""
+    models = recorded.models
+    if len(models) > 1:
+        yield "Models:"
+        for model in models:
+            dtypes = " and ".join(model["dtypes"])
+            cache = f", cache {format_bytes(model['kv_cache_bytes'])}" if model["kv_cache_bytes"] else ""
+            held = f"{format_bytes(model['parameters_bytes'])} of weights in {dtypes}{cache}"
+            yield f"- {model['role'] or 'another'}: {model['name']}, {held}; {', '.join(model['phases'])}"
 
 
 def _device_parts(device: DeviceReport) -> "list[RenderableType]":

@@ -557,6 +557,9 @@ class Case:
         """Whether backward runs in the recording, or would have run if memory had not run out in the first forward."""
         if (self.whole.phases.codes == phase_code(Phase.BACKWARD)).any():
             return True
+        if self.failed_phase is Phase.FORWARD and self.attribution.phases.stamped:
+            # of a program that has generated what it trains on
+            return True
         ran_once = len(self.spans_of_phase(Phase.FORWARD)) == 1
         return self.request is not None and ran_once and not self.program.generates
 
@@ -600,13 +603,10 @@ class Case:
         return np.flatnonzero(are_codes_of(shown, phase)).astype(np.int64)
 
     @property
-    def fails_in_generation(self) -> bool:
-        """Whether the failed allocation is one of a generation."""
+    def failed_phase(self) -> Phase | None:
+        """The phase in which an allocation failed, as reports name it; None if all succeeded."""
         request = self.request
-        if request is None or not request.moment:
-            return False
-        shown = self.attribution.phases.shown_at(request.moment - 1)
-        return shown is Phase.GENERATION
+        return self.attribution.phases.shown_at(request.moment - 1) if request is not None and request.moment else None
 
     def in_training(self, *roles: Role) -> Int64s:
         """The blocks of some roles that neither an evaluation nor a generation allocated."""

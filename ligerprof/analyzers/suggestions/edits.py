@@ -211,7 +211,7 @@ def with_half_the_prompts(case: Case) -> Edit:
     blocks = case.book.blocks(*BATCH_ROLES, Role.KV_CACHE)
     edit = _with_halves(case, common(blocks, case.generation) if case.trains_model else blocks)
     grows = case.request is not None and case.request.role in (*BATCH_ROLES, Role.KV_CACHE)
-    if grows and (case.fails_in_generation or not case.trains_model):
+    if grows and (case.failed_phase is Phase.GENERATION or not case.trains_model):
         edit.request_divisor = 2
     return edit
 

@@ -10,7 +10,7 @@ from typing import Any
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport, explain_ranks
 from ligerprof.errors import LigerprofError, OutputError
-from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.runs.directory import RESULT
 from ligerprof.runs.recording.device import DeviceProcess, DeviceReport, device_reports
 from ligerprof.runs.recording.live import LIVE, Live
@@ -65,7 +65,17 @@ class RecordedRank:
         )
         if self.summary.simulated is not None:
             recorded["simulated"] = dict(self.summary.simulated)
-        return {**found, **oom, **recorded, "run": str(self.run)}
+        return {**found, **oom, **recorded, "models": self.models, "run": str(self.run)}
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """The models that ran, with the cache of keys and values at the peak of the only one that generates."""
+        cache_bytes = self.report.roles[Role.KV_CACHE]
+        generating = [model for model in self.summary.models if Phase.GENERATION.value in model["phases"]]
+        return [
+            {**model, "kv_cache_bytes": cache_bytes if generating == [model] else None if generating else 0}
+            for model in self.summary.models
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.device import DeviceWatch
 from ligerprof.runs.recording.live import LiveFile
 from ligerprof.runs.recording.patches import Patches
+from ligerprof.runs.recording.phases import LoopModels
 from ligerprof.runs.recording.record import CudaHistory, Recorder
 from ligerprof.runs.recording.saved import unix_time_us
 from ligerprof.runs.recording.settings import Settings, say
@@ -91,6 +92,7 @@ class ProcessRecording:
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
         self._weights: dict[str, list[int]] = {}
+        self._models = LoopModels()
         self._machine: Machine | None = None
         self._progress: Progress | None = None
         if settings.simulated is not None:
@@ -130,7 +132,7 @@ class ProcessRecording:
         )
         self._write_summary()
         self._recorder = recorder.open()
-        self._weights = recorder.weights
+        self._weights, self._models = recorder.weights, recorder.models
         if self._steps.first == 1:
             self._counts = register_optimizer_step_post_hook(self._note_update)
         self._history.keep_on(self._note_own_history)
@@ -311,7 +313,7 @@ class ProcessRecording:
         simulated = None if machine is None else machine.summary()
         self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
         weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
-        self._summary = replace(self._summary, weights=weights)
+        self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
         try:
             self._run.write_json(RECORDING, self._summary.to_json())
         except LigerprofError as error:
