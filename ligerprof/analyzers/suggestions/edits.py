@@ -466,7 +466,8 @@ def _last_before_backward(case: Case) -> Flags:
     codes = phases.codes[phases.span_starts]
     follows = np.append(codes[1:], -1) == phase_code(Phase.BACKWARD)
     is_last = np.append(passes.span[1:] != passes.span[:-1], True)
-    return follows[passes.span] & is_last
+    last: Flags = follows[passes.span] & is_last
+    return last
 
 
 _NO_SPAN = -1
