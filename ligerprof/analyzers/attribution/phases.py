@@ -155,6 +155,7 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
     if stamped is not None:
         shown, steps = stamped
         codes: Int64s = np.where(are_codes_of(shown, *INFERENCE_PHASES), _CODES[Phase.FORWARD], shown)
+        shown = _with_use_of_outputs(shown, replayed)
     else:
         codes = _join_loss(_from_stacks(replayed, call_sites, ranges), replayed, call_sites)
         shown = _with_generation(codes, replayed, call_sites)
@@ -242,6 +243,29 @@ def _with_generation(codes: Int64s, replayed: Replay, call_sites: CallSites) -> 
     within = (_filled_forward(generates) == 1) & (codes == _CODES[Phase.FORWARD])
     shown: Int64s = np.where(within, _CODES[Phase.GENERATION], codes)
     return shown
+
+
+def _with_use_of_outputs(shown: Int64s, replayed: Replay) -> Int64s:
+    """The phases with what a program computes from the outputs of a model without gradients: it belongs to the model.
+
+    A recorder's stamps end with the model's call. What follows goes on as that phase while the largest block lives that
+    the call leaves, such as the logits of which the script takes log-probabilities.
+    """
+    bounds = np.flatnonzero(np.diff(shown, prepend=_UNKNOWN - 1))
+    stops = np.append(bounds[1:], len(shown))
+    infers = are_codes_of(shown[bounds], *INFERENCE_PHASES)
+    follows = np.append(shown[bounds][1:] == _CODES[Phase.OUTSIDE], False)
+    blocks = np.flatnonzero(replayed.allocated_by >= 0)
+    run = np.searchsorted(bounds, replayed.allocated_by[blocks], "right") - 1
+    freed = np.where(replayed.freed_by[blocks] < 0, len(shown), replayed.freed_by[blocks])
+    chosen = (infers & follows)[run] & (freed >= stops[run])
+    blocks, run, freed = blocks[chosen], run[chosen], freed[chosen]
+    order = np.lexsort((replayed.requested_bytes[blocks], run))
+    is_largest = np.append(run[order][1:] != run[order][:-1], True)[: len(order)]
+    extended = shown.copy()
+    for number, end in zip(run[order][is_largest].tolist(), freed[order][is_largest].tolist(), strict=True):
+        extended[stops[number] : min(end + 1, stops[number + 1])] = shown[bounds[number]]
+    return extended
 
 
 def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> Iterator[_Range]:
