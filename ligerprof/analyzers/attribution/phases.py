@@ -245,26 +245,37 @@ def _with_generation(codes: Int64s, replayed: Replay, call_sites: CallSites) -> 
     return shown
 
 
+# of the output's size: what a script makes of it, and not the next batch
+_MUCH_SMALLER = 0.2
+
+
 def _with_use_of_outputs(shown: Int64s, replayed: Replay) -> Int64s:
     """The phases with what a program computes from the outputs of a model without gradients: it belongs to the model.
 
-    A recorder's stamps end with the model's call. What follows goes on as that phase while the largest block lives that
-    the call leaves, such as the logits of which the script takes log-probabilities.
+    A recorder's stamps end with the model's call. The phase goes on while the largest block lives that the call leaves,
+    such as the logits, and then while one lives that the script made meanwhile and that is not much smaller, such as
+    their fp32 copy.
     """
     bounds = np.flatnonzero(np.diff(shown, prepend=_UNKNOWN - 1))
     stops = np.append(bounds[1:], len(shown))
     infers = are_codes_of(shown[bounds], *INFERENCE_PHASES)
     follows = np.append(shown[bounds][1:] == _CODES[Phase.OUTSIDE], False)
     blocks = np.flatnonzero(replayed.allocated_by >= 0)
-    run = np.searchsorted(bounds, replayed.allocated_by[blocks], "right") - 1
+    allocated, sizes = replayed.allocated_by[blocks], replayed.requested_bytes[blocks]
     freed = np.where(replayed.freed_by[blocks] < 0, len(shown), replayed.freed_by[blocks])
-    chosen = (infers & follows)[run] & (freed >= stops[run])
-    blocks, run, freed = blocks[chosen], run[chosen], freed[chosen]
-    order = np.lexsort((replayed.requested_bytes[blocks], run))
-    is_largest = np.append(run[order][1:] != run[order][:-1], True)[: len(order)]
+    run = np.searchsorted(bounds, allocated, "right") - 1
+    left = np.flatnonzero((infers & follows)[run] & (freed >= stops[run]))
+    left = left[np.lexsort((sizes[left], run[left]))]
+    largest = left[np.append(run[left][1:] != run[left][:-1], True)[: len(left)]]
     extended = shown.copy()
-    for number, end in zip(run[order][is_largest].tolist(), freed[order][is_largest].tolist(), strict=True):
-        extended[stops[number] : min(end + 1, stops[number + 1])] = shown[bounds[number]]
+    for block in largest.tolist():
+        start, stop = int(stops[run[block]]), int(stops[run[block] + 1])
+        end, known = int(freed[block]), -1
+        while known < end < stop:
+            known = end
+            made = slice(*np.searchsorted(allocated, (start, end)))
+            end = int(np.max(freed[made], where=sizes[made] >= _MUCH_SMALLER * sizes[block], initial=end))
+        extended[start : min(end + 1, stop)] = shown[bounds[run[block]]]
     return extended
 
 

@@ -40,6 +40,7 @@ def test_what_a_script_computes_from_outputs_belongs_to_the_model_that_made_them
     shown = analysis.attribution.phases.shown_at
     assert {shown(event) for event in range(after_use)} == {Phase.SCORING}
     assert shown(after_use) is Phase.SCORING
+    # the small block is not what the model's outputs became
     assert shown(freed) is Phase.OUTSIDE
     assert analysis.peak.peak_phase is Phase.SCORING
     assert analysis.peak.phases[Phase.SCORING] == analysis.peak.peak_bytes == (64 + 128) * MIB + MIB
