@@ -218,16 +218,28 @@ _ENGINES = (
 
 
 class DeviceWatch:
-    """Reads the counters of a process's device; the device is the current one."""
+    """Reads the counters of a process's device: the current one of the first reading, since ranks choose theirs late.
+
+    Attributes:
+        uuid: the GPU's name in all processes, whatever they number it; "" before the first reading.
+        emptied: calls of empty_cache, and the bytes that they freed.
+    """
 
     def __init__(self) -> None:
-        cuda: Any = torch.cuda
-        self._cuda, self._device = cuda, cuda.current_device()
-        # the same name in all processes, whatever they number it
-        self.uuid = str(getattr(cuda.get_device_properties(self._device), "uuid", self._device))
-        self._nvml = NvmlDevice.find(f"GPU-{self.uuid}")
-        # calls of empty_cache, and the bytes that they freed
+        self._cuda: Any = torch.cuda
+        self._device: int | None = None
+        self._nvml: NvmlDevice | None = None
+        self.uuid = ""
         self.emptied = [0, 0]
+
+    def _chosen(self) -> int:
+        """The device."""
+        if self._device is None:
+            self._device = int(self._cuda.current_device())
+            properties = self._cuda.get_device_properties(self._device)
+            self.uuid = str(getattr(properties, "uuid", self._device))
+            self._nvml = NvmlDevice.find(f"GPU-{self.uuid}")
+        return self._device
 
     @property
     def is_capturing(self) -> bool:
@@ -236,12 +248,13 @@ class DeviceWatch:
 
     def read(self, step: int, event: str, *, is_recorded: bool, freed_bytes: int | None = None) -> DeviceMoment:
         """The device now."""
-        free_bytes, total_bytes = self._cuda.mem_get_info(self._device)
+        device = self._chosen()
+        free_bytes, total_bytes = self._cuda.mem_get_info(device)
         return DeviceMoment(
             at_us=unix_time_us(),
             step=step,
             event=event,
-            pools=torch_pools(self._device, is_recorded=is_recorded),
+            pools=torch_pools(device, is_recorded=is_recorded),
             total_bytes=total_bytes,
             used_bytes=total_bytes - free_bytes,
             processes={} if self._nvml is None else self._nvml.process_bytes(),
@@ -253,21 +266,21 @@ class DeviceWatch:
 
         def counted(original: Any) -> Any:
             def empty_cache() -> None:
-                before = self._cuda.memory_reserved(self._device) if patches.active else 0
+                before = self._cuda.memory_reserved() if patches.active else 0
                 original()
                 if patches.active:
                     self.emptied[0] += 1
-                    self.emptied[1] += before - self._cuda.memory_reserved(self._device)
+                    self.emptied[1] += before - self._cuda.memory_reserved()
 
             return empty_cache
 
         def noted(event: str) -> Callable[[Any], Any]:
             def make(original: Any) -> Any:
                 def call(*arguments: Any, **named: Any) -> Any:
-                    before = self._cuda.mem_get_info(self._device)[0]
+                    before = self._cuda.mem_get_info()[0]
                     result = original(*arguments, **named)
                     if patches.active:
-                        note(event, self._cuda.mem_get_info(self._device)[0] - before)
+                        note(event, self._cuda.mem_get_info()[0] - before)
                     return result
 
                 return call

@@ -130,7 +130,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         "current_device": lambda: 0,
         "get_device_properties": lambda _device: SimpleNamespace(uuid="none"),
         "mem_get_info": lambda *_device: (24 * GIB - state["used"], 24 * GIB),
-        "memory_reserved": lambda _device: state["reserved"],
+        "memory_reserved": lambda: state["reserved"],
         "memory_snapshot": lambda include_traces: [segment((0, 0), state["reserved"], GIB)],
         "memory_stats_as_nested_dict": lambda *_device: {
             f"{name}_bytes": {"all": {"current": state["reserved"], "peak": 6 * GIB}}
