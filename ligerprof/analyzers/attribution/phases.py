@@ -254,7 +254,7 @@ def _with_use_of_outputs(shown: Int64s, replayed: Replay) -> Int64s:
 
     A recorder's stamps end with the model's call. The phase goes on while the largest block lives that the call leaves,
     such as the logits, and then while one lives that the script made meanwhile and that is not much smaller, such as
-    their fp32 copy.
+    their fp32 copy. Blocks that live into the next phase are something else, such as a library's workspace.
     """
     bounds = np.flatnonzero(np.diff(shown, prepend=_UNKNOWN - 1))
     stops = np.append(bounds[1:], len(shown))
@@ -264,7 +264,10 @@ def _with_use_of_outputs(shown: Int64s, replayed: Replay) -> Int64s:
     allocated, sizes = replayed.allocated_by[blocks], replayed.requested_bytes[blocks]
     freed = np.where(replayed.freed_by[blocks] < 0, len(shown), replayed.freed_by[blocks])
     run = np.searchsorted(bounds, allocated, "right") - 1
-    left = np.flatnonzero((infers & follows)[run] & (freed >= stops[run]))
+    next_stops = np.append(stops[1:], len(shown))[run]
+    # the recording may end, or memory run out, while outputs live
+    is_used = (freed < next_stops) | (next_stops == len(shown))
+    left = np.flatnonzero((infers & follows)[run] & (freed >= stops[run]) & is_used)
     left = left[np.lexsort((sizes[left], run[left]))]
     largest = left[np.append(run[left][1:] != run[left][:-1], True)[: len(left)]]
     extended = shown.copy()
@@ -274,7 +277,8 @@ def _with_use_of_outputs(shown: Int64s, replayed: Replay) -> Int64s:
         while known < end < stop:
             known = end
             made = slice(*np.searchsorted(allocated, (start, end)))
-            end = int(np.max(freed[made], where=sizes[made] >= _MUCH_SMALLER * sizes[block], initial=end))
+            is_derived = (sizes[made] >= _MUCH_SMALLER * sizes[block]) & ((freed[made] < stop) | (stop == len(shown)))
+            end = int(np.max(freed[made], where=is_derived, initial=end))
         extended[start : min(end + 1, stop)] = shown[bounds[run[block]]]
     return extended
 

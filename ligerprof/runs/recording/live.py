@@ -28,7 +28,8 @@ _LEAST_SECONDS = 0.2
 # asking the driver takes longest, and what others use hardly changes
 _DRIVER_SECONDS = 10.0
 _MOST_SAMPLES = 64
-_DEVICE_SECONDS, _MOST_MOMENTS = 1.0, 256
+# of the whole GPU; while the history is on, a look copies the stacks of all blocks
+_DEVICE_SECONDS, _DEVICE_SHARE, _MOST_MOMENTS = 1.0, 0.03, 256
 # the first step creates the optimizer's states
 _SETTLED_STEP = 3
 _LEAST_GROWTHS = 3
@@ -202,7 +203,7 @@ class LiveFile:
         self._moments.append(self._device.read(step, event, is_recorded=is_recorded, freed_bytes=freed_bytes))
         # the first one loads the symbols of the stacks, which the end of the recording needs anyway
         seconds = 0.0 if len(self._moments) == 1 else time.monotonic() - before
-        self._device_due = time.monotonic() + max(_DEVICE_SECONDS, seconds / _MOST_SHARE)
+        self._device_due = time.monotonic() + max(_DEVICE_SECONDS, seconds / _DEVICE_SHARE)
 
     def _add(self, step: int, now: float) -> None:
         counters: Any = torch.cuda.memory_stats_as_nested_dict()
