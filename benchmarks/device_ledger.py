@@ -58,7 +58,7 @@ def hold(role: str, meeting: Path | None) -> None:
         with torch.cuda.graph(graph):
             pass_over()
     if meeting is not None:
-        (meeting / role).touch()
+        (meeting / role).write_text(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     end = time.monotonic() + (1.0 if meeting is None else 60.0)
     while time.monotonic() < end:
         if (
@@ -80,8 +80,8 @@ def hold(role: str, meeting: Path | None) -> None:
     print("HELD", json.dumps([role, torch.cuda.memory_reserved(), total_bytes - free_bytes]), flush=True)
 
 
-def used_by_nvidia_smi() -> int:
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+def used_by_nvidia_smi(uuid: str) -> int:
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", uuid]
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) * MIB
 
 
@@ -91,7 +91,9 @@ def pair(meeting: Path) -> None:
     looks: list[tuple[int, int]] = []
     while any(process.poll() is None for process in running):
         if all((meeting / role).exists() for role in ROLES):
-            looks.append((time.time_ns() // 1000, used_by_nvidia_smi()))
+            uuid = (meeting / ROLES[0]).read_text()
+            if uuid:
+                looks.append((time.time_ns() // 1000, used_by_nvidia_smi(uuid)))
         time.sleep(0.3)
     (meeting / "looks.json").write_text(json.dumps(looks))
 
