@@ -29,6 +29,7 @@ def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
         parts.append(render_ranks(report.compared, top=top))
     for worst in report.ranks[:1]:
         parts += [*_lines(worst, of_several=len(report.ranks) > 1), *_simulated_lines(worst.summary), *_models(worst)]
+        parts += _engine(worst)
         parts.append(render_peak(worst.report, top=top))
     for device in report.devices:
         parts += _device_parts(device)
@@ -48,6 +49,18 @@ def _models(recorded: RecordedRank) -> Iterator[str]:
             cache = f", cache {format_bytes(model['kv_cache_bytes'])}" if model["kv_cache_bytes"] else ""
             held = f"{format_bytes(model['parameters_bytes'])} of weights in {dtypes}{cache}"
             yield f"- {model['role'] or 'another'}: {model['name']}, {held}; {', '.join(model['phases'])}"
+
+
+def _engine(recorded: RecordedRank) -> Iterator[str]:
+    """What an engine for generation may have of the GPU."""
+    engine = recorded.engine
+    if engine is None:
+        return
+    yield "A vLLM engine in this process, by arithmetic that nothing measured (docs/run.md has its rules):"
+    for when, sleeps in (("awake while it trains", False), ("asleep while it trains", True)):
+        share, tokens = engine.utilization(sleeps=sleeps), engine.tokens(sleeps=sleeps)
+        room = f"room for {tokens:,} tokens of keys and values" if tokens else "no room for keys and values"
+        yield f"- {when}: gpu_memory_utilization at most {share:.2f}, {room}"
 
 
 def _device_parts(device: DeviceReport) -> "list[RenderableType]":

@@ -10,6 +10,8 @@ from typing import Any
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport, explain_ranks
 from ligerprof.errors import LigerprofError, OutputError
+from ligerprof.gpus import find_gpu
+from ligerprof.recipe.usable_memory import ColocatedEngine
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.runs.directory import RESULT
 from ligerprof.runs.recording.device import DeviceProcess, DeviceReport, device_reports
@@ -23,7 +25,7 @@ from ligerprof.runs.recording.summary import (
     RecordingSummary,
     read_summary,
 )
-from ligerprof.serialization import document, select
+from ligerprof.serialization import document, select, to_json
 from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.units import format_bytes
 
@@ -65,7 +67,26 @@ class RecordedRank:
         )
         if self.summary.simulated is not None:
             recorded["simulated"] = dict(self.summary.simulated)
-        return {**found, **oom, **recorded, "models": self.models, "run": str(self.run)}
+        return {**found, **oom, **recorded, "models": self.models, "engine": to_json(self.engine), "run": str(self.run)}
+
+    @property
+    def engine(self) -> ColocatedEngine | None:
+        """What vLLM may have next to a simulated training that generates; None for another, or if memory ran out."""
+        policy = next((model for model in self.summary.models if model["role"] == "policy"), None)
+        simulated = self.summary.simulated
+        if policy is None or simulated is None or self.ran_out or not policy["kv_token_bytes"]:
+            return None
+        if not {Phase.GENERATION.value, Phase.FORWARD.value} <= set(policy["phases"]):
+            return None
+        gpu, roles = find_gpu(str(simulated["gpu"])), self.report.roles
+        return ColocatedEngine(
+            gpu_bytes=gpu.memory_bytes,
+            usable_bytes=gpu.usable_bytes,
+            training_bytes=self.report.reserved_bytes,
+            held_bytes=roles[Role.PARAMETERS] + roles[Role.OPTIMIZER_STATES],
+            weights_bytes=2 * policy["elements"],
+            token_bytes=policy["kv_token_bytes"],
+        )
 
     @property
     def models(self) -> list[dict[str, Any]]:

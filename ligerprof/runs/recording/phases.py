@@ -129,6 +129,7 @@ class LoopModel:
         dtypes: bytes of this rank's part of the weights, by dtype.
         trainable_bytes: of those that get gradients.
         has_head: whether its outputs are logits over a vocabulary; None for a module that does not say so.
+        token_bytes: of the keys and values of one token in 16 bits; None if its configuration does not give them.
         phases: in which it ran.
     """
 
@@ -137,6 +138,7 @@ class LoopModel:
     dtypes: Mapping[str, int]
     trainable_bytes: int
     has_head: bool | None
+    token_bytes: int | None
     phases: set[Phase]
 
 
@@ -171,6 +173,8 @@ class LoopModels:
                 "parameters_bytes": sum(model.dtypes.values()),
                 "trainable_bytes": model.trainable_bytes,
                 "dtypes": dict(model.dtypes),
+                "elements": model.elements,
+                "kv_token_bytes": model.token_bytes,
                 "phases": [phase.value for phase in Phase if phase in model.phases],
             }
             for model in found
@@ -192,8 +196,23 @@ def _loop_model(module: nn.Module, weights: Sequence[Tensor]) -> LoopModel:
         dtypes=dtypes,
         trainable_bytes=sum(_held_bytes(weight) for weight in weights if weight.requires_grad),
         has_head=None if head is None else head() is not None,
+        token_bytes=_token_bytes(getattr(inner, "config", None)),
         phases=set(),
     )
+
+
+def _token_bytes(config: Any) -> int | None:
+    """Keys and values of one token in 16 bits, of a model whose layers all attend to everything."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+    if kinds != {"full_attention"} or getattr(config, "kv_lora_rank", None) is not None:
+        return None
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    layers, heads, hidden = (getattr(config, name, None) for name in names)
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
+        return None
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    return 2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * int(head_dim) * 2
 
 
 def _role(model: LoopModel, policy: LoopModel | None) -> str | None:

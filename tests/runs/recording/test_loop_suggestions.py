@@ -32,7 +32,7 @@ def test_a_loop_runs_with_its_first_suggestion(mistake: str, limit_mib: int, fir
     assert rank["suggestions"][0]["name"] == first
     assert rank["suggestions"][0]["lets_pass"]
 
-    code, _ = run(tmp_path / "mended", mistake, "--change", first, limit_mib=limit_mib)
+    code, mended = run(tmp_path / "mended", mistake, "--change", first, limit_mib=limit_mib)
     assert code == 0
 
     if mistake == "fp32-reference":
@@ -47,3 +47,7 @@ def test_a_loop_runs_with_its_first_suggestion(mistake: str, limit_mib: int, fir
         assert policy["role"] == "policy"
         assert {"forward", "generation"} <= set(policy["phases"])
         assert policy["kv_cache_bytes"] == rank["roles"]["kv_cache"] > 0
+        # keys and values of 4 layers with 4 heads of 64
+        assert mended["engine"]["kv_token_bytes"] == 2 * 4 * 4 * 64 * 2
+        assert 0 < mended["engine"]["awake"]["kv_tokens"] < mended["engine"]["asleep"]["kv_tokens"]
+        assert rank["engine"] is None
