@@ -21,7 +21,7 @@ import torch
 
 MIB = 2**20
 GIB = 2**30
-HELD_SECONDS = 8.0
+HELD_SECONDS = 12.0
 RESTS = ("the driver, in no process", "contexts, libraries and other processes, not told apart")
 ROLES = ("graphs", "plain")
 # later than the capture and the first updates
@@ -31,10 +31,12 @@ _SETTLED_STEP = 5
 def hold(role: str, meeting: Path | None) -> None:
     """Train until both processes have held their memory for a while; print what is outside torch's allocator."""
     device = torch.device("cuda")
+    # steps are to be shorter than the pause between two looks
+    torch.backends.cuda.matmul.allow_tf32 = True
     pool = torch.cuda.MemPool() if role == "graphs" else None
     model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, device=device) for _ in range(24)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    inputs = torch.randn(16384 if role == "graphs" else 32768, 4096, device=device)
+    inputs = torch.randn(4096 if role == "graphs" else 8192, 4096, device=device)
 
     def pass_over() -> None:
         model(inputs).square().mean().backward()
@@ -75,7 +77,7 @@ def hold(role: str, meeting: Path | None) -> None:
             graph.replay()
         optimizer.step()
         torch.cuda.synchronize()
-        time.sleep(0.2)
+        time.sleep(0.1)
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     print("HELD", json.dumps([role, torch.cuda.memory_reserved(), total_bytes - free_bytes]), flush=True)
 
