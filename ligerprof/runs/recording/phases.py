@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -12,6 +12,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -154,7 +155,8 @@ class LoopModels:
         model = self._of_module.get(module)
         if model is None:
             weights = list(module.parameters())
-            if not weights:
+            # lazy weights get their shapes in the first call
+            if not weights or any(map(is_lazy, weights)):
                 return
             known = (each for weight, each in self._of_weight if weight() is weights[0])
             model = next(known, None) or _loop_model(module, weights)
@@ -189,14 +191,19 @@ def _loop_model(module: nn.Module, weights: Sequence[Tensor]) -> LoopModel:
     for weight in weights:
         name = str(weight.dtype).removeprefix("torch.")
         dtypes[name] = dtypes.get(name, 0) + _held_bytes(weight)
-    head = getattr(inner, "get_output_embeddings", None)
+    has_head: bool | None = None
+    token_bytes: int | None = None
+    # methods and settings of the program's own classes, which may raise anything
+    with suppress(Exception):
+        has_head = inner.get_output_embeddings() is not None  # type: ignore[operator]
+        token_bytes = _token_bytes(getattr(inner, "config", None))
     return LoopModel(
         name=type(inner).__name__,
         elements=sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights),
         dtypes=dtypes,
         trainable_bytes=sum(_held_bytes(weight) for weight in weights if weight.requires_grad),
-        has_head=None if head is None else head() is not None,
-        token_bytes=_token_bytes(getattr(inner, "config", None)),
+        has_head=has_head,
+        token_bytes=token_bytes,
         phases=set(),
     )
 
