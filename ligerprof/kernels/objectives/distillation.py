@@ -30,7 +30,7 @@ from ligerprof.kernels.linear_cross_entropy.chunks import Operands
 from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, aligned, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.scores import per_token
 from ligerprof.kernels.linear_cross_entropy.triton import check_head
-from ligerprof.kernels.objectives.loss import GROUP_BYTES, Chunk, ChunkedLoss, Differentiate
+from ligerprof.kernels.objectives.loss import Chunk, ChunkedLoss, Differentiate
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
 from ligerprof.kernels.sizes import next_power_of_2
 from ligerprof.kernels.tensors import check_tensors
@@ -285,8 +285,7 @@ def distillation_loss(
         teacher_hidden: [..., E].
         teacher_weight: [V, E].
         labels: [...], int64; positions to leave out have `options.ignore_index`.
-        options: shift, ignore_index, softcap, logit_scale, budget (of both heads' logits; `balanced` is
-            `GROUP_BYTES`) and accumulate_fp32 apply.
+        options: shift, ignore_index, softcap, logit_scale, budget (of both heads' logits) and accumulate_fp32 apply.
         bias: [V], as `teacher_bias`.
         temperature: divides the logits of both for the divergence, after the softcap.
         hard_weight: of the mean cross-entropy of the labels at temperature 1, which is added.
@@ -485,8 +484,7 @@ def _targets(
 def _chunks(labels_N: Tensor, weight: Tensor, dtype: torch.dtype, options: LossOptions, *, heads: int) -> list[Chunk]:
     tokens, budget = labels_N.numel(), options.budget
     if budget == "balanced":
-        # shorter chunks of two heads' logits make products that do not fill the GPU
-        budget = GROUP_BYTES if heads > 1 else BALANCED_BYTES
+        budget = BALANCED_BYTES
     size = plan_chunks(
         tokens=tokens,
         hidden=weight.shape[1],
