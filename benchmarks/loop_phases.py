@@ -14,14 +14,37 @@ import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-PEAK = Path(__file__).parent / "unchanged_programs" / "peak.py"
-MODULES = {name: f"trl.scripts.{name}" for name in ("dpo", "grpo", "kto", "reward", "rloo", "sft")}
-CONFIGS = ("grpo-reference", "rloo-lora", "dpo-reference", "dpo-lora-1b", "dpo-precomputed", "kto-lora", "reward-pairs")
+PROGRAMS = Path(__file__).parent / "unchanged_programs"
+CONFIGS = (
+    "grpo-reference",
+    "grpo-06b",
+    "grpo-06b-lora",
+    "grpo-17b",
+    "grpo-17b-lora",
+    "rloo-lora",
+    "dpo-reference",
+    "dpo-lora-1b",
+    "dpo-precomputed",
+    "kto-lora",
+    "orpo",
+    "reward-pairs",
+    "distillation-06b",
+)
 SECONDS = 300
+_SAID = ("config", "exit", "seconds", "torch_peak_bytes", "peak_bytes", "peak_phase", "phases", "problem")
+
+
+def program(data: Path, name: str) -> list[str]:
+    """The command of a configuration under torch's own counters; TRL has no script for ORPO."""
+    peak = [sys.executable, str(PROGRAMS / "peak.py")]
+    if name == "orpo":
+        return [*peak, str(PROGRAMS / "held_out" / "no_reference.py"), str(data / "smol"), str(data / "preference")]
+    return [*peak, f"trl.scripts.{name.partition('-')[0]}", "--config", str(data / "configs" / f"{name}.yaml")]
 
 
 def run(data: Path, name: str, *, simulated: bool) -> dict[str, Any]:
@@ -29,14 +52,15 @@ def run(data: Path, name: str, *, simulated: bool) -> dict[str, Any]:
     import transformers
     import trl
 
-    module = MODULES[name.partition("-")[0]]
     device = ["--device", "simulated", "--gpu", "h200"] if simulated else []
     env = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if simulated else {})
     with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, str(PEAK), module, "--config", str(data / "configs" / f"{name}.yaml")]
-        command = [sys.executable, "-m", "ligerprof", "run", "--json", *device, "-o", f"{folder}/run", "--", *program]
+        started = time.monotonic()
+        command = [sys.executable, "-m", "ligerprof", "run", "--json", *device, "-o", f"{folder}/run", "--"]
+        command += program(data, name)
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
         row: dict[str, Any] = {"config": name, "simulated": simulated, "exit": done.returncode}
+        row["seconds"] = round(time.monotonic() - started, 1)
         peaks = [line for line in done.stderr.splitlines() if line.startswith("TORCH-PEAK ")]
         row["torch_peak_bytes"] = json.loads(peaks[-1].removeprefix("TORCH-PEAK "))["peak_bytes"] if peaks else None
         explain = [sys.executable, "-m", "ligerprof", "explain", f"{folder}/run", "--json"]
@@ -46,15 +70,16 @@ def run(data: Path, name: str, *, simulated: bool) -> dict[str, Any]:
     return row if row["phases"] else row | {"problem": done.stderr[-500:]}
 
 
-def collect(data: Path, results: Path, names: list[str], *, simulated: bool) -> None:
+def collect(data: Path, results: Path, names: list[str], *, simulated: bool, jobs: int) -> None:
     import torch
 
     gpu = "simulated NVIDIA H200" if simulated else torch.cuda.get_device_name(0)
-    with results.open("x") as out, ThreadPoolExecutor(4 if simulated else 1) as pool:
-        for row in pool.map(lambda name: run(data, name, simulated=simulated), names or CONFIGS):
-            out.write(json.dumps({"gpu": gpu} | row) + "\n")
+    with results.open("x") as out, ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(run, data, name, simulated=simulated) for name in names or CONFIGS]):
+            row = done.result()
+            out.write(json.dumps({"date": time.strftime("%Y-%m-%d"), "gpu": gpu} | row) + "\n")
             out.flush()
-            print(row, file=sys.stderr, flush=True)
+            print({key: row.get(key) for key in _SAID}, file=sys.stderr, flush=True)
 
 
 def table(measured: Path, simulated: Path) -> None:
@@ -79,8 +104,9 @@ if __name__ == "__main__":
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     parser.add_argument("configs", nargs="*")
+    parser.add_argument("--jobs", type=int, default=4, help="programs at a time; peaks do not depend on it")
     args = parser.parse_args()
     if args.action == "table":
         table(args.first, args.second)
     else:
-        collect(args.first, args.second, args.configs, simulated=args.action == "simulate")
+        collect(args.first, args.second, args.configs, simulated=args.action == "simulate", jobs=args.jobs)

@@ -87,6 +87,31 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "max_position_embeddings": 131072,
     },
+    # the sizes of Qwen3-0.6B and Qwen3-1.7B
+    "qwen-06b": {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+    },
+    "qwen-17b": {
+        "model_type": "qwen3",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+    },
     "experts": {
         "model_type": "qwen3_moe",
         "hidden_size": 1024,
@@ -207,6 +232,7 @@ def trl_configurations() -> dict[str, tuple[str, str, dict[str, Any]]]:
 
     lora = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear", "dtype": "bfloat16"}
     adapters = {"use_peft": True, "lora_r": 16, "lora_target_modules": "all-linear"}
+    policy = {"max_steps": 2, "per_device_train_batch_size": 8, "beta": 0.04, "dtype": "bfloat16"}
     online = {"reward_funcs": ["get_soft_overlong_punishment"], "num_generations": 4, "max_completion_length": 64}
     return {
         "sft-completion": run("smol", "completion", gradient_checkpointing=False, max_length=1024, optim="adamw_torch"),
@@ -275,6 +301,19 @@ def trl_configurations() -> dict[str, tuple[str, str, dict[str, Any]]]:
             dtype="bfloat16",
             per_device_train_batch_size=8,
         ),
+        **{
+            f"grpo-{size}{name}": run(f"qwen-{size}", "prompts", **online, **policy, **options)
+            for size in ("06b", "17b")
+            for name, options in {"": {}, "-lora": adapters}.items()
+        },
+        "distillation-06b": run(
+            "qwen3",
+            "prompts",
+            teacher_model_name_or_path="qwen-06b",
+            dtype="bfloat16",
+            max_completion_length=64,
+            max_steps=2,
+        ),
         "rloo-lora": run("phi3", "prompts", **online, **lora),
         "kto-lora": run("smol", "judged", **lora, max_length=1024),
         "sft-lora-1b": long("llama1b", gradient_accumulation_steps=2, **adapters),
@@ -329,7 +368,9 @@ def main() -> None:
         if arguments.tiny:  # a CPU has none of these
             off = {"bf16": False, "activation_offloading": False, "use_liger_kernel": False}
         folders = {"model_name_or_path": f"{root}/{model}", "dataset_name": f"{root}/{data}"}
-        config = {**folders, **COMMON, **options, **off, "output_dir": f"{root}/out/{name}"}
+        if teacher := options.get("teacher_model_name_or_path"):
+            folders["teacher_model_name_or_path"] = f"{root}/{teacher}"
+        config = {**COMMON, **options, **off, **folders, "output_dir": f"{root}/out/{name}"}
         (root / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 

@@ -10,6 +10,7 @@ from ligerprof.reports.diff import render_ranks
 from ligerprof.reports.peak import largest_bytes, render_peak
 from ligerprof.reports.terminal import listing_table, stacked
 from ligerprof.runs.recording.collected import CommandReport, RecordedRank
+from ligerprof.runs.recording.device import DeviceReport
 from ligerprof.runs.recording.live import Live
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary
 from ligerprof.units import format_bytes, format_mib, in_one_unit
@@ -27,12 +28,59 @@ def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
     if report.compared is not None and len(report.ranks) > 1:
         parts.append(render_ranks(report.compared, top=top))
     for worst in report.ranks[:1]:
-        parts += [*_lines(worst, of_several=len(report.ranks) > 1), *_simulated_lines(worst.summary)]
+        parts += [*_lines(worst, of_several=len(report.ranks) > 1), *_simulated_lines(worst.summary), *_models(worst)]
+        parts += _engine(worst)
         parts.append(render_peak(worst.report, top=top))
+    for device in report.devices:
+        parts += _device_parts(device)
     parts += [f"Note: {note}." for note in report.notes]
     if report.ranks:
         parts.append(f"The recording is in {report.output}; `ligerprof explain {report.output}` reads it.")
     return stacked(*parts)
+
+
+def _models(recorded: RecordedRank) -> Iterator[str]:
+    """Whose weights and cache a loop of several models holds."""
+    models = recorded.models
+    if len(models) > 1:
+        yield "Models:"
+        for model in models:
+            dtypes = " and ".join(model["dtypes"])
+            cache = f", cache {format_bytes(model['kv_cache_bytes'])}" if model["kv_cache_bytes"] else ""
+            held = f"{format_bytes(model['parameters_bytes'])} of weights in {dtypes}{cache}"
+            yield f"- {model['role'] or 'another'}: {model['name']}, {held}; {', '.join(model['phases'])}"
+
+
+def _engine(recorded: RecordedRank) -> Iterator[str]:
+    """What an engine for generation may have of the GPU."""
+    engine = recorded.engine
+    if engine is None:
+        return
+    yield "A vLLM engine in this process, by arithmetic that nothing measured (docs/run.md has its rules):"
+    for when, sleeps in (("awake while it trains", False), ("asleep while it trains", True)):
+        share, tokens = engine.utilization(sleeps=sleeps), engine.tokens(sleeps=sleeps)
+        room = f"room for {tokens:,} tokens of keys and values" if tokens else "no room for keys and values"
+        yield f"- {when}: gpu_memory_utilization at most {share:.2f}, {room}"
+
+
+def _device_parts(device: DeviceReport) -> "list[RenderableType]":
+    """What the whole GPU held at its fullest."""
+    fullest = device.fullest
+    when = f"at the {fullest.moment.event.replace('_', ' ')} of" if fullest.moment.event != "step" else "as"
+    used = f"{format_bytes(fullest.moment.used_bytes)} of {format_bytes(device.total_bytes)}"
+    rows = [
+        (
+            row.process or "",
+            row.part,
+            format_mib(row.size_bytes),
+            "" if row.allocated_bytes is None else format_mib(row.allocated_bytes),
+        )
+        for row in fullest.rows
+    ]
+    heads = ("part, MiB", "in use", "of tensors")
+    table = listing_table("process", *heads, right=heads[1:], rows=rows)
+    began = f"{fullest.process} began step {fullest.moment.step}" if when == "as" else fullest.process
+    return [f"The whole GPU, the fullest of {len(device.ledgers)} looks, {when} {began}: {used} in use.", table]
 
 
 def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.files import STANDARD_INPUT, UnpackError, opened, unpacked
+from ligerprof.roles import Phase
 from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.snapshots.pickles import HOW_TO_RECORD, PICKLE_START, load_snapshot_data
-from ligerprof.snapshots.stamp import SavedTensor, saved_tensors_of
+from ligerprof.snapshots.stamp import SavedTensor, phase_peaks_of, saved_tensors_of
 from ligerprof.snapshots.trace import Bytes, DeviceTrace, Event, unknown_actions
 from ligerprof.snapshots.watch import AnalysisLimitError, claim
 from ligerprof.text import short_repr
@@ -98,6 +99,7 @@ class Snapshot:
         settings: `allocator_settings`, {} if the file has none.
         annotations: `external_annotations`, named ranges of time.
         saved_tensors: what autograd saved, if a recorder of ligerprof noted it.
+        phase_peaks: what phases reached at least, in events that the recording leaves out.
     """
 
     source: str
@@ -106,6 +108,7 @@ class Snapshot:
     settings: Mapping[str, Any] = field(default_factory=dict)
     annotations: Sequence[Mapping[str, Any]] = ()
     saved_tensors: Sequence[SavedTensor] = ()
+    phase_peaks: Mapping[Phase, int] = field(default_factory=dict)
     _segments_by_device: dict[int, list[Mapping[str, Any]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -139,6 +142,7 @@ class Snapshot:
             settings=settings if isinstance(settings, dict) else {},
             annotations=[note for note in notes if isinstance(note, dict)],
             saved_tensors=saved_tensors_of(values, source),
+            phase_peaks=phase_peaks_of(values, source),
         )
 
     @property

@@ -84,13 +84,36 @@ _LIMITS = {"time_us": _TIME_LIMIT_US, "device": _DEVICE_LIMIT, "address": ADDRES
 _NAMES = ("node", "module", "operation")
 
 
-def with_saved_tensors(snapshot: Mapping[str, Any], rows: Sequence[SavedTensor]) -> dict[str, Any]:
-    """A snapshot's dict with saved tensors: columns of numbers, and each name once."""
+def with_saved_tensors(
+    snapshot: Mapping[str, Any], rows: Sequence[SavedTensor], phase_peaks: Mapping[Phase, int] | None = None
+) -> dict[str, Any]:
+    """A snapshot's dict with saved tensors: columns of numbers, and each name once.
+
+    Args:
+        phase_peaks: allocated bytes that a phase reached at least, in events that the snapshot leaves out.
+    """
     numbers: dict[str, int] = {}
     columns: dict[str, list[int]] = {key: [getattr(row, key) for row in rows] for key in _LIMITS}
     for key in _NAMES:
         columns[key] = [numbers.setdefault(getattr(row, key), len(numbers)) for row in rows]
-    return {**snapshot, KEY: {"saved_tensors": {**columns, "names": list(numbers)}}}
+    ours: dict[str, Any] = {"saved_tensors": {**columns, "names": list(numbers)}}
+    if phase_peaks:
+        ours["phase_peaks"] = {phase.value: size_bytes for phase, size_bytes in phase_peaks.items()}
+    return {**snapshot, KEY: ours}
+
+
+def phase_peaks_of(values: Mapping[str, Any], source: str) -> Mapping[Phase, int]:
+    """Read the peaks of phases in events that a snapshot leaves out; errors as of `saved_tensors_of`."""
+    ours = values.get(KEY)
+    table = ours.get("phase_peaks") if isinstance(ours, dict) else None
+    if table is None:
+        return {}
+    known = {phase.value for phase in Phase}
+    if not isinstance(table, dict) or not known.issuperset(table) or not {int}.issuperset(map(type, table.values())):
+        raise _damaged(source)
+    if not all(0 <= size_bytes < SIZE_LIMIT for size_bytes in table.values()):
+        raise _damaged(source)
+    return {Phase(word): size_bytes for word, size_bytes in table.items()}
 
 
 def saved_tensors_of(values: Mapping[str, Any], source: str) -> Sequence[SavedTensor]:

@@ -4,9 +4,9 @@ import pytest
 
 from ligerprof.gpus import GPUS
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.recipe.usable_memory import outside_bytes, usable_memory
+from ligerprof.recipe.usable_memory import ColocatedEngine, outside_bytes, usable_memory
 from ligerprof.torch_memory.distributed import nccl_bytes
-from ligerprof.units import MIB
+from ligerprof.units import GIB, MIB
 from tests.paths import RESULTS
 
 # docs/env.md quotes it; one process ran all configurations, so that kernels of all add up
@@ -58,3 +58,29 @@ def test_measured_ranks_hold_what_the_figures_say() -> None:
             said_bytes += kept_bytes
         for rank in row["ranks"]:
             assert 0 <= rank["outside"]["outside_bytes"] - said_bytes <= UNEXPLAINED_MIB * MIB
+
+
+def test_an_engine_next_to_a_training_has_what_the_training_leaves() -> None:
+    engine = ColocatedEngine(
+        gpu_bytes=100 * GIB,
+        usable_bytes=99 * GIB,
+        training_bytes=60 * GIB,
+        held_bytes=20 * GIB,
+        weights_bytes=10 * GIB,
+        token_bytes=GIB // 1024,
+    )
+    assert engine.utilization(sleeps=False) == 0.39
+    assert engine.tokens(sleeps=False) == (39 - 10 - 2) * 1024
+    assert engine.utilization(sleeps=True) == 0.79
+    assert engine.tokens(sleeps=True) == (79 - 10 - 2) * 1024
+    assert engine.sequences(2048, sleeps=False) == 13
+    assert engine.longest(8, sleeps=False) == 27 * 128
+    assert engine.to_json()["measured"] is False
+
+
+def test_an_engine_without_room_has_none() -> None:
+    sizes = {"gpu_bytes": 24 * GIB, "usable_bytes": 23 * GIB, "held_bytes": 4 * GIB, "weights_bytes": 3 * GIB}
+    tight = ColocatedEngine(**sizes, training_bytes=22 * GIB, token_bytes=1024)
+    assert (tight.utilization(sleeps=False), tight.tokens(sleeps=False)) == (0.04, 0)
+    # asleep, its graphs do not fit next to the training
+    assert (tight.utilization(sleeps=True), tight.tokens(sleeps=True)) == (0.0, 0)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ligerprof.errors import SnapshotFormatError
+from ligerprof.roles import Phase
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.stamp import SavedTensor, with_saved_tensors
 
@@ -52,3 +53,14 @@ def test_damaged_table_is_an_error(key: str, value: Any) -> None:
     damaged["ligerprof"]["saved_tensors"][key] = value
     with pytest.raises(SnapshotFormatError, match="'ligerprof' is not what a recorder of ligerprof writes"):
         Snapshot.from_dict(damaged)
+
+
+def test_peaks_of_phases_that_a_recording_leaves_out_survive_and_are_checked() -> None:
+    peaks = {Phase.GENERATION: 7 * 2**30, Phase.SCORING: 512}
+    whole = with_saved_tensors(EMPTY, ROWS, peaks)
+    assert Snapshot.from_dict(whole).phase_peaks == peaks
+    assert Snapshot.from_dict(with_saved_tensors(EMPTY, ROWS)).phase_peaks == {}
+    for damaged in ([], {"dreaming": 1}, {"forward": "1"}, {"forward": -1}):
+        whole["ligerprof"]["phase_peaks"] = damaged
+        with pytest.raises(SnapshotFormatError, match="damaged"):
+            Snapshot.from_dict(whole)

@@ -155,6 +155,7 @@ def find_phases(replayed: Replay, call_sites: CallSites, annotations: Sequence[M
     if stamped is not None:
         shown, steps = stamped
         codes: Int64s = np.where(are_codes_of(shown, *INFERENCE_PHASES), _CODES[Phase.FORWARD], shown)
+        shown = _with_use_of_outputs(shown, replayed)
     else:
         codes = _join_loss(_from_stacks(replayed, call_sites, ranges), replayed, call_sites)
         shown = _with_generation(codes, replayed, call_sites)
@@ -242,6 +243,44 @@ def _with_generation(codes: Int64s, replayed: Replay, call_sites: CallSites) -> 
     within = (_filled_forward(generates) == 1) & (codes == _CODES[Phase.FORWARD])
     shown: Int64s = np.where(within, _CODES[Phase.GENERATION], codes)
     return shown
+
+
+# of the output's size: what a script makes of it, and not the next batch
+_MUCH_SMALLER = 0.2
+
+
+def _with_use_of_outputs(shown: Int64s, replayed: Replay) -> Int64s:
+    """The phases with what a program computes from the outputs of a model without gradients: it belongs to the model.
+
+    A recorder's stamps end with the model's call. The phase goes on while the largest block lives that the call leaves,
+    such as the logits, and then while one lives that the script made meanwhile and that is not much smaller, such as
+    their fp32 copy. Blocks that live into the next phase are something else, such as a library's workspace.
+    """
+    bounds = np.flatnonzero(np.diff(shown, prepend=_UNKNOWN - 1))
+    stops = np.append(bounds[1:], len(shown))
+    infers = are_codes_of(shown[bounds], *INFERENCE_PHASES)
+    follows = np.append(shown[bounds][1:] == _CODES[Phase.OUTSIDE], False)
+    blocks = np.flatnonzero(replayed.allocated_by >= 0)
+    allocated, sizes = replayed.allocated_by[blocks], replayed.requested_bytes[blocks]
+    freed = np.where(replayed.freed_by[blocks] < 0, len(shown), replayed.freed_by[blocks])
+    run = np.searchsorted(bounds, allocated, "right") - 1
+    next_stops = np.append(stops[1:], len(shown))[run]
+    # the recording may end, or memory run out, while outputs live
+    is_used = (freed < next_stops) | (next_stops == len(shown))
+    left = np.flatnonzero((infers & follows)[run] & (freed >= stops[run]) & is_used)
+    left = left[np.lexsort((sizes[left], run[left]))]
+    largest = left[np.append(run[left][1:] != run[left][:-1], True)[: len(left)]]
+    extended = shown.copy()
+    for block in largest.tolist():
+        start, stop = int(stops[run[block]]), int(stops[run[block] + 1])
+        end, known = int(freed[block]), -1
+        while known < end < stop:
+            known = end
+            made = slice(*np.searchsorted(allocated, (start, end)))
+            is_derived = (sizes[made] >= _MUCH_SMALLER * sizes[block]) & ((freed[made] < stop) | (stop == len(shown)))
+            end = int(np.max(freed[made], where=is_derived, initial=end))
+        extended[start : min(end + 1, stop)] = shown[bounds[run[block]]]
+    return extended
 
 
 def _annotated_ranges(replayed: Replay, annotations: Sequence[Mapping[str, Any]]) -> Iterator[_Range]:

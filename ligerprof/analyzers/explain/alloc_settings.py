@@ -147,6 +147,7 @@ def with_settings(
     """Suggestions with one for the best settings, after those that are free.
 
     It comes first where the settings let a failed allocation pass in a program that had already held as much at once.
+    Elsewhere more may follow than what failed, and a change that lets it pass by lowering the peak comes before it.
     """
     best = best_settings(tried)
     if best is None:
@@ -167,7 +168,9 @@ def with_settings(
         saves_reserved_bytes=best.saves_bytes,
     )
     is_first = bool(best.fits) and failed is not None and not failed.growth and failed.held_as_much_before
-    place = 0 if is_first else sum(one.cost is Cost.FREE for one in suggestions)
+    free = sum(one.cost is Cost.FREE for one in suggestions)
+    lets_pass = next((number for number, one in enumerate(suggestions, 1) if one.lets_pass), 0)
+    place = 0 if is_first else max(free, 0 if failed is None else lets_pass)
     return (*suggestions[:place], own, *suggestions[place:])
 
 

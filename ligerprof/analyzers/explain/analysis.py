@@ -1,6 +1,6 @@
 """Analyze one device of a snapshot: read, replay and attribute it once, then derive every result."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,8 +61,10 @@ class SnapshotAnalysis:
         notes: Sequence[str],
         recipe: "TrainingRecipe | None" = None,
         all_settings: bool = False,
+        left_out: Mapping[Phase, int] | None = None,
     ) -> None:
         self.replayed = replayed
+        self._left_out = left_out or {}
         self.attribution = attribution
         self._step = step
         self._stacks = stacks
@@ -235,8 +237,10 @@ class SnapshotAnalysis:
         for phase in REPORTED_PHASES:
             moments = self.attribution.phases.moments_of(phase, self._step)
             allocated = [int(self.replayed.allocated_bytes[each].max()) for each in moments if len(each)]
-            if allocated:
-                peaks[phase] = max(allocated)
+            # of the whole run, what the recording leaves out counts, too
+            left_out = 0 if self._step is not None else self._left_out.get(phase, 0)
+            if allocated or left_out:
+                peaks[phase] = max([*allocated, left_out])
         return peaks
 
     def _unattributed_notes(self) -> list[str]:
@@ -327,7 +331,14 @@ def analyze(  # noqa: PLR0913 - one argument per option
         attribution = Attribution(replayed, snapshot.annotations, rules, snapshot.saved_tensors)
         notes += snapshot.notes_of(replayed.device)
         return SnapshotAnalysis(
-            replayed, attribution, step=step, stacks=stacks, notes=notes, recipe=recipe, all_settings=all_settings
+            replayed,
+            attribution,
+            step=step,
+            stacks=stacks,
+            notes=notes,
+            recipe=recipe,
+            all_settings=all_settings,
+            left_out=snapshot.phase_peaks,
         )
 
 

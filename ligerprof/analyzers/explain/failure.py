@@ -348,7 +348,8 @@ def _failure(attribution: Attribution, index: int) -> Failure:
     replayed = attribution.replayed
     event = replayed.trace[index]
     requested, stamp = event.get("size"), _stamp(event)
-    phase = stamp.phase if stamp else _phase(attribution, index, StackReader().read(event.get("frames")))
+    stack = StackReader().read(event.get("frames"))
+    phase = attribution.phases.shown_at(index) if stamp else _phase(attribution, index, stack)
     return Failure(
         requested_bytes=requested if type(requested) is int else 0,
         allocated_bytes=int(replayed.allocated_bytes[index]),

@@ -557,6 +557,9 @@ class Case:
         """Whether backward runs in the recording, or would have run if memory had not run out in the first forward."""
         if (self.whole.phases.codes == phase_code(Phase.BACKWARD)).any():
             return True
+        if self.failed_phase is Phase.FORWARD and self.attribution.phases.stamped:
+            # of a program that has generated what it trains on
+            return True
         ran_once = len(self.spans_of_phase(Phase.FORWARD)) == 1
         return self.request is not None and ran_once and not self.program.generates
 
@@ -581,15 +584,35 @@ class Case:
 
     @cached_property
     def evaluation(self) -> Int64s:
-        """Blocks that an evaluation or a generation allocated, by a recorder's stamps or the calls of a trainer."""
-        shown = self.attribution.phases.shown_of(self.replayed.allocated_by)
-        stamped = np.flatnonzero(are_codes_of(shown, Phase.GENERATION, Phase.EVALUATION)).astype(np.int64)
+        """Blocks that an evaluation allocated, by a recorder's stamps or the calls of a trainer."""
+        stamped = self._stamped(Phase.EVALUATION)
         return distinct(np.append(stamped, self.blocks_from(frames.EVALUATION))) if self.program.evaluates else stamped
 
+    @cached_property
+    def generation(self) -> Int64s:
+        """Blocks that a generation allocated by a recorder's stamps, but none within a trainer's evaluation."""
+        stamped = self._stamped(Phase.GENERATION)
+        return stamped[~is_among(stamped, self.evaluation)]
+
+    def runs_in(self, phase: Phase) -> bool:
+        """Whether a recorder stamped events with a phase."""
+        return bool((self.attribution.phases.shown == phase_code(phase)).any())
+
+    def _stamped(self, phase: Phase) -> Int64s:
+        shown = self.attribution.phases.shown_of(self.replayed.allocated_by)
+        return np.flatnonzero(are_codes_of(shown, phase)).astype(np.int64)
+
+    @property
+    def failed_phase(self) -> Phase | None:
+        """The phase in which an allocation failed, as reports name it; None if all succeeded."""
+        request = self.request
+        return self.attribution.phases.shown_at(request.moment - 1) if request is not None and request.moment else None
+
     def in_training(self, *roles: Role) -> Int64s:
-        """The blocks of some roles that no evaluation allocated."""
+        """The blocks of some roles that neither an evaluation nor a generation allocated."""
         blocks = self.book.blocks(*roles)
-        return blocks[~is_among(blocks, self.evaluation)] if len(self.evaluation) else blocks
+        others = np.append(self.evaluation, self.generation)
+        return blocks[~is_among(blocks, others)] if len(others) else blocks
 
     def edit(self) -> Edit:
         """An empty edit of the replay."""

@@ -54,6 +54,10 @@ def without_kept_outputs(case: Case) -> Edit | None:
     blocks, lived = _left_behind(case)
     # the last pass has had no time to outlive a second one
     kept = (lived > 1) | ((lived == 1) & _outlive_backward(case, blocks))
+    # a graph that no backward pass frees is another mistake
+    _, pass_of, held = case.once(_held_blocks)
+    spans = case.attribution.phases.spans_of(case.replayed.allocated_by[blocks])
+    kept &= ~is_among(spans, distinct(case.passes.span[pass_of[held]]))
     blocks, lived = blocks[kept], lived[kept]
     starts = case.forward_starts
     place = np.searchsorted(starts, case.replayed.allocated_by[blocks], "right")
@@ -85,9 +89,10 @@ def _outlive_backward(case: Case, blocks: Int64s) -> npt.NDArray[np.bool_]:
 
 
 def _left_behind(case: Case) -> tuple[Int64s, Int64s]:
-    """Outputs and activations of forward, and in how many later forward phases each is still alive."""
+    """Outputs and activations of forward, caches of generations, and in how many later forward phases each is alive."""
     replayed, starts = case.replayed, case.forward_starts
-    blocks = case.made_in(Phase.FORWARD, case.book.blocks(*_OUTPUT_ROLES))
+    caches = common(case.book.blocks(Role.KV_CACHE), case.generation)
+    blocks = distinct(np.append(case.made_in(Phase.FORWARD, case.book.blocks(*_OUTPUT_ROLES)), caches))
     freed = np.where(replayed.freed_by[blocks] < 0, replayed.last_moment, replayed.freed_by[blocks])
     lived = np.searchsorted(starts, freed) - np.searchsorted(starts, replayed.allocated_by[blocks], "right")
     return blocks, lived
@@ -202,9 +207,11 @@ def with_half_the_evaluation(case: Case) -> Edit:
 
 
 def with_half_the_prompts(case: Case) -> Edit:
-    """Halve what grows with the number of prompts."""
-    edit = _with_halves(case, case.book.blocks(*BATCH_ROLES, Role.KV_CACHE))
-    if case.request is not None and case.request.role in (*BATCH_ROLES, Role.KV_CACHE):
+    """Halve what grows with the number of prompts, in a program that trains only in its generations."""
+    blocks = case.book.blocks(*BATCH_ROLES, Role.KV_CACHE)
+    edit = _with_halves(case, common(blocks, case.generation) if case.trains_model else blocks)
+    grows = case.request is not None and case.request.role in (*BATCH_ROLES, Role.KV_CACHE)
+    if grows and (case.failed_phase is Phase.GENERATION or not case.trains_model):
         edit.request_divisor = 2
     return edit
 
@@ -437,6 +444,9 @@ def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     sites = case.attribution.call_sites
     chains = [site.stack.script_calls for site in sites.sites]
     trains = {chains[site] for site in distinct(sites.site_of[blocks[ends_in_backward]]).tolist()}
+    # what a program keeps of a pass that it trained outlives backward, too
+    followed = _last_before_backward(case)[pass_of]
+    trains |= {chains[site] for site in distinct(sites.site_of[blocks[followed]]).tolist()}
     evaluates = sites.at(lambda site: _EVALUATES.search(site.stack.text) is not None)[blocks]
     evaluates |= is_among(blocks, case.evaluation)
     differs = np.array([chain not in trains for chain in chains], dtype=bool)[sites.site_of[blocks]]
@@ -448,6 +458,16 @@ def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     places = distinct(pass_of[held] * (int(sites.place_of.max(initial=0)) + 1) + sites.place_of[blocks[held]])
     counts = np.bincount(places // (int(sites.place_of.max(initial=0)) + 1), minlength=len(passes))
     return blocks, pass_of, held & (counts[pass_of] >= _LEAST_PLACES)
+
+
+def _last_before_backward(case: Case) -> Flags:
+    """Whether each pass of a layer belongs to the last call of a model before a backward phase that follows at once."""
+    passes, phases = case.passes, case.attribution.phases
+    codes = phases.codes[phases.span_starts]
+    follows = np.append(codes[1:], -1) == phase_code(Phase.BACKWARD)
+    is_last = np.append(passes.span[1:] != passes.span[:-1], True)
+    last: Flags = follows[passes.span] & is_last
+    return last
 
 
 _NO_SPAN = -1

@@ -39,6 +39,7 @@ from ligerprof.analyzers.suggestions.state_edits import (
     known_recipe,
     parameter_width,
     with_eight_bit_states,
+    with_half_precision_reference,
     with_half_precision_weights,
     with_lora,
     with_paged_states,
@@ -49,7 +50,7 @@ from ligerprof.analyzers.suggestions.state_edits import (
 from ligerprof.kernels.providers.liger.model_types import LIGER_MODEL_TYPES
 from ligerprof.models.architectures import ARCHITECTURES
 from ligerprof.recipe.categories import Attention, Offload, Optimizer, Precision
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 from ligerprof.serialization import select
 from ligerprof.words import ExplainedWord
 
@@ -222,6 +223,7 @@ def owns_loop(case: Case) -> bool:
 
 _OFFLOADING = r":pack_to_cpu$|:pack_tensor$|/activation_offloading\.py:|offload_checkpoint"
 _OFFLOADING_TRAINERS = r"trl/trainer/(?:sft|dpo|kto|reward)_trainer\.py$"
+_GENERATING_TRAINERS = r"trl/trainer/(?:grpo|rloo)_trainer\.py$"
 _LIGER_USERS = (*TRAINERS, *YAML)
 
 
@@ -362,13 +364,14 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         change="keep numbers or host copies of what the program collects, instead of tensors on the GPU",
         cost=Cost.FREE,
         cost_reason="the same values, in main memory",
-        without=LOSS_ROLES,
-        applies=lambda case: not case.program.generates and owns_loop(case),
+        without=(*LOSS_ROLES, Role.KV_CACHE),
+        applies=lambda case: (case.trains_model or not case.program.generates) and owns_loop(case),
         edit=without_kept_outputs,
         how={
             Framework.TORCH: (
                 "total += loss.item()  # not loss, which keeps its graph",
                 "collected.append(logits.detach().cpu())  # not logits",
+                "sequences.append(out.sequences)  # not out.past_key_values",
             ),
         },
     ),
@@ -437,9 +440,17 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         cost=Cost.TIME,
         cost_reason="two generations, each with smaller kernels",
         without=(Role.KV_CACHE, Role.ACTIVATIONS),
-        applies=lambda case: case.program.generates and not case.trains_model,
+        applies=lambda case: len(case.generation) > 0 or (case.program.generates and not case.trains_model),
         edit=with_half_the_prompts,
-        how={Framework.MODEL: ("for part in prompts.chunk(2):", "    model.generate(part, ...)")},
+        how={
+            Framework.TRL: (
+                "steps_per_generation=... // 2,",
+                "# if not set, it is gradient_accumulation_steps; if it is 1:",
+                "# per_device_train_batch_size=... // 2, gradient_accumulation_steps=... * 2,",
+            ),
+            Framework.MODEL: ("for part in prompts.chunk(2):", "    model.generate(part, ...)"),
+        },
+        skips=lambda case: () if case.program.has_file(_GENERATING_TRAINERS) else (Framework.TRL,),
     ),
     SuggestionRow(
         name="checkpointing",
@@ -736,6 +747,19 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
         },
         changes={"precision": Precision.BF16},
         changed=_bf16_weights,
+    ),
+    SuggestionRow(
+        name="bf16-reference",
+        change="the reference in bf16, as the policy is, instead of fp32",
+        cost=Cost.CHEAP,
+        cost_reason="the same log-probabilities up to rounding, faster",
+        without=(Role.PARAMETERS,),
+        applies=lambda case: case.trains_model and case.runs_in(Phase.SCORING),
+        edit=with_half_precision_reference,
+        how={
+            Framework.MODEL: ("reference = AutoModel….from_pretrained(..., dtype=torch.bfloat16)",),
+            Framework.TORCH: ("reference = reference.to(torch.bfloat16)",),
+        },
     ),
     SuggestionRow(
         name="lora",

@@ -70,6 +70,38 @@ def with_half_precision_weights(case: Case) -> Edit:
     return edit
 
 
+# of the bytes of all weights, the part whose sizes may be of one model alone, such as buffers
+_UNPAIRED_SHARE = 0.01
+
+
+def with_half_precision_reference(case: Case) -> Edit | None:
+    """Halve the weights of a model that has each weight of another one in twice the bytes: a reference in fp32.
+
+    Weights are told apart by size alone: those of the smaller model, and twice as many bytes for each.
+    """
+    weights = case.in_training(Role.PARAMETERS)
+    weights = weights[case.sizes(weights) > MIN_BLOCK_BYTES]
+    order = np.argsort(case.sizes(weights), kind="stable")
+    sizes, counts = np.unique(case.sizes(weights), return_counts=True)
+    policy: dict[int, int] = {}
+    doubled: list[int] = []
+    start = unpaired_bytes = 0
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        pairs = min(count, policy.get(size // 2, 0) if size % 2 == 0 else 0)
+        unpaired_bytes += size * count
+        if pairs:
+            policy[size // 2] -= pairs
+            doubled += weights[order[start : start + pairs]].tolist()
+            unpaired_bytes -= pairs * (size // 2 + size)
+        policy[size] = count - pairs
+        start += count
+    if not doubled or unpaired_bytes > _UNPAIRED_SHARE * int(case.sizes(weights).sum()):
+        return None
+    edit = case.edit()
+    edit.resize(np.array(sorted(doubled), dtype=np.int64), 2)
+    return edit
+
+
 def _kept_keys(case: Case, recipe: "TrainingRecipe") -> Int64s:
     """Keys and values in fp32 that a program keeps with the model's outputs."""
     kept, spec = case.blocks_from(_CACHE_UPDATE), recipe.spec

@@ -43,8 +43,8 @@ from ligerprof.runs.bench.records import (
     TimeRecord,
     find_shapes,
 )
-from ligerprof.runs.measured.step import NvmlDevice
 from ligerprof.runs.outcome import Progress
+from ligerprof.runs.recording.device import NvmlDevice
 from ligerprof.units import GIB, MIB
 
 # several times any L2 cache

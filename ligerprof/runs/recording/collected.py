@@ -1,7 +1,7 @@
 """Gather what the processes of a command recorded: one run directory per rank, explained, the worst rank first."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +10,12 @@ from typing import Any
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport, explain_ranks
 from ligerprof.errors import LigerprofError, OutputError
-from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.gpus import find_gpu
+from ligerprof.recipe.usable_memory import ColocatedEngine
+from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.runs.directory import RESULT
-from ligerprof.runs.recording.live import LIVE
+from ligerprof.runs.recording.device import DeviceProcess, DeviceReport, device_reports
+from ligerprof.runs.recording.live import LIVE, Live
 from ligerprof.runs.recording.settings import IMPORTED
 from ligerprof.runs.recording.summary import (
     PREFIX,
@@ -22,7 +25,7 @@ from ligerprof.runs.recording.summary import (
     RecordingSummary,
     read_summary,
 )
-from ligerprof.serialization import document, select
+from ligerprof.serialization import document, select, to_json
 from ligerprof.snapshots import SNAPSHOT_NAME
 from ligerprof.units import format_bytes
 
@@ -64,7 +67,36 @@ class RecordedRank:
         )
         if self.summary.simulated is not None:
             recorded["simulated"] = dict(self.summary.simulated)
-        return {**found, **oom, **recorded, "run": str(self.run)}
+        return {**found, **oom, **recorded, "models": self.models, "engine": to_json(self.engine), "run": str(self.run)}
+
+    @property
+    def engine(self) -> ColocatedEngine | None:
+        """What vLLM may have next to a simulated training that generates; None for another, or if memory ran out."""
+        policy = next((model for model in self.summary.models if model["role"] == "policy"), None)
+        simulated = self.summary.simulated
+        if policy is None or simulated is None or self.ran_out or not policy["kv_token_bytes"]:
+            return None
+        if not {Phase.GENERATION.value, Phase.FORWARD.value} <= set(policy["phases"]):
+            return None
+        gpu, roles = find_gpu(str(simulated["gpu"])), self.report.roles
+        return ColocatedEngine(
+            gpu_bytes=gpu.memory_bytes,
+            usable_bytes=gpu.usable_bytes,
+            training_bytes=self.report.reserved_bytes,
+            held_bytes=roles[Role.PARAMETERS] + roles[Role.OPTIMIZER_STATES],
+            weights_bytes=2 * policy["elements"],
+            token_bytes=policy["kv_token_bytes"],
+        )
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """The models that ran, with the cache of keys and values at the peak of the only one that generates."""
+        cache_bytes = self.report.roles[Role.KV_CACHE]
+        generating = [model for model in self.summary.models if Phase.GENERATION.value in model["phases"]]
+        return [
+            {**model, "kv_cache_bytes": cache_bytes if generating == [model] else None if generating else 0}
+            for model in self.summary.models
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +108,7 @@ class CommandReport:
         ranks: the worst first: those that ran out of memory, then by peak.
         compared: the same ranks, compared with each other; None if nothing was recorded.
         notes: one sentence each, without a full stop.
+        devices: the GPUs as all recorded processes noted them; empty if simulated.
     """
 
     command: tuple[str, ...]
@@ -84,6 +117,7 @@ class CommandReport:
     ranks: tuple[RecordedRank, ...]
     compared: RanksReport | None
     notes: tuple[str, ...]
+    devices: tuple[DeviceReport, ...] = ()
 
     @property
     def ran_out(self) -> bool:
@@ -95,7 +129,7 @@ class CommandReport:
         causes = [] if self.compared is None else self.compared.causes_json()
         return document(
             "run",
-            select(self, "command", "exit_code", "ranks", "notes"),
+            select(self, "command", "exit_code", "ranks", "devices", "notes"),
             {"causes": causes, "run": str(self.output)},
         )
 
@@ -163,6 +197,8 @@ def collect(
     for recorded in ranks:
         notes += _notes_of(recorded, of_several=len(ranks) > 1)
     compared = RanksReport(ranks=tuple(rank.peak for rank in ranks)) if ranks else None
+    devices = device_reports(_on_devices(output, places))
+    notes += [note for device in devices for note in device.notes()]
     return CommandReport(
         command=tuple(command),
         exit_code=exit_code,
@@ -170,7 +206,17 @@ def collect(
         ranks=tuple(ranks),
         compared=compared,
         notes=tuple(notes),
+        devices=devices,
     )
+
+
+def _on_devices(output: Path, ranks: Mapping[int, Path]) -> Iterator[DeviceProcess]:
+    """What the ranks and all other recorded processes noted of their GPUs."""
+    folders = {f"rank {rank}": folder for rank, folder in ranks.items()}
+    folders |= {folder.name.replace("-", " "): folder for folder in sorted(output.glob(f"{PREFIX}*"))}
+    for name, folder in folders.items():
+        with suppress(LigerprofError):
+            yield Live.read(folder).on_device(name)
 
 
 def _processes(output: Path, notes: list[str], *, is_simulated: bool) -> list[_Process]:

@@ -17,6 +17,7 @@ import torch
 from ligerprof.errors import RunDirectoryError
 from ligerprof.files import FileKind, read_json
 from ligerprof.roles import Phase, Role
+from ligerprof.runs.recording.device import DeviceMoment, DeviceProcess, DeviceWatch
 from ligerprof.serialization import to_json
 from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES
 
@@ -27,6 +28,8 @@ _LEAST_SECONDS = 0.2
 # asking the driver takes longest, and what others use hardly changes
 _DRIVER_SECONDS = 10.0
 _MOST_SAMPLES = 64
+# of the whole GPU; while the history is on, a look copies the stacks of all blocks
+_DEVICE_SECONDS, _DEVICE_SHARE, _MOST_MOMENTS = 1.0, 0.03, 256
 # the first step creates the optimizer's states
 _SETTLED_STEP = 3
 _LEAST_GROWTHS = 3
@@ -63,12 +66,18 @@ class Live:
         samples: the oldest first; of a long run not every step.
         limit_bytes: the most that the process can reserve: what it has, and what the driver had left.
         ended: whether the recording has ended.
+        gpu: identifies the GPU among all processes; "" if it is simulated.
+        moments: the GPU over time, the oldest first; of a long run not every one.
+        emptied: calls of torch.cuda.empty_cache, and the bytes that they freed.
     """
 
     pid: int
     limit_bytes: int
     samples: tuple[Sample, ...]
     ended: bool = False
+    gpu: str = ""
+    moments: tuple[DeviceMoment, ...] = ()
+    emptied: tuple[int, int] = (0, 0)
 
     @property
     def growth_bytes(self) -> int:
@@ -105,12 +114,20 @@ class Live:
         values = read_json(folder / LIVE, _KIND)
         try:
             samples = tuple(Sample(**sample) for sample in values["samples"])
-            found = cls(**{**values, "samples": samples})
+            moments = tuple(map(DeviceMoment.from_json, values.get("moments", ())))
+            calls, freed_bytes = map(int, values.get("emptied", (0, 0)))
+            found = cls(**{**values, "samples": samples, "moments": moments, "emptied": (calls, freed_bytes)})
             if not samples or not all(isinstance(each.allocated_bytes, int) for each in samples):
                 raise ValueError
         except (TypeError, ValueError, KeyError):
             raise RunDirectoryError(f"{folder / LIVE}: not what a recorder writes. {_KIND.hint}") from None
         return found
+
+    def on_device(self, name: str) -> DeviceProcess:
+        """What this process noted of its GPU."""
+        return DeviceProcess(
+            name=name, pid=self.pid, uuid=self.gpu, moments=self.moments, ended=self.ended, emptied=self.emptied
+        )
 
 
 class LiveFile:
@@ -118,26 +135,49 @@ class LiveFile:
 
     Args:
         tensors: gradients and states of the optimizers, with the phase that allocates them, and their weights.
+        device: reads the counters of the GPU; None for a simulated one.
     """
 
-    def __init__(self, folder: Path, tensors: Callable[[], Iterable[tuple[torch.Tensor, Role]]]) -> None:
-        self._path, self._tensors = folder / LIVE, tensors
+    def __init__(
+        self,
+        folder: Path,
+        tensors: Callable[[], Iterable[tuple[torch.Tensor, Role]]],
+        device: DeviceWatch | None = None,
+    ) -> None:
+        self._path, self._tensors, self._device = folder / LIVE, tensors, device
+        self._moments: list[DeviceMoment] = []
+        self._device_due = 0.0
         self._started = time.monotonic()
         self._due = 0.0
         self._samples: list[Sample] = []
         self._limit_bytes, self._asked = 0, -_DRIVER_SECONDS
 
-    def note(self, step: int, *, is_last: bool = False) -> None:
-        """Note the figures as a step begins, if the last note is long enough ago."""
+    def note(self, step: int, *, is_last: bool = False, is_recorded: bool = True) -> None:
+        """Note the figures as a step begins, if the last note is long enough ago.
+
+        Args:
+            is_recorded: whether the allocator's history is on.
+        """
         before = time.monotonic()
         if before < self._due and not is_last:
             return
+        if self._device is not None and (before >= self._device_due or is_last) and not self._device.is_capturing:
+            self.note_device(step, "end" if is_last else "step", is_recorded=is_recorded)
+            before = time.monotonic()
         self._add(step, before)
         last = self._samples[-1]
         if before - self._asked >= _DRIVER_SECONDS or is_last:
             cuda: Any = torch.cuda
             self._limit_bytes, self._asked = last.reserved_bytes + int(cuda.mem_get_info()[0]), before
-        live = Live(pid=os.getpid(), limit_bytes=self._limit_bytes, samples=tuple(self._samples), ended=is_last)
+        live = Live(
+            pid=os.getpid(),
+            limit_bytes=self._limit_bytes,
+            samples=tuple(self._samples),
+            ended=is_last,
+            gpu="" if self._device is None else self._device.uuid,
+            moments=tuple(self._moments),
+            emptied=(0, 0) if self._device is None else (self._device.emptied[0], self._device.emptied[1]),
+        )
         text = json.dumps({name: to_json(getattr(live, name)) for name in Live.__slots__})
         partial = self._path.with_name(f".{LIVE}.partial")
         # without fsync: a reader sees the old file or the new one
@@ -147,6 +187,23 @@ class LiveFile:
         _log_to_wandb(live)
         after = time.monotonic()
         self._due = after + max(_LEAST_SECONDS, (after - before) / _MOST_SHARE)
+
+    def note_device(self, step: int, event: str, *, is_recorded: bool, freed_bytes: int | None = None) -> None:
+        """Note what the GPU holds; the file has it with the next sample.
+
+        Args:
+            is_recorded: whether the allocator's history is on.
+            freed_bytes: as of `DeviceMoment`.
+        """
+        assert self._device is not None
+        before = time.monotonic()
+        if len(self._moments) >= _MOST_MOMENTS:
+            highest = max(self._moments, key=lambda moment: moment.used_bytes)
+            self._moments = [moment for moment in self._moments if moment is highest or moment in self._moments[::2]]
+        self._moments.append(self._device.read(step, event, is_recorded=is_recorded, freed_bytes=freed_bytes))
+        # the first one loads the symbols of the stacks, which the end of the recording needs anyway
+        seconds = 0.0 if len(self._moments) == 1 else time.monotonic() - before
+        self._device_due = time.monotonic() + max(_DEVICE_SECONDS, seconds / _DEVICE_SHARE)
 
     def _add(self, step: int, now: float) -> None:
         counters: Any = torch.cuda.memory_stats_as_nested_dict()

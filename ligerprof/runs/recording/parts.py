@@ -20,6 +20,7 @@ from ligerprof.roles import Phase
 from ligerprof.runs.recording.settings import DISK_BYTES
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import Stamp
+from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 
 Snapshot = Mapping[str, Any]
 # device and address of a tensor's storage
@@ -299,6 +300,8 @@ class Parts:
         self._state: Snapshot = {"segments": []}
         self._alive: dict[Place, Event] = {}
         self._peak_bytes, self._peak_part = 0, 0
+        # allocated bytes that each phase reached at least; what the allocator does not split is not in them
+        self.phase_peaks: dict[Phase, int] = {}
         self._events = 0
         self._due = 0.0
         self._step, self._begins_step = 0, True
@@ -495,21 +498,39 @@ class Parts:
                 part.file = None
 
     def _follow(self, traces: Sequence[Sequence[Event]]) -> None:
-        """Note which blocks live after some events."""
+        """Note which blocks live after some events, and what phases reach."""
         # the pickled one has its order
         alive = self._alive
         for device, trace in enumerate(traces):
             stamp = ""
+            held, highest = _held_bytes(self._state, device), dict[str, int]()
+            allocated_bytes = sum(held.values())
             for event in trace:
                 action = event["action"]
                 stamp = event.get("user_metadata") or stamp
-                if action == "alloc":
+                if action == "free_requested":
+                    allocated_bytes -= held.pop(event["addr"], 0)
+                elif action == "alloc":
+                    held[event["addr"]] = size_bytes = -(-event["size"] // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+                    allocated_bytes += size_bytes
+                    if allocated_bytes > highest.get(stamp, 0):
+                        highest[stamp] = allocated_bytes
                     place = device, event["addr"]
                     alive.pop(place, None)
                     # torch stamps the events of one thread; what other threads load belongs to the phase that runs
                     alive[place] = event if event.get("user_metadata") else {**event, "user_metadata": stamp}
                 elif action == "free_completed":
                     alive.pop((device, event["addr"]), None)
+            for text, size_bytes in highest.items():
+                found = Stamp.parse(text)
+                if found is not None and size_bytes > self.phase_peaks.get(found.phase, 0):
+                    self.phase_peaks[found.phase] = size_bytes
+
+
+def _held_bytes(state: Snapshot, device: int) -> dict[int, int]:
+    """The bytes of a device's allocated blocks, by address."""
+    segments = [segment for segment in state["segments"] if segment["device"] == device]
+    return {address: block.block_bytes for address, block in _blocks(segments).items() if block.allocated}
 
 
 def _are_same(event: Event, other: Event) -> bool:

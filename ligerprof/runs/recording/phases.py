@@ -2,8 +2,9 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import ReferenceType, ref
@@ -11,6 +12,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -116,6 +118,118 @@ def _held_bytes(weight: Any) -> int:
     """The bytes of this rank's part of a DTensor, or of a weight under ZeRO-3."""
     part = getattr(weight, "_local_tensor", getattr(weight, "ds_tensor", weight))
     return int(part.nbytes) if isinstance(part, Tensor) else 0
+
+
+@dataclass(kw_only=True, slots=True)
+class LoopModel:
+    """A model of a loop.
+
+    Attributes:
+        name: of its class.
+        elements: of all weights.
+        dtypes: bytes of this rank's part of the weights, by dtype.
+        trainable_bytes: of those that get gradients.
+        has_head: whether its outputs are logits over a vocabulary; None for a module that does not say so.
+        token_bytes: of the keys and values of one token in 16 bits; None if its configuration does not give them.
+        phases: in which it ran.
+    """
+
+    name: str
+    elements: int
+    dtypes: Mapping[str, int]
+    trainable_bytes: int
+    has_head: bool | None
+    token_bytes: int | None
+    phases: set[Phase]
+
+
+class LoopModels:
+    """The outermost models that ran, once for each set of weights: adapters and wrappers share those of their model."""
+
+    def __init__(self) -> None:
+        self._of_module: weakref.WeakKeyDictionary[nn.Module, LoopModel] = weakref.WeakKeyDictionary()
+        self._of_weight: list[tuple[ReferenceType[Tensor], LoopModel]] = []
+
+    def note(self, module: nn.Module, phase: Phase) -> None:
+        """Note a phase of a model."""
+        model = self._of_module.get(module)
+        if model is None:
+            weights = list(module.parameters())
+            # lazy weights get their shapes in the first call
+            if not weights or any(map(is_lazy, weights)):
+                return
+            known = (each for weight, each in self._of_weight if weight() is weights[0])
+            model = next(known, None) or _loop_model(module, weights)
+            self._of_module[module] = model
+            self._of_weight.append((ref(weights[0]), model))
+        model.phases.add(phase)
+
+    def described(self) -> list[dict[str, Any]]:
+        """The models, as recording.json has them; a role is None if it is not certain."""
+        found = list({id(model): model for _, model in self._of_weight}.values())
+        policy = next((each for each in found if each.trainable_bytes and each.has_head), None)
+        return [
+            {
+                "name": model.name,
+                "role": _role(model, policy),
+                "parameters_bytes": sum(model.dtypes.values()),
+                "trainable_bytes": model.trainable_bytes,
+                "dtypes": dict(model.dtypes),
+                "elements": model.elements,
+                "kv_token_bytes": model.token_bytes,
+                "phases": [phase.value for phase in Phase if phase in model.phases],
+            }
+            for model in found
+        ]
+
+
+def _loop_model(module: nn.Module, weights: Sequence[Tensor]) -> LoopModel:
+    inner = module
+    while isinstance(wrapped := getattr(inner, "module", getattr(inner, "_orig_mod", None)), nn.Module):
+        inner = wrapped
+    dtypes: dict[str, int] = {}
+    for weight in weights:
+        name = str(weight.dtype).removeprefix("torch.")
+        dtypes[name] = dtypes.get(name, 0) + _held_bytes(weight)
+    has_head: bool | None = None
+    token_bytes: int | None = None
+    # methods and settings of the program's own classes, which may raise anything
+    with suppress(Exception):
+        has_head = inner.get_output_embeddings() is not None  # type: ignore[operator]
+        token_bytes = _token_bytes(getattr(inner, "config", None))
+    return LoopModel(
+        name=type(inner).__name__,
+        elements=sum(getattr(weight, "ds_numel", weight.numel()) for weight in weights),
+        dtypes=dtypes,
+        trainable_bytes=sum(_held_bytes(weight) for weight in weights if weight.requires_grad),
+        has_head=has_head,
+        token_bytes=token_bytes,
+        phases=set(),
+    )
+
+
+def _token_bytes(config: Any) -> int | None:
+    """Keys and values of one token in 16 bits, of a model whose layers all attend to everything."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+    if kinds != {"full_attention"} or getattr(config, "kv_lora_rank", None) is not None:
+        return None
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    layers, heads, hidden = (getattr(config, name, None) for name in names)
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
+        return None
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    return 2 * layers * (getattr(config, "num_key_value_heads", None) or heads) * int(head_dim) * 2
+
+
+def _role(model: LoopModel, policy: LoopModel | None) -> str | None:
+    """What a model is in a loop with this policy."""
+    if model is policy:
+        return "policy"
+    if model.has_head is False:
+        return "value" if model.trainable_bytes and policy is not None else "reward"
+    is_copy = policy is not None and (model.name, model.elements) == (policy.name, policy.elements)
+    return "reference" if is_copy and not model.trainable_bytes else None
 
 
 class OutermostCalls:
@@ -258,6 +372,7 @@ class LoopPhases:
         # of the modules that trained on this rank
         self.weights: dict[str, list[int]] = {}
         self._weighed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.models = LoopModels()
         self._patches = Patches()
         self._hooks: tuple[RemovableHandle, ...] = ()
 
@@ -413,6 +528,7 @@ class LoopPhases:
             self._begin_step()
         after_inference = Phase.OUTSIDE if self._phase is Phase.BUILD else self._phase
         self._enter(phase)
+        self.models.note(module, phase)
         if self._names_modules and not self._stamper.is_attached(module) and has_weights(module):
             self._stamper.attach(module, fixed=False)
         if phase is Phase.FORWARD and module not in self._weighed:

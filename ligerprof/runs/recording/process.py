@@ -19,7 +19,10 @@ from ligerprof.analyzers.explain.ranks import ModuleWeights
 from ligerprof.errors import LigerprofError
 from ligerprof.roles import Role
 from ligerprof.runs.directory import RunDirectory
+from ligerprof.runs.recording.device import DeviceWatch
 from ligerprof.runs.recording.live import LiveFile
+from ligerprof.runs.recording.patches import Patches
+from ligerprof.runs.recording.phases import LoopModels
 from ligerprof.runs.recording.record import CudaHistory, Recorder
 from ligerprof.runs.recording.saved import unix_time_us
 from ligerprof.runs.recording.settings import Settings, say
@@ -89,7 +92,7 @@ class ProcessRecording:
         self._summary = RecordingSummary(pid=self._pid, started_us=unix_time_us(), argv=tuple(sys.orig_argv))
         self._recorder: Recorder | None = None
         self._weights: dict[str, list[int]] = {}
-        self._live = LiveFile(self._run.path, self._tensors) if cuda.is_available() else None
+        self._models = LoopModels()
         self._machine: Machine | None = None
         self._progress: Progress | None = None
         if settings.simulated is not None:
@@ -97,6 +100,9 @@ class ProcessRecording:
             from ligerprof.simulated_gpu.machine import installed
 
             self._machine = installed()
+        self._device = DeviceWatch() if self._machine is None and cuda.is_available() else None
+        self._patches = Patches()
+        self._live = LiveFile(self._run.path, self._tensors, self._device) if cuda.is_available() else None
         # the step that runs, or the next; and the last one that began
         self._step = self._begun = 0
         self._disk_bytes = settings.disk_bytes
@@ -126,10 +132,12 @@ class ProcessRecording:
         )
         self._write_summary()
         self._recorder = recorder.open()
-        self._weights = recorder.weights
+        self._weights, self._models = recorder.weights, recorder.models
         if self._steps.first == 1:
             self._counts = register_optimizer_step_post_hook(self._note_update)
         self._history.keep_on(self._note_own_history)
+        if self._device is not None:
+            self._device.observe(self._patches, _quietly(self._note_device))
         atexit.register(self.finish)
         os.register_at_fork(after_in_child=self._leave)
         self._wrap_exit()
@@ -145,6 +153,7 @@ class ProcessRecording:
         if self._recorder is not None and 2 <= self._step < self._steps.first:
             _quietly(self._note_peak)(self._step, is_last=True)
         self._stop()
+        self._patches.undo()
         if self._counts is not None:
             self._counts.remove()
             self._counts = None
@@ -267,7 +276,13 @@ class ProcessRecording:
 
     def _note_live(self, step: int, *, is_last: bool = False) -> None:
         if self._live is not None:
-            self._live.note(step, is_last=is_last)
+            self._live.note(step, is_last=is_last, is_recorded=self._recorder is not None)
+
+    def _note_device(self, event: str, freed_bytes: int | None = None) -> None:
+        """Note the GPU as an engine goes to sleep or wakes, or where memory runs out."""
+        if self._device is not None and self._live is not None:
+            is_recorded = self._recorder is not None
+            self._live.note_device(self._begun, event, is_recorded=is_recorded, freed_bytes=freed_bytes)
 
     def _tensors(self) -> Iterable[tuple[Tensor, Role]]:
         return () if self._recorder is None else self._recorder.known_tensors()
@@ -282,6 +297,7 @@ class ProcessRecording:
             )
             self._summary = replace(self._summary, late_failure=late)
         self._begun = max(self._begun, step)
+        _quietly(self._note_device)("out_of_memory")
         self._summary = replace(self._summary, out_of_memory=True)
         self._write_summary()
 
@@ -297,7 +313,7 @@ class ProcessRecording:
         simulated = None if machine is None else machine.summary()
         self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
         weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
-        self._summary = replace(self._summary, weights=weights)
+        self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
         try:
             self._run.write_json(RECORDING, self._summary.to_json())
         except LigerprofError as error:
@@ -305,6 +321,7 @@ class ProcessRecording:
 
     def _leave(self) -> None:
         """In a forked child: take the hooks out, without touching CUDA."""
+        self._patches.undo()
         if self._recorder is not None:
             self._recorder.abandon()
             self._recorder = None

@@ -15,7 +15,7 @@ from ligerprof.roles import INFERENCE_PHASES, Phase, Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.live import tensors_by_role
 from ligerprof.runs.recording.parts import Bridge, LostPeak, Parts
-from ligerprof.runs.recording.phases import LoopPhases
+from ligerprof.runs.recording.phases import LoopModels, LoopPhases
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.settings import DISK_BYTES
 from ligerprof.snapshots.collector import collector_paused
@@ -168,6 +168,7 @@ class Recorder:
         self._phases: LoopPhases | None = None
         # [modules, bytes] by name, of the modules that trained
         self.weights: dict[str, list[int]] = {}
+        self.models = LoopModels()
         self._saved = SavedTensors(locate=history.locate, clock=history.now_us)
         self._ran_out = False
         self._in_parts = disk_bytes is not None
@@ -223,7 +224,7 @@ class Recorder:
             self._begin_phase if self._in_parts else None,
             names_all_nodes=names_all_nodes,
         )
-        self.weights = self._phases.weights
+        self.weights, self.models = self._phases.weights, self._phases.models
         self._phases.open(modules=self._first_step == 1)
         self._history.observe_out_of_memory(self._save_out_of_memory)
         return self
@@ -387,7 +388,8 @@ class Recorder:
         except OSError as error:
             raise OutputError(f"{self._run.path}: the parts of the recording are lost ({error}).") from None
         # if memory ran out before, this recorder wrote the existing snapshot
-        snapshot = with_saved_tensors(snapshot, self._saved.rows)
+        left_out = None if self.kept_steps is None else self._parts.phase_peaks
+        snapshot = with_saved_tensors(snapshot, self._saved.rows, left_out)
         self._run.write_snapshot(snapshot, force=self._force or self._ran_out)
 
     def _whole(self, phases: LoopPhases, failure: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -73,6 +73,7 @@ class RecordingSummary:
         out_of_memory: whether an allocation failed.
         simulated: what a simulated GPU made up and left out; None on a real one.
         weights: this rank's parts of the modules that were trained, by name with `*` for each index.
+        models: `name`, `role`, `parameters_bytes`, `trainable_bytes`, `dtypes` and `phases` of each model that ran.
         notes: one sentence each, without a full stop.
     """
 
@@ -90,6 +91,7 @@ class RecordingSummary:
     late_failure: LateFailure | None = None
     simulated: Mapping[str, Any] | None = None
     weights: Mapping[str, ModuleWeights] = field(default_factory=dict)
+    models: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     schema: int = field(default=1)
 
@@ -111,6 +113,7 @@ class RecordingSummary:
                     str(name): ModuleWeights(int(count), int(size_bytes))
                     for name, (count, size_bytes) in values.get("weights", {}).items()
                 },
+                "models": tuple(map(dict, values.get("models", ()))),
                 "late_peak": LatePeak(**late_peak) if late_peak else None,
                 "late_failure": LateFailure(**late_failure) if late_failure else None,
             }

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from ligerprof.runs.measured.step import NvmlDevice, NvmlMemory, OutsideLedger
+from ligerprof.runs.measured.step import OutsideLedger
 from ligerprof.runs.outcome import OutsideMemory, OutsideMoment
+from ligerprof.runs.recording.device import NvmlDevice, NvmlMemory
 from ligerprof.serialization import to_json
 from ligerprof.units import MIB
 

@@ -172,6 +172,7 @@ def test_a_summary_survives_its_file(field: str) -> None:
         "late_failure": LateFailure(requested_bytes=1, allocated_bytes=2, step=3),
         "notes": ("one",),
         "weights": {"layers.*.mlp": ModuleWeights(2, 7)},
+        "models": ({"name": "Llama", "role": "policy", "phases": ["forward"]},),
         "out_of_memory": True,
     }
     summary = RecordingSummary(**{"pid": 1, "started_us": 0, "argv": (), field: values.get(field, 7)})

@@ -200,6 +200,26 @@ def test_a_recording_without_its_first_parts_has_their_blocks_and_the_peak(
 
 
 @pytest.mark.parametrize("seed", range(6))
+def test_phases_have_at_least_the_peaks_of_parts_that_are_left_out(seed: int, tmp_path: Path) -> None:
+    program, found, start = Program(seed, expandable=False), Parts(tmp_path, most_entries=MANY), 0
+    truth: dict[Phase, int] = {}
+    for step, phase in enumerate((Phase.GENERATION, Phase.SCORING, Phase.BACKWARD, Phase.GENERATION), 1):
+        program.run(60, recorded=True)
+        events, end = program.allocator.events, len(program.allocator.events)
+        for number in range(start, end):
+            events[number]["user_metadata"] = Stamp(step=step, phase=phase).to_text()
+            if events[number]["action"] == "alloc":
+                truth[phase] = max(truth.get(phase, 0), program.allocator.allocated[number + 1])
+        found.add(program.snapshot(start, end), step=step + 1, peak_bytes=step, begins_step=True)
+        start = end
+
+    assert found.phase_peaks.keys() == truth.keys()
+    for phase, peak_bytes in truth.items():
+        # what a block has beyond its request, because the rest was not worth splitting, is not counted
+        assert peak_bytes * 0.9 <= found.phase_peaks[phase] <= peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_a_part_that_is_left_out_leaves_its_blocks(seed: int, tmp_path: Path) -> None:
     program, found = Program(seed, expandable=False), Parts(tmp_path, most_entries=MANY)
     program.run(60, recorded=True)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.roles import Phase
-from ligerprof.runs.recording.phases import LoopPhases
+from ligerprof.runs.recording.phases import LoopModels, LoopPhases
 from ligerprof.runs.recording.record import Recorder, running
 from ligerprof.snapshots.stamp import Stamp
 from tests.runs.recording.operations import OperationHistory
@@ -529,3 +529,46 @@ def test_a_compiled_model_has_the_same_graphs_and_is_not_compiled_again(in_place
     assert recorded == alone
     modules = {stamp.module for text in stamps if (stamp := Stamp.parse(text)) and stamp.phase is Phase.FORWARD}
     assert modules == ({"", "1", "1.0", "1.0.inner", "1.1"} if in_place else {""})
+
+
+def test_models_that_say_nothing_of_themselves_have_no_role_and_do_not_stop_the_program() -> None:
+    class Secretive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LazyLinear(4)
+
+        def get_output_embeddings(self) -> nn.Module:
+            raise NotImplementedError
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    models, secretive = LoopModels(), Secretive()
+    models.note(secretive, Phase.FORWARD)
+    assert models.described() == []
+    secretive(torch.ones(2, 3))
+    models.note(secretive, Phase.FORWARD)
+    models.note(secretive, Phase.EVALUATION)
+    (described,) = models.described()
+    assert (described["role"], described["elements"], described["phases"]) == (None, 16, ["forward", "evaluation"])
+
+
+def test_a_frozen_copy_of_the_policy_is_its_reference_and_a_model_without_a_head_the_value() -> None:
+    class Language(nn.Linear):
+        def get_output_embeddings(self) -> nn.Module | None:
+            return self
+
+    class Judge(nn.Linear):
+        def get_output_embeddings(self) -> nn.Module | None:
+            return None
+
+    policy, reference, value, reward = Language(4, 8), Language(4, 8), Judge(4, 1), Judge(4, 1)
+    for frozen in (reference, reward):
+        frozen.requires_grad_(requires_grad=False)
+    models = LoopModels()
+    for model in (reward, reference, policy, value):
+        models.note(model, Phase.SCORING)
+    # what wraps a model is that model
+    models.note(nn.Sequential(policy), Phase.FORWARD)
+    assert [model["role"] for model in models.described()] == ["reward", "reference", "policy", "value"]
+    assert models.described()[2]["phases"] == ["forward", "scoring"]
