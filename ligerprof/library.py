@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
     from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
     from ligerprof.analyzers.search.changes import Advice, Change, Settle, Sharding
-    from ligerprof.analyzers.search.fit import Answered, Candidate, Fastest, Fit
+    from ligerprof.analyzers.search.fastest import Candidate, Fastest
+    from ligerprof.analyzers.search.fit import Answered, Fit
     from ligerprof.analyzers.trace.analysis import TraceReport
     from ligerprof.runs.outcome import StepOutcome
     from ligerprof.snapshots.reader import Snapshot
@@ -140,7 +141,7 @@ def fastest(
         better: receives each recipe that fits and is faster than those before.
         processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
     """
-    from ligerprof.analyzers.search import fit as search
+    from ligerprof.analyzers.search import fastest as search
 
     say = progress or _silent
     with closing(Simulators(processes)) as simulators:

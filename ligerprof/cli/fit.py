@@ -29,7 +29,8 @@ from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.search.budget import Verdict
-    from ligerprof.analyzers.search.fit import Answered, Candidate, Point
+    from ligerprof.analyzers.search.fastest import Candidate
+    from ligerprof.analyzers.search.fit import Answered, Point
 
 # of about 500 MiB, most of it shared
 _MOST_PROCESSES = 4

@@ -69,6 +69,8 @@ class TrainingRecipe(RunOptions, TrainingOptions):
         if not self.checkpointing:
             return "not checkpointed"
         layers = "" if self.checkpoint_every == 1 else f"1 of {self.checkpoint_every} layers "
+        if self.selective is not None and "*" in self.selective:
+            return f"checkpointed by layer ({self.selective.replace(',', ', ')})"
         if self.selective is None:
             return f"{layers}checkpointed"
         name = self.selective if "+" not in self.selective else "own list of operators"

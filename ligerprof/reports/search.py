@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from ligerprof.analyzers.estimate import Moment
 from ligerprof.analyzers.search.budget import Method, Verdict
 from ligerprof.analyzers.search.changes import Advice, State, Step
-from ligerprof.analyzers.search.fit import Bound, Candidate, Fastest, Fit, Point
+from ligerprof.analyzers.search.fastest import Candidate, Fastest
+from ligerprof.analyzers.search.fit import Bound, Fit, Point
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.configs.edits import FileEdit
 from ligerprof.recipe.flags import command_line

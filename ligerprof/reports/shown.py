@@ -9,7 +9,8 @@ from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
 from ligerprof.analyzers.search.changes import Advice
-from ligerprof.analyzers.search.fit import Fastest, Fit
+from ligerprof.analyzers.search.fastest import Fastest
+from ligerprof.analyzers.search.fit import Fit
 from ligerprof.analyzers.trace.analysis import TraceReport
 from ligerprof.recipe.flags import command_line
 from ligerprof.reports.console import PlainConsole

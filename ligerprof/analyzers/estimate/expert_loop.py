@@ -8,9 +8,16 @@ from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.expert_gates import clamped_product
 from ligerprof.analyzers.estimate.operation import Operation
-from ligerprof.analyzers.estimate.operations import column_sum, multiply, product_operator, renamed, scale_rows
+from ligerprof.analyzers.estimate.operations import (
+    column_sum,
+    multiply,
+    product_operator,
+    renamed,
+    scale,
+    scale_rows,
+    unary,
+)
 from ligerprof.analyzers.estimate.tensors import Value, Weight
 from ligerprof.recipe.routing import tokens_per_expert
 from ligerprof.torch_memory.dtypes import INDEX_BYTES
@@ -185,3 +192,19 @@ def _view_of_expert(context: Context, weight: Weight) -> Value:
     return context.tape.run(
         Operation(elements=weight.elements // weight.shape[0], width=weight.width, inputs=(weight,), view_of=parameter)
     )
+
+
+def clamped_product(context: Context, joint: Value) -> Value:
+    """GptOssExperts._apply_gate: `(up + 1) * gate * sigmoid(alpha * gate)` of clamped, interleaved gate and up."""
+    tape, half = context.tape, joint.elements // 2
+    raw = tape.slice(joint, half), tape.slice(joint, half)
+    gate = renamed(context, raw[0], unary(context, raw[0]))
+    up = renamed(context, raw[1], unary(context, raw[1]))
+    scaled = scale(context, gate)
+    factor = renamed(context, scaled, unary(context, scaled, saves_output=True))
+    gated = multiply(context, gate, factor)
+    tape.release(factor)
+    shifted = tape.run(Operation(elements=half, width=up.width, passes=(up,)))
+    product = multiply(context, shifted, gated)
+    tape.release(shifted, gated, gate, up)
+    return product

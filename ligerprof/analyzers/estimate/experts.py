@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.expert_gates import clamped_product
-from ligerprof.analyzers.estimate.expert_loop import experts_in_turn
+from ligerprof.analyzers.estimate.expert_loop import clamped_product, experts_in_turn
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,

@@ -275,6 +275,9 @@ class Meter:
     def ran(self, operation: object) -> None:
         """An operation has run; `step_time` counts its work."""
 
+    def asked(self) -> None:
+        """Selective checkpointing has been asked whether it keeps an operator's output, or had it already."""
+
     def differentiated(self, operation: object) -> None:
         """The gradients of an operation have been computed."""
 

@@ -140,6 +140,10 @@ class _WorkMeter(Meter):
         for work in self._forward(operation):
             self._note(part, work, Host.TRITON if operation.in_function else Host.OPERATOR)
 
+    def asked(self) -> None:
+        part = Part.FORWARD if self._thread is Phase.FORWARD else Part.RECOMPUTE
+        self._note(part, None, Host.SELECTION)
+
     def differentiated(self, operation: object) -> None:
         assert isinstance(operation, Operation)
         for work in self._backward(operation):
@@ -148,7 +152,7 @@ class _WorkMeter(Meter):
     def summed(self, size_bytes: int) -> None:
         self._note(Part.BACKWARD, Work(Kind.MEMORY, "pointwise", 3 * size_bytes), Host.BACKWARD)
 
-    def _note(self, part: Part, work: Work, host: Host) -> None:
+    def _note(self, part: Part, work: Work | None, host: Host) -> None:
         self.ledger.add(Part.LOSS if self.place == HEAD else part, work, host, self._times)
 
     def _forward(self, operation: Operation) -> Iterable[Work]:

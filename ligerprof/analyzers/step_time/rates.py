@@ -43,12 +43,16 @@ class Kind(Word):
 
 
 class Host(Word):
-    """What a call costs the host: an operator from Python, from autograd's engine, or a kernel of Triton's."""
+    """What a call costs the host: an operator from Python, from autograd's engine, or a kernel of Triton's.
+
+    `selection`: in addition, an operator of a layer under selective checkpointing, whose policy is a Python function.
+    """
 
     OPERATOR = "operator"
     BACKWARD = "backward"
     TRITON = "triton"
     OPTIMIZER = "optimizer"
+    SELECTION = "selection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +422,7 @@ def step_time(ledger: Ledger, gpu: str, tokens: int) -> StepTime | None:
     return StepTime(
         gpu=gpu,
         measured=rates.measured,
-        seconds=_elapsed(parts),
+        seconds=elapsed((part.host_seconds, math.fsum(part.gpu_seconds.values())) for part in parts),
         tokens=tokens,
         flops=ledger.flops(),
         useful_flops=useful,
@@ -440,12 +444,15 @@ def _part_times(ledger: Ledger, rates: Rates) -> list[PartTime]:
     ]
 
 
-def _elapsed(parts: tuple[PartTime, ...]) -> float:
-    """The GPU ends a part when its kernels have run, and not before the host has launched the last of them."""
+def elapsed(parts: Iterable[tuple[float, float]]) -> float:
+    """The time of parts, of each the host's and the GPU's seconds.
+
+    The GPU ends a part when its kernels have run, and not before the host has launched the last of them.
+    """
     host_end = gpu_end = 0.0
-    for part in parts:
-        host_end += part.host_seconds
-        gpu_end = max(gpu_end + math.fsum(part.gpu_seconds.values()), host_end)
+    for host_seconds, gpu_seconds in parts:
+        host_end += host_seconds
+        gpu_end = max(gpu_end + gpu_seconds, host_end)
     return gpu_end
 
 
