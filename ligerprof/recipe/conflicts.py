@@ -186,6 +186,7 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
 def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     spec, nvme = options.spec, options.nvme_path
     runs = () if options.selective is None else layer_runs(options.selective)
+    listed = sum(run.layers for run in runs)
     yield (
         options.experts is not None and not spec.experts,
         f"{_FLAGS['experts']}: {spec.name} has no experts. Leave it out.",
@@ -208,14 +209,16 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     )
     yield from _adapter_conflicts(options)
     yield (
+        listed > 0 and options.checkpoint_every > 1,
+        f"{_FLAGS['selective']} names each layer, and does not go with {_FLAGS['checkpoint_every']}. Leave one out.",
+    )
+    yield (
         "rope" in options.kernels and any(run.policy and run.policy.every for run in runs),
         f"{_FLAGS['selective']} does not go with the kernel rope, which writes over kept outputs. Leave it out.",
     )
-    listed = sum(run.layers for run in runs)
     yield (
-        listed not in (0, spec.layers) or (listed and options.checkpoint_every > 1),
-        f"{_FLAGS['selective']} says what {listed} layers keep, and {spec.name} has {spec.layers}. Name each once, "
-        f" without {_FLAGS['checkpoint_every']}.",
+        listed not in (0, spec.layers),
+        f"{_FLAGS['selective']} names {listed} of the {spec.layers} layers of {spec.name}. Name each layer once.",
     )
     yield (
         options.loss is not Loss.HF and bool({"ce", "flce"} & set(options.kernels)),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations, combinations_with_replacement, islice, pairwise, product
 from typing import Any
 
-from ligerprof.analyzers.estimate import estimate
 from ligerprof.analyzers.estimate.hooks import Hooks
 from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
@@ -15,7 +14,7 @@ from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.search.budget import Judge, Verdict
 from ligerprof.analyzers.search.changes import expandable_segments
 from ligerprof.analyzers.step_time.account import predicted_time
-from ligerprof.analyzers.step_time.rates import Part, StepTime, elapsed
+from ligerprof.analyzers.step_time.rates import Part, StepTime, elapsed, time_json
 from ligerprof.errors import DoesNotFitError, LigerprofError
 from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.recipe.flags import recipe_flags
@@ -213,6 +212,20 @@ _MOST_SIMULATED = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Moved:
+    """A recipe whose activations move to main memory, of which no time is known."""
+
+    recipe: TrainingRecipe
+    verdict: Verdict
+    time: None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of `plan` in the JSON."""
+        flags = list(recipe_flags(self.recipe))
+        return {"flags": flags, **time_json("the time of --activation-offload is not known."), **self.verdict.to_json()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan(JsonKeys):
     """The result of `ligerprof fit --plan`: what each decoder layer recomputes, keeps or moves to main memory.
 
@@ -225,8 +238,8 @@ class Plan(JsonKeys):
 
     given: TrainingRecipe
     limit: Limit
-    chosen: "Candidate"
-    by_keys: "Candidate | None"
+    chosen: Candidate | Moved
+    by_keys: Candidate | None
     tried: int
     possible: int
     left_out: tuple[str, ...]
@@ -271,7 +284,7 @@ def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
     predicted_time(base)
     reasons: dict[str, None] = {}
     progress("what layers can keep")
-    search = _PlanSearch(base, judge, _kinds(base, reasons))
+    search = _PlanSearch(base, judge, _kinds(base, judge, reasons))
     chosen = search.settled(progress)
     progress("checkpointing that frameworks have keys for")
     every = [dataclasses.replace(base, checkpoint_every=number) for number in range(base.spec.layers // 2, 0, -1)]
@@ -295,15 +308,26 @@ def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
 
 
 def _first_that_fits(recipes: Iterable[TrainingRecipe], judge: Judge) -> Candidate | None:
+    """The first that fits, with expandable segments if it fits with those alone."""
     for each in recipes:
-        if judge.by_estimate(each).fits is not False and (verdict := judge.verdict(each)).fits:
-            return Candidate(recipe=each, time=predicted_time(each), verdict=verdict)
+        if judge.by_estimate(_expanded(each)).fits is not False:
+            found = _judged(each, judge)
+            if found is not None and found.verdict.fits:
+                return found
     return None
 
 
-def _moved(base: TrainingRecipe, judge: Judge) -> Candidate | None:
-    """All layers recomputed, and their inputs in main memory."""
-    return _first_that_fits([dataclasses.replace(base, activation_offload=True)], judge)
+def _moved(base: TrainingRecipe, judge: Judge) -> Moved | None:
+    """All layers recomputed, and their inputs in main memory; the time of that is not known."""
+    recipe = dataclasses.replace(base, activation_offload=True)
+    verdict = judge.verdict(recipe)
+    return Moved(recipe=recipe, verdict=verdict) if verdict.fits else None
+
+
+def _expanded(recipe: TrainingRecipe) -> TrainingRecipe:
+    """The recipe with expandable segments, where it can have them: what it reserves is close to what it holds."""
+    outcome: Sequence[TrainingRecipe] | str = expandable_segments.outcome(recipe)
+    return recipe if isinstance(outcome, str) else outcome[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +344,7 @@ class _Kind:
     time: StepTime
 
 
-def _kinds(base: TrainingRecipe, reasons: dict[str, None]) -> list[_Kind]:
+def _kinds(base: TrainingRecipe, judge: Judge, reasons: dict[str, None]) -> list[_Kind]:
     """What a layer may keep, from nothing to everything, each kind what the one before keeps and more.
 
     The outputs join in the order of seconds saved per byte, so that no other choice of outputs saves more with the
@@ -330,7 +354,7 @@ def _kinds(base: TrainingRecipe, reasons: dict[str, None]) -> list[_Kind]:
     def kind(name: str) -> _Kind | None:
         try:
             recipe = planned(base, [(base.spec.layers, name)])
-            return _Kind(name, estimate(recipe).highest_peak_bytes, predicted_time(recipe))
+            return _Kind(name, judge.needed_bytes(recipe), predicted_time(recipe))
         except LigerprofError as error:
             reasons.setdefault(str(error))
             return None
@@ -346,15 +370,7 @@ def _kinds(base: TrainingRecipe, reasons: dict[str, None]) -> list[_Kind]:
                 saved[output] = seconds / max(alone.held_bytes - nothing.held_bytes, 1)
     ordered = sorted(saved, key=lambda output: -saved[output])
     joined = [kind(_policy_name(list(some), outputs)) for some in accumulate([[output] for output in ordered])]
-    kinds = [nothing, *filter(None, joined), *filter(None, [kind(EVERYTHING)])]
-    # what holds more without being faster is of no use
-    return [
-        each
-        for each in kinds
-        if not any(
-            other.time.gpu_seconds < each.time.gpu_seconds and other.held_bytes <= each.held_bytes for other in kinds
-        )
-    ]
+    return [nothing, *filter(None, joined), *filter(None, [kind(EVERYTHING)])]
 
 
 def planned(base: TrainingRecipe, runs: Sequence[tuple[int, str]]) -> TrainingRecipe:
@@ -407,16 +423,8 @@ class _PlanSearch:
 
     def __init__(self, base: TrainingRecipe, judge: Judge, kinds: Sequence[_Kind]) -> None:
         self._base, self._judge, self._kinds = base, judge, kinds
-        parts = [{each.part: each for each in kind.time.parts} for kind in kinds]
-        self._rates = [
-            [
-                (0.0, 0.0)
-                if part not in of_kind
-                else (of_kind[part].host_seconds, sum(of_kind[part].gpu_seconds.values()))
-                for of_kind in parts
-            ]
-            for part in Part
-        ]
+        # the host's and the GPU's seconds, by part and kind
+        self._rates = [[_seconds_of(kind.time, part) for kind in kinds] for part in Part]
         times = {mix: self._seconds(mix) for mix in _mixes(len(kinds), base.spec.layers)}
         self.times = dict(sorted(times.items(), key=lambda item: item[1]))
         self.known: dict[_Mix, bool] = {}
@@ -425,10 +433,9 @@ class _PlanSearch:
         """The fastest plan that fits, simulated where that is possible."""
         refused: set[_Mix] = set()
         while (mix := self._fastest(refused, progress)) is not None:
-            recipe = self._recipe(mix)
-            verdict = self._judge.verdict(recipe)
-            if verdict.fits:
-                return Candidate(recipe=recipe, time=predicted_time(recipe), verdict=verdict)
+            progress(f"does the fastest of {len(self.times)} plans fit?")
+            if (found := _first_that_fits([self._recipe(mix)], self._judge)) is not None:
+                return found
             refused.add(mix)
             if len(refused) > _MOST_SIMULATED:
                 # smaller steps do not find the border
@@ -450,7 +457,7 @@ class _PlanSearch:
 
     def _fits(self, mix: _Mix) -> bool:
         if mix not in self.known:
-            self.known[mix] = self._judge.by_estimate(self._recipe(mix)).fits is not False
+            self.known[mix] = self._judge.by_estimate(_expanded(self._recipe(mix))).fits is not False
         return self.known[mix]
 
     def _recipe(self, mix: _Mix) -> TrainingRecipe:
@@ -459,15 +466,19 @@ class _PlanSearch:
 
     def _seconds(self, mix: _Mix) -> float:
         layers = sum(mix)
-        return elapsed(
-            tuple(
-                sum(count * kind[which] for count, kind in zip(mix, of_part, strict=True)) / layers for which in (0, 1)
-            )
-            for of_part in self._rates
-        )
+
+        def share(rates: Iterable[float]) -> float:
+            return sum(count * rate for count, rate in zip(mix, rates, strict=True)) / layers
+
+        return elapsed((share(host), share(gpu)) for host, gpu in (zip(*rates, strict=True) for rates in self._rates))
 
     def _bytes(self, mix: _Mix) -> float:
         return sum(count * kind.held_bytes for count, kind in zip(mix, self._kinds, strict=True)) / sum(mix)
+
+
+def _seconds_of(time: StepTime, part: Part) -> tuple[float, float]:
+    found = next((each for each in time.parts if each.part is part), None)
+    return (0.0, 0.0) if found is None else (found.host_seconds, sum(found.gpu_seconds.values()))
 
 
 def _mixes(kinds: int, layers: int) -> Iterator[_Mix]:
