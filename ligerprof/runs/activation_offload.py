@@ -208,11 +208,11 @@ def _leave_out(head: nn.Module) -> None:
 
 
 def enable_checkpointing(model: Any, recipe: TrainingRecipe) -> None:
-    """Checkpoint the recipe's decoder layers.
+    """Checkpoint the recipe's decoder layers, each as the recipe says.
 
     Versions of transformers before 5.23 do not have `every_n_layers`, so the layers are switched off one by one.
     """
-    settings: dict[str, Any] = {"use_reentrant": recipe.reentrant}
+    settings = {"use_reentrant": recipe.reentrant}
     # transformers 5.2x renamed the method, and warns if the older name is called
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)

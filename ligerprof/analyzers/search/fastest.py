@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, combinations_with_replacement, islice, pairwise, product
+from itertools import accumulate, combinations, combinations_with_replacement, groupby, islice, pairwise, product
 from typing import Any
 
 from ligerprof.analyzers.estimate.hooks import Hooks
@@ -255,8 +255,16 @@ class Plan(JsonKeys):
         recipe = self.recipe
         if not recipe.checkpointing:
             return ((recipe.spec.layers, EVERYTHING),)
+        if recipe.checkpoint_every > 1:
+            every = (EVERYTHING if index % recipe.checkpoint_every else NOTHING for index in range(recipe.spec.layers))
+            return tuple((len(list(run)), name) for name, run in groupby(every))
         runs = layer_runs(recipe.selective or NOTHING)
         return tuple((run.layers or recipe.spec.layers, run.name) for run in runs)
+
+    @property
+    def selection(self) -> str:
+        """The same as `--selective` and `ligerprof.checkpoint` take it."""
+        return ",".join(f"{count}*{name}" for count, name in self.layers)
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof fit --plan --json`."""
@@ -376,12 +384,11 @@ def _kinds(base: TrainingRecipe, judge: Judge, reasons: dict[str, None]) -> list
 def planned(base: TrainingRecipe, runs: Sequence[tuple[int, str]]) -> TrainingRecipe:
     """A checkpointed recipe with runs of layers, each with what they keep."""
     runs = [(count, name) for count, name in runs if count]
-    if len(runs) > 1:
-        return dataclasses.replace(base, selective=",".join(f"{count}*{name}" for count, name in runs))
-    name = runs[0][1]
-    if name == EVERYTHING:
+    if [name for _, name in runs] == [EVERYTHING]:
         return dataclasses.replace(base, checkpointing=False)
-    return dataclasses.replace(base, selective=None if name == NOTHING else name)
+    is_plain = [name for _, name in runs] == [NOTHING]
+    listed = ",".join(f"{count}*{name}" for count, name in runs)
+    return dataclasses.replace(base, selective=None if is_plain else listed)
 
 
 def _policy_name(kept: Sequence[_Output], outputs: Sequence[_Output]) -> str:
