@@ -211,8 +211,8 @@ def _by_keys(found: Plan) -> Iterator[str]:
         yield "No plan that frameworks have keys for fits."
         return
     slower = 0.0 if found.chosen.time is None else best.time.seconds / found.chosen.time.seconds - 1
-    words = best.recipe.summary.split(", ")[3]
-    yield f"Of what frameworks have keys for: {words}, {1000 * best.time.seconds:,.1f} ms per step, {100 * slower:.1f} % more."
+    words, milliseconds = best.recipe.checkpointing_words, 1000 * best.time.seconds
+    yield f"What frameworks have keys for: {words}, {milliseconds:,.1f} ms per step, {100 * slower:.1f} % more."
     for name, title in _FRAMEWORKS.items():
         every = {"checkpoint_every": best.recipe.checkpoint_every} if best.recipe.checkpoint_every > 1 else {}
         moved = {"activation_offload": True} if best.recipe.activation_offload else {}

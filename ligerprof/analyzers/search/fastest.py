@@ -1,9 +1,11 @@
 """Find the fastest recipe that fits a limit: over batches, checkpointing and kernels, or a plan of each layer."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, combinations_with_replacement, groupby, islice, pairwise, product
+from math import comb
 from typing import Any
 
 from ligerprof.analyzers.estimate.hooks import Hooks
@@ -205,8 +207,9 @@ def _judged(recipe: TrainingRecipe, judge: Judge, time: StepTime | None = None) 
 _Output = tuple[str, FactorShape | None]
 # how many layers of each kind
 _Mix = tuple[int, ...]
-# kinds in one plan: with one limit two are enough but for whole layers, which a third makes up for
-_MOST_KINDS = 3
+# about the most plans of a search, which decides how many kinds one plan can have; with one limit two kinds are enough
+# but for whole layers, which a third makes up for
+_MOST_PLANS = 25_000
 # plans that are simulated before the next one is taken on the estimate's word
 _MOST_SIMULATED = 6
 
@@ -280,8 +283,8 @@ class Plan(JsonKeys):
 def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
     """Plan what each layer recomputes and keeps, so that the step is fastest within the limit.
 
-    Each kind of layer keeps the outputs of some operators, from none to all. The search is exact over the plans of up
-    to three kinds if what fits is monotone: a plan that keeps more does not fit if one that keeps less does not.
+    Each kind of layer keeps the outputs of some operators, from none to all. The search is exact over the plans that
+    `_mixes` makes if what fits is monotone: a plan that keeps more does not fit if one that keeps less does not.
 
     Raises:
         UnsupportedError: the time of the recipe's steps is not known.
@@ -371,11 +374,10 @@ def _kinds(base: TrainingRecipe, judge: Judge, reasons: dict[str, None]) -> list
     assert nothing is not None
     outputs = _outputs_of_layers(base)
     saved: dict[_Output, float] = {}
-    for output in outputs:
-        if (alone := kind(_policy_name([output], outputs))) is not None:
-            seconds = nothing.time.gpu_seconds - alone.time.gpu_seconds
-            if seconds > 0:
-                saved[output] = seconds / max(alone.held_bytes - nothing.held_bytes, 1)
+    for output, size_bytes in outputs.items():
+        alone = kind(_policy_name([output], outputs))
+        if alone is not None and alone.time.gpu_seconds < nothing.time.gpu_seconds:
+            saved[output] = (nothing.time.gpu_seconds - alone.time.gpu_seconds) / size_bytes
     ordered = sorted(saved, key=lambda output: -saved[output])
     joined = [kind(_policy_name(list(some), outputs)) for some in accumulate([[output] for output in ordered])]
     return [nothing, *filter(None, joined), *filter(None, [kind(EVERYTHING)])]
@@ -391,7 +393,7 @@ def planned(base: TrainingRecipe, runs: Sequence[tuple[int, str]]) -> TrainingRe
     return dataclasses.replace(base, selective=None if is_plain else listed)
 
 
-def _policy_name(kept: Sequence[_Output], outputs: Sequence[_Output]) -> str:
+def _policy_name(kept: Sequence[_Output], outputs: Collection[_Output]) -> str:
     """The policy that keeps these outputs of layers and no others."""
     operators = sorted({operator for operator, _ in kept} - set(FUSED_ATTENTION))
     left = frozenset(shape for operator, shape in outputs if shape is not None and (operator, shape) not in kept)
@@ -399,11 +401,11 @@ def _policy_name(kept: Sequence[_Output], outputs: Sequence[_Output]) -> str:
     return "+".join([*words, *(["attention"] if any(operator in FUSED_ATTENTION for operator, _ in kept) else [])])
 
 
-def _outputs_of_layers(recipe: TrainingRecipe) -> tuple[_Output, ...]:
-    """The outputs of products and attention in decoder layers."""
+def _outputs_of_layers(recipe: TrainingRecipe) -> dict[_Output, int]:
+    """The outputs of products and attention in decoder layers, and the bytes of those that the estimate runs."""
     meter = _OutputMeter(SizeRules())
     MicroBatch(recipe, make_weights(recipe), find_kernel_set(recipe.providers, recipe.spec), meter, Hooks()).forward()
-    return tuple(meter.outputs)
+    return meter.outputs
 
 
 class _OutputMeter(Meter):
@@ -411,12 +413,13 @@ class _OutputMeter(Meter):
 
     def __init__(self, rules: SizeRules) -> None:
         super().__init__(rules)
-        self.outputs: dict[_Output, None] = {}
+        self.outputs: Counter[_Output] = Counter()
 
     def ran(self, operation: object) -> None:
         assert isinstance(operation, Operation)
         if self.place.startswith("layer") and operation.operator in (*MATMULS, *FUSED_ATTENTION):
-            self.outputs[operation.operator, operation.factor if operation.operator == MM else None] = None
+            output = operation.operator, operation.factor if operation.operator == MM else None
+            self.outputs[output] += operation.elements * operation.width + operation.extra_saved_bytes
 
 
 class _PlanSearch:
@@ -434,6 +437,7 @@ class _PlanSearch:
         self._rates = [[_seconds_of(kind.time, part) for kind in kinds] for part in Part]
         times = {mix: self._seconds(mix) for mix in _mixes(len(kinds), base.spec.layers)}
         self.times = dict(sorted(times.items(), key=lambda item: item[1]))
+        self._bytes = {mix: self._held_bytes(mix) for mix in self.times}
         self.known: dict[_Mix, bool] = {}
 
     def settled(self, progress: Progress) -> Candidate | None:
@@ -446,7 +450,7 @@ class _PlanSearch:
             refused.add(mix)
             if len(refused) > _MOST_SIMULATED:
                 # smaller steps do not find the border
-                refused |= {other for other in self.times if self._bytes(other) > 0.98 * self._bytes(mix)}
+                refused |= {other for other in self.times if self._bytes[other] > 0.98 * self._bytes[mix]}
         return None
 
     def _fastest(self, refused: Collection[_Mix], progress: Progress) -> _Mix | None:
@@ -454,8 +458,8 @@ class _PlanSearch:
         left, best = [mix for mix in self.times if mix not in refused], None
         while left:
             progress(f"plans, {len(left)} left")
-            mix = next((mix for mix in left if self._bytes(mix) <= self._judge.limit.size_bytes), None)
-            mix = mix or min(left, key=self._bytes)
+            mix = next((mix for mix in left if self._bytes[mix] <= self._judge.limit.size_bytes), None)
+            mix = mix or min(left, key=lambda mix: self._bytes[mix])
             if self._fits(mix):
                 best, left = mix, left[: left.index(mix)]
             else:
@@ -479,7 +483,7 @@ class _PlanSearch:
 
         return elapsed((share(host), share(gpu)) for host, gpu in (zip(*rates, strict=True) for rates in self._rates))
 
-    def _bytes(self, mix: _Mix) -> float:
+    def _held_bytes(self, mix: _Mix) -> float:
         return sum(count * kind.held_bytes for count, kind in zip(mix, self._kinds, strict=True)) / sum(mix)
 
 
@@ -489,8 +493,10 @@ def _seconds_of(time: StepTime, part: Part) -> tuple[float, float]:
 
 
 def _mixes(kinds: int, layers: int) -> Iterator[_Mix]:
-    """All ways to divide the layers among up to three kinds."""
-    for chosen in combinations(range(kinds), min(kinds, _MOST_KINDS)):
+    """All ways to divide the layers among some of the kinds."""
+    sizes = {some: comb(kinds, some) * comb(layers + some - 1, some - 1) for some in range(1, kinds + 1)}
+    most = max((some for some, size in sizes.items() if size <= _MOST_PLANS), default=1)
+    for chosen in combinations(range(kinds), most):
         for cuts in combinations_with_replacement(range(layers + 1), len(chosen) - 1):
             counts = dict(zip(chosen, (end - start for start, end in pairwise((0, *cuts, layers))), strict=True))
             yield tuple(counts.get(kind, 0) for kind in range(kinds))
