@@ -210,8 +210,8 @@ _Mix = tuple[int, ...]
 # about the most plans of a search, which decides how many kinds one plan can have; with one limit two kinds are enough
 # but for whole layers, which a third makes up for
 _MOST_PLANS = 25_000
-# plans that are simulated before the next one is taken on the estimate's word
-_MOST_SIMULATED = 6
+# by how much less a plan must hold than one that the simulation refused, as a share; doubled with each
+_STEP_SHARE = 0.0015
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -443,14 +443,13 @@ class _PlanSearch:
     def settled(self, progress: Progress) -> Candidate | None:
         """The fastest plan that fits, simulated where that is possible."""
         refused: set[_Mix] = set()
+        share = _STEP_SHARE
         while (mix := self._fastest(refused, progress)) is not None:
             progress(f"does the fastest of {len(self.times)} plans fit?")
             if (found := _first_that_fits([self._recipe(mix)], self._judge)) is not None:
                 return found
-            refused.add(mix)
-            if len(refused) > _MOST_SIMULATED:
-                # smaller steps do not find the border
-                refused |= {other for other in self.times if self._bytes[other] > 0.98 * self._bytes[mix]}
+            refused |= {mix, *(other for other, held in self._bytes.items() if held > (1 - share) * self._bytes[mix])}
+            share *= 2
         return None
 
     def _fastest(self, refused: Collection[_Mix], progress: Progress) -> _Mix | None:
@@ -468,7 +467,9 @@ class _PlanSearch:
 
     def _fits(self, mix: _Mix) -> bool:
         if mix not in self.known:
-            self.known[mix] = self._judge.by_estimate(_expanded(self._recipe(mix))).fits is not False
+            fits = self._judge.by_estimate(_expanded(self._recipe(mix))).fits
+            # a simulation decides on what may not fit
+            self.known[mix] = fits is True or (fits is None and self._judge.simulates)
         return self.known[mix]
 
     def _recipe(self, mix: _Mix) -> TrainingRecipe:
