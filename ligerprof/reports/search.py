@@ -194,9 +194,19 @@ def render_plan(found: Plan) -> "RenderableType":
         f"Searched: {found.tried} of {found.possible} plans estimated, the others ruled out by them.",
         *(f"not tried: {reason}" for reason in found.left_out),
         "In your own loop, before the first step:",
-        ShellCommand(f'  ligerprof.checkpoint(model, "{found.selection}")'),
+        *_apply_lines(found.selection),
         ShellCommand(f"Next: {command_line('step', recipe)}"),
     )
+
+
+def _apply_lines(selection: str) -> Iterator[str]:
+    """The call that sets a plan on a model, a run of layers per line."""
+    *runs, last = selection.split(",")
+    yield "  ligerprof.checkpoint("
+    yield "      model,"
+    yield from (f'      "{run},"' for run in runs)
+    yield f'      "{last}",'
+    yield "  )"
 
 
 def _conf_words(given: TrainingRecipe, recipe: TrainingRecipe) -> str:

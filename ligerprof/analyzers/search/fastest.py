@@ -275,7 +275,7 @@ class Plan(JsonKeys):
             "plan",
             select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source"),
             {"layers": [{"layers": count, "keep": name} for count, name in self.layers]},
-            {"offload": self.recipe.activation_offload},
+            {"selection": self.selection, "offload": self.recipe.activation_offload},
             select(self, "plan=chosen", "by_keys", "tried", "possible", "left_out", "recipe=given"),
         )
 
