@@ -298,7 +298,9 @@ def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
     search = _PlanSearch(base, judge, _kinds(base, judge, reasons))
     chosen = search.settled(progress)
     progress("checkpointing that frameworks have keys for")
-    every = [dataclasses.replace(base, checkpoint_every=number) for number in range(base.spec.layers // 2, 0, -1)]
+    # one number for each count of checkpointed layers
+    numbers = {-(-base.spec.layers // number): number for number in range(1, base.spec.layers + 1)}
+    every = [dataclasses.replace(base, checkpoint_every=numbers[count]) for count in sorted(numbers)]
     by_keys = _first_that_fits([dataclasses.replace(base, checkpointing=False), *every], judge)
     if chosen is None or (by_keys is not None and by_keys.time.seconds < chosen.time.seconds):
         chosen = by_keys or _moved(base, judge)
