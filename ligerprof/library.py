@@ -251,7 +251,7 @@ def plan(
 
 
 def _recipe_of_model(model: Any, options: Mapping[str, Any]) -> TrainingRecipe:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(model, "parameters"):
         raise WrongTypeError(f"{short_repr(model)} is neither a recipe nor a model of transformers.")
     spec = spec_from_config(config.to_dict(), name=str(config._name_or_path or config.model_type))

@@ -189,7 +189,12 @@ def render_plan(found: Plan) -> "RenderableType":
         listing_table("layers", "keep", folded=("keep",), rows=rows),
         *moved,
         f"It {describe_verdict(found.chosen.verdict)}{_conf_words(found.given, recipe)}.",
-        *time_lines(found.chosen.time or "that of --activation-offload is not known"),
+        *(
+            []
+            if found.keeps_cache
+            else ["note: each step gives cached memory back to make room, which takes time that is not predicted"]
+        ),
+        *time_lines(found.chosen.time),
         *_by_keys(found),
         f"Searched: {found.tried} of {found.possible} plans estimated, the others ruled out by them.",
         *(f"not tried: {reason}" for reason in found.left_out),
@@ -220,7 +225,7 @@ def _by_keys(found: Plan) -> Iterator[str]:
     if best is None:
         yield "No plan that frameworks have keys for fits."
         return
-    slower = 0.0 if found.chosen.time is None else best.time.seconds / found.chosen.time.seconds - 1
+    slower = best.time.seconds / found.chosen.time.seconds - 1
     words, milliseconds = best.recipe.checkpointing_words, 1000 * best.time.seconds
     yield f"What frameworks have keys for: {words}, {milliseconds:,.1f} ms per step, {100 * slower:.1f} % more."
     for name, title in _FRAMEWORKS.items():

@@ -241,7 +241,7 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
 
 def _require_estimable_offload(recipe: TrainingRecipe) -> None:
     """The copies of transposed tensors, which layers save, are not counted."""
-    whole = recipe.checkpointing and not recipe.reentrant and recipe.checkpoint_every == 1
+    whole = not recipe.reentrant and all(map(recipe.checkpoints_layer, range(recipe.spec.layers)))
     if not whole or recipe.loss not in (Loss.HF, Loss.HF_4_45):
         raise UnsupportedError(
             "--activation-offload is estimated only with all layers under non-reentrant checkpointing, and without a"

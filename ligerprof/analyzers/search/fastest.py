@@ -15,8 +15,8 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.static import make_weights
 from ligerprof.analyzers.search.budget import Judge, Verdict
 from ligerprof.analyzers.search.changes import expandable_segments
-from ligerprof.analyzers.step_time.account import predicted_time
-from ligerprof.analyzers.step_time.rates import Part, StepTime, elapsed, time_json
+from ligerprof.analyzers.step_time.account import predicted_time, time_or_reason
+from ligerprof.analyzers.step_time.rates import Part, StepTime, elapsed
 from ligerprof.errors import DoesNotFitError, LigerprofError
 from ligerprof.kernels.registry import find_kernel_set, require_available
 from ligerprof.recipe.flags import recipe_flags
@@ -210,22 +210,10 @@ _Mix = tuple[int, ...]
 # about the most plans of a search, which decides how many kinds one plan can have; with one limit two kinds are enough
 # but for whole layers, which a third makes up for
 _MOST_PLANS = 25_000
+# plans that are estimated before the search ends
+_MOST_TRIED = 32
 # by how much less a plan must hold than one that the simulation refused, as a share; doubled with each
 _STEP_SHARE = 0.0015
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moved:
-    """A recipe whose activations move to main memory, of which no time is known."""
-
-    recipe: TrainingRecipe
-    verdict: Verdict
-    time: None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The value of `plan` in the JSON."""
-        flags = list(recipe_flags(self.recipe))
-        return {"flags": flags, **time_json("the time of --activation-offload is not known."), **self.verdict.to_json()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,15 +222,18 @@ class Plan(JsonKeys):
 
     Attributes:
         given: the recipe as it was given.
-        chosen: the plan as a recipe; its time is None where activations move to main memory.
+        chosen: the plan as a recipe.
         by_keys: the fastest way to checkpoint, or not to, that fits and that frameworks have keys for; None if none.
+        keeps_cache: whether later steps keep what the allocator has cached. If not, giving it back and asking for it
+            again takes time that is not predicted.
         tried: how many plans were estimated, of how many `possible` ones.
     """
 
     given: TrainingRecipe
     limit: Limit
-    chosen: Candidate | Moved
+    chosen: Candidate
     by_keys: Candidate | None
+    keeps_cache: bool
     tried: int
     possible: int
     left_out: tuple[str, ...]
@@ -276,15 +267,16 @@ class Plan(JsonKeys):
             select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source"),
             {"layers": [{"layers": count, "keep": name} for count, name in self.layers]},
             {"selection": self.selection, "offload": self.recipe.activation_offload},
-            select(self, "plan=chosen", "by_keys", "tried", "possible", "left_out", "recipe=given"),
+            select(self, "plan=chosen", "by_keys", "keeps_cache", "tried", "possible", "left_out", "recipe=given"),
         )
 
 
 def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
     """Plan what each layer recomputes and keeps, so that the step is fastest within the limit.
 
-    Each kind of layer keeps the outputs of some operators, from none to all. The search is exact over the plans that
-    `_mixes` makes if what fits is monotone: a plan that keeps more does not fit if one that keeps less does not.
+    Each kind of layer keeps the outputs of some operators, from none to all. The search is over the plans that `_mixes`
+    makes, and takes what fits as monotone: a plan that keeps more does not fit if one that keeps less does not. It is
+    exact where that is so, and where it ends within `_MOST_TRIED` estimates.
 
     Raises:
         UnsupportedError: the time of the recipe's steps is not known.
@@ -295,46 +287,78 @@ def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
     predicted_time(base)
     reasons: dict[str, None] = {}
     progress("what layers can keep")
-    search = _PlanSearch(base, judge, _kinds(base, judge, reasons))
-    chosen = search.settled(progress)
-    progress("checkpointing that frameworks have keys for")
-    # one number for each count of checkpointed layers
-    numbers = {-(-base.spec.layers // number): number for number in range(1, base.spec.layers + 1)}
-    every = [dataclasses.replace(base, checkpoint_every=numbers[count]) for count in sorted(numbers)]
-    by_keys = _first_that_fits([dataclasses.replace(base, checkpointing=False), *every], judge)
-    if chosen is None or (by_keys is not None and by_keys.time.seconds < chosen.time.seconds):
-        chosen = by_keys or _moved(base, judge)
-    if chosen is None:
-        raise DoesNotFitError(
-            f"no plan of this recipe fits {format_bytes(judge.limit.size_bytes)}, not even with each layer recomputed."
-            " Run `ligerprof advise` for other changes."
-        )
-    return Plan(
-        given=recipe,
-        limit=judge.limit,
-        chosen=chosen,
-        by_keys=by_keys,
-        tried=len(search.known),
-        possible=len(search.times),
-        left_out=tuple(reasons),
+    kinds = _kinds(base, judge, reasons)
+    for rule in (_Rule(judge, keeps_cache=True), _Rule(judge, keeps_cache=False)):
+        search = _PlanSearch(base, rule, kinds)
+        chosen = search.settled(progress)
+        progress("checkpointing that frameworks have keys for")
+        by_keys = next(filter(None, map(rule.candidate, _with_keys(base))), None)
+        progress("plans that move activations to main memory")
+        moved = _moved(base, rule, progress, chosen)
+        found = sorted(filter(None, (chosen, by_keys, moved)), key=lambda candidate: candidate.time.seconds)
+        if found:
+            return Plan(
+                given=recipe,
+                limit=judge.limit,
+                chosen=found[0],
+                by_keys=by_keys,
+                keeps_cache=rule.keeps_cache,
+                tried=len(search.known),
+                possible=len(search.times),
+                left_out=tuple(reasons),
+            )
+    raise DoesNotFitError(
+        f"no plan of this recipe fits {format_bytes(judge.limit.size_bytes)}, not even with each layer recomputed."
+        " Run `ligerprof advise` for other changes."
     )
 
 
-def _first_that_fits(recipes: Iterable[TrainingRecipe], judge: Judge) -> Candidate | None:
-    """The first that fits, with expandable segments if it fits with those alone."""
-    for each in recipes:
-        if judge.by_estimate(_expanded(each)).fits is not False:
-            found = _judged(each, judge)
-            if found is not None and found.verdict.fits:
-                return found
-    return None
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Which recipes fit.
+
+    Attributes:
+        keeps_cache: whether later steps may never give cached memory back to make room, which takes time in each.
+    """
+
+    judge: Judge
+    keeps_cache: bool
+
+    def passes(self, recipe: TrainingRecipe) -> bool:
+        """Whether a recipe fits by the estimate, or may fit where a simulation decides."""
+        limit_bytes, estimated = self.judge.limit.size_bytes, self.judge.estimate(recipe)
+        if not self.keeps_cache:
+            fits = self.judge.by_estimate(recipe).fits
+            return fits is True or (fits is None and self.judge.simulates)
+        in_host = estimated.host is None or estimated.host.fits
+        return in_host and estimated.run.keeps_cache_under(int(limit_bytes * (1 - estimated.run.uncertain_share)))
+
+    def candidate(self, recipe: TrainingRecipe) -> Candidate | None:
+        """The recipe if it fits, simulated where that is possible; with expandable segments if it fits with those."""
+        for each in dict.fromkeys((recipe, _expanded(recipe))):
+            if self.passes(each) and (verdict := self.judge.verdict(each)).fits:
+                return Candidate(recipe=each, time=predicted_time(each), verdict=verdict)
+        return None
 
 
-def _moved(base: TrainingRecipe, judge: Judge) -> Moved | None:
-    """All layers recomputed, and their inputs in main memory; the time of that is not known."""
-    recipe = dataclasses.replace(base, activation_offload=True)
-    verdict = judge.verdict(recipe)
-    return Moved(recipe=recipe, verdict=verdict) if verdict.fits else None
+def _with_keys(base: TrainingRecipe) -> Iterator[TrainingRecipe]:
+    """Ways to checkpoint that frameworks have keys for, the fastest first."""
+    yield dataclasses.replace(base, checkpointing=False)
+    # one number for each count of checkpointed layers
+    numbers = {-(-base.spec.layers // number): number for number in range(1, base.spec.layers + 1)}
+    for count in sorted(numbers):
+        yield dataclasses.replace(base, checkpoint_every=numbers[count])
+
+
+def _moved(base: TrainingRecipe, rule: _Rule, progress: Progress, chosen: Candidate | None) -> Candidate | None:
+    """The fastest plan whose layers are all checkpointed, with their inputs in main memory; None if none is faster."""
+    moving = dataclasses.replace(base, activation_offload=True)
+    if isinstance(time_or_reason(moving), str):
+        return None
+    kinds = _kinds(moving, rule.judge, {})
+    if chosen is not None and min(kind.time.seconds for kind in kinds) >= chosen.time.seconds:
+        return None
+    return _PlanSearch(moving, rule, kinds).settled(progress)
 
 
 def _expanded(recipe: TrainingRecipe) -> TrainingRecipe:
@@ -433,8 +457,8 @@ class _PlanSearch:
         known: which plans fit by the estimate.
     """
 
-    def __init__(self, base: TrainingRecipe, judge: Judge, kinds: Sequence[_Kind]) -> None:
-        self._base, self._judge, self._kinds = base, judge, kinds
+    def __init__(self, base: TrainingRecipe, rule: _Rule, kinds: Sequence[_Kind]) -> None:
+        self._base, self._rule, self._kinds = base, rule, kinds
         # the host's and the GPU's seconds, by part and kind
         self._rates = [[_seconds_of(kind.time, part) for kind in kinds] for part in Part]
         times = {mix: self._seconds(mix) for mix in _mixes(len(kinds), base.spec.layers)}
@@ -448,7 +472,7 @@ class _PlanSearch:
         share = _STEP_SHARE
         while (mix := self._fastest(refused, progress)) is not None:
             progress(f"does the fastest of {len(self.times)} plans fit?")
-            if (found := _first_that_fits([self._recipe(mix)], self._judge)) is not None:
+            if (found := self._rule.candidate(self._recipe(mix))) is not None:
                 return found
             refused |= {mix, *(other for other, held in self._bytes.items() if held > (1 - share) * self._bytes[mix])}
             share *= 2
@@ -457,21 +481,24 @@ class _PlanSearch:
     def _fastest(self, refused: Collection[_Mix], progress: Progress) -> _Mix | None:
         """The fastest plan that fits by the estimate."""
         left, best = [mix for mix in self.times if mix not in refused], None
-        while left:
+        # between these bytes, what is held decides little on what fits
+        low, high = float(min(self._bytes.values())), float(self._rule.judge.limit.size_bytes)
+        tried, target = 0, high
+        while left and tried < _MOST_TRIED:
             progress(f"plans, {len(left)} left")
-            mix = next((mix for mix in left if self._bytes[mix] <= self._judge.limit.size_bytes), None)
+            mix = next((mix for mix in left if self._bytes[mix] <= target), None)
             mix = mix or min(left, key=lambda mix: self._bytes[mix])
+            tried += mix not in self.known
             if self._fits(mix):
-                best, left = mix, left[: left.index(mix)]
+                best, left, low = mix, left[: left.index(mix)], max(low, self._bytes[mix])
             else:
-                left = [other for other in left if not _keeps_as_much(other, mix)]
+                left, high = [other for other in left if not _keeps_as_much(other, mix)], min(high, self._bytes[mix])
+            target = (low + high) / 2
         return best
 
     def _fits(self, mix: _Mix) -> bool:
         if mix not in self.known:
-            fits = self._judge.by_estimate(_expanded(self._recipe(mix))).fits
-            # a simulation decides on what may not fit
-            self.known[mix] = fits is True or (fits is None and self._judge.simulates)
+            self.known[mix] = self._rule.passes(_expanded(self._recipe(mix)))
         return self.known[mix]
 
     def _recipe(self, mix: _Mix) -> TrainingRecipe:
@@ -492,7 +519,7 @@ class _PlanSearch:
 
 def _seconds_of(time: StepTime, part: Part) -> tuple[float, float]:
     found = next((each for each in time.parts if each.part is part), None)
-    return (0.0, 0.0) if found is None else (found.host_seconds, sum(found.gpu_seconds.values()))
+    return (0.0, 0.0) if found is None else (found.host_seconds, found.running_seconds)
 
 
 def _mixes(kinds: int, layers: int) -> Iterator[_Mix]:

@@ -33,13 +33,14 @@ class Kind(Word):
     """What bounds the time of an operator on the GPU.
 
     `products` of matrices; `attention`, fused; `memory`: kernels that move bytes; `transfer` between the GPU and main
-    memory.
+    memory; `offload`: transfers on a stream of their own, while kernels run.
     """
 
     PRODUCTS = "products"
     ATTENTION = "attention"
     MEMORY = "memory"
     TRANSFER = "transfer"
+    OFFLOAD = "offload"
 
 
 class Host(Word):
@@ -250,7 +251,7 @@ def _measured() -> tuple[Mapping[str, Surface], Mapping[str, float], float]:
 
 def _bound_seconds(sheet: Sheet, work: Work) -> float:
     """The least time by the data sheet, and a start."""
-    if work.kind is Kind.TRANSFER:
+    if work.kind in (Kind.TRANSFER, Kind.OFFLOAD):
         return _START_SECONDS + work.moved_bytes / sheet.transfer_bytes_per_second
     peak = sheet.flops.get(work.name, sheet.flops["bf16"])
     return _START_SECONDS + max(work.flops / peak, work.moved_bytes / sheet.bytes_per_second)
@@ -260,6 +261,8 @@ def _surface_name(work: Work) -> str:
     if work.kind is Kind.ATTENTION:
         direction = "backward" if work.is_backward else "forward"
         return f"{work.name} {direction}{'' if work.halves else ' masked'}"
+    if work.kind is Kind.OFFLOAD:
+        return f"{Kind.TRANSFER} {work.name}"
     return f"{work.kind} {work.name}"
 
 
@@ -295,6 +298,7 @@ class Bound(Word):
     ATTENTION = "attention"
     MEMORY = "memory"
     TRANSFER = "transfer"
+    OFFLOAD = "offload"
     LAUNCHES = "launches"
 
 
@@ -312,9 +316,15 @@ class PartTime:
     host_seconds: float
 
     @property
+    def running_seconds(self) -> float:
+        """The GPU's seconds: of its kernels, or of what is moved meanwhile if that takes longer."""
+        moving = self.gpu_seconds.get(Kind.OFFLOAD, 0.0)
+        return max(math.fsum(seconds for kind, seconds in self.gpu_seconds.items() if kind is not Kind.OFFLOAD), moving)
+
+    @property
     def seconds(self) -> float:
         """How long it takes by itself."""
-        return max(math.fsum(self.gpu_seconds.values()), self.host_seconds)
+        return max(self.running_seconds, self.host_seconds)
 
     @property
     def bound(self) -> Bound:
@@ -359,7 +369,7 @@ class StepTime(JsonKeys):
     @property
     def gpu_seconds(self) -> float:
         """The sum of all kernels: the step's time with a host that launches them in time."""
-        return math.fsum(math.fsum(part.gpu_seconds.values()) for part in self.parts)
+        return math.fsum(part.running_seconds for part in self.parts)
 
     @property
     def parts_seconds(self) -> float:
@@ -422,7 +432,7 @@ def step_time(ledger: Ledger, gpu: str, tokens: int) -> StepTime | None:
     return StepTime(
         gpu=gpu,
         measured=rates.measured,
-        seconds=elapsed((part.host_seconds, math.fsum(part.gpu_seconds.values())) for part in parts),
+        seconds=elapsed((part.host_seconds, part.running_seconds) for part in parts),
         tokens=tokens,
         flops=ledger.flops(),
         useful_flops=useful,
