@@ -9,8 +9,10 @@
 from full checkpointing to none. `measure` requires a GPU. It builds each model once, and switches the plans, full
 checkpointing, every n-th layer, selective checkpointing and none in turns in one process, with expandable segments:
 after a step to warm up, two steps are timed, in two rounds. Plans run under their limit, the others without one;
-those hold it that reserve no more. torch's activation_memory_budget follows, with the
-same kernels, launched one by one from a compiled graph (aot_eager_decomp_partition), and with compiled ones.
+those hold it that reserve no more. torch's activation_memory_budget follows, with the same kernels, launched one by
+one from a compiled graph (aot_eager_decomp_partition), and with compiled ones.
+
+plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in each step.
 """
 
 import argparse
