@@ -335,7 +335,7 @@ class _Rule:
 
     def candidate(self, recipe: TrainingRecipe) -> Candidate | None:
         """The recipe if it fits, simulated where that is possible; with expandable segments if it fits with those."""
-        for each in dict.fromkeys((recipe, _expanded(recipe))):
+        for each in _variants(recipe):
             if self.passes(each) and (verdict := self.judge.verdict(each)).fits:
                 return Candidate(recipe=each, time=predicted_time(each), verdict=verdict)
         return None
@@ -361,10 +361,10 @@ def _moved(base: TrainingRecipe, rule: _Rule, progress: Progress, chosen: Candid
     return _PlanSearch(moving, rule, kinds).settled(progress)
 
 
-def _expanded(recipe: TrainingRecipe) -> TrainingRecipe:
-    """The recipe with expandable segments, where it can have them: what it reserves is close to what it holds."""
+def _variants(recipe: TrainingRecipe) -> Sequence[TrainingRecipe]:
+    """The recipe, and with expandable segments if it can have them."""
     outcome: Sequence[TrainingRecipe] | str = expandable_segments.outcome(recipe)
-    return recipe if isinstance(outcome, str) else outcome[0]
+    return (recipe,) if isinstance(outcome, str) else (recipe, *outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,7 +498,7 @@ class _PlanSearch:
 
     def _fits(self, mix: _Mix) -> bool:
         if mix not in self.known:
-            self.known[mix] = self._rule.passes(_expanded(self._recipe(mix)))
+            self.known[mix] = any(map(self._rule.passes, _variants(self._recipe(mix))))
         return self.known[mix]
 
     def _recipe(self, mix: _Mix) -> TrainingRecipe:
