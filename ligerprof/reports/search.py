@@ -183,7 +183,8 @@ def render_plan(found: Plan) -> "RenderableType":
         rows.append((f"{first} to {first + count - 1}" if count > 1 else str(first), name))
         first += count
     recipe = found.recipe
-    moved = ["The inputs of checkpointed layers move to main memory."] if recipe.activation_offload else []
+    host = f"The inputs of checkpointed layers move to {format_bytes(found.host_bytes)} of page-locked main memory."
+    moved = [host] if recipe.activation_offload else []
     return stacked(
         heading(found.given.summary, found.limit),
         listing_table("layers", "keep", folded=("keep",), rows=rows),
@@ -196,7 +197,7 @@ def render_plan(found: Plan) -> "RenderableType":
         ),
         *time_lines(found.chosen.time),
         *_by_keys(found),
-        f"Searched: {found.tried} of {found.possible} plans estimated, the others ruled out by them.",
+        f"{found.tried} of {found.possible} plans were estimated.",
         *(f"not tried: {reason}" for reason in found.left_out),
         "In your own loop, before the first step:",
         *_apply_lines(found.selection),

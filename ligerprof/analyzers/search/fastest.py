@@ -211,7 +211,7 @@ _Mix = tuple[int, ...]
 # but for whole layers, which a third makes up for
 _MOST_PLANS = 25_000
 # plans that are estimated before the search ends
-_MOST_TRIED = 32
+_MOST_TRIED = 40
 # by how much less a plan must hold than one that the simulation refused, as a share; doubled with each
 _STEP_SHARE = 0.0015
 
@@ -226,6 +226,7 @@ class Plan(JsonKeys):
         by_keys: the fastest way to checkpoint, or not to, that fits and that frameworks have keys for; None if none.
         keeps_cache: whether later steps keep what the allocator has cached. If not, giving it back and asking for it
             again takes time that is not predicted.
+        host_bytes: main memory that offloaded activations take, rounded as torch rounds page-locked blocks.
         tried: how many plans were estimated, of how many `possible` ones.
     """
 
@@ -234,6 +235,7 @@ class Plan(JsonKeys):
     chosen: Candidate
     by_keys: Candidate | None
     keeps_cache: bool
+    host_bytes: int
     tried: int
     possible: int
     left_out: tuple[str, ...]
@@ -267,16 +269,27 @@ class Plan(JsonKeys):
             select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source"),
             {"layers": [{"layers": count, "keep": name} for count, name in self.layers]},
             {"selection": self.selection, "offload": self.recipe.activation_offload},
-            select(self, "plan=chosen", "by_keys", "keeps_cache", "tried", "possible", "left_out", "recipe=given"),
+            select(
+                self,
+                "plan=chosen",
+                "by_keys",
+                "keeps_cache",
+                "host_bytes",
+                "tried",
+                "possible",
+                "left_out",
+                "recipe=given",
+            ),
         )
 
 
 def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
     """Plan what each layer recomputes and keeps, so that the step is fastest within the limit.
 
-    Each kind of layer keeps the outputs of some operators, from none to all. The search is over the plans that `_mixes`
-    makes, and takes what fits as monotone: a plan that keeps more does not fit if one that keeps less does not. It is
-    exact where that is so, and where it ends within `_MOST_TRIED` estimates.
+    Each kind of layer keeps the outputs of some operators, from none to all. The search goes over the plans that
+    `_mixes` makes, the fastest first, and halves the range of held bytes between those that fit and those that do not.
+    A plan that keeps more than one that allocates too much is not tried. The answer is the fastest one that fits if
+    `_MOST_TRIED` estimates suffice; fragmentation differs from plan to plan, so that a faster one may be left.
 
     Raises:
         UnsupportedError: the time of the recipe's steps is not known.
@@ -303,6 +316,7 @@ def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
                 chosen=found[0],
                 by_keys=by_keys,
                 keeps_cache=rule.keeps_cache,
+                host_bytes=judge.estimate(found[0].recipe).host_bytes,
                 tried=len(search.known),
                 possible=len(search.times),
                 left_out=tuple(reasons),
@@ -492,7 +506,9 @@ class _PlanSearch:
             if self._fits(mix):
                 best, left, low = mix, left[: left.index(mix)], max(low, self._bytes[mix])
             else:
-                left, high = [other for other in left if not _keeps_as_much(other, mix)], min(high, self._bytes[mix])
+                high = min(high, self._bytes[mix])
+                too_much = self._rule.judge.allocates_too_much(self._recipe(mix))
+                left = [other for other in left if other != mix and not (too_much and _keeps_as_much(other, mix))]
             target = (low + high) / 2
         return best
 

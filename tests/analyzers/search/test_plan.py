@@ -64,8 +64,7 @@ def test_no_other_way_to_divide_the_layers_is_faster_and_fits() -> None:
             for each, run in zip(recipes, runs, strict=True)
             if run.keeps_cache_under(int(limit * GIB * (1 - run.uncertain_share)))
         )
-        print(limit, found.chosen.time.seconds / least, found.tried)
-        assert 1 or found.chosen.time.seconds <= 1.01 * least
+        assert found.chosen.time.seconds <= 1.02 * least
 
 
 def test_layers_that_keep_more_come_last() -> None:
