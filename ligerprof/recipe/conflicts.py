@@ -17,7 +17,7 @@ from ligerprof.recipe.routing import conflict
 from ligerprof.recipe.training_options import ALL_LINEAR, TrainingOptions
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
-from ligerprof.torch_memory.saved_tensors import layer_runs
+from ligerprof.torch_memory.saved_tensors import MATMULS, layer_runs
 
 _SEVERAL = (Engine.DDP, Engine.FSDP2, Engine.DEEPSPEED)
 _OF_TORCH = tuple(precision for precision in Precision if not precision.is_mixed)
@@ -213,7 +213,7 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{_FLAGS['selective']} names each layer, and does not go with {_FLAGS['checkpoint_every']}. Leave one out.",
     )
     yield (
-        "rope" in options.kernels and any(run.policy and run.policy.every for run in runs),
+        "rope" in options.kernels and any(run.policy and run.policy.every.keys() & set(MATMULS) for run in runs),
         f"{_FLAGS['selective']} does not go with the kernel rope, which writes over kept outputs. Leave it out.",
     )
     yield (
