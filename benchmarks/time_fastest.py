@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from time_steps import first_layers, timed  # type: ignore[import-not-found]
 
-from ligerprof.analyzers.search.fit import alternatives
+from ligerprof.analyzers.search.fastest import alternatives
 from ligerprof.library import fastest
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from ligerprof.errors import LigerprofError as LigerprofError
     from ligerprof.library import advise as advise
     from ligerprof.library import analyze_trace as analyze_trace
+    from ligerprof.library import checkpoint as checkpoint
     from ligerprof.library import compare as compare
     from ligerprof.library import diff as diff
     from ligerprof.library import estimate as estimate
     from ligerprof.library import explain as explain
     from ligerprof.library import fit as fit
+    from ligerprof.library import plan as plan
     from ligerprof.library import simulate as simulate
     from ligerprof.recipe.training import TrainingRecipe as TrainingRecipe
     from ligerprof.roles import MemoryBreakdown as MemoryBreakdown
@@ -61,12 +63,14 @@ _HOMES = {
     "TrainingRecipe": "recipe.training",
     "advise": "library",
     "analyze_trace": "library",
+    "checkpoint": "library",
     "compare": "library",
     "diff": "library",
     "estimate": "library",
     "explain": "library",
     "fit": "library",
     "kernels": "kernels",
+    "plan": "library",
     "record": "runs.recording.record",
     "simulate": "library",
 }

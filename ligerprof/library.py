@@ -5,9 +5,9 @@ The functions raise `LigerprofError` for everything that a caller can fix, inclu
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,8 +16,10 @@ from ligerprof.analyzers.compare import Comparison, Figures, figures_from_json, 
 from ligerprof.analyzers.compare import compare as compare_figures
 from ligerprof.analyzers.estimate import MemoryEstimate, Moment
 from ligerprof.analyzers.search.budget import Judge, Reserved
+from ligerprof.analyzers.search.fastest import Plan
 from ligerprof.errors import MissingDependencyError, ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
+from ligerprof.models import spec_from_config
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.lengths import require_simulated_run
 from ligerprof.recipe.training import TrainingRecipe
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
     from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
     from ligerprof.analyzers.search.changes import Advice, Change, Settle, Sharding
-    from ligerprof.analyzers.search.fit import Answered, Candidate, Fastest, Fit
+    from ligerprof.analyzers.search.fastest import Candidate, Fastest
+    from ligerprof.analyzers.search.fit import Answered, Fit
     from ligerprof.analyzers.trace.analysis import TraceReport
     from ligerprof.runs.outcome import StepOutcome
     from ligerprof.snapshots.reader import Snapshot
@@ -140,7 +143,7 @@ def fastest(
         better: receives each recipe that fits and is faster than those before.
         processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
     """
-    from ligerprof.analyzers.search import fit as search
+    from ligerprof.analyzers.search import fastest as search
 
     say = progress or _silent
     with closing(Simulators(processes)) as simulators:
@@ -177,6 +180,83 @@ def advise(
     if settle is not None:
         ladder = settled(ladder, settle)
     return search.advise(recipe, judge, tried, host_limit_bytes=host_limit_bytes, ladder=ladder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelPlan(Plan):
+    """A plan that can be applied to a model."""
+
+    def apply(self, model: Any) -> AbstractContextManager[Any]:
+        """Let a model of transformers recompute and keep what the plan says.
+
+        Returns:
+            A context for the forward and backward pass of each micro-batch: it moves activations to main memory if the
+            plan does, and else does nothing.
+        """
+        checkpoint(model, self.selection)
+        if not self.recipe.activation_offload:
+            return nullcontext()
+        from ligerprof.runs.activation_offload import ActivationOffload
+
+        return ActivationOffload(model)
+
+
+def checkpoint(model: Any, layers: str) -> None:
+    """Let a model of transformers recompute and keep what each layer is to, by torch's checkpoint policies.
+
+    Args:
+        model: its decoder layers are transformers' GradientCheckpointingLayers.
+        layers: runs of layers with what they keep, as `ligerprof fit --plan` prints them and `--selective` takes them.
+    """
+    from ligerprof.runs.activation_offload import checkpointed_layers, enable_checkpointing
+
+    recipe = _recipe_of_model(model, {"selective": layers})
+    if (found := len(checkpointed_layers(model))) != recipe.spec.layers:
+        raise UnsupportedError(
+            f"checkpoint: the model has {found} layers that transformers can checkpoint, and its config"
+            f" {recipe.spec.layers}. Only models with decoder layers alone are supported."
+        )
+    enable_checkpointing(model, recipe)
+
+
+def plan(
+    model: "TrainingRecipe | Any",
+    limit_bytes: int | None = None,
+    *,
+    simulate: bool = True,
+    progress: Progress | None = None,
+    processes: int = 0,
+    **options: Any,
+) -> ModelPlan:
+    """Plan what each layer recomputes and keeps, so that steps within a limit are fastest; see `ligerprof fit --plan`.
+
+    Args:
+        model: a recipe, or a model of transformers, whose config and dtype the recipe takes.
+        limit_bytes: on what torch's allocator reserves; None: the recipe's, or what its GPU leaves.
+        simulate: whether to check the answer by simulated steps.
+        progress: receives short messages.
+        processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
+        options: further options of the recipe, such as `batch`, `seq`, `optimizer` and `gpu`.
+    """
+    from ligerprof.analyzers.search import fastest as search
+
+    recipe = replace(model, **options) if isinstance(model, TrainingRecipe) else _recipe_of_model(model, options)
+    if limit_bytes is not None:
+        recipe = replace(recipe, memory_limit_bytes=limit_bytes)
+    say = progress or _silent
+    with closing(Simulators(processes)) as simulators:
+        judge = make_judge(recipe, simulate=simulate, progress=say, simulators=simulators)
+        found = search.plan(recipe, judge, say)
+    return ModelPlan(**{each.name: getattr(found, each.name) for each in fields(found)})
+
+
+def _recipe_of_model(model: Any, options: Mapping[str, Any]) -> TrainingRecipe:
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_dict") or not hasattr(model, "parameters"):
+        raise WrongTypeError(f"{short_repr(model)} is neither a recipe nor a model of transformers.")
+    spec = spec_from_config(config.to_dict(), name=str(config._name_or_path or config.model_type))
+    whole = str(next(model.parameters()).dtype) == "torch.float32"
+    return TrainingRecipe(**{"model": spec, "precision": "amp" if whole else "bf16", **options})
 
 
 def compare(*sources: "Source", reference: int = 0) -> Comparison:

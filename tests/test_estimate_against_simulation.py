@@ -206,6 +206,11 @@ DROPPING: tuple[dict[str, Any], ...] = (
         # the shape of o_proj and q_proj, and that of adapters
         {"selective": "torchtitan-512x512", "engine": "fsdp2", "gpus": 2, "precision": "mixed", "wrap": "accelerate"},
         {"selective": "aten.mm.default/2-512x8", "engine": "ddp", "gpus": 2, "lora": 8, "checkpoint_every": 2},
+        {"selective": "1*nothing,1*attention,1*matmuls-512x512,1*everything", "precision": "bf16"},
+        {"selective": "2*everything,2*matmuls+attention", "engine": "ddp", "gpus": 2, "lora": 8, "grad_accum": 2},
+        {"selective": "1*matmuls,2*nothing,1*everything", "engine": "fsdp2", "gpus": 2, "precision": "mixed"},
+        {"selective": "1*nothing,3*attention", "activation_offload": True, "precision": "bf16"},
+        {"selective": "attention", "liger": "all", "precision": "bf16"},
         {"activation_offload": True, "lora": 8, "grad_accum": 2},
         {"lora": 8, "modules_to_save": "embed_tokens+lm_head", "liger": "rms+flce"},
         {"qlora": 8, "modules_to_save": "lm_head+input_layernorm", "precision": "bf16"},

@@ -29,7 +29,8 @@ from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
     from ligerprof.analyzers.search.budget import Verdict
-    from ligerprof.analyzers.search.fit import Answered, Candidate, Point
+    from ligerprof.analyzers.search.fastest import Candidate
+    from ligerprof.analyzers.search.fit import Answered, Point
 
 # of about 500 MiB, most of it shared
 _MOST_PROCESSES = 4
@@ -58,6 +59,12 @@ _MOST_PROCESSES = 4
     " training.",
 )
 @click.option(
+    "--plan",
+    "plans",
+    is_flag=True,
+    help="Find what each layer recomputes and keeps so that steps are fastest instead, for the same batch and kernels.",
+)
+@click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw the frontier to this file; its suffix is the format, such as .svg or .png.",
@@ -69,6 +76,7 @@ def command(  # noqa: PLR0913 - one argument per option
     *,
     simulate: bool,
     fastest: bool,
+    plans: bool,
     figure: Path | None,
     words: tuple[str, ...],
     copies: tuple[Path, ...],
@@ -85,15 +93,21 @@ def command(  # noqa: PLR0913 - one argument per option
     With --fastest, lists the recipes that train as many sequences per optimizer step and fit, by predicted tokens per
     second, and the next faster one, which does not fit.
 
+    With --plan, prints what each decoder layer recomputes, keeps or moves to main memory in the fastest step that fits.
+    The exit code is 3 if none fits.
+
     With a COMMAND (trl sft ..., python train.py ...), finds the largest micro-batch with which it fits, by running it
     on simulated GPUs with other values in its arguments or configuration file; with --fastest, the fastest of its
     micro-batches with and without checkpointing and liger-kernel; with --world, its splits of that many GPUs. Nothing
     that it writes stays.
     """
-    if fastest and figure is not None:
-        raise click.UsageError("--figure draws the frontier, which --fastest does not look for.")
+    if (fastest or plans) and figure is not None:
+        flag = "--fastest" if fastest else "--plan"
+        raise click.UsageError(f"--figure draws the frontier, which {flag} does not look for.")
+    if fastest and plans:
+        raise click.UsageError("--fastest and --plan search for different things. Leave one out.")
     if words:
-        refuse_with_command("simulate", "figure")
+        refuse_with_command("simulate", "figure", "plans")
         search_command = fastest_command if fastest else fit_command
         search_command(
             CommandOptions(recipe=recipe, words=words, search=search, copies=copies, force=force, as_json=as_json)
@@ -110,8 +124,8 @@ def command(  # noqa: PLR0913 - one argument per option
         check_format(figure.suffix)
         require_absent([figure], force=force)
     recipe, own = recipe_and_files(recipe)
-    if fastest:
-        _fit_fastest(recipe, simulate=simulate, as_json=as_json)
+    if fastest or plans:
+        (_fit_plan if plans else _fit_fastest)(recipe, simulate=simulate, as_json=as_json)
         return
     with stages() as progress:
         tell = None if as_json else _teller(recipe, progress)
@@ -157,6 +171,16 @@ def _fit_fastest(recipe: TrainingRecipe, *, simulate: bool, as_json: bool) -> No
         raise DoesNotFitError(
             f"none of {found.tried} recipes fits {format_bytes(found.limit.size_bytes)}. Run `ligerprof advise`."
         )
+
+
+def _fit_plan(recipe: TrainingRecipe, *, simulate: bool, as_json: bool) -> None:
+    """Search and print the plan of layers."""
+    from ligerprof.library import plan
+    from ligerprof.reports.search import render_plan
+
+    with stages() as progress:
+        found = plan(recipe, simulate=simulate, progress=progress, processes=_processes())
+    show(found.to_json, lambda: render_plan(found), as_json=as_json)
 
 
 def _known(answer: Any) -> Any:

@@ -17,6 +17,7 @@ from ligerprof.recipe.routing import conflict
 from ligerprof.recipe.training_options import ALL_LINEAR, TrainingOptions
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
+from ligerprof.torch_memory.saved_tensors import MATMULS, layer_runs
 
 _SEVERAL = (Engine.DDP, Engine.FSDP1, Engine.FSDP2, Engine.DEEPSPEED)
 _OF_TORCH = tuple(precision for precision in Precision if not precision.is_mixed)
@@ -192,6 +193,8 @@ def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
 
 def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     spec, nvme = options.spec, options.nvme_path
+    runs = () if options.selective is None else layer_runs(options.selective)
+    listed = sum(run.layers for run in runs)
     yield (
         options.experts is not None and not spec.experts,
         f"{_FLAGS['experts']}: {spec.name} has no experts. Leave it out.",
@@ -214,8 +217,16 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
     )
     yield from _adapter_conflicts(options)
     yield (
-        options.selective is not None and "rope" in options.kernels,
+        listed > 0 and options.checkpoint_every > 1,
+        f"{_FLAGS['selective']} names each layer, and does not go with {_FLAGS['checkpoint_every']}. Leave one out.",
+    )
+    yield (
+        "rope" in options.kernels and any(run.policy and run.policy.every.keys() & set(MATMULS) for run in runs),
         f"{_FLAGS['selective']} does not go with the kernel rope, which writes over kept outputs. Leave it out.",
+    )
+    yield (
+        listed not in (0, spec.layers),
+        f"{_FLAGS['selective']} names {listed} of the {spec.layers} layers of {spec.name}. Name each layer once.",
     )
     yield (
         options.loss is not Loss.HF and bool({"ce", "flce"} & set(options.kernels)),

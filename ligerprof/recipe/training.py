@@ -51,7 +51,7 @@ class TrainingRecipe(RunOptions, TrainingOptions):
                 self.precision,
                 *self._engine_words(),
                 *self._adapter_words(),
-                self._checkpointing_words(),
+                self.checkpointing_words,
                 *(("compiled",) if self.compile else ()),
                 self.optimizer,
                 f"kernels {'+'.join(self.kernels)} ({self.provider_names})" if self.kernels else "no fused kernels",
@@ -65,10 +65,14 @@ class TrainingRecipe(RunOptions, TrainingOptions):
         zero = f" ZeRO-{self.zero}" if self.engine is Engine.DEEPSPEED else ""
         return (f"{self.engine}{zero} on {self.gpus} GPU{'s' if self.gpus > 1 else ''}",)
 
-    def _checkpointing_words(self) -> str:
+    @property
+    def checkpointing_words(self) -> str:
+        """Which layers are checkpointed, and what they keep."""
         if not self.checkpointing:
             return "not checkpointed"
         layers = "" if self.checkpoint_every == 1 else f"1 of {self.checkpoint_every} layers "
+        if self.selective is not None and "*" in self.selective:
+            return f"checkpointed by layer ({self.selective.replace(',', ', ')})"
         if self.selective is None:
             return f"{layers}checkpointed"
         name = self.selective if "+" not in self.selective else "own list of operators"

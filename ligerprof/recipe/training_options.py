@@ -1,9 +1,9 @@
 """The options of a recipe that decide what a step allocates."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ligerprof.errors import RecipeError
 from ligerprof.files import FileKind, is_file, read_listed
@@ -32,15 +32,24 @@ from ligerprof.recipe.categories import (
 from ligerprof.recipe.options import Group, Options, option
 from ligerprof.recipe.routing import UNIFORM, canonical_routing
 from ligerprof.text import short_repr
-from ligerprof.torch_memory.saved_tensors import NAMES, SavePolicy, find_policy, policy_text
+from ligerprof.torch_memory.saved_tensors import (
+    EVERYTHING,
+    NAMES,
+    LayerRun,
+    SavePolicy,
+    find_policy,
+    layer_runs,
+    policy_text,
+)
 from ligerprof.units import MIB
 
+_Read = TypeVar("_Read")
 _HINT = "--selective names a policy or a file with one operator per line."
 _FILE = FileKind(error=RecipeError, hint=_HINT, max_bytes=2**16)
 
 
 def canonical_policy(value: Any) -> str:
-    """A policy as a recipe stores it: a name, or operators joined by `+`.
+    """A policy as a recipe stores it: a name, operators joined by `+`, or runs of layers with a policy each.
 
     A file has one operator per line, such as `aten.mm.default`, or `aten.mm.default/2` to keep the first of each two
     calls; `#` starts a comment. `find_policy` says what else may follow.
@@ -49,6 +58,8 @@ def canonical_policy(value: Any) -> str:
         RecipeError: not a policy, or a file that cannot be read.
     """
     text = str(value)
+    if "*" in text and not is_file(text):
+        return ",".join(f"{run.layers}*{run.name}" for run in _read(text, "", layer_runs))
     if text.partition("-")[0] in NAMES and not is_file(text):
         _read(text, "")
         return text
@@ -61,9 +72,9 @@ def canonical_policy(value: Any) -> str:
     return policy_text(_read("+".join(operators), where))
 
 
-def _read(text: str, where: str) -> SavePolicy:
+def _read(text: str, where: str, read: Callable[[str], _Read] = find_policy) -> _Read:  # type: ignore[assignment]
     try:
-        return find_policy(text)
+        return read(text)
     except ValueError as error:
         raise RecipeError(
             f"{where}{short_repr(str(error))} is neither a file nor an operator such as aten.mm.default."
@@ -187,8 +198,9 @@ class TrainingOptions(ModelOptions):
     selective: str | None = option(
         Group.TRAINING,
         "Outputs that checkpointed layers keep instead of computing them again: of matrix products, of attention,"
-        " torchtitan's choice, or of the operators that a file lists.",
-        metavar="matmuls|attention|torchtitan|FILE",
+        " torchtitan's choice, or of the operators that a file lists. Or runs of layers, such as"
+        " 12*nothing,4*matmuls,4*everything, the last of which are not checkpointed.",
+        metavar="matmuls|attention|torchtitan|FILE|RUNS",
         canonical=canonical_policy,
     )
     reentrant: bool = option(Group.TRAINING, "Use torch's older, reentrant checkpointing.", default=False)
@@ -448,7 +460,22 @@ class TrainingOptions(ModelOptions):
 
     def checkpoints_layer(self, index: int) -> bool:
         """Whether a decoder layer is checkpointed: each N-th from the first, as by transformers' `every_n_layers`."""
-        return self.checkpointing and index % self.checkpoint_every == 0
+        run = self.run_of_layer(index)
+        return self.checkpointing and index % self.checkpoint_every == 0 and (run is None or run.name != EVERYTHING)
+
+    def run_of_layer(self, index: int) -> LayerRun | None:
+        """The run of `selective` that a decoder layer belongs to; None without one."""
+        end = 0
+        for run in () if self.selective is None else layer_runs(self.selective):
+            end += run.layers
+            if not run.layers or index < end:
+                return run
+        return None
+
+    def policy_of_layer(self, index: int) -> SavePolicy | None:
+        """Which outputs a checkpointed layer keeps; None if it keeps none."""
+        run = self.run_of_layer(index)
+        return None if run is None or run.policy is None or not run.policy.every else run.policy
 
     @property
     def adapted_layers(self) -> tuple[str, ...]:

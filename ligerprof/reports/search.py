@@ -1,14 +1,16 @@
 """Render `ligerprof fit` and `advise`: what fits, by size or speed, and the ladder of changes with their savings."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.estimate import Moment
 from ligerprof.analyzers.search.budget import Method, Verdict
 from ligerprof.analyzers.search.changes import Advice, State, Step
-from ligerprof.analyzers.search.fit import Bound, Candidate, Fastest, Fit, Point
+from ligerprof.analyzers.search.fastest import Candidate, Fastest, Plan
+from ligerprof.analyzers.search.fit import Bound, Fit, Point
 from ligerprof.recipe.categories import Axis
-from ligerprof.recipe.configs.edits import FileEdit
+from ligerprof.recipe.configs.edits import FileEdit, keys_for
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, find_limit
@@ -166,6 +168,73 @@ def render_fastest(found: Fastest) -> "RenderableType":
         *_remarks(found),
         *([ShellCommand(f"Next: {command_line('step', found.found[0].recipe)}")] if rows else []),
     )
+
+
+# frameworks whose keys are printed, by the names of their tables
+_FRAMEWORKS = {"transformers": "transformers", "trl-sft": "TRL", "axolotl": "axolotl", "torchtitan": "torchtitan"}
+
+
+@in_one_unit(lambda found: found.limit.size_bytes)
+def render_plan(found: Plan) -> "RenderableType":
+    """Lay out the plan, its time next to that of others, and how to apply it."""
+    first = 0
+    rows = []
+    for count, name in found.layers:
+        rows.append((f"{first} to {first + count - 1}" if count > 1 else str(first), name))
+        first += count
+    recipe = found.recipe
+    host = f"The inputs of checkpointed layers move to {format_bytes(found.host_bytes)} of page-locked main memory."
+    moved = [host] if recipe.activation_offload else []
+    return stacked(
+        heading(found.given.summary, found.limit),
+        listing_table("layers", "keep", folded=("keep",), rows=rows),
+        *moved,
+        f"It {describe_verdict(found.chosen.verdict)}{_conf_words(found.given, recipe)}.",
+        *(
+            []
+            if found.keeps_cache
+            else ["note: each step gives cached memory back to make room, which takes time that is not predicted"]
+        ),
+        *time_lines(found.chosen.time),
+        *_by_keys(found),
+        f"{found.tried} of {found.possible} plans were estimated.",
+        *(f"not tried: {reason}" for reason in found.left_out),
+        "In your own loop, before the first step:",
+        *_apply_lines(found.selection),
+        ShellCommand(f"Next: {command_line('step', recipe)}"),
+    )
+
+
+def _apply_lines(selection: str) -> Iterator[str]:
+    """The call that sets a plan on a model, a run of layers per line."""
+    *runs, last = selection.split(",")
+    yield "  ligerprof.checkpoint("
+    yield "      model,"
+    yield from (f'      "{run},"' for run in runs)
+    yield f'      "{last}",'
+    yield "  )"
+
+
+def _conf_words(given: TrainingRecipe, recipe: TrainingRecipe) -> str:
+    changed = recipe.alloc_conf is not None and recipe.alloc_conf != given.alloc_conf
+    return f", with PYTORCH_CUDA_ALLOC_CONF={recipe.alloc_conf}" if changed else ""
+
+
+def _by_keys(found: Plan) -> Iterator[str]:
+    """What frameworks have keys for."""
+    best = found.by_keys
+    if best is None:
+        yield "No plan that frameworks have keys for fits."
+        return
+    slower = best.time.seconds / found.chosen.time.seconds - 1
+    words, milliseconds = best.recipe.checkpointing_words, 1000 * best.time.seconds
+    yield f"What frameworks have keys for: {words}, {milliseconds:,.1f} ms per step, {100 * slower:.1f} % more."
+    for name, title in _FRAMEWORKS.items():
+        every = {"checkpoint_every": best.recipe.checkpoint_every} if best.recipe.checkpoint_every > 1 else {}
+        moved = {"activation_offload": True} if best.recipe.activation_offload else {}
+        keys = keys_for(name, checkpointing=best.recipe.checkpointing, **every, **moved)
+        if keys is not None:
+            yield f"  {title}: {', '.join(f'{key}: {json.dumps(value)}' for key, value in keys.items())}"
 
 
 def candidate_line(candidate: Candidate) -> str:

@@ -9,14 +9,15 @@ from ligerprof.analyzers.estimate import MemoryEstimate
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.analyzers.explain.peak import PeakDiff, PeakReport
 from ligerprof.analyzers.search.changes import Advice
-from ligerprof.analyzers.search.fit import Fastest, Fit
+from ligerprof.analyzers.search.fastest import Fastest, Plan
+from ligerprof.analyzers.search.fit import Fit
 from ligerprof.analyzers.trace.analysis import TraceReport
 from ligerprof.recipe.flags import command_line
 from ligerprof.reports.console import PlainConsole
 from ligerprof.reports.diff import render_comparison, render_diff
 from ligerprof.reports.estimate import render_estimate
 from ligerprof.reports.peak import render_peak
-from ligerprof.reports.search import render_advice, render_fastest, render_fit
+from ligerprof.reports.search import render_advice, render_fastest, render_fit, render_plan
 from ligerprof.reports.terminal import PLAIN_WIDTH, FiguresColumn, console, roles_table, stacked
 from ligerprof.reports.trace import render_trace
 from ligerprof.roles import MemoryBreakdown
@@ -50,6 +51,7 @@ _RENDER: "Mapping[type, Callable[[Any], RenderableType]]" = {
     MemoryEstimate: lambda estimate: render_estimate(estimate.recipe, estimate),
     PeakDiff: render_diff,
     PeakReport: render_peak,
+    Plan: render_plan,
     StepOutcome: _render_outcome,
     TraceReport: lambda report: render_trace(report, top=_TOP),
 }
@@ -57,15 +59,19 @@ _RENDER: "Mapping[type, Callable[[Any], RenderableType]]" = {
 _HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.25;font-family:monospace">{code}</pre>'
 
 
+def _rendered(result: Any) -> "RenderableType":
+    return next(_RENDER[kind] for kind in type(result).__mro__ if kind in _RENDER)(result)
+
+
 def as_text(result: Any) -> str:
     """The text that the result's command prints, 100 columns wide."""
     written = io.StringIO()
-    console(written).print(_RENDER[type(result)](result))
+    console(written).print(_rendered(result))
     return written.getvalue().rstrip("\n")
 
 
 def as_html(result: Any) -> str:
     """The same as an HTML element, escaped, with the styles of a terminal."""
     recorder = PlainConsole(file=io.StringIO(), width=PLAIN_WIDTH, record=True)
-    recorder.print(_RENDER[type(result)](result))
+    recorder.print(_rendered(result))
     return recorder.export_html(code_format=_HTML, inline_styles=True)

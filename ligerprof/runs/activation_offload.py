@@ -6,6 +6,7 @@ ligerprof/torch_memory/saved_tensors.py.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from ligerprof.torch_memory.saved_tensors import (
     STASH_LENGTH,
     SavePolicy,
     Selection,
-    find_policy,
     pinned_bytes,
 )
 
@@ -208,13 +208,11 @@ def _leave_out(head: nn.Module) -> None:
 
 
 def enable_checkpointing(model: Any, recipe: TrainingRecipe) -> None:
-    """Checkpoint the recipe's decoder layers.
+    """Checkpoint the recipe's decoder layers, each as the recipe says.
 
     Versions of transformers before 5.23 do not have `every_n_layers`, so the layers are switched off one by one.
     """
-    settings: dict[str, Any] = {"use_reentrant": recipe.reentrant}
-    if recipe.selective is not None:
-        settings["context_fn"] = selective_contexts(find_policy(recipe.selective))
+    settings = {"use_reentrant": recipe.reentrant}
     # transformers 5.2x renamed the method, and warns if the older name is called
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
@@ -222,6 +220,9 @@ def enable_checkpointing(model: Any, recipe: TrainingRecipe) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
     for index, layer in enumerate(checkpointed_layers(model)):
         layer.gradient_checkpointing = recipe.checkpoints_layer(index)
+        if (policy := recipe.policy_of_layer(index)) is not None:
+            call = layer._gradient_checkpointing_func
+            layer._gradient_checkpointing_func = partial(call, context_fn=selective_contexts(policy))
 
 
 def selective_contexts(policy: SavePolicy) -> Callable[[], Any]:

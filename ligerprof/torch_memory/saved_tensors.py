@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 def pinned_bytes(size_bytes: int) -> int:
@@ -33,6 +34,9 @@ _NAMED: Mapping[str, Mapping[str, int]] = {
     "torchtitan": _TORCHTITAN,
 }
 NAMES = tuple(_NAMED)
+# of a run of layers: recomputed whole, and not checkpointed
+NOTHING, EVERYTHING = "nothing", "everything"
+_RUN = re.compile(r"([1-9]\d{0,4})\*(\S+)", re.ASCII)
 _ENTRY = re.compile(
     rf"({'|'.join(NAMES)}|[a-z]\w*\.\w+\.\w+)(?:/([1-9]\d{{0,3}}))?((?:-[1-9]\d{{0,7}}x[1-9]\d{{0,7}})*)", re.ASCII
 )
@@ -54,16 +58,52 @@ class SavePolicy:
 
 
 def find_policy(text: str) -> SavePolicy:
-    """The policy of a name, or of operators joined by `+`, each as `aten.mm.default` or `aten.mm.default/2`.
+    """The policy of names and operators joined by `+`, such as `matmuls+attention`, `aten.mm.default/2`, or `nothing`.
 
-    `torchtitan-2048x128` and `aten.mm.default/2-2048x128` compute products with such a second factor again.
+    `matmuls-2048x128` and `aten.mm.default/2-2048x128` compute products with such a second factor again.
 
     Raises:
         ValueError: neither; the message names the part that cannot be read.
     """
-    entries = [_entry(part.strip(), text) for part in text.split("+")]
+    if text == NOTHING:
+        return SavePolicy(every={})
+    entries = [_entry(part.strip()) for part in text.split("+")]
     every = {name: number for named, _ in entries for name, number in named.items()}
     return SavePolicy(every=every, recomputed=frozenset(shape for _, shapes in entries for shape in shapes))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Successive layers that are checkpointed alike.
+
+    Attributes:
+        layers: how many; 0 for all.
+        name: the policy as it was written, or `everything`.
+        policy: what they keep; None if they are not checkpointed.
+    """
+
+    layers: int
+    name: str
+    policy: SavePolicy | None
+
+
+@lru_cache(maxsize=256)
+def layer_runs(text: str) -> tuple[LayerRun, ...]:
+    """The runs of a selection, in the order of the layers: `12*nothing,4*matmuls,4*everything`, or one policy for all.
+
+    Raises:
+        ValueError: the message names the part that cannot be read.
+    """
+    if "*" not in text:
+        return (LayerRun(0, text, find_policy(text)),)
+    runs = []
+    for part in text.split(","):
+        found = _RUN.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(part)
+        name = found[2]
+        runs.append(LayerRun(int(found[1]), name, None if name == EVERYTHING else find_policy(name)))
+    return tuple(runs)
 
 
 def policy_text(policy: SavePolicy) -> str:
@@ -79,14 +119,14 @@ def shapes_text(shapes: frozenset[FactorShape]) -> str:
     return "".join(f"-{inputs}x{outputs}" for inputs, outputs in sorted(shapes))
 
 
-def _entry(text: str, policy: str) -> tuple[Mapping[str, int], tuple[FactorShape, ...]]:
-    """The operators of a part of a policy, and the shapes that follow it; a name stands alone."""
+def _entry(text: str) -> tuple[Mapping[str, int], tuple[FactorShape, ...]]:
+    """The operators of a part of a policy, and the shapes that follow it."""
     found = _ENTRY.fullmatch(text)
     if found is None:
         raise ValueError(text)
     name, every, shapes = found.groups()
     operators = {name: int(every or 1)} if name not in _NAMED else _NAMED[name]
-    if (name in _NAMED and (every or text != policy.strip())) or (shapes and MM not in operators):
+    if (name in _NAMED and every) or (shapes and MM not in operators):
         raise ValueError(text)
     return operators, tuple(_shapes(shapes))
 

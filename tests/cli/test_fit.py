@@ -150,6 +150,36 @@ def test_the_fastest_recipes_are_listed_with_the_next_faster_one() -> None:
     assert_matches_golden(stdout, GOLDEN / "fit_fastest.txt")
 
 
+def test_the_plan_is_printed_with_how_to_apply_it() -> None:
+    arguments = (
+        "--model",
+        "tiny",
+        "--batch",
+        "1024",
+        "--seq",
+        "512",
+        "--precision",
+        "bf16",
+        "--gpu",
+        "h200",
+        "--liger",
+        "flce",
+    )
+    code, stdout, _ = run("--plan", "--no-simulate", "--memory-limit", "4GiB", *arguments)
+    assert code == 0
+    assert max(map(len, stdout.splitlines())) <= TERMINAL_COLUMNS
+    assert_matches_golden(stdout, GOLDEN / "fit_plan.txt")
+    code, stdout, _ = run("--plan", "--no-simulate", "--memory-limit", "4GiB", "--json", *arguments)
+    found = json.loads(stdout)
+    assert sum(each["layers"] for each in found["layers"]) == 2
+    assert found["plan"]["fits"]
+    assert found["selection"] == ",".join(f"{each['layers']}*{each['keep']}" for each in found["layers"])
+    assert found["plan"]["step_seconds"] <= found["by_keys"]["step_seconds"]
+    code, _, stderr = run("--plan", "--no-simulate", "--memory-limit", "100MiB", *arguments)
+    assert code == 3
+    assert "no plan of this recipe fits" in stderr
+
+
 def test_no_figure_of_the_fastest_recipes() -> None:
     code, _, stderr = run("--fastest", "--figure", "frontier.svg")
     assert code == 2

@@ -3,7 +3,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ligerprof.runs.activation_offload import selective_contexts
-from ligerprof.torch_memory.saved_tensors import FUSED_ATTENTION, MATMULS, Selection, find_policy, policy_text
+from ligerprof.torch_memory.saved_tensors import (
+    FUSED_ATTENTION,
+    MATMULS,
+    Selection,
+    find_policy,
+    layer_runs,
+    policy_text,
+)
 
 
 def test_a_policy_keeps_the_first_of_each_group_of_calls() -> None:
@@ -26,12 +33,25 @@ def test_products_of_some_shapes_are_neither_kept_nor_counted() -> None:
     "text",
     [
         *("", "mm", "aten.mm", "aten.mm.default/0", "aten.mm.default+", "a.b.c.d", "aten.mm.default/x"),
-        *("matmuls+aten.mm.default", "torchtitan/2", "aten.bmm.default-2x2", "aten.mm.default-2", "matmuls-0x2"),
+        *("matmuls+mm", "torchtitan/2", "aten.bmm.default-2x2", "aten.mm.default-2", "matmuls-0x2"),
     ],
 )
 def test_other_texts_are_not_policies(text: str) -> None:
     with pytest.raises(ValueError, match=r"^[a-z./0-9-]*$"):
         find_policy(text)
+
+
+def test_runs_of_layers_have_a_policy_each() -> None:
+    runs = layer_runs("2*nothing,3*matmuls-8x2+attention, 1*everything")
+    assert [(run.layers, run.name) for run in runs] == [(2, "nothing"), (3, "matmuls-8x2+attention"), (1, "everything")]
+    assert [None if run.policy is None else sorted(run.policy.every) for run in runs] == [
+        [],
+        sorted((*MATMULS, *FUSED_ATTENTION)),
+        None,
+    ]
+    for text in ("2*", "0*nothing", "2*mm", "nothing,2*nothing", "2*nothing,", "everything"):
+        with pytest.raises(ValueError, match=r"^[a-z0-9*]*$"):
+            layer_runs(text)
 
 
 def test_torch_has_the_operators() -> None:

@@ -36,7 +36,7 @@ from ligerprof.text import printable
 from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, parse_allocator_settings
 from ligerprof.torch_memory.attention import AttentionKernel
 from ligerprof.torch_memory.distributed import WORST_RANK
-from ligerprof.torch_memory.saved_tensors import FUSED_ATTENTION, MATMULS, find_policy
+from ligerprof.torch_memory.saved_tensors import FUSED_ATTENTION, MATMULS, layer_runs
 from ligerprof.units import format_bytes
 
 
@@ -236,13 +236,14 @@ def _require_estimable(recipe: TrainingRecipe) -> None:
     if recipe.activation_offload:
         _require_estimable_offload(recipe)
     if recipe.selective is not None:
-        operators = find_policy(recipe.selective).every
+        policies = [run.policy for run in layer_runs(recipe.selective) if run.policy is not None]
+        operators = [name for policy in policies for name in policy.every]
         _require_known([name for name in operators if name not in (*MATMULS, *FUSED_ATTENTION)])
 
 
 def _require_estimable_offload(recipe: TrainingRecipe) -> None:
     """The copies of transposed tensors, which layers save, are not counted."""
-    whole = recipe.checkpointing and not recipe.reentrant and recipe.checkpoint_every == 1
+    whole = not recipe.reentrant and all(map(recipe.checkpoints_layer, range(recipe.spec.layers)))
     if not whole or recipe.loss not in (Loss.HF, Loss.HF_4_45):
         raise UnsupportedError(
             "--activation-offload is estimated only with all layers under non-reentrant checkpointing, and without a"

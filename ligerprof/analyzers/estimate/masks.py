@@ -58,14 +58,17 @@ def last_reader(recipe: TrainingRecipe, *, windowed: bool) -> int | None:
     return next(readers, None)
 
 
-def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[int, ...]]:
+def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[object, ...]]:
     """What decides the memory of each decoder layer.
 
     A layer in the middle that is the last in backward to read a mask has a kind of its own, and so have layers that
     store keys and values, and the last ones that reuse them.
     """
     layers, kinds = recipe.spec.layers, recipe.spec.layer_kinds
-    own = [(routing, recipe.checkpoints_layer(index)) for index, routing in enumerate(_routings(recipe))]
+    own = [
+        (routing, recipe.checkpoints_layer(index), recipe.run_of_layer(index))
+        for index, routing in enumerate(_routings(recipe))
+    ]
     if len(kinds.examples) == 1:
         return list(own)
     masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}

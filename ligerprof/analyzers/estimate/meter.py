@@ -276,6 +276,12 @@ class Meter:
     def ran(self, operation: object) -> None:
         """An operation has run; `step_time` counts its work."""
 
+    def asked(self) -> None:
+        """Selective checkpointing has been asked whether it keeps an operator's output, or had it already."""
+
+    def offloaded(self, size_bytes: int, *, to_host: bool) -> None:
+        """A saved tensor is copied to main memory, or back."""
+
     def differentiated(self, operation: object) -> None:
         """The gradients of an operation have been computed."""
 

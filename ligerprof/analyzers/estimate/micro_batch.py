@@ -25,7 +25,6 @@ from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import FP32_BYTES
-from ligerprof.torch_memory.saved_tensors import find_policy
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +74,6 @@ class MicroBatch:
         self._hooks = hooks
         self.evaluates = False
         self.copies_embedding = False
-        self._policy = None if recipe.selective is None else find_policy(recipe.selective)
         # by whether the mask's layers have a window; and those that checkpoints hold
         self._layer_masks: dict[bool, Value] = {}
         self._masks: dict[bool, Value] = {}
@@ -238,7 +236,8 @@ class MicroBatch:
         self, index: int, repetition: Repetition, stream: Value, held: Allocation
     ) -> tuple[Value, Allocation]:
         checkpointing = self._recipe.checkpoints_layer(index)
-        cache = OutputCache(self._policy) if checkpointing and self._policy is not None else None
+        policy = self._recipe.policy_of_layer(index)
+        cache = OutputCache(policy) if checkpointing and policy is not None else None
         pinning = not (checkpointing and self._recipe.reentrant)
         tape = Tape(self._meter, saving=not checkpointing, pinning=pinning, cache=cache)
         context = self._new_context(tape, index, checkpointed=checkpointing)

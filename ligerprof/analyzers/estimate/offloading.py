@@ -56,6 +56,7 @@ class Offloading:
             self._meter.drop(self._originals.pop(number))
         self._originals[self._number] = self._meter.keep(block)
         self.host_bytes += pinned_bytes(block.size_bytes)
+        self._meter.offloaded(block.size_bytes, to_host=True)
         return PackedTensor(self._number, block, stays=False)
 
     def unpack(self, packed: PackedTensor, *, starts_node: bool) -> Allocation:
@@ -70,6 +71,7 @@ class Offloading:
         original = self._originals.get(packed.number)
         if original is None:
             self._loaded[packed.number] = self._meter.take(packed.block.size_bytes, packed.block.role)
+            self._meter.offloaded(packed.block.size_bytes, to_host=False)
         self._hooks.append(lambda: self._after(packed.number, earlier))
         return self._meter.keep(self._loaded[packed.number] if original is None else original)
 

@@ -30,6 +30,8 @@ _UNCERTAIN_SHARE_OF_SCORES = 0.0075
 # whole runs over different lengths, of which only the largest micro-batch is replayed; above the 3 % under which no
 # verdict contradicts the simulated runs of tests/data/verdicts/lengths.jsonl
 _UNCERTAIN_SHARE_OF_LENGTHS = 0.05
+# the place of the steady step among the recordings, after the build and the first step
+_STEADY = 2
 # the number of the recorded micro-batch that later ones repeat
 _REPEATED = 2
 
@@ -64,6 +66,21 @@ class EstimatedRun:
         except AllocatorFullError:
             return False
         return True
+
+    def keeps_cache_under(self, limit_bytes: int) -> bool:
+        """Whether later steps under a limit never give cached memory back, which costs time in each of them."""
+        if limit_bytes < self.least_bytes:
+            return False
+        try:
+            allocator = self._replay(limit_bytes)
+            if not allocator.retries:
+                return True
+            self._replay_part(allocator, self._parts[_STEADY])
+            retries = allocator.retries
+            self._replay_part(allocator, self._parts[_STEADY])
+        except AllocatorFullError:
+            return False
+        return allocator.retries == retries
 
     @property
     def uncertain_share(self) -> float:

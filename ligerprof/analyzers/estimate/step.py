@@ -25,7 +25,7 @@ from ligerprof.recipe.categories import Engine, GradSync, Optimizer, Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.torch_memory.libraries import thread_workspace_bytes
-from ligerprof.torch_memory.saved_tensors import ADDMM, find_policy
+from ligerprof.torch_memory.saved_tensors import ADDMM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,9 +198,9 @@ def workspace_sizes(recipe: TrainingRecipe, weights: Mapping[str, Weight]) -> di
         sizes = tape.workspaces_of(checkpointing=recipe.checkpointing)
         return dict(zip((Phase.FORWARD, Phase.BACKWARD), sizes, strict=True))
     biased = [name for name in weights if name.endswith(".bias") and _adds_with_cublas(recipe, weights, name)]
-    kept = {} if recipe.selective is None else find_policy(recipe.selective).every
-    layers = [index for name in biased if (index := layer_index(name)) is not None]
-    recomputes = any(map(recipe.checkpoints_layer, layers)) and kept.get(ADDMM) != 1
+    layers = {index for name in biased if (index := layer_index(name)) is not None}
+    policies = [recipe.policy_of_layer(index) for index in layers if recipe.checkpoints_layer(index)]
+    recomputes = any(policy is None or policy.every.get(ADDMM) != 1 for policy in policies)
     return {
         Phase.FORWARD: thread_workspace_bytes(recipe.gpu_spec, adds_bias=bool(biased)),
         Phase.BACKWARD: thread_workspace_bytes(recipe.gpu_spec, adds_bias=recomputes),

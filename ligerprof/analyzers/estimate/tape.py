@@ -224,6 +224,8 @@ class Tape:
         operation, output = node.operation, node.outputs[0]
         keeps = self.saving and output.needs_gradient
         is_cached = self._cache is not None and self._cache.keeps(operation)
+        if self._cache is not None:
+            self.meter.asked()
         if self._cache is not None and is_cached and self.saving:
             output.block, extra = self._cache.take()
             if operation.in_function:

@@ -60,7 +60,7 @@ def _change(
 def _fused_kernels(recipe: TrainingRecipe) -> Outcome:
     # TRL computes its loss in tiles, and refuses a fused one
     wanted = "no-flce" if recipe.loss is Loss.TRL_TILED else "all"
-    if recipe.selective is not None:
+    if recipe.selective not in (None, "attention"):
         # rope writes over outputs that selective checkpointing keeps
         wanted = "+".join(name for name in select_kernels(wanted, recipe.spec) if name != "rope")
     if set(recipe.kernels) == set(select_kernels(wanted, recipe.spec)):

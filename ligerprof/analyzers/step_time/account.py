@@ -107,7 +107,8 @@ def _unknown(recipe: TrainingRecipe) -> str | None:
         f"--optimizer {recipe.optimizer}": recipe.optimizer not in _OPTIMIZERS,
         "experts": bool(recipe.spec.experts),
         "recurrent layers": recipe.spec.delta is not None or recipe.spec.state_space is not None,
-        "--activation-offload": recipe.activation_offload,
+        "--activation-offload without checkpointing all layers": recipe.activation_offload
+        and (recipe.reentrant or not all(map(recipe.checkpoints_layer, range(recipe.spec.layers)))),
     }
     return next((reason for reason, is_so in found.items() if is_so), None)
 
@@ -140,6 +141,16 @@ class _WorkMeter(Meter):
         for work in self._forward(operation):
             self._note(part, work, Host.TRITON if operation.in_function else Host.OPERATOR)
 
+    def asked(self) -> None:
+        part = Part.FORWARD if self._thread is Phase.FORWARD else Part.RECOMPUTE
+        self._note(part, None, Host.SELECTION)
+
+    def offloaded(self, size_bytes: int, *, to_host: bool) -> None:
+        # backward begins with what the loss saved, and waits for it
+        kind = Kind.TRANSFER if self.place == HEAD else Kind.OFFLOAD
+        work = Work(kind, "to-host" if to_host else "to-gpu", size_bytes)
+        self._note(Part.FORWARD if to_host else Part.BACKWARD, work, None)
+
     def differentiated(self, operation: object) -> None:
         assert isinstance(operation, Operation)
         for work in self._backward(operation):
@@ -148,7 +159,7 @@ class _WorkMeter(Meter):
     def summed(self, size_bytes: int) -> None:
         self._note(Part.BACKWARD, Work(Kind.MEMORY, "pointwise", 3 * size_bytes), Host.BACKWARD)
 
-    def _note(self, part: Part, work: Work, host: Host) -> None:
+    def _note(self, part: Part, work: Work | None, host: Host | None) -> None:
         self.ledger.add(Part.LOSS if self.place == HEAD else part, work, host, self._times)
 
     def _forward(self, operation: Operation) -> Iterable[Work]:

@@ -33,22 +33,27 @@ class Kind(Word):
     """What bounds the time of an operator on the GPU.
 
     `products` of matrices; `attention`, fused; `memory`: kernels that move bytes; `transfer` between the GPU and main
-    memory.
+    memory; `offload`: transfers on a stream of their own, while kernels run.
     """
 
     PRODUCTS = "products"
     ATTENTION = "attention"
     MEMORY = "memory"
     TRANSFER = "transfer"
+    OFFLOAD = "offload"
 
 
 class Host(Word):
-    """What a call costs the host: an operator from Python, from autograd's engine, or a kernel of Triton's."""
+    """What a call costs the host: an operator from Python, from autograd's engine, or a kernel of Triton's.
+
+    `selection`: in addition, an operator of a layer under selective checkpointing, whose policy is a Python function.
+    """
 
     OPERATOR = "operator"
     BACKWARD = "backward"
     TRITON = "triton"
     OPTIMIZER = "optimizer"
+    SELECTION = "selection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,7 @@ def _measured() -> tuple[Mapping[str, Surface], Mapping[str, float], float]:
 
 def _bound_seconds(sheet: Sheet, work: Work) -> float:
     """The least time by the data sheet, and a start."""
-    if work.kind is Kind.TRANSFER:
+    if work.kind in (Kind.TRANSFER, Kind.OFFLOAD):
         return _START_SECONDS + work.moved_bytes / sheet.transfer_bytes_per_second
     peak = sheet.flops.get(work.name, sheet.flops["bf16"])
     return _START_SECONDS + max(work.flops / peak, work.moved_bytes / sheet.bytes_per_second)
@@ -256,6 +261,8 @@ def _surface_name(work: Work) -> str:
     if work.kind is Kind.ATTENTION:
         direction = "backward" if work.is_backward else "forward"
         return f"{work.name} {direction}{'' if work.halves else ' masked'}"
+    if work.kind is Kind.OFFLOAD:
+        return f"{Kind.TRANSFER} {work.name}"
     return f"{work.kind} {work.name}"
 
 
@@ -291,6 +298,7 @@ class Bound(Word):
     ATTENTION = "attention"
     MEMORY = "memory"
     TRANSFER = "transfer"
+    OFFLOAD = "offload"
     LAUNCHES = "launches"
 
 
@@ -308,9 +316,15 @@ class PartTime:
     host_seconds: float
 
     @property
+    def running_seconds(self) -> float:
+        """The GPU's seconds: of its kernels, or of what is moved meanwhile if that takes longer."""
+        moving = self.gpu_seconds.get(Kind.OFFLOAD, 0.0)
+        return max(math.fsum(seconds for kind, seconds in self.gpu_seconds.items() if kind is not Kind.OFFLOAD), moving)
+
+    @property
     def seconds(self) -> float:
         """How long it takes by itself."""
-        return max(math.fsum(self.gpu_seconds.values()), self.host_seconds)
+        return max(self.running_seconds, self.host_seconds)
 
     @property
     def bound(self) -> Bound:
@@ -355,7 +369,7 @@ class StepTime(JsonKeys):
     @property
     def gpu_seconds(self) -> float:
         """The sum of all kernels: the step's time with a host that launches them in time."""
-        return math.fsum(math.fsum(part.gpu_seconds.values()) for part in self.parts)
+        return math.fsum(part.running_seconds for part in self.parts)
 
     @property
     def parts_seconds(self) -> float:
@@ -418,7 +432,7 @@ def step_time(ledger: Ledger, gpu: str, tokens: int) -> StepTime | None:
     return StepTime(
         gpu=gpu,
         measured=rates.measured,
-        seconds=_elapsed(parts),
+        seconds=elapsed((part.host_seconds, part.running_seconds) for part in parts),
         tokens=tokens,
         flops=ledger.flops(),
         useful_flops=useful,
@@ -440,12 +454,15 @@ def _part_times(ledger: Ledger, rates: Rates) -> list[PartTime]:
     ]
 
 
-def _elapsed(parts: tuple[PartTime, ...]) -> float:
-    """The GPU ends a part when its kernels have run, and not before the host has launched the last of them."""
+def elapsed(parts: Iterable[tuple[float, float]]) -> float:
+    """The time of parts, of each the host's and the GPU's seconds.
+
+    The GPU ends a part when its kernels have run, and not before the host has launched the last of them.
+    """
     host_end = gpu_end = 0.0
-    for part in parts:
-        host_end += part.host_seconds
-        gpu_end = max(gpu_end + math.fsum(part.gpu_seconds.values()), host_end)
+    for host_seconds, gpu_seconds in parts:
+        host_end += host_seconds
+        gpu_end = max(gpu_end + gpu_seconds, host_end)
     return gpu_end
 
 

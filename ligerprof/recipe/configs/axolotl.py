@@ -53,6 +53,7 @@ from ligerprof.recipe.configs.shared import (
     set_fsdp,
     whole_number_at,
     without_adapter,
+    write_every,
     write_grad_sync,
 )
 from ligerprof.recipe.training import TrainingRecipe
@@ -387,8 +388,9 @@ AXOLOTL = Framework(
     },
     finish=finish_axolotl,
     writes={
-        **as_read(_ROWS, "batch grad_accum seq checkpointing optimizer lora_dropout attention"),
+        **as_read(_ROWS, "batch grad_accum seq checkpointing activation_offload optimizer lora_dropout attention"),
         **adapter(_write_adapter),
+        "checkpoint_every": write_every,
         "grad_sync": write_grad_sync,
         "selective": lambda recipe: {"selective_checkpointing": False} if recipe.selective is None else None,
         "liger": liger(

@@ -113,6 +113,12 @@ def write_grad_sync(recipe: TrainingRecipe) -> Mapping[str, Any]:
     return {"accelerator_config.gradient_accumulation_kwargs": {"sync_each_batch": recipe.grad_sync is GradSync.EVERY}}
 
 
+def write_every(recipe: TrainingRecipe) -> Mapping[str, Any]:
+    """The key of the Trainer's arguments for `--checkpoint-every`, which transformers 5.23 and later know."""
+    kwargs = {"use_reentrant": recipe.reentrant, "every_n_layers": recipe.checkpoint_every}
+    return {"gradient_checkpointing_kwargs": kwargs}
+
+
 DEEPSPEED_SECTION = section(DEEPSPEED_ROWS, read=file_name("deepspeed"))
 
 

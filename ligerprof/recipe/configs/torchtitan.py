@@ -478,8 +478,12 @@ def _write_implementation(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
 
 
 def _write_mode(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
-    plain = recipe.selective is None and recipe.checkpoint_every == 1
-    return {"activation_checkpoint.mode": "full" if recipe.checkpointing else "none"} if plain else None
+    if recipe.selective is not None:
+        return None
+    if recipe.checkpoint_every > 1:
+        every = str(recipe.checkpoint_every)
+        return {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": every}
+    return {"activation_checkpoint.mode": "full" if recipe.checkpointing else "none"}
 
 
 def _write_class(recipe: TrainingRecipe) -> Mapping[str, Any] | None:

@@ -40,6 +40,7 @@ from ligerprof.recipe.configs.shared import (
     OPTIMIZER,
     liger_names,
     set_fsdp,
+    write_every,
     write_grad_sync,
 )
 
@@ -167,6 +168,7 @@ def _set_optimizer_arguments(reading: Reading, arguments: str) -> None:
 # how the Trainer's arguments write a recipe; other frameworks have most of these keys, too
 TRAINER_WRITES: Mapping[str, Spelling] = {
     **as_read(TRAINER_ROWS, "batch grad_accum checkpointing optimizer"),
+    "checkpoint_every": write_every,
     "grad_sync": write_grad_sync,
     "precision": lambda recipe: {Precision.AMP: {"bf16": True}, Precision.AMP_FP16: {"fp16": True}}.get(
         recipe.precision

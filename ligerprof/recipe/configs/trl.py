@@ -219,7 +219,7 @@ TRL_SFT = Framework(
     finish=_finish_sft,
     writes={
         **TRAINER_WRITES,
-        **as_read(_SFT, "seq lora_dropout"),
+        **as_read(_SFT, "seq activation_offload lora_dropout"),
         **adapter(_write_adapter),
         "precision": lambda recipe: _PRECISIONS.get(recipe.precision),
         # TRL 1.15 and later have a loss of their own

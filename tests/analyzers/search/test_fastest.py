@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.search.budget import Judge
-from ligerprof.analyzers.search.fit import Candidate, Fastest, alternatives, fastest
+from ligerprof.analyzers.search.fastest import Candidate, Fastest, alternatives, fastest
 from ligerprof.analyzers.step_time.account import predicted_time
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.training import TrainingRecipe
