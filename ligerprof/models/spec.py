@@ -369,13 +369,6 @@ class ModelSpec:
         return bool(self.setting(bias)) if isinstance(bias, str) else bias
 
     @property
-    def normalizes_scores(self) -> bool:
-        """Whether the scores of a token's experts are divided by their sum."""
-        experts = self.architecture.mlp.experts
-        normalizes = experts is not None and experts.normalizes
-        return bool(self.setting(normalizes)) if isinstance(normalizes, str) else normalizes
-
-    @property
     def experts_implementation(self) -> str | None:
         """The implementation of experts that the config names, or None."""
         config = _parsed(self.config_json)
