@@ -502,6 +502,12 @@ _QK_NORMS = ("q_norm", "k_norm")
 _EXPERTS = only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts"))
 _NUMBERS = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True}
 
+_ONE_SHARED = replace(
+    SIGMOID_EXPERTS,
+    count="num_experts",
+    shared=SharedExpert(width="moe_intermediate_size", times="num_shared_experts", name="shared_experts", gate=None),
+)
+
 SIGMOID_ROWS = (
     Architecture(
         model_type="dots1",
@@ -540,15 +546,34 @@ SIGMOID_ROWS = (
         ),
         mlp=Mlp(
             experts=replace(
-                SIGMOID_EXPERTS,
-                count="num_experts",
-                shared=SharedExpert(
-                    width="moe_intermediate_size",
-                    times="num_shared_experts",
-                    name="shared_experts",
-                    gate=None,
-                ),
-                layers=SparseLayers(first=("first_k_dense_replace", 1), kinds="mlp_layer_types"),
+                _ONE_SHARED, layers=SparseLayers(first=("first_k_dense_replace", 1), kinds="mlp_layer_types")
+            )
+        ),
+    ),
+    Architecture(
+        model_type="hy_v3",
+        class_prefix="HYV3",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1536,
+            "num_shared_experts": 1,
+        },
+        tensors=(
+            *CONFIGURED_ATTENTION,
+            *head_norms(),
+            *gated_tensors(bias="mlp_bias", sparse=False),
+            *only_sparse(ROUTER, GATES, DOWN, *shared_expert("shared_experts", bias="mlp_bias")),
+            *TWO_NORMS,
+        ),
+        attention=Attention(qk_norms=_QK_NORMS, norms_apart=True),
+        mlp=Mlp(
+            experts=replace(
+                _ONE_SHARED,
+                switches={"enable_moe_fp32_combine": True},
+                layers=SparseLayers(first=(None, 1), kinds="mlp_layer_types"),
             )
         ),
     ),
