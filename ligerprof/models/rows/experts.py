@@ -578,6 +578,35 @@ SIGMOID_ROWS = (
         ),
     ),
     Architecture(
+        model_type="kolibri1",
+        defaults={
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 384,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+        tensors=(
+            *attention_tensors(),
+            *head_norms(),
+            *_EXPERTS,
+            *norm_tensors("input_layernorm", "post_attention_layernorm"),
+            *norm_tensors("post_self_attn_layernorm", "post_mlp_layernorm"),
+        ),
+        attention=Attention(
+            qk_norms=_QK_NORMS,
+            norms_apart=True,
+            rotary=Rotary(only_with_window="unless off"),
+            window=periodic_window(5, default=513, makes_both=False),
+        ),
+        mlp=Mlp(
+            width="moe_intermediate_size",
+            experts=Experts(width="moe_intermediate_size", shared=SharedExpert(name="shared_experts", gate=None)),
+        ),
+        layer_norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+    ),
+    Architecture(
         model_type="minimax_m2",
         class_prefix="MiniMaxM2",
         defaults={"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256, "num_experts_per_tok": 8},
