@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.integrations import moe
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
@@ -24,7 +26,7 @@ from ligerprof.runs.activation_offload import checkpointed_layers
 _ATTENTION = "ligerprof_recorded"
 _ROTATIONS = ("apply_rotary_pos_emb", "apply_rotary_emb")
 _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
-ROWS, TOKENS = 2, 6
+ROWS, TOKENS = 7, 11
 # of a whole model; no other size of it is 5, 10 or 11
 MODEL_ROWS, MODEL_TOKENS = 5, 10
 # dimensions of a tensor whose heads are apart
@@ -32,10 +34,10 @@ _BY_HEADS = 4
 # sizes that do not depend on a config or a batch, such as three positions for each token
 _LARGEST_FIXED = 3
 # the steps of operators
-_JOINS = ("cat", "stack")
+_JOINS = ("cat", "stack", "concat")
 _STEPS = {
     **dict.fromkeys(_JOINS, "join"),
-    **dict.fromkeys(("gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "silu"), "keep input"),
+    **dict.fromkeys(("clamp", "gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "silu"), "keep input"),
     **dict.fromkeys(("relu", "rsqrt", "sigmoid", "tanh"), "keep output"),
     "add": "add",
     "mul": "multiply",
@@ -47,7 +49,19 @@ _STEPS = {
     "clone": "copy",
     "pow": "power",
     "mean": "mean",
+    "gather": "gather",
+    "scatter": "gather into",
+    "masked_fill": "mask out",
+    "bmm": "batch product",
 }
+# the same in place
+_IN_PLACE = {"add_": "add in place", "div_": "divide in place", "mul_": "scale in place", "scatter_": "place"}
+# operators whose sizes do not follow from those of their operands
+_SIZED = {"sum": "sum", "topk": "top", "repeat": "repeat"}
+# of operators that are not known, and have no step if their results lead to no output
+_UNKNOWN = "unknown "
+# steps that say how many of the next ones are their own
+_WRAPPERS = ("gated", "rotate", "mixture")
 _CUTS = ("slice", "select")
 _SPLITS = ("split", "split_with_sizes", "unbind")
 
@@ -60,18 +74,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators of a layer or a model, without those of modules that have steps of their own.
 
     Args:
-        sizes: names of the sizes of what has no gradient; None in a layer, which makes tables alone.
+        sizes: names of the sizes that do not follow from a step's operands.
     """
 
-    def __init__(self, spec: ModelSpec, layer: nn.Module, sizes: Mapping[int, str] | None = None) -> None:
+    def __init__(self, spec: ModelSpec, layer: nn.Module, sizes: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._spec, self._sizes = spec, sizes
         self.steps: list[Step] = []
         self._tables: set[int] = set()
         self._empty: set[Operand] = set()
         self._turned: set[Operand] = set()
-        self.active, self.muted = False, 0
-        self._numbers: dict[int, int] = {}
+        self.active, self.muted, self.autocasts = False, 0, True
+        self._numbers: dict[int, Operand] = {}
+        self._shapes: dict[int, torch.Size] = {}
         self._blocks: dict[int, list[int]] = {}
         self._dtypes: dict[int, torch.dtype] = {}
         self._sources: dict[int, Operand] = {}
@@ -80,7 +95,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, tensor: Tensor, source: Operand | None = None) -> int:
         """Give a tensor a number."""
         number = len(self._dtypes)
-        self._numbers[id(tensor)], self._dtypes[number] = number, tensor.dtype
+        self._numbers[id(tensor)], self._dtypes[number], self._shapes[number] = number, tensor.dtype, tensor.shape
         if source is not None:
             self._sources[number] = source
         self._hold(tensor, number)
@@ -117,7 +132,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def macro(self, kind: str, inputs: Sequence[Operand], outputs: Sequence[Tensor], *details: Any) -> None:
         """A step in place of all operators of a module or function."""
         made = [self.add(tensor, inputs[0]) for tensor in outputs]
+        self._tables.update(
+            number
+            for number, tensor in zip(made, outputs, strict=True)
+            if not (tensor.is_floating_point() or tensor.is_complex())
+        )
         self.steps.append([kind, made if len(made) > 1 else made[0], list(inputs), *details])
+
+    def cast_sum(self, value: Tensor, result: Tensor) -> Tensor:
+        """Record the cast of a sum to the dtype of what experts receive: autocast computes sums in fp32."""
+        experts = next((step for step in self.steps if step[:2] == ["mixture", -1]), None)
+        if result is not value or experts is None or ["sum", self.operand(value)] != self.steps[-1][:2]:
+            return result
+        with _muted(self):
+            result = value.clone()
+        self.macro("cast", [self.operand(value)], [result], experts[2][0])
+        return result
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -132,8 +162,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = args[0] if name in _JOINS else args
         inputs = [self.operand(item) for item in given if isinstance(item, Tensor)]
         is_view = self._is_view(next(iter(given), None), results[0])
-        if not any(map(self._has_gradient, inputs)):
-            self._table(name, results[0], next(iter(inputs), "narrow"), is_view=is_view)
+        if name.endswith("_like") or not any(map(self._has_gradient, inputs)):
+            for made in results:
+                self._table(name, made, next(iter(inputs), "narrow"), is_view=is_view)
+        elif name in _IN_PLACE:
+            more = (given[0]._is_view(),) if name == "mul_" else ()
+            self._tables.discard(inputs[0])  # type: ignore[arg-type]
+            self.steps.append([_IN_PLACE[name], inputs[0], inputs, *more])
         elif name != "copy_" and is_view and given[0].nbytes == results[0].nbytes:
             self._again(results[0], inputs[0])
             if name == "view" and results[0].ndim == given[0].ndim + 1 == _BY_HEADS and self._spec.latent is None:
@@ -145,8 +180,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.macro("cast", inputs, results, "wide" if wide else self._narrow_source(inputs[0]))
         elif name == "mul" and self._is_scaling(given, inputs):
             self._scale(given, inputs, results)
+        elif name == "div" and len(inputs) > 1:
+            self.macro("divide", inputs, results)
         elif name in _STEPS:
             self.macro(_STEPS[name], inputs, results)
+        elif name in _SIZED:
+            self.macro(_SIZED[name], inputs, results, self._dims(results[0].shape))
+        elif name == "index":
+            self.macro("index", [inputs[0], self.operand(given[1][0])], results, self._dims(given[0].shape[:1]))
         else:
             self._parts_of_memory(name, given, inputs, results)
 
@@ -171,7 +212,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name == "expand" and results[0].numel() == self._spec.heads * given[0].numel():
             self.macro("expand", inputs, results)
         else:
-            raise UnknownOperatorError(name)
+            self.macro(f"{_UNKNOWN}{name}", inputs, results)
 
     def _heads_of(self, number: Operand, kind: str) -> None:
         """Say what becomes of heads, if this is a view of some."""
@@ -186,7 +227,33 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for number in (each for step in self.steps if step[0] == readers for each in step[2]):
                 self._heads_of(number, kind)
                 self._heads_of(source.get(number, number), kind)
-        return [step for step in self.steps if step[0] != "heads" or step[3]]
+        steps = [step for step in self.steps if step[0] != "heads" or step[3]]
+        return list(self._without_unused_gradients(steps))
+
+    def _without_unused_gradients(self, steps: Sequence[Step]) -> Iterator[Step]:
+        """The same with tensors without a gradient in place of those that lead to no output, such as biased scores."""
+        live: set[Operand] = {steps[-1][1]}
+        for kind, results, *rest in reversed(steps[:-1]):
+            made = set(_several(results)) if kind not in ("drop", *_WRAPPERS) else set()
+            if made & live and kind.startswith(_UNKNOWN):
+                raise UnknownOperatorError(kind.removeprefix(_UNKNOWN))
+            if made & live:
+                live.update(each for each in rest[0] if self._has_gradient(each))
+        for step in steps:
+            kind, results, *rest = step
+            if kind in ("drop", "output", "new", *_WRAPPERS) or live.intersection(_several(results)):
+                yield step
+                continue
+            for number in _several(results):
+                source = next(iter(rest[0]), None)
+                same = isinstance(source, int) and self._dtypes[source] == self._dtypes[number]
+                yield [
+                    "new",
+                    number,
+                    [],
+                    self._dims(self._shapes[number]),
+                    source if same else _name(self._dtypes[number]),
+                ]
 
     def _has_gradient(self, operand: Operand) -> bool:
         return operand not in self._tables if isinstance(operand, int) else operand.startswith("p:")
@@ -206,30 +273,28 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(source, int):
                 self._again(result, source)
             return
-        if self._sizes is not None:
-            number = self.add_table(result)
-            if name == "_to_copy" and isinstance(source, int):
-                self.steps.append(["cast", number, [source], _width(result)])
-            else:
-                self.steps.append(["new", number, [], [*map(self._named, result.shape)], _width(result)])
-            return
-        per_token = result.numel() / TOKENS
-        names = {1: "one", self._spec.rotary_dim: "rotated"}
-        if per_token not in names:
-            raise UnknownOperatorError(f"a table of shape {tuple(result.shape)}")
-        self.steps.append(["table", self.add_table(result), [], names[int(per_token)], _width(result)])
+        number = self.add_table(result)
+        if name == "_to_copy" and isinstance(source, int) and _width(result) != "int":
+            self.steps.append(["cast", number, [source], _width(result)])
+        else:
+            self.steps.append(["new", number, [], self._dims(result.shape), _width(result)])
+
+    def _dims(self, shape: Sequence[int]) -> list[int | str]:
+        return [self._named(size) for size in shape]
 
     def _named(self, size: int) -> int | str:
-        found = (self._sizes or {}).get(size, size)
+        found = self._sizes.get(size, size)
         if isinstance(found, int) and found > _LARGEST_FIXED:
             raise UnknownOperatorError(f"a size of {size}")
         return found
 
     def _again(self, result: Tensor, source: Operand) -> None:
-        """A view of all elements has the number of its source."""
-        assert isinstance(source, int)
+        """A view of all elements has the number of its source, or the name of a parameter."""
         self._numbers[id(result)] = source
-        self._hold(result, source)
+        if isinstance(source, int):
+            self._hold(result, source)
+        else:
+            weakref.finalize(result, self._numbers.pop, id(result), None)
 
     def _made(self, kind: str, operands: Sequence[Operand], result: Tensor, *details: Any) -> int:
         """The number of what a step without operands makes, on the device and in the dtype of others."""
@@ -284,8 +349,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return number if isinstance(number, int) else "narrow"
 
 
+_SOFTMAXES = (functional.softmax, torch.softmax, Tensor.softmax)
+_FUNCTIONS = (functional.dropout, functional.linear, Tensor.to, *_SOFTMAXES)
+
+
 class _Functions(TorchFunctionMode):
-    """Dropouts, which a CPU computes by other operators than a GPU."""
+    """Dropouts and softmaxes, which a CPU computes by other operators than a GPU, and products with raw weights."""
 
     def __init__(self, recorder: _Recorder, dropouts: Mapping[float, tuple[str, float]]) -> None:
         super().__init__()
@@ -295,12 +364,20 @@ class _Functions(TorchFunctionMode):
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named, recorder = kwargs or {}, self._recorder
-        if func is not functional.dropout or not recorder.active or recorder.muted:
+        if func not in _FUNCTIONS or not recorder.active or recorder.muted:
             return func(*args, **named)
+        if func is Tensor.to:
+            return recorder.cast_sum(args[0], func(*args, **named))
         value, rate = args[0], named.get("p", args[1] if len(args) > 1 else 0.5)
         with _muted(recorder):
-            result = value.clone()
-        recorder.macro("dropout", [recorder.operand(value)], [result], *self._dropouts.get(rate, (None, rate)))
+            result = value.clone() if func is functional.dropout else func(*args, **named)
+        operands = [recorder.operand(item) for item in (*args, *named.values()) if isinstance(item, Tensor)]
+        if func is functional.dropout:
+            recorder.macro("dropout", operands, [result], *self._dropouts.get(rate, (None, rate)))
+        elif func is functional.linear:
+            recorder.macro("product", operands, [result], recorder.autocasts)
+        else:
+            recorder.macro("soften", operands, [result], named.get("dtype") is torch.float32)
         return result
 
 
@@ -312,8 +389,35 @@ def _muted(recorder: _Recorder) -> Iterator[None]:
 
 
 def _width(tensor: Tensor) -> str:
-    names = {torch.float32: "wide", torch.int64: "long", torch.bool: "flag"}
-    return "complex" if tensor.is_complex() else names.get(tensor.dtype, "narrow")
+    return _name(tensor.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    names = {torch.float32: "wide", torch.int64: "long", torch.int32: "int", torch.bool: "flag"}
+    return "complex" if dtype.is_complex else names.get(dtype, "narrow")
+
+
+def _several(numbers: int | Sequence[int]) -> Sequence[int]:
+    return [numbers] if isinstance(numbers, int) else numbers
+
+
+def _layer_sizes(spec: ModelSpec) -> dict[int, str]:
+    """The names of sizes in a layer."""
+    batch = ROWS * TOKENS
+    groups = spec.setting("n_group")
+    return {
+        **({groups: "groups", spec.experts // groups: "in group"} if isinstance(groups, int) else {}),
+        ROWS: "rows",
+        TOKENS: "tokens",
+        batch: "batch",
+        spec.hidden_size: "hidden",
+        spec.rotary_dim: "rotated",
+        spec.rotary_dim // 2: "half",
+        spec.experts: "every",
+        spec.chosen_experts: "chosen",
+        batch * spec.chosen_experts: "pairs",
+        batch * spec.experts: "copies",
+    }
 
 
 class SmallModel:
@@ -333,8 +437,8 @@ class SmallModel:
 
     def record(self, index: int) -> list[Step]:
         """The steps of a layer."""
-        layer, macros = self._layers[index], _macros(self._spec, index)
-        recorder = self._recorder = _Recorder(self._spec, layer)
+        layer, macros = self._layers[index], _macros(self._spec)
+        recorder = self._recorder = _Recorder(self._spec, layer, _layer_sizes(self._spec))
         with ExitStack() as stack, torch.no_grad(), recorder:
             for name, module in layer.named_modules():
                 kind = macros.get(name) or _kind(module)
@@ -342,14 +446,25 @@ class SmallModel:
                     _watch(
                         module, partial(_enter_macro, recorder), partial(_leave_macro, recorder, (kind, name)), stack
                     )
-                elif name in _gated_modules(self._spec, index):
-                    _watch(module, partial(_enter, recorder, "gated", name), partial(_leave, recorder), stack)
+                elif name in (wrapped := _wrapped_modules(self._spec, index)):
+                    _watch(
+                        module,
+                        partial(_enter, recorder, wrapped[name], name),
+                        partial(_leave, recorder, wrapped[name]),
+                        stack,
+                    )
             _watch(layer, partial(_start, recorder), partial(_stop, recorder), stack)
             modeling = importlib.import_module(type(layer).__module__)
             for name in _ROTATIONS:
                 if (function := getattr(modeling, name, None)) is not None and self._spec.latent is None:
                     rotate = partial(_rotate, recorder, function)
                     stack.enter_context(mock.patch.object(modeling, name, rotate))
+            for function in vars(modeling).values():
+                if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+                    stack.enter_context(mock.patch.object(function, "apply", partial(_apply, recorder, function)))
+            if hasattr(modeling, "maybe_autocast"):
+                stack.enter_context(mock.patch.object(modeling, "maybe_autocast", partial(_autocast, recorder)))
+            stack.enter_context(mock.patch.object(moe, "_grouped_mm", partial(_grouped, recorder)))
             stack.enter_context(_Functions(recorder, self._dropouts))
             self._model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long))
         return recorder.finish()
@@ -419,7 +534,7 @@ def record_function(
     spec: ModelSpec, module: nn.Module, function: Callable[[Tensor], Tensor], shape: tuple[int, ...]
 ) -> list[Step]:
     """The steps of a function of one tensor, whose rows have this shape; parameters are those of a module."""
-    recorder = _Recorder(spec, module)
+    recorder = _Recorder(spec, module, {})
     value = torch.ones(ROWS, TOKENS, *shape, dtype=torch.bfloat16)
     with torch.no_grad(), recorder:
         recorder.add(value)
@@ -427,7 +542,7 @@ def record_function(
         result = function(value)
         recorder.steps.append(["output", recorder.operand(result)])
         recorder.active = False
-    return recorder.steps
+    return recorder.finish()
 
 
 def _named_dropouts(config: PretrainedConfig) -> Iterator[tuple[float, tuple[str, float]]]:
@@ -441,7 +556,7 @@ def _named_dropouts(config: PretrainedConfig) -> Iterator[tuple[float, tuple[str
 
 def _kind(module: nn.Module) -> str | None:
     """The step in place of a module's operators, if it has one."""
-    if isinstance(module, (nn.Linear, Conv1D)):
+    if type(module).forward in (nn.Linear.forward, Conv1D.forward):
         return "linear"
     name = type(module).__name__
     if "Norm" in name:
@@ -450,28 +565,24 @@ def _kind(module: nn.Module) -> str | None:
     return "activate" if origin in ("transformers.activations", "torch.nn.modules.activation") else None
 
 
-def _macros(spec: ModelSpec, index: int) -> dict[str, str]:
-    """Modules that forms run as a whole: mixtures of experts, and mixers."""
-    row, found = spec.architecture, {}
-    if spec.layer_kinds.sparse[index]:
-        assert row.mlp.experts is not None
-        shared = row.mlp.experts.shared
-        found[row.mlp.name] = "routed" if shared is not None and shared.in_layer else "mixture"
-    mixer = row.delta or row.short_conv or row.state_space
-    if mixer is not None:
-        found[mixer.name] = "mixer"
-    return found
+def _macros(spec: ModelSpec) -> dict[str, str]:
+    """Modules that forms run as a whole: mixers."""
+    mixer = spec.architecture.delta or spec.architecture.short_conv or spec.architecture.state_space
+    return {} if mixer is None else {mixer.name: "mixer"}
 
 
-def _gated_modules(spec: ModelSpec, index: int) -> tuple[str, ...]:
-    """Modules whose gated product a kernel can compute."""
+def _wrapped_modules(spec: ModelSpec, index: int) -> dict[str, str]:
+    """Modules whose steps something else may replace: gated products by a kernel, and experts."""
     mlp = spec.architecture.mlp
-    if mlp.gate is None:
-        return ()
-    shared = mlp.experts.shared if mlp.experts is not None and spec.layer_kinds.sparse[index] else None
-    if shared is not None and shared.in_layer:
-        return (shared.name,)
-    return (mlp.name,)
+    if not spec.layer_kinds.sparse[index]:
+        return {} if mlp.gate is None else {mlp.name: "gated"}
+    assert mlp.experts is not None
+    shared, found = mlp.experts.shared, dict[str, str]()
+    if shared is not None:
+        found[shared.name if shared.in_layer else f"{mlp.name}.{shared.name}"] = "gated"
+    if not mlp.experts.multiplies_all:
+        found[f"{mlp.name}.{mlp.experts.name}"] = "mixture"
+    return found
 
 
 def _watch(module: nn.Module, before: Callable[..., None], after: Callable[..., None], stack: ExitStack) -> None:
@@ -501,13 +612,43 @@ def _leave_macro(recorder: _Recorder, step: Sequence[Any], _module: nn.Module, *
 
 def _enter(recorder: _Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
     if recorder.active and not recorder.muted:
-        value = next(item for item in (*args, *kwargs.values()) if isinstance(item, Tensor))
-        recorder.steps.append([kind, -1, [recorder.operand(value)], name, 0])
+        values = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+        recorder.steps.append([kind, -1, [recorder.operand(item) for item in values], name, 0])
 
 
-def _leave(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+def _leave(recorder: _Recorder, kind: str, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
     if recorder.active and not recorder.muted:
-        _close(recorder, "gated", [output[0] if isinstance(output, tuple) else output])
+        _close(recorder, kind, [output[0] if isinstance(output, tuple) else output])
+
+
+def _grouped(recorder: _Recorder, value: Tensor, weight: Tensor, **_offsets: Tensor) -> Tensor:
+    with _muted(recorder):
+        result = value.new_zeros(value.shape[0], weight.shape[-1])
+    if recorder.active:
+        recorder.macro("grouped product", [recorder.operand(value), recorder.operand(weight)], [result])
+    return result
+
+
+@contextmanager
+def _autocast(recorder: _Recorder, *_args: Any, enabled: bool = True, **_kwargs: Any) -> Iterator[None]:
+    before, recorder.autocasts = recorder.autocasts, enabled
+    yield
+    recorder.autocasts = before
+
+
+def _apply(recorder: _Recorder, function: Any, *args: Any) -> Tensor:
+    """An autograd function: its tensors, which of them it saves, and which receive gradients."""
+    saved: list[Tensor] = []
+    call = SimpleNamespace(save_for_backward=lambda *tensors: saved.extend(tensors))
+    with _muted(recorder):
+        result: Tensor = function.forward(call, *args)
+        call.saved_tensors = tuple(saved)
+        gradients = function.backward(call, torch.ones_like(result))
+    if not recorder.active:
+        return result
+    given = [item for item, gradient in zip(args, gradients, strict=True) if gradient is not None]
+    recorder.macro("function", [recorder.operand(item) for item in (*given, *saved)], [result], len(given))
+    return result
 
 
 def _close(recorder: _Recorder, kind: str, outputs: Sequence[Tensor]) -> None:

@@ -34,20 +34,20 @@ _SIZES: dict[str, Any] = {
     "head_dim": 32,
     "vocab_size": 128,
     "pad_token_id": 0,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_routed_experts": 4,
+    "num_experts": 15,
+    "num_local_experts": 15,
+    "num_experts_per_tok": 4,
+    "n_routed_experts": 15,
     "n_shared_experts": 1,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
     "sliding_window": 4,
+    "n_group": 3,
+    "topk_group": 2,
 }
 _LATENT = {
     "head_dim": 8,
     "num_key_value_heads": 4,
-    "n_group": 2,
-    "topk_group": 1,
     "first_k_dense_replace": 1,
     "q_lora_rank": 56,
     "kv_lora_rank": 40,
@@ -90,13 +90,13 @@ _VARIANTS: dict[str, dict[str, tuple[Any, ...]]] = {
     **{name: {"final_logit_softcapping": (30.0, None)} for name in ("gemma2", "gemma3_text", "vaultgemma")},
     "gpt_neox": {"use_parallel_residual": (True, False)},
     "glm4_moe": {"use_qk_norm": (False, True)},
-    "granitemoehybrid": {"position_embedding_type": ("rope", None), "num_local_experts": (4, 0)},
+    "granitemoehybrid": {"position_embedding_type": ("rope", None), "num_local_experts": (15, 0)},
     "hyperclovax": {"use_post_norm": (True, False)},
     "llama4_text": {"use_qk_norm": (True, False), "attn_temperature_tuning": (True, False)},
     "stablelm": {"use_parallel_residual": (False, True)},
     "ernie4_5_moe": {"moe_num_shared_experts": (1, 0)},
     "dots1": {"first_k_dense_replace": (0, 1)},
-    "deepseek_v2": {"q_lora_rank": (56, None)},
+    "deepseek_v2": {"q_lora_rank": (56, None), "topk_method": ("greedy", "group_limited_greedy")},
     **{
         name: {"q_lora_rank": (56, None), "rope_interleave": (True, False)}
         for name in ("deepseek_v3", "glm4_moe_lite", "youtu")
@@ -110,7 +110,11 @@ _LEARNED = ("prelu", "xielu")
 
 def configs_of(model_type: str) -> Iterator[dict[str, Any]]:
     """Small configs whose layers are of every kind."""
-    variants, rotary = _VARIANTS.get(model_type, {}), ARCHITECTURES[model_type].attention.rotary
+    row = ARCHITECTURES[model_type]
+    variants, rotary, experts = _VARIANTS.get(model_type, {}), row.attention.rotary, row.mlp.experts
+    if experts is not None:
+        switches = {key: (True, False) for key, value in experts.switches.items() if isinstance(value, bool)}
+        variants = {**variants, **switches, **({} if experts.noise is None else {experts.noise: (0.0, 0.1)})}
     share = {} if rotary is None or rotary.share is None else {rotary.share: 0.25}
     for values in product(*variants.values()):
         yield {

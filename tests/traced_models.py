@@ -98,6 +98,42 @@ CLASSES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 1026,
     },
 }
+# models of text and images, with the text model's sizes and a vision tower of two layers
+_VISION = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
+CLASSES |= {
+    "LlavaForConditionalGeneration": {
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", **_LLAMA},
+        "vision_config": {"model_type": "clip_vision_model", **_VISION, "image_size": 64, "patch_size": 16},
+        "image_token_index": 2999,
+    },
+    "Qwen2VLForConditionalGeneration": {
+        "model_type": "qwen2_vl",
+        "text_config": {
+            "model_type": "qwen2_vl_text",
+            **_LLAMA,
+            "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+        },
+        "vision_config": {"depth": 2, "embed_dim": 64, "num_heads": 4, "hidden_size": 128},
+        "image_token_id": 2999,
+        "video_token_id": 2998,
+        "vision_start_token_id": 2997,
+        "vision_end_token_id": 2996,
+    },
+    "Gemma3ForConditionalGeneration": {
+        "model_type": "gemma3",
+        "text_config": {"model_type": "gemma3_text", **_LLAMA, "head_dim": 32, "sliding_window": 128},
+        "vision_config": {"model_type": "siglip_vision_model", **_VISION, "image_size": 64, "patch_size": 16},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 2999,
+    },
+    "SmolVLMForConditionalGeneration": {
+        "model_type": "smolvlm",
+        "text_config": {"model_type": "llama", **_LLAMA},
+        "vision_config": {**_VISION, "image_size": 64, "patch_size": 16},
+        "image_token_id": 2999,
+    },
+}
 # architectures whose transformers classes have no sdpa
 EAGER = frozenset(
     {"gptj", "bloom", "gpt_neo", "codegen", "mpt", "xglm", "mamba2", "recurrent_gemma", "ctrl", "openai-gpt"}

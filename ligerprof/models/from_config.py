@@ -17,7 +17,7 @@ from ligerprof.models.mixers import (
     StateSpaceSizes,
     StreamSizes,
 )
-from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json, layer_kinds
+from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json, layer_kinds, task_of
 from ligerprof.text import short_repr
 
 Config = Mapping[str, Any]
@@ -119,6 +119,16 @@ def _text_model(config: Config, *, name: str, weights_path: str | None) -> Model
     if model_type in TEXT_ALONE and inner not in TEXT_ALONE:
         alone = {**text, "model_type": inner or f"{model_type}_text"}
         return replace(spec_from_config(alone, name=name, weights_path=weights_path), text_of=model_type)
+    if task_of(config) is Task.IMAGES:
+        # the text model's sizes for messages and tables; transformers builds the whole
+        spec = spec_from_config({"architectures": config["architectures"], **text, "model_type": model_type}, name=name)
+        return replace(
+            spec,
+            config_json=canonical_json(config),
+            weights_path=weights_path,
+            parameters=(),
+            no_estimate_reason=f"model_type {model_type!r} has no forms, and is estimated from a tape",
+        )
     hint = f" To train the text model alone, give its {key!r} as a config.json."
     raise UnknownModelError(
         f"{name}: {short_repr(model_type)} joins a text model of type {short_repr(inner)} with others, such as a"

@@ -20,8 +20,8 @@ Operand = int | str
 
 # The kind of step, the number of its result or of several, its operands, and more about it:
 #   linear, norm, bare norm, activate: the module's path
-#   mixture, routed, mixer: the path of a module that runs as a whole
-#   gated: path of a module, and how many of the steps that follow are its own; a kernel may be in their place
+#   mixer: the path of a module that runs as a whole
+#   gated, mixture: path of a module, and how many of the steps that follow are its own; others may be in their place
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
 #   heads: a value seen as [batch, tokens, heads, head_dim], to be "rotated", "split" after its heads, or left "plain"
 #   attend: of query, key and value
@@ -29,11 +29,15 @@ Operand = int | str
 #   expand: a view with a copy for each head; empty, write: new memory, and a value written into a part of it
 #   join: a new tensor of all operands
 #   cast: "wide" to fp32, else the value whose dtype it takes; dropout: config key and default, or None and probability
-#   table: "one" number or "rotated" ones per token without a gradient, "wide" or "narrow"
+#   product: `F.linear` with a weight, perhaps a bias, and whether autocast is on; grouped product, batch product
+#   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows; gather, gather into,
+#   mask out, place, divide, and "in place": of a value and indices, a mask or another value
+#   function: an autograd function, and how many of its operands receive gradients; it saves the others
 #   mean: one number for each row; multiply: with one for each of the "rows" or "columns" if it says so
+#   new: sizes and dtype of a tensor without a gradient
 #   add, subtract, power, negate, copy; keep input, keep output: elementwise functions by what backward needs
 # And of a model, whose value 0 are the indices of the tokens:
-#   embed: path, and whether the module scales its result; new: sizes and dtype of a tensor without a gradient
+#   embed: path, and whether the module scales its result
 #   mask; tables: number of the kind of layers, and how many steps make them
 #   layers: whether the variable of their input moves on; head, loss: how many of the steps that follow are its own
 #   log softmax; nll: the mean loss and the weights' sum
@@ -68,7 +72,9 @@ def tapes_of(model_type: str) -> Sequence[tuple[Sequence[str], Sequence[Step]]]:
 @cache
 def layers_make_tables(model_type: str) -> bool:
     """Whether the layers of an architecture make rotary tables of their own."""
-    return any(step[0] == "table" and step[3] == "rotated" for _, tape in tapes_of(model_type) for step in tape)
+    return any(
+        step[0] == "new" and {"half", "rotated"} & set(step[3]) for _, tape in tapes_of(model_type) for step in tape
+    )
 
 
 def model_tape(spec: ModelSpec) -> Sequence[Step]:
@@ -121,13 +127,19 @@ def layer_kind(spec: ModelSpec, index: int) -> list[str]:
     """What decides which operators a layer runs: its modules with parameters, its kind and the config's switches."""
     kinds, row = spec.layer_kinds, spec.architecture
     modules = _modules(_Parameters(spec.parameters), row.layers).get(index, ())
+    experts = row.mlp.experts if kinds.sparse[index] else None
+    switches = {**row.switches, **({} if experts is None else {**experts.switches, experts.noise: False})}
     flags = {
         "rotated": kinds.rotated[index],
         "sparse": kinds.sparse[index],
         "recurrent": kinds.recurrent[index],
-        **{key: bool(spec.setting(key, default)) for key, default in row.switches.items()},
+        **{key: _is_on(spec, key, default) for key, default in switches.items() if key is not None},
     }
     return [*(name for name, is_on in flags.items() if is_on), *modules]
+
+
+def _is_on(spec: ModelSpec, key: str, default: bool | str) -> bool:
+    return bool(spec.setting(key) == default if isinstance(default, str) else spec.setting(key, default))
 
 
 class _Parameters:

@@ -1,13 +1,12 @@
 """What decoder layers have next to plain attention and MLPs: other mixers, residual streams, mixtures of experts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.config_keys import LayerChoice, SparseLayers
 from ligerprof.text import short_repr
-from ligerprof.words import Word
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,25 +216,6 @@ BALANCING_LOSS = "output_router_logits"
 COVERED = (None, "grouped_mm", "eager")
 
 
-class Scoring(Word):
-    """How a router turns logits into the scores of each token's experts."""
-
-    # softmax over all experts; the highest scores
-    SOFTMAX = "softmax"
-    # the highest logits; softmax over them
-    SOFTMAX_OF_CHOSEN = "softmax of chosen"
-    # sigmoid of logits in fp32; a bias and the scores of groups of experts decide which are chosen
-    SIGMOID = "sigmoid"
-    # sigmoid of logits that are cast to fp32; a bias decides which are chosen
-    WIDE_SIGMOID = "wide sigmoid"
-    # softmax of logits in fp32; the scores of groups of experts may limit which are chosen; their scores are scaled
-    GROUPED_SOFTMAX = "grouped softmax"
-    # softmax over all experts, outside of autocast; a bias decides which are chosen
-    BIASED_SOFTMAX = "biased softmax"
-    # one expert after another, drawn by a softmax of the logits that are near the highest (`sparsemixer`)
-    DRAWN = "drawn"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedExpert:
     """A gated MLP next to the experts, which every token goes through.
@@ -245,7 +225,6 @@ class SharedExpert:
         times: the config key of a number that multiplies this size (0: the layers have no such expert), or None.
         name: the MLP.
         gate: the linear layer whose sigmoid multiplies its output, or None.
-        runs_last: whether it runs after the experts, rather than before them.
         in_layer: whether it is a module of the decoder layer, rather than of the mixture.
     """
 
@@ -253,7 +232,6 @@ class SharedExpert:
     times: str | None = None
     name: str = "shared_expert"
     gate: str | None = "shared_expert_gate"
-    runs_last: bool = False
     in_layer: bool = False
 
 
@@ -266,15 +244,10 @@ class Experts:
         chosen: the config key of the number of experts per token, or the number that the code draws whatever the key.
         width: the config key of an expert's intermediate size.
         router: the module that has the router's weight.
-        widens_router: whether the router casts its input to fp32.
-        widens_chosen: whether the logits of the chosen experts are softened in fp32.
-        casts_logits: whether the router casts its logits to fp32 before the softmax.
-        normalizes: whether the scores of a token's experts are divided by their sum, or the config key that decides.
+        switches: config keys, with their defaults, that decide how the router scores; a text is on where the config
+            has it.
         noise: the config key of the amplitude of random factors that training multiplies the input by, in place.
-        noise_in_router: whether the router multiplies its view of the input once more.
-        narrows_scores: whether the scores are cast to the dtype of the logits.
-        multiplies_all: whether every expert multiplies all tokens, which the sigmoid of the highest logits scales, so
-            that the weights are factors of a batched product, stored as (in, out).
+        multiplies_all: whether every expert multiplies all tokens, whatever the routing.
         clamped: whether gate and up lie interleaved in the experts' weights and are clamped, and the weights are stored
             as (in, out) with biases.
         shared: an expert that every token goes through, or None.
@@ -289,14 +262,8 @@ class Experts:
     width: str = "intermediate_size"
     name: str = "experts"
     router: str = "gate"
-    scoring: Scoring = Scoring.SOFTMAX
-    widens_router: bool = False
-    widens_chosen: bool = True
-    casts_logits: bool = False
-    normalizes: bool | str = "norm_topk_prob"
+    switches: Mapping[str, bool | str] = field(default_factory=lambda: {"norm_topk_prob": False})
     noise: str | None = None
-    noise_in_router: bool = False
-    narrows_scores: bool = True
     multiplies_all: bool = False
     clamped: bool = False
     shared: SharedExpert | None = None

@@ -201,6 +201,21 @@ class Task(Word):
     MASKED = "MaskedLM"
     SEQUENCES = "SequenceClassification"
     TOKENS = "TokenClassification"
+    # of text and images; its steps have text alone
+    IMAGES = "ConditionalGeneration"
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the labels are the tokens themselves."""
+        return self in (Task.CAUSAL, Task.IMAGES)
+
+
+def task_of(config: Mapping[str, Any]) -> Task:
+    """What the class that a config names first is trained for."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    tasks = (task for task in Task if isinstance(name, str) and name.endswith(f"For{task}"))
+    return next(tasks, Task.CAUSAL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -274,10 +289,7 @@ class ModelSpec:
     @property
     def task(self) -> Task:
         """What the class that the config names is trained for."""
-        names = _parsed(self.config_json).get("architectures")
-        name = names[0] if isinstance(names, list) and names else None
-        tasks = (task for task in Task if isinstance(name, str) and name.endswith(f"For{task}"))
-        return next(tasks, Task.CAUSAL)
+        return task_of(_parsed(self.config_json))
 
     @property
     def labels(self) -> int:
@@ -367,13 +379,6 @@ class ModelSpec:
         """Whether the head has a bias."""
         bias = self.architecture.head_bias
         return bool(self.setting(bias)) if isinstance(bias, str) else bias
-
-    @property
-    def normalizes_scores(self) -> bool:
-        """Whether the scores of a token's experts are divided by their sum."""
-        experts = self.architecture.mlp.experts
-        normalizes = experts is not None and experts.normalizes
-        return bool(self.setting(normalizes)) if isinstance(normalizes, str) else normalizes
 
     @property
     def experts_implementation(self) -> str | None:

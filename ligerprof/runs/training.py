@@ -81,6 +81,7 @@ _CLASSES: Mapping[Task, str] = {
     Task.MASKED: "MODEL_FOR_MASKED_LM_MAPPING",
     Task.SEQUENCES: "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
     Task.TOKENS: "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    Task.IMAGES: "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
 }
 
 
@@ -232,7 +233,7 @@ class Trainer(Training):
 
 def call_settings(spec: ModelSpec) -> dict[str, bool]:
     """What a model is called with besides the batch."""
-    return {"use_cache": False} if spec.task is Task.CAUSAL else {}
+    return {"use_cache": False} if spec.task.predicts_tokens else {}
 
 
 def skipped_logits(recipe: TrainingRecipe) -> dict[str, bool]:
@@ -418,7 +419,7 @@ def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor
     if recipe.packing:
         return _packed_batch(ids, recipe.packed_lengths)
     padded = recipe.padded_tokens
-    if recipe.spec.task is not Task.CAUSAL:
+    if not recipe.spec.task.predicts_tokens:
         return {"input_ids": ids, **_mask(ids, padded), "labels": _labels(recipe, device)}
     if padded == 0:
         return {"input_ids": ids, "labels": ids}

@@ -10,6 +10,7 @@ from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import ARCHITECTURES, ModelSpec, load_model, spec_from_config
 from ligerprof.models.architectures import TEXT_ALONE
+from ligerprof.models.spec import Task
 from ligerprof.recipe.training import TrainingRecipe
 
 SMALL_LLAMA = {
@@ -191,6 +192,17 @@ def test_an_architecture_without_a_row_still_has_sizes(tmp_path: Path) -> None:
     assert (spec.layers, spec.hidden_size, spec.parameters) == (2, 48, ())
     with pytest.raises(UnknownModelError, match=r"small-mamba: no analytic estimate for model_type 'mamba9'"):
         _ = spec.parameter_count
+
+
+def test_a_class_of_text_and_images_is_described_as_a_whole() -> None:
+    text = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"model_type": "llava", "text_config": {**text, "vocab_size": 100}, "vision_config": {"depth": 2}}
+    spec = spec_from_config({**config, "architectures": ["LlavaForConditionalGeneration"]}, name="both")
+    assert (spec.task, spec.model_type, spec.hidden_size, spec.vocab_size) == (Task.IMAGES, "llava", 64, 100)
+    assert spec.config["vision_config"] == {"depth": 2}
+    assert spec.no_estimate_reason is not None
+    with pytest.raises(UnknownModelError, match="vision tower"):
+        spec_from_config(config, name="both")
 
 
 @pytest.mark.parametrize("key", ["text_config", "llm_config", "language_config"])

@@ -26,6 +26,7 @@ from ligerprof.errors import DoesNotFitError, LigerprofError, UnknownModelError,
 from ligerprof.gpus import Vendor
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
+from ligerprof.models.spec import Task
 from ligerprof.recipe.categories import Attention, Engine, GradSync, Loss, Offload, Optimizer, Step, Wrap
 from ligerprof.recipe.conflicts import require_gathered_head
 from ligerprof.recipe.lengths import at_longest
@@ -407,6 +408,8 @@ def _left_out(recipe: TrainingRecipe) -> Iterator[str]:
         yield (
             f"the vision tower of {recipe.spec.text_of}: transformers' AutoModelForCausalLM builds the text model alone"
         )
+    if recipe.spec.task is Task.IMAGES:
+        yield "images: the batch is text alone, so the vision tower has weights and neither activations nor gradients"
     if recipe.compile:
         yield (
             "torch.compile, which fuses operations, keeps other tensors for backward and computes some again: the"

@@ -29,6 +29,7 @@ class Context:
         leaf: the layer's input if autograd takes it for a leaf, so that autocast caches its copy as it does weights'.
         casts: autocast's cache of weight copies, which are freed when autocast ends.
         hooks: what the engine does around modules.
+        autocasts: whether autocast is on where the recipe has it.
         unpacks_once: whether it is a layer under non-reentrant checkpointing, whose hooks release what they unpack.
     """
 
@@ -42,6 +43,7 @@ class Context:
     leaf_cast: Value | None = None
     casts: list[Value] = field(default_factory=list)
     hooks: Hooks = field(default_factory=Hooks)
+    autocasts: bool = True
     unpacks_once: bool = False
 
     @property
@@ -67,7 +69,7 @@ class Context:
     @property
     def half_bytes(self) -> int | None:
         """Bytes per element of autocast's dtype, None without autocast."""
-        return DTYPE_BYTES[self.recipe.autocast] if self.recipe.autocast else None
+        return DTYPE_BYTES[self.recipe.autocast] if self.recipe.autocast and self.autocasts else None
 
     def is_float16(self, value: Value) -> bool:
         """Whether an activation is in fp16, which is the only dtype of its width in the recipe if it is."""

@@ -6,8 +6,8 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
-    batch_product,
     in_order,
+    product_of_values,
     renamed,
     scale,
     scale_rows,
@@ -160,7 +160,7 @@ def _pair_decays(context: Context, total: Value, sizes: _Sizes) -> Value:
 
 def _product(context: Context, left: Value, right: Value, elements: int) -> Value:
     """A batch of matrix products, which autocast runs in 16 bits."""
-    return batch_product(context, context.autocast(left), context.autocast(right), elements)
+    return product_of_values(context, context.autocast(left), context.autocast(right), elements)
 
 
 def _times_pairs(context: Context, left: Value, right: Value, pairs: Value, *, copies: bool) -> Value:

@@ -27,7 +27,7 @@ from ligerprof.torch_memory.sorting import index_copies
 _BOOL_BYTES = 1
 
 
-def experts_in_turn(context: Context, value: Value, scores: Value, name: str, *, clamped: bool) -> Value:
+def experts_in_turn(context: Context, value: Value, scores: Value, name: str) -> Value:
     """The outputs of all experts, added up per token."""
     tape, spec = context.tape, context.spec
     counts = tokens_per_expert(
@@ -48,7 +48,8 @@ def experts_in_turn(context: Context, value: Value, scores: Value, name: str, *,
     tape.release(sums)
     experts_hit = tape.run(Operation(elements=len(hit), width=INDEX_BYTES))
     tape.release(is_hit)
-    loop = _Loop(context, value, scores, name, clamped)
+    experts = spec.architecture.mlp.experts
+    loop = _Loop(context, value, scores, name, experts is not None and experts.clamped)
     for tokens in hit:
         total = loop.run(tokens, total)
     tape.release(mask, experts_hit, *loop.variables)
@@ -124,7 +125,7 @@ class _Loop:
     def _run_clamped(self, joint: Value, found: Value, tokens: int) -> Value:
         context, tape = self.context, self.context.tape
         tape.release(*self.gates[:1])
-        product = clamped_product(context, joint)
+        product = _clamped_product(context, joint)
         tape.release(*self.gates[1:])
         self.gates = (joint, product)
         output = _expert_linear(context, product, f"{self.name}.down_proj", tokens)
@@ -194,7 +195,7 @@ def _view_of_expert(context: Context, weight: Weight) -> Value:
     )
 
 
-def clamped_product(context: Context, joint: Value) -> Value:
+def _clamped_product(context: Context, joint: Value) -> Value:
     """GptOssExperts._apply_gate: `(up + 1) * gate * sigmoid(alpha * gate)` of clamped, interleaved gate and up."""
     tape, half = context.tape, joint.elements // 2
     raw = tape.slice(joint, half), tape.slice(joint, half)

@@ -8,8 +8,7 @@ from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.delta_net import delta_net, short_conv
 from ligerprof.analyzers.estimate.dora import add_dora
-from ligerprof.analyzers.estimate.expert_batches import add_routed, run_all_experts
-from ligerprof.analyzers.estimate.experts import add_shared_expert, run_experts
+from ligerprof.analyzers.estimate.experts import run_experts
 from ligerprof.analyzers.estimate.fused import add_and_norm, adds_in_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
@@ -31,7 +30,6 @@ from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.models.layer_tape import Step, layer_tape
-from ligerprof.models.mixers import Experts
 from ligerprof.roles import Role
 
 
@@ -49,14 +47,16 @@ class _LayerReplay(Replay):
         super().__init__(context, value, name, output_role=output_role)
         # norms that a kernel has computed with the addition before them
         self._normed: dict[int, Value] = {}
+        # whether a gated MLP has read the layer's normed states
+        self._gated = False
 
     def replaced(
         self, step: Step, values: Sequence[Any], following: Sequence[Step]
     ) -> tuple[Sequence[Tensor | None], int]:
         """What a kernel makes in place of a step, and of how many of the next ones."""
         kind, results, _, *details = step
-        if kind in ("gated", "rotate"):
-            made = self._by_kernel(kind, values, *details[:-1])
+        if kind in ("gated", "rotate", "mixture"):
+            made = self._in_place_of(kind, values, *details[:-1])
             return made, details[-1] if made else 0
         if kind == "add" and (after := self._norm_after(following, results)) is not None:
             return self._add_and_norm(values, after), 0
@@ -68,7 +68,7 @@ class _LayerReplay(Replay):
         """Nothing by itself: the steps that follow make it."""
         return ()
 
-    make_rotate = make_gated
+    make_rotate = make_mixture = make_gated
 
     def make_norm(self, value: Value, path: str) -> Value:
         """A norm with a weight."""
@@ -94,31 +94,21 @@ class _LayerReplay(Replay):
         """A view with a dimension for heads, whose gradient is copied if it comes with the heads apart."""
         return as_heads(self.context, value) if _comes_by_heads(self.context, value, kind) else self.tape.name(value)
 
-    def make_mixture(self, value: Value, path: str) -> Value:
-        """Experts, and the one that all tokens share."""
-        experts = self.context.spec.architecture.mlp.experts
-        assert experts is not None
-        return _run_experts(self.context, value, f"{self.name}.{path}", experts)
-
-    def make_routed(self, value: Value, path: str) -> Value:
-        """Experts alone."""
-        experts = self.context.spec.architecture.mlp.experts
-        assert experts is not None
-        output, variables = run_experts(self.context, value, f"{self.name}.{path}", experts)
-        self.tape.release(*variables)
-        return output
-
     def make_mixer(self, value: Value, _path: str) -> Value:
         """A mixer of tokens that is not attention."""
         row = self.context.spec.architecture
         mix = delta_net if row.delta is not None else short_conv if row.short_conv is not None else mix_states
         return mix(self.context, value, self.name, project)
 
-    def _by_kernel(self, kind: str, values: Sequence[Any], path: str = "") -> Sequence[Value]:
-        """What a kernel makes in place of the steps that follow; nothing without one."""
+    def _in_place_of(self, kind: str, values: Sequence[Any], path: str = "") -> Sequence[Value]:
+        """What a kernel makes in place of the steps that follow, or experts that run in turn; else nothing."""
         context = self.context
+        if kind == "mixture":
+            tokens, _, scores = values
+            return run_experts(context, tokens, scores, f"{self.name}.{path}", shared=self._gated)
         if kind == "rotate":
             return rotate_both(context, *values) if find_slot(Feature.ROTARY).name in context.kernels else ()
+        self._gated = True
         gate = context.spec.architecture.mlp.gate
         slot = "" if gate is None else find_slot(gate).name
         name = f"{self.name}.{path}"
@@ -173,31 +163,8 @@ def _comes_by_heads(context: Context, value: Value, kind: str) -> bool:
     return rotated or kind == "split" or is_eager(context.recipe)
 
 
-def _run_experts(context: Context, value: Value, name: str, row: Experts) -> Value:
-    expert, gate = row.shared if context.spec.shared_size else None, context.spec.architecture.mlp.gate
-    if row.multiplies_all:
-        assert expert is not None
-        assert gate is not None
-        routed, variables = run_all_experts(context, value, name, row)
-        output = _gated_mlp(context, value, f"{name}.{expert.name}", find_slot(gate).name)
-        return add_routed(context, output, routed, variables)
-    if expert is None or gate is None:
-        output, variables = run_experts(context, value, name, row)
-        context.tape.release(*variables)
-        return output
-    slot = find_slot(gate).name
-    shared = None if expert.runs_last else _gated_mlp(context, value, f"{name}.{expert.name}", slot)
-    output, variables = run_experts(context, value, name, row)
-    if shared is None:
-        shared = _gated_mlp(context, value, f"{name}.{expert.name}", slot)
-    weight = None if expert.gate is None else project(context, value, f"{name}.{expert.gate}")
-    output = add_shared_expert(context, output, shared, weight)
-    context.tape.release(*variables)
-    return output
-
-
 def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
-    """`down_proj(act(gate_proj(x)) * up_proj(x))` by kernels, and that of an expert which all tokens share."""
+    """`down_proj(act(gate_proj(x)) * up_proj(x))` by kernels."""
     tape, row = context.tape, context.spec.architecture.mlp
     down = f"{name}.{row.down}"
     if takes_gates(context, down):
@@ -205,18 +172,10 @@ def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
         output = gated_linear(context, gate, up, down)
         tape.release(gate, up, *joint)
         return _scaled_output(context, output)
-    if context.replaces(slot, name):
-        gate, up, *joint = _gate_and_up(context, value, name)
-        product = gated_product(context, gate, up, slot)
-        # Python frees a tuple's items from the last one on
-        tape.release(up, gate, *joint)
-    else:
-        gate_name, up_name = row.inputs
-        activated = project(context, value, f"{name}.{gate_name}")
-        activated = renamed(context, activated, activate(context, activated, context.spec.activation))
-        up = project(context, value, f"{name}.{up_name}")
-        product = multiply(context, activated, up)
-        tape.release(activated, up)
+    gate, up, *joint = _gate_and_up(context, value, name)
+    product = gated_product(context, gate, up, slot)
+    # Python frees a tuple's items from the last one on
+    tape.release(up, gate, *joint)
     output = _scaled_output(context, project(context, product, down))
     tape.release(product)
     return output

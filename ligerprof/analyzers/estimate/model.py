@@ -1,7 +1,6 @@
 """A model around its decoder layers: its tape of tensor operators, with the head and loss that the recipe chooses."""
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 from ligerprof.analyzers.estimate.chunked_loss import log_softmax, nll
@@ -132,19 +131,9 @@ class ModelReplay(Replay):
             context.hooks.leave(Part.EMBEDDING)
         return embedded
 
-    def make_new(self, sizes: Sequence[str | int], like: Operand) -> Value:
+    def make_new(self, sizes: Sequence[str | int], like: Operand, *, role: Role = Role.ACTIVATIONS) -> Value:
         """A tensor without a gradient."""
-        recipe, spec = self.context.recipe, self.context.spec
-        named = {
-            "rows": recipe.rows,
-            "tokens": recipe.row_tokens,
-            "labels": recipe.row_tokens + 1,
-            "rotated": spec.rotary_dim,
-            "half": spec.rotary_dim // 2,
-        }
-        elements = prod(named[size] if isinstance(size, str) else size for size in sizes)
-        role = Role.INPUTS if like == "long" else Role.ACTIVATIONS
-        return self.tape.run(Operation(elements=elements, width=self._width(like), role=role))
+        return super().make_new(sizes, like, role=Role.INPUTS if like == "long" else role)
 
     def make_mask(self) -> Value | None:
         """The mask of the next kind of layers, if attention has one."""

@@ -4,6 +4,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.roles import Role
+from ligerprof.torch_memory import softmax
 from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
 from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
@@ -34,7 +35,7 @@ def linear(
         inputs = (read, read_weight, context.autocast_weight(bias))
         if bias.trainable:
             bias_sum = column_sum(context, elements, bias.elements, read.width)
-    saves = ((read,) if weight.trainable else ()) + ((read_weight,) if value.needs_gradient else ())
+    saves = ((read,) if weight.needs_gradient else ()) + ((read_weight,) if value.needs_gradient else ())
     is_conv1d = isinstance(weight, Weight) and weight.layer is not None and not context.spec.architecture.linear_layers
     by_zero = context.recipe.zero == 3 and not is_conv1d
     if by_zero:
@@ -213,7 +214,7 @@ def in_order(context: Context, value: Value, *, copies: bool) -> Value:
     return context.tape.run(Operation(elements=value.elements, width=value.width, passes=(value,)))
 
 
-def batch_product(context: Context, left: Value, right: Value, elements: int) -> Value:
+def product_of_values(context: Context, left: Value, right: Value, elements: int) -> Value:
     """A batch of matrix products, which takes over both factors."""
     output = context.tape.run(
         Operation(
@@ -227,6 +228,56 @@ def batch_product(context: Context, left: Value, right: Value, elements: int) ->
     )
     context.tape.release(left, right)
     return output
+
+
+def batch_product(context: Context, value: Value, weight: Weight) -> Value:
+    """`torch.bmm(value, weight)` with a weight of several matrices, (in, out)."""
+    factor, read = context.autocast_weight(weight), context.autocast(value)
+    _, inputs, outputs = weight.shape
+    product = context.tape.run(
+        Operation(
+            elements=value.elements // inputs * outputs,
+            width=read.width,
+            inputs=(factor, read),
+            saves=((read,) if weight.trainable else ()) + ((factor,) if value.needs_gradient else ()),
+            is_product=True,
+            operator=BMM,
+        )
+    )
+    context.tape.release(read)
+    if isinstance(factor, Value) and not weight.trainable:
+        context.tape.release(factor)
+    return product
+
+
+def grouped_product(context: Context, value: Value, weight: Weight) -> Value:
+    """`grouped_mm(value.to(weight.dtype), weight)`: saves both; autocast leaves it alone."""
+    inputs = value.elements // (context.tokens * context.spec.chosen_experts)
+    outputs = weight.elements // (weight.shape[0] * inputs)
+    read = context.cast(value, weight.width)
+    saves = ((read,) if weight.trainable else ()) + ((weight,) if value.needs_gradient else ())
+    product = context.tape.run(
+        Operation(
+            elements=value.elements // inputs * outputs,
+            width=weight.width,
+            inputs=(read, weight),
+            saves=saves,
+            gradient_is_view=True,
+            is_product=weight.width == FP32_BYTES,
+        )
+    )
+    context.tape.release(read)
+    return product
+
+
+def soften(context: Context, value: Value, *, wide: bool) -> Value:
+    """`softmax`, which may be asked for in fp32, as autocast does: keeps its output."""
+    width = FP32_BYTES if wide else context.result_width("softmax.int", value)
+    dtype, result = ("float32" if size == FP32_BYTES else context.recipe.compute_dtype for size in (value.width, width))
+    read = context.cast(value, width) if softmax.casts_first(dtype, result) else context.tape.name(value)
+    soft = context.tape.run(Operation(elements=read.elements, width=width, inputs=(read,), saves_output=True))
+    context.tape.release(read)
+    return soft
 
 
 def unary(context: Context, value: Value, *, saves_output: bool = False, role: Role = Role.ACTIVATIONS) -> Value:

@@ -3,18 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from math import prod
 from typing import Any
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
+    batch_product,
     dropout,
+    grouped_product,
     in_order,
+    linear,
     multiply,
     scale,
     scale_columns,
     scale_rows,
+    soften,
     square,
     unary,
 )
@@ -22,9 +27,17 @@ from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.models.config_keys import Dropout
 from ligerprof.models.layer_tape import Operand, Step
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES, INT32_BYTES
 
-_VIEWS = ("cut", "split", "expand", "write", "heads")
+_VIEWS = (
+    "cut",
+    "split",
+    "expand",
+    "write",
+    "place",
+    "heads",
+    *(f"{name} in place" for name in ("add", "divide", "scale")),
+)
 
 
 class Replay:
@@ -108,19 +121,38 @@ class Replay:
         """Bytes per element of what is in fp32, or has the dtype of a value or of the residual stream."""
         if isinstance(like, int):
             return self._values[like].width
-        return {"long": INDEX_BYTES, "wide": FP32_BYTES, "complex": 2 * FP32_BYTES, "flag": 1}.get(
-            like, self.context.stream_bytes
-        )
+        widths = {"long": INDEX_BYTES, "int": INT32_BYTES, "wide": FP32_BYTES, "complex": 2 * FP32_BYTES, "flag": 1}
+        return widths.get(like, self.context.stream_bytes)
+
+    def _elements(self, sizes: Sequence[str | int]) -> int:
+        """The product of sizes, some of which have names."""
+        recipe, spec = self.context.recipe, self.context.spec
+        batch, groups = recipe.tokens, int(spec.setting("n_group") or 1)
+        named = {
+            "rows": recipe.rows,
+            "tokens": recipe.row_tokens,
+            "labels": recipe.row_tokens + 1,
+            "batch": batch,
+            "hidden": spec.hidden_size,
+            "rotated": spec.rotary_dim,
+            "half": spec.rotary_dim // 2,
+            "every": spec.experts,
+            "chosen": spec.chosen_experts,
+            "groups": groups,
+            "in group": spec.experts // groups,
+            "pairs": batch * spec.chosen_experts,
+            "copies": batch * spec.experts,
+        }
+        return prod(named[size] if isinstance(size, str) else size for size in sizes)
 
     def make_dropout(self, value: Value, key: str | None, rate: float) -> Value:
         """Dropout by the probability under a config key, or a fixed one."""
         found = rate if key is None else self.context.spec.dropout_rate(Dropout(key=key, default=rate))
         return dropout(self.context, value, found)
 
-    def make_table(self, elements: str, like: Operand) -> Value:
-        """A tensor without a gradient, with so many elements for each token of a sequence."""
-        per_token = {"one": 1, "rotated": self.context.spec.rotary_dim}[elements]
-        return self.tape.run(Operation(elements=self.context.recipe.row_tokens * per_token, width=self._width(like)))
+    def make_new(self, sizes: Sequence[str | int], like: Operand, *, role: Role = Role.ACTIVATIONS) -> Value:
+        """A tensor without a gradient."""
+        return self.tape.run(Operation(elements=self._elements(sizes), width=self._width(like), role=role))
 
     def make_cast(self, value: Tensor, like: Operand) -> Tensor:
         """`to(dtype)`; a weight's copy is not kept."""
@@ -155,6 +187,136 @@ class Replay:
         """One number for each row."""
         elements = value.elements // self._columns
         return self.tape.run(Operation(elements=elements, width=value.width, inputs=(value,)))
+
+    def make_product(self, value: Value, weight: Tensor, *bias_and_autocasts: Any) -> Value:
+        """`F.linear` with a weight that is not a module's, perhaps with a bias; last, whether autocast is on."""
+        *bias, self.context.autocasts = bias_and_autocasts
+        result = linear(self.context, value, weight, *bias)
+        self.context.autocasts = True
+        return result
+
+    def make_grouped_product(self, value: Value, weight: Weight) -> Value:
+        """`grouped_mm` of the rows of all experts."""
+        return grouped_product(self.context, value, weight)
+
+    def make_batch_product(self, value: Value, weight: Weight) -> Value:
+        """`bmm` with a weight, one product per expert."""
+        return batch_product(self.context, value, weight)
+
+    def make_soften(self, value: Value, wide: bool) -> Value:
+        """A softmax, which may be asked for in fp32."""
+        return soften(self.context, value, wide=wide)
+
+    def make_top(self, value: Value, sizes: Sequence[str | int]) -> tuple[Value, Value]:
+        """The highest values of each row, and their indices."""
+        elements = self._elements(sizes)
+        indices = self.tape.run(Operation(elements=elements, width=INDEX_BYTES))
+        best = Operation(elements=elements, width=value.width, inputs=(value,), saves=(indices,))
+        return self.tape.run(best), indices
+
+    def make_gather(self, value: Value, indices: Value) -> Value:
+        """Chosen elements of each row."""
+        return self.tape.run(Operation(elements=indices.elements, width=value.width, inputs=(value,), saves=(indices,)))
+
+    def make_gather_into(self, value: Value, indices: Value) -> Value:
+        """`scatter`: a copy with a number at the chosen elements."""
+        return self.tape.run(Operation(elements=value.elements, width=value.width, inputs=(value,), saves=(indices,)))
+
+    make_mask_out = make_gather_into
+
+    def make_place(self, base: Value, indices: Value, value: Value) -> Value:
+        """`base.scatter_(indices, value)` where `base` has no gradient."""
+        return self.tape.run(
+            Operation(elements=base.elements, width=base.width, inputs=(value,), saves=(indices,), view_of=base)
+        )
+
+    def make_index(self, value: Tensor, indices: Value, rows: Sequence[str | int]) -> Value:
+        """Chosen rows; the indices of a weight's are sorted in backward."""
+        elements = indices.elements * (value.elements // self._elements(rows))
+        scratch_bytes = 4 * indices.elements * INDEX_BYTES if isinstance(value, Weight) else 0
+        return self.tape.run(
+            Operation(
+                elements=elements,
+                width=value.width,
+                inputs=(value,),
+                saves=(indices,),
+                backward_scratch_bytes=scratch_bytes,
+            )
+        )
+
+    def make_repeat(self, value: Value, sizes: Sequence[str | int]) -> Value:
+        """Copies one after another."""
+        return self.tape.run(Operation(elements=self._elements(sizes), width=value.width, inputs=(value,)))
+
+    def make_sum(self, value: Value, sizes: Sequence[str | int]) -> Value:
+        """A sum over a dimension, in fp32 under autocast: the expanded gradient is copied, to be cast or to be rows."""
+        elements, width = self._elements(sizes), self.context.result_width("sum.dim_IntList", value)
+        is_view = elements == value.elements and width == value.width
+        return self.tape.run(
+            Operation(
+                elements=elements,
+                width=width,
+                inputs=() if is_view else (value,),
+                passes=(value,) if is_view else (),
+            )
+        )
+
+    def make_divide(self, value: Value, divisors: Value) -> Value:
+        """Divided by a number for each row."""
+        return scale_rows(self.context, value, divisors)
+
+    def make_divide_in_place(self, value: Value, divisors: Value) -> Value:
+        """The same in place, which keeps a copy of what it overwrites."""
+        return self.tape.run(
+            Operation(
+                elements=value.elements,
+                width=value.width,
+                inputs=(divisors, value),
+                saves=(divisors,),
+                view_of=value,
+                extra_saved_bytes=value.size_bytes,
+            )
+        )
+
+    def make_scale_in_place(self, value: Value, factors: Value, is_view: bool) -> Value:
+        """Times factors without a gradient; that of a view is copied twice (CopySlices)."""
+        return self.tape.run(
+            Operation(
+                elements=value.elements,
+                width=value.width,
+                inputs=(value,),
+                saves=(factors,),
+                view_of=value,
+                backward_scratch_bytes=2 * value.size_bytes if is_view else 0,
+            )
+        )
+
+    def make_add_in_place(self, value: Value, added: Value) -> Value:
+        """`value += added`: both receive the gradient itself, unless it is cast."""
+        same = value.width == added.width
+        return self.tape.run(
+            Operation(
+                elements=value.elements,
+                width=value.width,
+                inputs=() if same else (added,),
+                passes=(value, added) if same else (value,),
+                view_of=value,
+            )
+        )
+
+    def make_function(self, *tensors_and_count: Any) -> Value:
+        """An autograd function of the tensors that receive gradients; those after them are saved."""
+        *tensors, count = tensors_and_count
+        given, saved = tensors[:count], tensors[count:]
+        return self.tape.run(
+            Operation(
+                elements=saved[0].elements,
+                width=saved[0].width,
+                inputs=tuple(given),
+                saves=tuple(saved),
+                in_function=True,
+            )
+        )
 
     def make_add(self, left: Tensor, right: Value | None = None) -> Value:
         """The sum of two values, or of one and a number."""

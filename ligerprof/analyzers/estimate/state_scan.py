@@ -6,9 +6,9 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
-    batch_product,
     in_order,
     multiply_wide,
+    product_of_values,
     renamed,
     saved_factors,
     scale_rows,
@@ -282,7 +282,7 @@ def _contracted(
     narrow = [context.autocast(item) for item in (left, right)]
     first, second = (in_order(context, item, copies=copy) for item, copy in zip(narrow, copies, strict=True))
     tape.release(*narrow)
-    product = batch_product(context, first, second, elements)
+    product = product_of_values(context, first, second, elements)
     if not gradient_copy:
         return product
     return renamed(

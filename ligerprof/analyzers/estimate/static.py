@@ -103,7 +103,7 @@ def _untie(weights: dict[str, Weight], embedding: str, head: str, width: int) ->
 def input_sizes(recipe: TrainingRecipe) -> Iterator[int]:
     """Bytes of each tensor of the batch: tokens, which are also the labels, or labels and a mask or positions."""
     yield recipe.tokens * INDEX_BYTES
-    if recipe.spec.task is not Task.CAUSAL:
+    if not recipe.spec.task.predicts_tokens:
         if recipe.padding:
             yield recipe.tokens * INDEX_BYTES
         labels = recipe.batch if recipe.spec.task is Task.SEQUENCES else recipe.tokens

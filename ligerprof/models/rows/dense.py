@@ -16,7 +16,7 @@ from ligerprof.models.architecture import (
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
-from ligerprof.models.mixers import BALANCING_LOSS, Experts, Scoring
+from ligerprof.models.mixers import BALANCING_LOSS, Experts
 from ligerprof.models.rows.experts import DOWN, GATES, ROUTER
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
@@ -486,9 +486,8 @@ OTHER_ROWS = (
                 count="num_local_experts",
                 chosen=2,
                 router="router",
-                scoring=Scoring.DRAWN,
+                switches={},
                 noise="input_jitter_noise",
-                noise_in_router=True,
             )
         ),
         auxiliary_loss=BALANCING_LOSS,

@@ -14,7 +14,7 @@ from ligerprof.models.architecture import (
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, SparseLayers
-from ligerprof.models.mixers import BALANCING_LOSS, Experts, Scoring, SharedExpert
+from ligerprof.models.mixers import BALANCING_LOSS, Experts, SharedExpert
 from ligerprof.models.rows.parts import (
     AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
@@ -53,12 +53,8 @@ _WIDE_NORMS = (NormWeight(name="self_attn.q_norm", width="query"), NormWeight(na
 SIGMOID_EXPERTS = Experts(
     count="n_routed_experts",
     width="moe_intermediate_size",
-    scoring=Scoring.SIGMOID,
-    widens_router=True,
     adapted_by_name=True,
-    shared=SharedExpert(
-        width="moe_intermediate_size", times="n_shared_experts", name="shared_experts", gate=None, runs_last=True
-    ),
+    shared=SharedExpert(width="moe_intermediate_size", times="n_shared_experts", name="shared_experts", gate=None),
     layers=SparseLayers(first=("first_k_dense_replace", 1)),
 )
 
@@ -73,7 +69,7 @@ _GRANITE = Architecture(
     tensors=(*CONFIGURED_ATTENTION, *TWO_NORMS, *_GRANITE_EXPERTS),
     mlp=Mlp(
         name="block_sparse_moe",
-        experts=Experts(count="num_local_experts", router="router", scoring=Scoring.SOFTMAX_OF_CHOSEN),
+        experts=Experts(count="num_local_experts", router="router", switches={}),
     ),
     layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
     scales_embedding="decoder",
@@ -83,8 +79,8 @@ _GRANITE = Architecture(
 GRANITE_SHARED_EXPERTS = Experts(
     count="num_local_experts",
     router="router",
-    scoring=Scoring.SOFTMAX_OF_CHOSEN,
-    shared=SharedExpert(width="shared_intermediate_size", name="shared_mlp", gate=None, runs_last=True, in_layer=True),
+    switches={},
+    shared=SharedExpert(width="shared_intermediate_size", name="shared_mlp", gate=None, in_layer=True),
 )
 GRANITE_SHARED = replace(
     _GRANITE,
@@ -119,10 +115,8 @@ EXPERT_ROWS = (
         mlp=Mlp(
             experts=Experts(
                 count="num_local_experts",
-                casts_logits=True,
-                normalizes=True,
+                switches={},
                 noise="router_jitter_noise",
-                narrows_scores=False,
             )
         ),
         auxiliary_loss=BALANCING_LOSS,
@@ -227,8 +221,7 @@ EXPERT_ROWS = (
                 count="moe_num_experts",
                 chosen="moe_k",
                 width="moe_intermediate_size",
-                scoring=Scoring.BIASED_SOFTMAX,
-                widens_router=True,
+                switches={},
                 shared=SharedExpert(
                     width="moe_intermediate_size", times="moe_num_shared_experts", name="shared_experts", gate=None
                 ),
@@ -260,8 +253,7 @@ EXPERT_ROWS = (
             experts=Experts(
                 chosen="moe_topk",
                 router="gate.wg",
-                widens_router=True,
-                normalizes=True,
+                switches={},
                 shared=SharedExpert(width="intermediate_size", name="shared_mlp", gate=None),
                 adapted_by_name=True,
             )
@@ -296,8 +288,7 @@ EXPERT_ROWS = (
             experts=Experts(
                 count="num_local_experts",
                 router="router",
-                scoring=Scoring.SOFTMAX_OF_CHOSEN,
-                widens_chosen=False,
+                switches={},
                 clamped=True,
             ),
         ),
@@ -359,6 +350,7 @@ _V3 = Architecture(
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128,
         "v_head_dim": 128,
+        "n_group": 8,
         "rope_interleave": True,
     },
     aliases={"num_local_experts": "n_routed_experts"},
@@ -423,7 +415,7 @@ LATENT_ROWS = (
         mlp=Mlp(
             experts=replace(
                 SIGMOID_EXPERTS,
-                scoring=Scoring.GROUPED_SOFTMAX,
+                switches={"topk_method": "group_limited_greedy"},
                 layers=SparseLayers(first=("first_k_dense_replace", 0)),
             )
         ),
@@ -495,6 +487,7 @@ BATCHED_ROWS = (
             experts=Experts(
                 count="num_local_experts",
                 router="router",
+                switches={},
                 multiplies_all=True,
                 shared=SharedExpert(width="intermediate_size", gate=None),
                 layers=SparseLayers(every=("interleave_moe_layer_step", 1), listed="moe_layers"),
@@ -508,6 +501,12 @@ BATCHED_ROWS = (
 _QK_NORMS = ("q_norm", "k_norm")
 _EXPERTS = only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts"))
 _NUMBERS = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True}
+
+_ONE_SHARED = replace(
+    SIGMOID_EXPERTS,
+    count="num_experts",
+    shared=SharedExpert(width="moe_intermediate_size", times="num_shared_experts", name="shared_experts", gate=None),
+)
 
 SIGMOID_ROWS = (
     Architecture(
@@ -547,18 +546,65 @@ SIGMOID_ROWS = (
         ),
         mlp=Mlp(
             experts=replace(
-                SIGMOID_EXPERTS,
-                count="num_experts",
-                shared=SharedExpert(
-                    width="moe_intermediate_size",
-                    times="num_shared_experts",
-                    name="shared_experts",
-                    gate=None,
-                    runs_last=True,
-                ),
-                layers=SparseLayers(first=("first_k_dense_replace", 1), kinds="mlp_layer_types"),
+                _ONE_SHARED, layers=SparseLayers(first=("first_k_dense_replace", 1), kinds="mlp_layer_types")
             )
         ),
+    ),
+    Architecture(
+        model_type="hy_v3",
+        class_prefix="HYV3",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_experts": 192,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1536,
+            "num_shared_experts": 1,
+        },
+        tensors=(
+            *CONFIGURED_ATTENTION,
+            *head_norms(),
+            *gated_tensors(bias="mlp_bias", sparse=False),
+            *only_sparse(ROUTER, GATES, DOWN, *shared_expert("shared_experts", bias="mlp_bias")),
+            *TWO_NORMS,
+        ),
+        attention=Attention(qk_norms=_QK_NORMS, norms_apart=True),
+        mlp=Mlp(
+            experts=replace(
+                _ONE_SHARED,
+                switches={"enable_moe_fp32_combine": True},
+                layers=SparseLayers(first=(None, 1), kinds="mlp_layer_types"),
+            )
+        ),
+    ),
+    Architecture(
+        model_type="kolibri1",
+        defaults={
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 384,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+        tensors=(
+            *attention_tensors(),
+            *head_norms(),
+            *_EXPERTS,
+            *norm_tensors("input_layernorm", "post_attention_layernorm"),
+            *norm_tensors("post_self_attn_layernorm", "post_mlp_layernorm"),
+        ),
+        attention=Attention(
+            qk_norms=_QK_NORMS,
+            norms_apart=True,
+            rotary=Rotary(only_with_window="unless off"),
+            window=periodic_window(5, default=513, makes_both=False),
+        ),
+        mlp=Mlp(
+            width="moe_intermediate_size",
+            experts=Experts(width="moe_intermediate_size", shared=SharedExpert(name="shared_experts", gate=None)),
+        ),
+        layer_norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     ),
     Architecture(
         model_type="minimax_m2",
@@ -578,10 +624,8 @@ SIGMOID_ROWS = (
         mlp=Mlp(
             experts=Experts(
                 count="num_local_experts",
-                scoring=Scoring.WIDE_SIGMOID,
-                normalizes=True,
+                switches={},
                 noise="router_jitter_noise",
-                narrows_scores=False,
             )
         ),
         auxiliary_loss=BALANCING_LOSS,

@@ -15,7 +15,7 @@ from ligerprof.models.architecture import (
     Width,
 )
 from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, Softcap, SparseLayers
-from ligerprof.models.mixers import BALANCING_LOSS, DeltaNet, Experts, Scoring, SharedExpert, ShortConv, StateSpace
+from ligerprof.models.mixers import BALANCING_LOSS, DeltaNet, Experts, SharedExpert, ShortConv, StateSpace
 from ligerprof.models.rows.experts import (
     DOWN,
     GATES,
@@ -143,7 +143,7 @@ DELTA_ROWS = (
         attention=_NEXT.attention,
         delta=_APART,
         mlp=Mlp(
-            experts=Experts(width="moe_intermediate_size", normalizes=True, shared=SharedExpert(), adapted_by_name=True)
+            experts=Experts(width="moe_intermediate_size", switches={}, shared=SharedExpert(), adapted_by_name=True)
         ),
     ),
 )
@@ -211,7 +211,7 @@ SHORT_CONV_ROWS = (
             adjusted=None,
             experts=Experts(
                 width="moe_intermediate_size",
-                scoring=Scoring.SIGMOID,
+                switches={"norm_topk_prob": False, "use_expert_bias": True},
                 layers=SparseLayers(first=("num_dense_layers", 2)),
             ),
         ),

@@ -195,6 +195,8 @@ class Passes:
         self.paths = [names[layer] for layer in self._layers]
         self._numbers: dict[int, int] = {}
         self._recording, self._checkpoints = Recording(), False
+        # parameters whose gradients have arrived; those of a tower that no image enters never do
+        self._reached: set[str] = set()
         for index, layer in enumerate(self._layers if way is Way.UNITS else ()):
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = partial(self._run_layer, index)
@@ -321,10 +323,14 @@ class Passes:
 
     @property
     def parameters(self) -> tuple[TapeParameter, ...]:
-        """All parameters of the model on the GPU."""
+        """All parameters of the model on the GPU; those that no gradient reaches have no optimizer states."""
+        evaluates = self._way is Way.EVALUATION
         return tuple(
             TapeParameter(
-                name=name, shape=tuple(parameter.shape), width=parameter.element_size(), trained=parameter.requires_grad
+                name=name,
+                shape=tuple(parameter.shape),
+                width=parameter.element_size(),
+                trained=parameter.requires_grad and (evaluates or name in self._reached),
             )
             for name, parameter in self._trainer.model.named_parameters()
             # transformers makes a few small ones in main memory
@@ -417,6 +423,7 @@ class Passes:
         return result
 
     def _arrive(self, name: str, parameter: Tensor) -> None:
+        self._reached.add(name)
         if self._watch.events is not None and parameter.grad is not None and parameter.grad.is_cuda:
             self._watch.events.append(("arrive", name, self._block_of(parameter.grad)))
 

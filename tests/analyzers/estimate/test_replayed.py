@@ -1,14 +1,21 @@
 """Layers that the estimate runs once, written out for the replay: as if each of them had run."""
 
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis.errors import UnsatisfiedAssumption
 
 from ligerprof.analyzers.estimate import estimate, traced
 from ligerprof.analyzers.estimate.replayed import EstimatedRun
 from ligerprof.analyzers.estimate.traced import Repetition
+from ligerprof.errors import LigerprofError
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
+from tests.drawn_recipes import draw_rank_recipe, draw_recipe
 from tests.estimated import fresh
 
 # of reserved bytes
@@ -45,6 +52,30 @@ def test_folded_layers_reserve_as_much_as_all_of_them(options: dict[str, Any], m
         unfolded = one.unfolded()
         assert sorted(unfolded.sizes) == sorted(other.sizes)
         assert len(unfolded.events) == len(other.events)
+
+
+def deep_recipes() -> Iterator[TrainingRecipe]:
+    """Drawn recipes, every third under FSDP2 or DDP, of models with nine layers."""
+    for number in range(1, 1000):
+        with suppress(LigerprofError, UnsatisfiedAssumption):
+            draw = draw_recipe if number % 3 else draw_rank_recipe
+            recipe = draw(Random(f"folded {number}"))
+            config = {key: value for key, value in recipe.spec.config.items() if key != "layer_types"}
+            layers = "n_layer" if "n_layer" in config else "num_hidden_layers"
+            recipe = replace(recipe, model=spec_from_config({**config, layers: 9}, name="deep"))
+            estimate(recipe)
+            yield recipe
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_drawn_recipes_reserve_as_much_folded(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = [recipe for recipe, _ in zip(deep_recipes(), range(count), strict=False)]
+    folded = [fresh(recipe).run for recipe in recipes]
+    monkeypatch.setattr(traced, "_longest_repetition", lambda _kinds, first: Repetition(first))
+    for recipe, run in zip(recipes, folded, strict=True):
+        whole = fresh(recipe).run
+        assert run.reserved_bytes == pytest.approx(whole.reserved_bytes, rel=TOLERANCE), recipe
+        assert sum(len(one.events) for one in run.recordings) < sum(len(one.events) for one in whole.recordings)
 
 
 def test_a_run_completes_under_less_than_it_reserves_without_a_limit_and_not_under_what_it_allocates() -> None:
