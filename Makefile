@@ -15,13 +15,14 @@ PYODIDE := 314.0.7
 PYTEST_ARGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install step test test-slow browser check format docs calculator chromium clean
+.PHONY: help install step test test-long test-slow browser check format docs calculator chromium clean
 
 help:
 	@echo "make step      profile a training step: ligerprof step $(STEP_ARGS)"
 	@echo "make install   install the package, every extra that tests need, and the linters into $(VENV)"
 	@echo "make test      run the tests that need no GPU"
-	@echo "make test-slow run the tests that are left out of make test for their time, and more drawn examples"
+	@echo "make test-long run the tests that are left out of make test for their time; continuous integration runs them, too"
+	@echo "make test-slow run the slowest tests, and more drawn examples"
 	@echo "make browser   install Chromium where that is possible, and run the tests of the pages in it"
 	@echo "make check     ruff, formatting and mypy"
 	@echo "make docs      build the documentation into site/, and check its links"
@@ -36,6 +37,9 @@ step: $(RUNTIME)
 
 test: $(EVERYTHING)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-long: $(EVERYTHING)
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "long and not gpu and not slow"
 
 test-slow: $(EVERYTHING)
 	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "slow or hypothesis" --hypothesis-profile thorough

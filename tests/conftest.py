@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from ligerprof.runs.sweep import runner as session
 from ligerprof.runs.sweep.starting import CellStarter
-from tests import estimated, interpreter, recorded
+from tests import durations, estimated, interpreter, recorded
 
 # Triton reads it when it is first imported, by whichever test comes first; transformers imports Triton, too
 if not torch.cuda.is_available():
@@ -40,6 +40,15 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 settings.register_profile("ligerprof", deadline=None, max_examples=25, derandomize=bool(os.environ.get("CI")))
 settings.register_profile("thorough", deadline=None, max_examples=500)
 settings.load_profile("ligerprof")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of long.txt, before pytest chooses by marks."""
+    listed = durations.listed()
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker("long")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
