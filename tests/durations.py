@@ -2,8 +2,8 @@
 
     python -m pytest -p tests.durations -n 2 -m "not gpu and not slow"
 
-measures and writes the file. Of each test function, the quickest parameters stay up to a second and a half together,
-at least one if it takes under three seconds. Tests that were not measured, such as skipped ones, keep their place.
+measures and writes the file. Of each test function, the quickest parameters stay up to a second together,
+at least one if it takes under two and a half. Tests that were not measured, such as skipped ones, keep their place.
 Continuous integration runs both commands.
 """
 
@@ -14,7 +14,7 @@ import pytest
 
 FILE = Path(__file__).with_name("long.txt")
 # of all parameters of a function, and of its quickest, on the machine that measures
-FUNCTION_SECONDS, QUICKEST_SECONDS = 1.5, 3.0
+FUNCTION_SECONDS, QUICKEST_SECONDS = 1.0, 2.5
 
 
 def listed() -> frozenset[str]:
