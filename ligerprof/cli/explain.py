@@ -18,7 +18,7 @@ from ligerprof.cli.common_options import (
     word_option,
 )
 from ligerprof.cli.output import limit_json, print_markdown, show, write_output
-from ligerprof.cli.own_file import in_files, own_file_option, own_files
+from ligerprof.cli.own_file import OwnConfig, changed_copy_option, own_file_option
 from ligerprof.errors import DoesNotFitError
 from ligerprof.files import require_absent
 from ligerprof.roles import View
@@ -61,6 +61,7 @@ _MANY_GROUPS = 10_000
     help="Replay the recording under all sensible PYTORCH_CUDA_ALLOC_CONFs, and list them.",
 )
 @own_file_option
+@changed_copy_option("-o", "--output", what="the first suggestion")
 @click.option("--ranks", "all_ranks", is_flag=True, help="Compare the ranks of RUN, a step on several GPUs.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
 @force_option
@@ -79,6 +80,7 @@ def command(  # noqa: PLR0913 - one argument per option
     stacks: bool,
     all_settings: bool,
     configs: tuple[str, ...],
+    copies: tuple[Path, ...],
     all_ranks: bool,
     html_path: Path | None,
     force: bool,
@@ -94,7 +96,7 @@ def command(  # noqa: PLR0913 - one argument per option
     file is run.
     """
     rules = _rules(rules_path)
-    own = own_files(configs)
+    own = OwnConfig(configs, copies, force=force)
     sources = _ranks(snapshot, of_run=all_ranks)
     if sources:
         if stacks or as_markdown or all_settings or by is not View.ROLE:
@@ -106,7 +108,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if html_path is not None:
             require_absent([html_path], force=force)
         ranks = explain_ranks(sources, device_index=device_index, rules=rules, weights_of=recorded_weights)
-        ranks = replace(ranks, ranks=tuple(replace(each, report=in_files(own, each.report)) for each in ranks.ranks))
+        ranks = replace(ranks, ranks=tuple(replace(each, report=own.in_files(each.report)) for each in ranks.ranks))
         if html_path is not None:
             from ligerprof.reports.page.peak import render_ranks_page
 
@@ -119,6 +121,7 @@ def command(  # noqa: PLR0913 - one argument per option
             lambda: render_ranks(ranks, top=top),
             as_json=as_json,
         )
+        own.write(ranks.worst.report)
         _check_peak(ranks.highest.report.peak_bytes, max_peak_bytes)
         return
     if html_path is not None:
@@ -129,7 +132,7 @@ def command(  # noqa: PLR0913 - one argument per option
 
         title = _title(snapshot.name, snapshot)
         write_output(html_path, render_peak_page(analysis, source=title), force=force)
-    report = in_files(own, analysis.peak)
+    report = own.in_files(analysis.peak)
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
         del analysis
@@ -147,6 +150,7 @@ def command(  # noqa: PLR0913 - one argument per option
             lambda: _text(report, by, top, all_settings=all_settings),
             as_json=as_json,
         )
+    own.write(report)
     _check_peak(report.peak_bytes, max_peak_bytes)
 
 

@@ -10,7 +10,7 @@ import click
 
 from ligerprof.cli.options import was_given
 from ligerprof.cli.output import config_report, config_sources, say, write_output
-from ligerprof.errors import OutputError
+from ligerprof.errors import OutputError, RecipeError
 from ligerprof.files import require_absent
 from ligerprof.recipe.categories import Engine, ReduceDtype, Wrap
 from ligerprof.recipe.configs.edits import FileEdit, OwnFiles, require_editable, switch_liger
@@ -90,26 +90,49 @@ own_file_option = click.option(
 )
 
 
-def in_files(own: OwnFiles | None, report: "PeakReport") -> "PeakReport":
-    """The report with the lines of the --config files in its suggestions."""
-    if own is None:
-        return report
-    from ligerprof.analyzers.suggestions.find import in_own_files
-
-    return replace(report, suggestions=in_own_files(report.suggestions, own))
-
-
-def own_files(sources: Sequence[str]) -> OwnFiles | None:
-    """The files of --config, None without any.
+class OwnConfig:
+    """The files of --config, and where to write changed copies.
 
     Raises:
         RecipeError: a file cannot be read, or none can be edited.
+        OutputError: copies were asked for and cannot be written.
     """
-    if not sources:
-        return None
-    from ligerprof.analyzers.suggestions.find import read_own_files
 
-    return read_own_files(sources)
+    def __init__(self, sources: Sequence[str], copies: Sequence[Path], *, force: bool) -> None:
+        self._copies, self._force = copies, force
+        self._own: OwnFiles | None = None
+        if sources:
+            from ligerprof.analyzers.suggestions.find import read_own_files
+
+            self._own = read_own_files(sources)
+        check_copies(copies, () if self._own is None else self._own.files, force=force)
+
+    def in_files(self, report: "PeakReport") -> "PeakReport":
+        """The report with the lines of the files in its suggestions."""
+        if self._own is None:
+            return report
+        from ligerprof.analyzers.suggestions.find import in_own_files
+
+        return replace(report, suggestions=in_own_files(report.suggestions, self._own))
+
+    def write(self, report: "PeakReport | None") -> None:
+        """Write copies of the files with the first suggestion that they have keys for."""
+        if self._own is None or not self._copies:
+            return
+        from ligerprof.analyzers.suggestions.find import first_edits
+
+        found = None if report is None else first_edits(report.suggestions, self._own)
+        if found is None:
+            lacking = "the --config files have no keys for the suggestions" if report else "nothing was recorded"
+            say(f"{self._copies[0]} is not written: {lacking}")
+            return
+        suggestion, edits = found
+        say(f"the first suggestion that the file has keys for: {suggestion.change}")
+        try:
+            write_copies(edits, self._copies, force=self._force)
+        except RecipeError as error:
+            # the command's own result stands
+            say(f"{self._copies[0]} is not written: {error}")
 
 
 def recipe_and_files(recipe: TrainingRecipe) -> tuple[TrainingRecipe, OwnFiles]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -24,14 +23,13 @@ from ligerprof.cli.common_options import (
     top_option,
 )
 from ligerprof.cli.output import print_json, say
-from ligerprof.cli.own_file import in_files, own_file_option, own_files
+from ligerprof.cli.own_file import OwnConfig, changed_copy_option, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
 from ligerprof.files import is_file, is_folder
 from ligerprof.recipe.routing import canonical_routing
 from ligerprof.runs.recording.settings import Steps
 
 if TYPE_CHECKING:
-    from ligerprof.recipe.configs.edits import OwnFiles
     from ligerprof.runs.recording.launch import CommandEnd
     from ligerprof.runs.recording.settings import Settings, SimulatedGpu
 
@@ -75,6 +73,7 @@ if TYPE_CHECKING:
     callback=lambda _ctx, _param, text: or_usage_error(_ranks, text),
 )
 @own_file_option
+@changed_copy_option("--fixed-config", what="the first suggestion")
 @top_option
 @folder_option("The folder of the recordings. Default: the next number under runs/.")
 @force_option
@@ -102,6 +101,7 @@ def command(  # noqa: PLR0913 - one argument per option
     world: int | None,
     ranks: tuple[int, ...],
     configs: tuple[str, ...],
+    copies: tuple[Path, ...],
     top: int,
     output: Path | None,
     force: bool,
@@ -133,7 +133,7 @@ def command(  # noqa: PLR0913 - one argument per option
         raise click.UsageError(
             "--gpu, --memory-limit, --eager, --flash-attn, --routing, --world and --ranks need --device simulated."
         )
-    own = _own_files(configs)
+    own = _own_config(configs, copies, force=force)
     run = create_run_directory(output, force=force)
     clear_recordings(run.path)
     settings = Settings(
@@ -163,7 +163,7 @@ def command(  # noqa: PLR0913 - one argument per option
             say("; ".join(("interrupted", *notes)))
             run.remove_if_empty()
         ctx.exit(end.exit_code)
-    report = collect(run.path, command_line, end.exit_code, partial(in_files, own), is_simulated=simulated is not None)
+    report = collect(run.path, command_line, end.exit_code, own.in_files, is_simulated=simulated is not None)
     result = report.to_json()
     if report.ranks:
         run.write_text(RESULT, json.dumps(result, indent=2) + "\n")
@@ -173,6 +173,7 @@ def command(  # noqa: PLR0913 - one argument per option
         print_json(result)
     else:
         console(sys.stderr).print(render_run(report, top=top))
+    own.write(report.ranks[0].report if report.ranks else None)
     ctx.exit(DoesNotFitError.exit_code if report.ran_out else end.exit_code)
 
 
@@ -195,16 +196,17 @@ def _run(
         return run_command(started, {**environment_of(settings), **variables}, stdout=stdout, outlives=is_real)
 
 
-def _own_files(configs: tuple[str, ...]) -> "OwnFiles | None":
+def _own_config(configs: tuple[str, ...], copies: tuple[Path, ...], *, force: bool) -> OwnConfig:
     """The --config files; files that exist and are not a recipe cost the changed lines, not the run."""
     try:
-        return own_files(configs)
+        return OwnConfig(configs, copies, force=force)
     except (RecipeError, UnsupportedError) as error:
         files = [Path(source.partition("=")[2] or source) for source in configs]
         if not all(is_file(path) or is_folder(path) for path in files):
             raise
-        say(f"no estimate and no changed lines are shown: {error}")
-        return None
+        unwritten = "".join(f", and {copy} is not written" for copy in copies)
+        say(f"no estimate and no changed lines are shown{unwritten}: {error}")
+        return OwnConfig((), (), force=force)
 
 
 def _simulated_gpu(gpu: str | None, limit_bytes: int | None, routing: str | None) -> "SimulatedGpu":

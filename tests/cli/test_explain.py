@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from ligerprof.cli.main import main
@@ -81,6 +82,29 @@ def test_suggestions_are_lines_of_the_file_that_the_training_was_started_with(tm
     (halved,) = [each for each in json.loads(result.stdout)["suggestions"] if each["name"] == "half-batch"]
     assert halved["how"][0] == f"In {file}:"
     assert halved["how"][1:3] == ["- micro_batch_size: 4", "+ micro_batch_size: 2"]
+
+
+def test_a_copy_of_the_file_has_the_first_suggestion_that_it_has_keys_for(tmp_path: Path) -> None:
+    file, copy = tmp_path / "sft.yaml", tmp_path / "fixed.yaml"
+    file.write_text("base_model: tiny\nmicro_batch_size: 4  # per GPU\nsequence_len: 1024\n")
+    arguments = ["explain", RECORDING, "--config", str(file), "-o", str(copy)]
+
+    result = CliRunner().invoke(main, [*arguments, "--json"])
+
+    assert f"wrote {copy}" in result.stderr
+    lines = [
+        line.partition(" ")[2]
+        for each in json.loads(result.stdout)["suggestions"]
+        if each["how"][0] == f"In {file}:"
+        for line in each["how"]
+        if line.startswith("+ ")
+    ]
+    written = [line for line in copy.read_text().splitlines() if line not in file.read_text().splitlines()]
+    assert written
+    assert yaml.safe_load("\n".join(written)).items() <= yaml.safe_load("\n".join(lines)).items()
+    assert "exists. Add --force" in CliRunner().invoke(main, arguments).stderr
+    without_file = CliRunner().invoke(main, ["explain", RECORDING, "-o", str(tmp_path / "other.yaml")])
+    assert "A changed copy needs a --config file" in without_file.stderr
 
 
 def test_peak_over_the_limit_prints_the_report_and_ends_in_3() -> None:

@@ -84,11 +84,12 @@ def test_a_file_that_is_no_recipe_costs_the_estimate_and_not_the_run(
     content: str, why: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("args.yaml").write_text(content)
-    result = run("--config", "args.yaml", "--", "sh", "-c", "echo started; exit 4")
+    result = run("--config", "args.yaml", "--fixed-config", "new.yaml", "--", "sh", "-c", "echo started; exit 4")
     assert (result.exit_code, capfd.readouterr().out) == (4, "started\n")
     first = result.stderr.splitlines()[0]
-    assert first.startswith("no estimate and no changed lines are shown: ")
+    assert first.startswith("no estimate and no changed lines are shown, and new.yaml is not written: ")
     assert why in first
+    assert not Path("new.yaml").exists()
 
 
 def test_a_file_that_is_not_there_is_an_error_before_the_command_starts(capfd: pytest.CaptureFixture[str]) -> None:

@@ -292,3 +292,9 @@ def in_own_files(suggestions: Sequence[Suggestion], own: "OwnFiles") -> tuple[Su
     return tuple(
         dataclasses.replace(suggestion, how=lines[suggestion.name] or suggestion.how) for suggestion in suggestions
     )
+
+
+def first_edits(suggestions: Sequence[Suggestion], own: "OwnFiles") -> "tuple[Suggestion, tuple[FileEdit, ...]] | None":
+    """The first suggestion that the files have keys for, with the changed files; None without one."""
+    found = ((suggestion, edits_for(suggestion, own)) for suggestion in suggestions)
+    return next(((suggestion, edits) for suggestion, edits in found if edits), None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ligerprof.analyzers.suggestions.case import Framework
-from ligerprof.analyzers.suggestions.find import in_own_files, lines_for, read_own_files
+from ligerprof.analyzers.suggestions.find import first_edits, in_own_files, lines_for, read_own_files
 from ligerprof.analyzers.suggestions.rows import ROWS, Cost, Suggestion
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.configs.edits import edit_file
@@ -61,6 +61,7 @@ def test_a_suggestion_that_the_file_already_has_stays_as_it_is(tmp_path: Path) -
     own = read_own_files([write(tmp_path, "sft.yaml", text)])
     found = {suggestion.name: suggestion.how for suggestion in in_own_files(SUGGESTIONS, own)}
     assert found["8-bit-optimizer"] == ("as it was",)
+    assert first_edits((), own) is None
     assert lines_for(dataclasses.replace(SUGGESTIONS[0], name="another"), own) == ()
 
 
