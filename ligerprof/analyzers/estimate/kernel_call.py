@@ -51,9 +51,17 @@ def kernel_memory(
 
 
 def call_kernel(
-    context: Context, memory: KernelMemory, inputs: Mapping[str, Tensor], *, elements: int, width: int
+    context: Context,
+    memory: KernelMemory,
+    inputs: Mapping[str, Tensor],
+    *,
+    elements: int,
+    width: int,
+    earlier_gradient_bytes: int = 0,
 ) -> Value:
     """Run a kernel on inputs named as in its spec; its output has `elements` of `width` bytes.
+
+    `earlier_gradient_bytes` are the gradient of another input, which backward makes before this one's.
 
     If backward allocates no gradient for an input, the gradient overwrites the saved input, or else the output's
     gradient.
@@ -76,8 +84,9 @@ def call_kernel(
             other_saves=2 * len(weights) - 1 if weights else 0,
             view_of=None if memory.output_bytes else values[0],
             forward_scratch_bytes=memory.forward_temporary_bytes,
+            leading_gradient_scratch=(earlier_gradient_bytes,) if earlier_gradient_bytes else (),
             backward_scratch_bytes=memory.backward_temporary_bytes,
-            scratch_role=Role.KERNEL_WORKSPACE,
+            scratch_role=None if earlier_gradient_bytes else Role.KERNEL_WORKSPACE,
             in_function=True,
         )
     )

@@ -24,13 +24,14 @@ from ligerprof.analyzers.estimate.operations import (
 )
 from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.rotary import rotate_both
-from ligerprof.analyzers.estimate.scaled_dot_product import as_heads
+from ligerprof.analyzers.estimate.scaled_dot_product import as_heads, attention_problem
 from ligerprof.analyzers.estimate.state_space import mix_states
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import Feature
 from ligerprof.models.layer_tape import Step, layer_tape
 from ligerprof.roles import Role
+from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
 
 
 def run_layer(context: Context, value: Value, index: int, output_role: Role) -> Value:
@@ -152,15 +153,23 @@ def project(context: Context, value: Value, name: str) -> Value:
 def _comes_by_heads(context: Context, value: Value, kind: str) -> bool:
     """Whether the gradient of query, key or value comes with its heads apart.
 
-    Eager attention computes it so. Rotated parts and equal parts of heads are slices, whose gradients begin as zeros
-    with the heads apart, or are joined so. Norms of heads pass it on as it is.
+    Eager attention and scaled_dot_product_attention's math kernel compute it so. Rotated parts and equal parts of heads
+    are slices, whose gradients begin as zeros with the heads apart, or are joined so. Norms of heads pass it on as it
+    is.
     """
     if value.elements <= context.tokens * context.spec.head_dim:
         return False
     rotated = kind == "rotated" and context.rotates
     if rotated and find_slot(Feature.ROTARY).name in context.kernels:
         return False
-    return rotated or kind == "split" or is_eager(context.recipe)
+    return rotated or kind == "split" or _multiplies_by_heads(context)
+
+
+def _multiplies_by_heads(context: Context) -> bool:
+    """Whether attention is separate products of matrices, one for each head."""
+    recipe = context.recipe
+    problem = attention_problem(recipe, context.layer)
+    return is_eager(recipe) or choose_kernel(problem, recipe.gpu_spec) is AttentionKernel.MATH
 
 
 def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:

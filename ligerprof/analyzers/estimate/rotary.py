@@ -28,6 +28,8 @@ def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Valu
             {"x": item},
             elements=item.elements,
             width=item.width,
+            # one launch makes both gradients, the query's first; the tape runs the key's backward first
+            earlier_gradient_bytes=query.size_bytes if item is key and query.needs_gradient else 0,
         )
         for item in (query, key)
     ]
