@@ -57,7 +57,7 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_in(result):
             # masks, as of a check for overflow, are there for a moment
             if tensor.device.type == "cpu" and tensor.dtype is not torch.bool:
-                self._watch(tensor)
+                self.watch(tensor)
         return result
 
     def _without_values(self, func: Any, args: Any, kwargs: Any, *, is_large: bool) -> Any:
@@ -90,7 +90,8 @@ class HostMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         loading.WEIGHT_BYTES = self._weight_bytes
         super().__exit__(*arguments)  # type: ignore[no-untyped-call]
 
-    def _watch(self, tensor: Tensor) -> None:
+    def watch(self, tensor: Tensor) -> None:
+        """Count a tensor in main memory as long as it lives."""
         storage = tensor.untyped_storage()
         key, size_bytes = storage._cdata, storage.nbytes()
         if not size_bytes or key in self._held:

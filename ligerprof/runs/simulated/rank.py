@@ -124,13 +124,18 @@ _ENDLESS_BYTES = 2**62
 
 
 @contextmanager
-def _backward_outside_modes() -> Iterator[None]:
-    """Inside a dispatch mode, autograd takes each gradient for one of a subclass and adds none in place."""
+def _backward_outside_modes(then: Callable[[], None]) -> Iterator[None]:
+    """Inside a dispatch mode, autograd takes each gradient for one of a subclass and adds none in place.
+
+    Args:
+        then: called after each backward pass.
+    """
     within = torch.autograd.backward
 
     def backward(*arguments: Any, **named: Any) -> None:
         with _disable_current_modes():
             within(*arguments, **named)
+        then()
 
     with mock.patch.object(torch.autograd, "backward", backward):
         yield
@@ -182,6 +187,7 @@ class _Rank:
         self._meter = PhaseMeter(self._device, self._stamper, is_compiled=recipe.compile)
         self._snapshot: dict[str, Any] = {}
         self._offload: Any = None
+        self._weights: list[nn.Parameter] = []
         self._host = None if recipe.offload is Offload.NONE else HostMemory()
         # other engines treat the last micro-batch differently; offloaded bytes are counted in each
         skips = not (record and repeat) and recipe.engine is Engine.TORCH and not recipe.activation_offload
@@ -195,8 +201,7 @@ class _Rank:
             simulated_device(sm_count=self._recipe.gpu_spec.sm_count),
             _as_rank(self._recipe, self._rank),
             self._host or nullcontext(),
-            # ZeRO-3 has all its buffers in main memory before backward
-            _backward_outside_modes() if self._recipe.zero == 3 and self._host else nullcontext(),
+            _backward_outside_modes(self._watch_gradients) if self._host and self._only_moves() else nullcontext(),
             model_failures_in_a_line(self._recipe, torch.OutOfMemoryError),
         ):
             try:
@@ -206,6 +211,18 @@ class _Rank:
                 self._take_snapshot()
                 oom = self._out_of_memory()
         return self._outcome(oom)
+
+    def _only_moves(self) -> bool:
+        """Whether backward computes nothing in main memory: ZeRO-3 has all its buffers before, FSDP2 adds nothing."""
+        recipe = self._recipe
+        return recipe.zero == 3 or (recipe.engine is Engine.FSDP2 and recipe.grad_accum == 1)
+
+    def _watch_gradients(self) -> None:
+        for weight in self._weights:
+            gradient = getattr(weight.grad, "_local_tensor", weight.grad)
+            if gradient is not None and not gradient.is_cuda:
+                assert self._host is not None
+                self._host.watch(gradient)
 
     def _build_and_train(self) -> None:
         recipe = self._recipe
@@ -229,6 +246,7 @@ class _Rank:
         recipe = self._recipe
         batch = make_batch(recipe, GPU)
         self._offload = trainer.offload if isinstance(trainer, Trainer) else None
+        self._weights = list(trainer.model.parameters()) if isinstance(trainer, Trainer) else []
         # the optimizer has no state in the first step, so the second is the earliest steady one
         last = max(recipe.warmup, 1) + 1
         for number in range(1, last + 1):
