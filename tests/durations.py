@@ -3,7 +3,7 @@
     python -m pytest -p tests.durations -n 2 -m "not gpu and not slow"
 
 measures and writes the file. Of each test function, the quickest parameters stay up to a second together,
-at least one if it takes under two and a half. Tests that were not measured, such as skipped ones, keep their place.
+at least one if it takes under two and a half. Skipped tests keep their place; others that do not run lose it.
 Continuous integration runs both commands.
 """
 
@@ -52,8 +52,8 @@ class Clock:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not hasattr(session.config, "workerinput"):
             measured = {test: took for test, took in self.seconds.items() if test not in self.skipped}
-            others = listed() - measured.keys() if self.skipped else set()
-            FILE.write_text("".join(f"{test}\n" for test in sorted({*long_tests(measured), *others & self.skipped})))
+            long = {*long_tests(measured), *listed() & self.skipped}
+            FILE.write_text("".join(f"{test}\n" for test in sorted(long)))
 
 
 def pytest_configure(config: pytest.Config) -> None:

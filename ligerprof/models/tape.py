@@ -156,7 +156,7 @@ class Tape:
         return None if self.flat else self.owner_of(parameter)
 
     def owner_of(self, parameter: str) -> int | None:
-        """Index of the layer whose module has a parameter, also where layers are no units."""
+        """Index of the layer whose module has a parameter, even if the tape has no units of layers."""
         return next((index for index, path in enumerate(self.layers) if parameter.startswith(f"{path}.")), None)
 
     def unit(self, position: int) -> Unit:

@@ -168,8 +168,9 @@ def _comes_by_heads(context: Context, value: Value, kind: str) -> bool:
 def _multiplies_by_heads(context: Context) -> bool:
     """Whether attention is separate products of matrices, one for each head."""
     recipe = context.recipe
-    problem = attention_problem(recipe, context.layer)
-    return is_eager(recipe) or choose_kernel(problem, recipe.gpu_spec) is AttentionKernel.MATH
+    if is_eager(recipe):
+        return True
+    return choose_kernel(attention_problem(recipe, context.layer), recipe.gpu_spec) is AttentionKernel.MATH
 
 
 def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:

@@ -77,7 +77,7 @@ _UNPAIRED_SHARE = 0.01
 def with_half_precision_reference(case: Case) -> Edit | None:
     """Halve the weights of a model that has each weight of another one in twice the bytes: a reference in fp32.
 
-    Weights are told apart by size alone: those of the smaller model, and twice as many bytes for each.
+    Sizes alone tell the models apart: each weight of the policy has a partner of exactly twice its size.
     """
     weights = case.in_training(Role.PARAMETERS)
     weights = weights[case.sizes(weights) > MIN_BLOCK_BYTES]
