@@ -28,6 +28,7 @@ def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> 
             elements=middle.elements,
             width=middle.width,
             inputs=(middle, weight),
+            sums=(middle,),
             saves=(middle,),
             extra_saved_bytes=memory.saved_bytes,
             forward_scratch_bytes=memory.forward_temporary_bytes,

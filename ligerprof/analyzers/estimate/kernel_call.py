@@ -57,11 +57,8 @@ def call_kernel(
     *,
     elements: int,
     width: int,
-    earlier_gradient_bytes: int = 0,
 ) -> Value:
     """Run a kernel on inputs named as in its spec; its output has `elements` of `width` bytes.
-
-    `earlier_gradient_bytes` are the gradient of another input, which backward makes before this one's.
 
     If backward allocates no gradient for an input, the gradient overwrites the saved input, or else the output's
     gradient.
@@ -84,9 +81,8 @@ def call_kernel(
             other_saves=2 * len(weights) - 1 if weights else 0,
             view_of=None if memory.output_bytes else values[0],
             forward_scratch_bytes=memory.forward_temporary_bytes,
-            leading_gradient_scratch=(earlier_gradient_bytes,) if earlier_gradient_bytes else (),
             backward_scratch_bytes=memory.backward_temporary_bytes,
-            scratch_role=None if earlier_gradient_bytes else Role.KERNEL_WORKSPACE,
+            scratch_role=Role.KERNEL_WORKSPACE,
             in_function=True,
         )
     )

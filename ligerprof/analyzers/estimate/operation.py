@@ -15,6 +15,7 @@ class Operation:
     Attributes:
         elements, width: the output.
         inputs: tensors whose gradients are allocated, in their own size.
+        sums: inputs whose gradients so far backward takes as well, and replaces by their sums with its own.
         passes: tensors that receive the output's gradient itself, or a view of it.
         reuses: inputs whose gradients overwrite their saved tensors.
         early: inputs whose gradients are computed in the forward pass, with their bytes; for one that is
@@ -48,6 +49,7 @@ class Operation:
     elements: int
     width: int
     inputs: tuple[Tensor, ...] = ()
+    sums: tuple[Value, ...] = ()
     passes: tuple[Tensor, ...] = ()
     reuses: tuple[Value, ...] = ()
     early: tuple[tuple[Tensor, int], ...] = ()

@@ -18,9 +18,12 @@ def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Valu
     if not context.is_fused(slot):
         return _rotate_by_reference(context, query, key)
     memory = kernel_memory(context, slot, query)
-    if len(context.spec.architecture.attention.qkv) == 1:
-        # slices of one tensor are not written in place
-        memory = replace(memory, output_bytes=query.size_bytes + key.size_bytes)
+    # slices of one tensor are not written in place
+    sliced = len(context.spec.architecture.attention.qkv) == 1
+    if memory.backward_gradient_bytes:
+        rotated, turned_key = context.tape.turn(query, key, in_place=not sliced)
+        return rotated, turned_key
+    memory = replace(memory, output_bytes=query.size_bytes + key.size_bytes if sliced else 0)
     turned = [
         call_kernel(
             context,
@@ -28,8 +31,6 @@ def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Valu
             {"x": item},
             elements=item.elements,
             width=item.width,
-            # one launch makes both gradients, the query's first; the tape runs the key's backward first
-            earlier_gradient_bytes=query.size_bytes if item is key and query.needs_gradient else 0,
         )
         for item in (query, key)
     ]

@@ -114,6 +114,28 @@ class Tape:
             self._nodes.append(Node(operation, outputs))
         return outputs
 
+    def turn(self, *values: Value, in_place: bool) -> tuple[Value, ...]:
+        """One function that gives each tensor a successor and saves none of them; backward makes all gradients first.
+
+        Args:
+            in_place: whether the successors lie in the tensors' own memory.
+        """
+        elements = sum(value.elements for value in values)
+        operation = Operation(elements=elements, width=values[0].width, inputs=values, in_function=True)
+        outputs = tuple(Value(value.elements, value.width, value.needs_gradient, value.block) for value in values)
+        if not self._stopped:
+            self.meter.ran(operation)
+        for output in outputs:
+            if not in_place and not self._stopped:
+                output.block = self.meter.take(output.size_bytes, operation.role)
+                self._variables.append(output.block)
+            else:
+                self.name(output)
+        if any(value.needs_gradient for value in values):
+            # the engine frees what arrived for the last output first
+            self._nodes.append(Node(operation, outputs[::-1]))
+        return outputs
+
     def slice(self, value: Value, elements: int) -> Value:
         """`value[..., a:b]`: a view, whose gradient is copied into zeros as large as `value`."""
         return self.run(Operation(elements=elements, width=value.width, inputs=(value,), view_of=value))
@@ -300,14 +322,14 @@ class Tape:
         self._forget((*left[len(leading) :], *reversed(left[: len(leading)])))
 
     def _unwind(self) -> None:
-        """Drop all variables: the exception that stops a recomputation ends its frames."""
-        for block in self._variables:
+        """Drop all variables: the exception that stops a recomputation ends its frames, the innermost first."""
+        for block in reversed(self._variables):
             self.meter.drop(block)
         self._variables.clear()
         self.release_pins()
 
     def _run_backward(self, node: Node) -> None:
-        arrived = [self._pending.pop(id(output), None) for output in node.outputs]
+        arrived = [self._pending.pop(id(item), None) for item in (*node.operation.sums, *node.outputs)]
         incoming = [pending for pending in arrived if pending is not None]
         if incoming:
             for output in node.outputs:
