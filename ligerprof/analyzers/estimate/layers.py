@@ -123,9 +123,9 @@ class _LayerReplay(Replay):
         """Number and path of the norm that a kernel computes with an addition."""
         if not adds_in_norm(self.context):
             return None
-        path = self.context.spec.architecture.layer_norms.before_mlp
-        found = (step for step in following if step[0] == "norm" and step[2] == [added] and step[3] == path)
-        return next(((step[1], step[3]) for step in found), None)
+        kind, results, *rest = next(step for step in following if step[0] != "drop")
+        is_ours = kind == "norm" and rest == [[added], self.context.spec.architecture.layer_norms.before_mlp]
+        return (results, rest[1]) if is_ours else None
 
     def _add_and_norm(self, values: Sequence[Any], norm_after: tuple[int, str]) -> Sequence[Value]:
         residual, added = values

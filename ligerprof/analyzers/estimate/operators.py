@@ -72,7 +72,7 @@ class Replay:
             operands, *details = rest
             self._role = self.role_of(results, output)
             values = [self._operand(item) for item in operands]
-            made, skipped = self.replaced(steps[at - 1], values, steps[at : at + 2])
+            made, skipped = self.replaced(steps[at - 1], values, steps[at:])
             at += skipped
             if not made:
                 result = getattr(self, f"make_{kind.replace(' ', '_')}")(*values, *details)
