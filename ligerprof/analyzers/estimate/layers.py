@@ -180,7 +180,8 @@ def _gated_mlp(context: Context, value: Value, name: str, slot: str) -> Value:
     if takes_gates(context, down):
         gate, up, *joint = _gate_and_up(context, value, name)
         output = gated_linear(context, gate, up, down)
-        tape.release(gate, up, *joint)
+        # as below
+        tape.release(up, gate, *joint)
         return _scaled_output(context, output)
     gate, up, *joint = _gate_and_up(context, value, name)
     product = gated_product(context, gate, up, slot)

@@ -260,7 +260,8 @@ class _Operations:
                 elements=output_bytes // query.width,
                 width=query.width,
                 inputs=inputs,
-                saves=inputs if mask is None else (*inputs, mask),
+                # in the order in which the gradient function reads them
+                saves=(inputs[1], query, inputs[2]) if mask is None else (inputs[1], query, inputs[2], mask),
                 saves_output=True,
                 extra_saved_bytes=statistics_bytes + sum(fused.random_state_sizes(kernel)),
                 forward_scratch_bytes=forward,

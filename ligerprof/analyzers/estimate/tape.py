@@ -340,8 +340,9 @@ class Tape:
             self.hooks.before_gradient(operation)
         delivered, unreduced = self._call_function(node, incoming, loaded) if incoming else ([], [])
         if self._stop_after_saves is not None:
-            # checkpointing's hooks release recomputed tensors to the gradient function, which frees them
-            self._forget(node.saved)
+            # checkpointing's hooks release recomputed tensors to the gradient function, whose local variables end in
+            # reverse order
+            self._forget(reversed(node.saved))
             node.saved.clear()
         if unreduced or operation.reduction_scratch_bytes:
             self._forget(
