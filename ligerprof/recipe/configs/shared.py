@@ -122,53 +122,16 @@ def write_every(recipe: TrainingRecipe) -> Mapping[str, Any]:
 DEEPSPEED_SECTION = section(DEEPSPEED_ROWS, read=file_name("deepspeed"))
 
 
-def _read_dropout(value: Any) -> Outcome:
+def _dropout(value: Any) -> float:
     rate = 0.0 if is_off(value) else real_number(value)
     if not 0 <= rate < 1:
         raise BadValueError("not a probability of at least 0 and below 1")
-    return Sets(values={Setting.LORA_DROPOUT: rate})
+    return rate
 
 
-LORA_DROPOUT = Row(read=_read_dropout, sets=Setting.LORA_DROPOUT)
-
-
-def _read_strategy(value: Any) -> Outcome:
-    return Ignored(reason=Reason.UNSET) if is_off(value) else Sets(values={Setting.EVALUATES: True})
-
-
-EVALUATION_STRATEGY = Row(read=_read_strategy)
-
-
-def _read_fsdp(value: Any) -> Outcome:
-    return Ignored(reason=Reason.UNSET) if is_off(value) else Sets(values={}, words="FSDP")
-
-
-FSDP_SWITCH = Row(read=_read_fsdp)
-
-
-def module_names(value: Any) -> Any:
-    """Names of modules from a list or text; raises BadValueError for anything else."""
-    if isinstance(value, str):
-        return [name.strip() for name in value.split(",") if name.strip()]
-    if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        return value
-    raise BadValueError("not a list of module names")
-
-
-def modules_at(reading: Reading, key: str, value: Any) -> Any:
-    """Names of modules under a key that is read after the table's rows; raises RecipeError for anything else."""
-    try:
-        return module_names(value)
-    except BadValueError as problem:
-        raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
-
-
-def whole_number_at(reading: Reading, key: str, value: Any, least: int = 1) -> int:
-    """A whole number under a key that is read after the table's rows; raises RecipeError for anything else."""
-    try:
-        return whole_number(value, least)
-    except BadValueError as problem:
-        raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
+LORA_DROPOUT = sets(Setting.LORA_DROPOUT, _dropout)
+EVALUATION_STRATEGY = Row(read=unless_off(lambda _: Sets(values={Setting.EVALUATES: True})))
+FSDP_SWITCH = Row(read=unless_off(lambda _: Sets(values={}, words="FSDP")))
 
 
 def without_adapter(reading: Reading) -> None:
@@ -181,9 +144,7 @@ def without_adapter(reading: Reading) -> None:
 
 def modules(setting: Setting) -> Row:
     """Names of modules."""
-    return Row(
-        read=lambda value: Sets(values={setting: module_names(value)}) if value else Ignored(reason=Reason.UNSET)
-    )
+    return Row(read=lambda value: Sets(values={setting: module_names(value)}) if value else UNSET)
 
 
 def liger_names(switches: Mapping[str, Any], chosen: frozenset[str] = frozenset()) -> frozenset[str]:
@@ -259,10 +220,9 @@ def _is_whole(kind: Any) -> bool:
     return word in _WHOLE
 
 
-def _read_state_dict(value: Any) -> Outcome:
-    if is_off(value):
-        return Ignored(reason=Reason.UNSET)
-    return Sets(values={}, words=f"saves {'the model whole' if _is_whole(value) else 'shards'}")
+_STATE_DICT = Row(
+    read=unless_off(lambda value: Sets(values={}, words=f"saves {'the model whole' if _is_whole(value) else 'shards'}"))
+)
 
 
 # of checkpoints, and axolotl's of the trained model
@@ -285,8 +245,7 @@ _KEYS: Mapping[str, Row] = {
     **lacking("a mixed-precision policy for FSDP", "mixed_precision_policy"),
     **lacking("checkpoints in host memory", "activation_checkpointing_offload activation_cpu_offload"),
     **lacking("torch_xla", "xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt"),
-    "state_dict_type": Row(read=_read_state_dict),
-    "final_state_dict_type": Row(read=_read_state_dict),
+    **dict.fromkeys(_STATE_DICT_KEYS, _STATE_DICT),
 }
 FSDP_ROWS: Mapping[str, Row] = {**_KEYS, **{f"fsdp_{name}": row for name, row in _KEYS.items()}}
 
