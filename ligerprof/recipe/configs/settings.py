@@ -237,7 +237,13 @@ class Reading:
         elif isinstance(outcome, LeftOut):
             self.left_out[key] = outcome.what
         elif isinstance(outcome, Lacking):
-            self.lack(key, outcome, value)
+            place = key if value is None or isinstance(value, (dict, list)) else f"{key}: {short_repr(value)}"
+            found = Found(value=outcome, key=place, file=self.file)
+            if outcome.setting is None:
+                self.lacking.append(found)
+            else:
+                self.settings[outcome.setting] = found
+            self.read[key] = f"{outcome.what}: not supported"
         elif isinstance(outcome, Names):
             self.files[key] = outcome
             self.read[key] = f"the file {outcome.file}"
@@ -251,15 +257,9 @@ class Reading:
         shown = words or ", ".join(f"{setting} {_shown(value)}" for setting, value in values.items())
         self.read[key] = shown
 
-    def lack(self, key: str, outcome: Lacking, value: Any = None) -> None:
-        """Record that a key asks for something that recipes cannot express."""
-        place = key if value is None or isinstance(value, (dict, list)) else f"{key}: {short_repr(value)}"
-        found = Found(value=outcome, key=place, file=self.file)
-        if outcome.setting is None:
-            self.lacking.append(found)
-        else:
-            self.settings[outcome.setting] = found
-        self.read[key] = f"{outcome.what}: not supported"
+    def lack(self, key: str, what: str, *, setting: Setting | None = None, remedy: str = "", value: Any = None) -> None:
+        """Record that a key asks for something that recipes cannot express; see `Lacking`."""
+        self.note(key, value, Lacking(what=what, setting=setting, remedy=remedy))
 
     def without(self, key: str) -> None:
         """Take back what a key and the keys of its section say: the feature that reads them is off."""

@@ -20,7 +20,7 @@ from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
 from ligerprof.recipe.configs.rows import Framework
-from ligerprof.recipe.configs.settings import OTHER_METHOD, Lacking, Names, Reading, Setting
+from ligerprof.recipe.configs.settings import OTHER_METHOD, Names, Reading, Setting
 from ligerprof.recipe.configs.shared import FSDP
 from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
@@ -255,7 +255,7 @@ def settle_method(reading: Reading, values: Mapping[str, Any]) -> None:
         # what the reading lacks is refused in any case
         reading.method = None if not reading.lacking else reading.method
     elif found[1] is not None:
-        reading.lack(found[0], Lacking(what=found[1], remedy=OTHER_METHOD))
+        reading.lack(found[0], found[1], remedy=OTHER_METHOD)
         # the first is what a user reads
         reading.lacking.insert(0, reading.lacking.pop())
 
