@@ -25,10 +25,7 @@ _PARALLELISM = {
     **rows.ignored_keys("accelerate", "parallelism_config"),
     "dp_replicate_size": rows.count(Setting.REPLICATE),
     **rows.part_of("data parallelism", "dp_shard_size"),
-    **rows.lacking("tensor parallelism", "tp_size", harmless=(1, "1")),
-    **rows.lacking("context parallelism", "cp_size", harmless=(1, "1")),
-    **rows.lacking("sequence parallelism", "sp_size", harmless=(1, "1")),
-    **rows.lacking("expert parallelism", "ep_size", harmless=(1, "1")),
+    **rows.parallelism(tensor="tp_size", context="cp_size", sequence="sp_size", expert="ep_size"),
 }
 _DYNAMO = {
     **rows.ignored_keys("accelerate", "dynamo_config"),

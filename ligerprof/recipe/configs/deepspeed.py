@@ -58,8 +58,7 @@ _OFFLOAD = {
 _ZERO = {
     **rows.ignored_keys("deepspeed", "zero_optimization"),
     "stage": rows.count(Setting.ZERO, least=0),
-    "offload_optimizer": rows.section(_OFFLOAD),
-    "offload_param": rows.section(_OFFLOAD),
+    **rows.each("offload_optimizer offload_param", rows.section(_OFFLOAD)),
     "overlap_comm": rows.Row(
         read=lambda value: Sets(values={}, words=f"overlap {'on' if rows.truth(value) else 'off'}")
     ),
@@ -69,12 +68,9 @@ _ZERO = {
         if name not in ("overlap_comm", "contiguous_gradients")
     },
     "contiguous_gradients": rows.Row(read=lambda value: Sets(values={}, words="on" if rows.truth(value) else "off")),
-    **dict.fromkeys(
-        (
-            "stage3_gather_16bit_weights_on_model_save",
-            "stage3_gather_fp16_weights_on_model_save",
-            "gather_16bit_weights_on_model_save",
-        ),
+    **rows.each(
+        "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save"
+        " gather_16bit_weights_on_model_save",
         rows.switch(Setting.SAVE_WHOLE, auto=True),
     ),
     # of older versions
@@ -108,8 +104,7 @@ DEEPSPEED_ROWS: Mapping[str, rows.Row] = {
     "gradient_clipping": rows.number(Setting.CLIP, auto=True),
     "zero_optimization": rows.section(_ZERO),
     "fp16": rows.section(_FP16),
-    "bf16": rows.section(_BF16),
-    "bfloat16": rows.section(_BF16),
+    **rows.each("bf16 bfloat16", rows.section(_BF16)),
     "optimizer": rows.section(
         {"type": rows.words(Setting.OPTIMIZER, rows.DEEPSPEED_OPTIMIZERS, what="optimizer")},
         ignored="deepspeed.optimizer",
@@ -124,8 +119,8 @@ DEEPSPEED_ROWS: Mapping[str, rows.Row] = {
     "autotuning": rows.section(
         rows.lacking("DeepSpeed's autotuner, which chooses batch and stage", "enabled"), ignored="deepspeed.autotuning"
     ),
-    "tensor_parallel": rows.section(rows.lacking("tensor parallelism", "autotp_size tp_size tp", harmless=(1,))),
-    **rows.lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
+    "tensor_parallel": rows.section(rows.parallelism(tensor="autotp_size tp_size tp")),
+    **rows.parallelism(sequence="sequence_parallel_size"),
     **rows.part_of("dtype of the communication", "communication_data_type"),
     **rows.lacking("communication in another dtype", "fp32_allreduce"),
     # read with sequence parallelism only, which has its own key

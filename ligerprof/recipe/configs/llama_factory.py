@@ -18,7 +18,7 @@ from ligerprof.recipe.training import TrainingRecipe
 
 _FULL = "training in part of the layers"
 _ROWS: Mapping[str, rows.Row] = {
-    **trainer.TRAINER_ROWS,
+    **trainer.ROWS,
     **rows.ignored_keys("llama-factory"),
     "model_name_or_path": rows.text(Setting.MODEL),
     "cutoff_len": rows.count(Setting.SEQ),
@@ -65,7 +65,7 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.lacking("Megatron", "use_mca use_megatron_bridge use_hyper_parallel"),
     **rows.lacking("Megatron", "tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size"),
     **rows.lacking("Megatron", "use_distributed_optimizer sequence_parallel recompute_granularity"),
-    **rows.lacking("context parallelism", "context_parallel_size", harmless=(1,)),
+    **rows.parallelism(context="context_parallel_size"),
     **rows.lacking("fp8 training", "fp8"),
     **rows.lacking("a changed configuration of the model", "rope_scaling"),
     **rows.lacking("a merge of an adapter, which is not training", "export_dir", remedy=NO_TRAINING),
@@ -82,7 +82,7 @@ _ROWS: Mapping[str, rows.Row] = {
 
 def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: the method, the adapter, precision and liger-kernel."""
-    trainer.finish_trainer(reading, values)
+    trainer.finish(reading, values)
     stage, kind = values.get("stage", "sft"), values.get("finetuning_type", "lora")
     if "infer_backend" in values and rows.is_off(values.get("do_train")):
         reading.lack("infer_backend", "a run without training", remedy=NO_TRAINING)
@@ -157,14 +157,14 @@ LLAMA_FACTORY = rows.Framework(
         {"stage", "finetuning_type", "cutoff_len", "template", "lora_target", "lora_rank", "dataset_dir"}
     ),
     defaults={
-        **trainer.TRAINER_DEFAULTS,
+        **trainer.DEFAULTS,
         Setting.SEQ: 2048,
         Setting.CHECKPOINTING: True,
         Setting.REENTRANT: True,
     },
     finish=_finish,
     writes={
-        **trainer.TRAINER_WRITES,
+        **trainer.WRITES,
         **rows.as_read(_ROWS, "seq lora_dropout attention"),
         **rows.adapter(_write_adapter),
         "checkpointing": lambda recipe: {"disable_gradient_checkpointing": not recipe.checkpointing},
@@ -178,9 +178,7 @@ _DISTRIBUTED = {
         Setting.ENGINE, {"fsdp2": "fsdp2", "deepspeed": "deepspeed", "ddp": "ddp", "none": "torch"}, what="engine"
     ),
     **rows.part_of("the engine", "config_file"),
-    **rows.lacking("expert parallelism", "ep_size", harmless=(1,)),
-    **rows.lacking("tensor parallelism", "tp_size", harmless=(1,)),
-    **rows.lacking("context parallelism", "cp_size", harmless=(1,)),
+    **rows.parallelism(expert="ep_size", tensor="tp_size", context="cp_size"),
 }
 _VERSION_1: Mapping[str, rows.Row] = {
     **rows.ignored_keys("llama-factory-1"),
@@ -203,7 +201,7 @@ _VERSION_1: Mapping[str, rows.Row] = {
         },
         what="batching",
     ),
-    **rows.lacking("context parallelism", "cp_size", harmless=(1,)),
+    **rows.parallelism(context="cp_size"),
     **rows.part_of("context parallelism", "cp_mode"),
     "global_batch_size": rows.count(Setting.TRAIN_BATCH),
     # kernels/interface.py: `auto` chooses kernels on NPUs only

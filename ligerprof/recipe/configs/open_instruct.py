@@ -35,7 +35,7 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.part_of("optimizer", "use_8bit_optimizer fused_optimizer"),
     "use_liger_kernel": rows.turned_on({Setting.LIGER: shared.LIGER_DEFAULTS, Setting.PROVIDER: "liger"}),
     **rows.lacking("another configuration of the model", "config_name additional_model_arguments"),
-    **rows.lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
+    **rows.parallelism(sequence="sequence_parallel_size"),
     **rows.lacking(
         _PREFERENCES,
         "beta dpo_beta loss_type dpo_loss_type gamma_beta_ratio dpo_gamma_beta_ratio dpo_label_smoothing"

@@ -48,6 +48,11 @@ class Row:
     spell: Callable[[Any], Any] = field(default=lambda value: value)
 
 
+def each(names: str, row: Row) -> dict[str, Row]:
+    """The same row for several keys, whose names are separated by spaces."""
+    return dict.fromkeys(names.split(), row)
+
+
 def ignored(reason: Reason) -> Row:
     """A key without effect on memory, whatever its value."""
     return Row(read=lambda _: Ignored(reason=reason))
@@ -88,7 +93,15 @@ def _features(outcome: Outcome, names: str, harmless: tuple[Any, ...]) -> dict[s
         is_harmless = any(type(value) is type(each) and value == each for each in harmless)
         return UNSET if is_harmless or is_off(value) or _is_disabled(value) else outcome
 
-    return dict.fromkeys(names.split(), Row(read=read))
+    return each(names, Row(read=read))
+
+
+def parallelism(**names: str) -> dict[str, Row]:
+    """Rows of keys with degrees of parallelism that recipes do not cover, by its kind: `tensor="tp_size"`."""
+    found = {}
+    for kind, keys in names.items():
+        found |= lacking(f"{kind} parallelism", keys, harmless=(1, "1"))
+    return found
 
 
 def _is_disabled(section_: Any) -> bool:
@@ -218,8 +231,7 @@ def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str 
 
 def part_of(what: str, names: str) -> dict[str, Row]:
     """Rows of keys whose meaning depends on other keys, which `finish` of the framework reads together."""
-    row = Row(read=lambda _: Sets(values={}, words=what))
-    return dict.fromkeys(names.split(), row)
+    return each(names, Row(read=lambda _: Sets(values={}, words=what)))
 
 
 def file_name(framework: str) -> Read:

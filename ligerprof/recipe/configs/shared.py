@@ -34,9 +34,7 @@ LIGER_NAMES: Mapping[str, str] = {
     "cross_entropy": "ce",
     "fused_linear_cross_entropy": "flce",
 }
-_DTYPES = {
-    **{name: name for name in ("float32", "bfloat16", "float16")},
-    **{f"torch.{name}": name for name in ("float32", "bfloat16", "float16")},
+_DTYPES = {f"{prefix}{name}": name for name in ("float32", "bfloat16", "float16") for prefix in ("", "torch.")} | {
     "fp32": "float32",
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -44,10 +42,7 @@ _DTYPES = {
     "auto": "checkpoint",
 }
 _FLASH = (
-    "flash_attention_2",
-    "flash_attention_3",
-    "fa2",
-    "fa3",
+    *("flash_attention_2", "flash_attention_3", "fa2", "fa3"),
     *(f"kernels-community/{name}" for name in ("flash-attn", "flash-attn2", "flash-attn3", "vllm-flash-attn3")),
 )
 DTYPE = rows.words(Setting.WEIGHTS, _DTYPES, what="weights in")
@@ -62,9 +57,7 @@ CHECKPOINTING_KWARGS = rows.section(
         "use_reentrant": rows.switch(Setting.REENTRANT),
         "every_n_layers": rows.count(Setting.CHECKPOINT_EVERY),
         **rows.lacking("checkpoints in main memory without streams (save_on_cpu)", "offload"),
-        **dict.fromkeys(
-            ("preserve_rng_state", "determinism_check", "debug", "early_stop"), rows.ignored(Reason.RANDOM)
-        ),
+        **rows.each("preserve_rng_state determinism_check debug early_stop", rows.ignored(Reason.RANDOM)),
     }
 )
 SYNC_EACH_BATCH = rows.turned_on({Setting.GRAD_SYNC: "every"})
@@ -74,7 +67,7 @@ ACCELERATOR_CONFIG = rows.section(
         "gradient_accumulation_kwargs": rows.section(
             {
                 "sync_each_batch": SYNC_EACH_BATCH,
-                **dict.fromkeys(("adjust_scheduler", "sync_with_dataloader"), rows.ignored(Reason.SCHEDULE)),
+                **rows.each("adjust_scheduler sync_with_dataloader", rows.ignored(Reason.SCHEDULE)),
                 **rows.lacking(
                     "accelerate's own accumulation",
                     "num_steps",
@@ -188,10 +181,6 @@ def _read_policy(value: Any) -> Outcome:
     return Sets(values={}, words="part of FSDP")
 
 
-def _read_version(value: Any) -> Outcome:
-    return Sets(values={}, words=f"version {rows.whole_number(value, 1)} of FSDP")
-
-
 def _is_whole(kind: Any) -> bool:
     """Whether a state dict of this type has whole weights."""
     word = str(kind).strip().upper()
@@ -211,16 +200,15 @@ _STATE_DICT = rows.Row(
 _STATE_DICT_KEYS = ("state_dict_type", "final_state_dict_type")
 _KEYS: Mapping[str, rows.Row] = {
     **rows.ignored_keys("fsdp"),
-    "version": rows.Row(read=_read_version),
+    "version": rows.Row(read=lambda value: Sets(values={}, words=f"version {rows.whole_number(value, 1)} of FSDP")),
     "reshard_after_forward": rows.Row(read=_read_reshard),
-    "offload_params": rows.turned_on({Setting.OFFLOAD: "all"}),
-    "cpu_offload": rows.turned_on({Setting.OFFLOAD: "all"}),
+    **rows.each("offload_params cpu_offload", rows.turned_on({Setting.OFFLOAD: "all"})),
     "activation_checkpointing": rows.turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),
     **rows.part_of(
         "part of FSDP",
         "transformer_layer_cls_to_wrap sharding_strategy limit_all_gathers use_orig_params",
     ),
-    **dict.fromkeys(("backward_prefetch", "backward_prefetch_policy"), rows.Row(read=_read_prefetch)),
+    **rows.each("backward_prefetch backward_prefetch_policy", rows.Row(read=_read_prefetch)),
     **rows.left_out("one layer more that the forward pass gathers in advance", "forward_prefetch"),
     "auto_wrap_policy": rows.Row(read=_read_policy),
     **rows.lacking("FSDP with ignored modules", "ignored_modules"),
@@ -267,8 +255,7 @@ def _set_version_1(reading: Reading, key: str, inner: Mapping[str, Any], legacy:
     words_ = [word for word in legacy.upper().split() if word in _STRATEGIES]
     strategy = _word((*given, *words_, "FULL_SHARD")[0], _STRATEGIES)
     if strategy in _STRATEGIES[2:]:
-        lack = Lacking(what=f"FSDP version 1 with {strategy}", setting=Setting.ENGINE, remedy=FSDP1_REMEDY)
-        reading.note(key, None, lack)
+        reading.lack(key, f"FSDP version 1 with {strategy}", setting=Setting.ENGINE, remedy=FSDP1_REMEDY)
     reading.settings[Setting.RESHARD] = Found(value=strategy != "SHARD_GRAD_OP", key=key, file=reading.file)
     policies = [inner.get(name) for name in ("fsdp_auto_wrap_policy", "auto_wrap_policy")]
     if next((str(each).upper() for each in policies if each is not None), "") == "NO_WRAP":

@@ -148,10 +148,8 @@ _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 _MODELS = {"deepseek_v3-671B": "deepseek-v3"}
 _TRAINING = {
     **rows.ignored_keys("torchtitan", "training"),
-    "local_batch_size": rows.count(Setting.BATCH),
-    "batch_size": rows.count(Setting.BATCH),
-    "seq_len": rows.count(Setting.SEQ),
-    "max_context_length": rows.count(Setting.SEQ),
+    **rows.each("local_batch_size batch_size", rows.count(Setting.BATCH)),
+    **rows.each("seq_len max_context_length", rows.count(Setting.SEQ)),
     # of flame, which is built on torchtitan
     "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM),
     "max_norm": rows.number(Setting.CLIP),
@@ -176,10 +174,9 @@ _PARALLELISM = {
     **rows.ignored_keys("torchtitan", "parallelism"),
     **rows.part_of("data parallelism", "data_parallel_replicate_degree data_parallel_shard_degree"),
     **rows.part_of("part of FSDP", "fsdp_reshard_after_forward enable_fsdp_symm_mem"),
-    **rows.lacking("tensor parallelism", "tensor_parallel_degree", harmless=(1,)),
-    **rows.lacking("pipeline parallelism", "pipeline_parallel_degree", harmless=(1,)),
-    **rows.lacking("context parallelism", "context_parallel_degree", harmless=(1,)),
-    **rows.lacking("expert parallelism", "expert_parallel_degree expert_tensor_parallel_degree", harmless=(1,)),
+    **rows.parallelism(tensor="tensor_parallel_degree", pipeline="pipeline_parallel_degree"),
+    **rows.parallelism(context="context_parallel_degree"),
+    **rows.parallelism(expert="expert_parallel_degree expert_tensor_parallel_degree"),
     **rows.lacking("compiled autograd", "enable_compiled_autograd"),
 }
 _OPTIMIZER = {
@@ -203,12 +200,7 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.ignored_keys("torchtitan"),
     "training": rows.section({**_PARALLELISM, **_TRAINING, **rows.part_of("data parallelism", "data_parallel_degree")}),
     "parallelism": rows.section(_PARALLELISM),
-    "experimental": rows.section(
-        {
-            **_PARALLELISM,
-            **rows.ignored_keys("torchtitan", "experimental"),
-        }
-    ),
+    "experimental": rows.section(_PARALLELISM, ignored="torchtitan.experimental"),
     "activation_checkpoint": rows.section(CHECKPOINTING_ROWS),
     "optimizer": rows.section(_OPTIMIZER),
     "compile": rows.section(

@@ -11,7 +11,7 @@ from ligerprof.recipe.configs.settings import Ignored, Outcome, Reading, Reason,
 
 # configurations that extend TrainingArguments; a file that fits several is read as the plainest
 FAMILY = "transformers"
-TRAINER_SIGNATURE = frozenset({"per_device_train_batch_size", "output_dir"})
+SIGNATURE = frozenset({"per_device_train_batch_size", "output_dir"})
 _ORDERS = {
     "random": LengthOrder.RANDOM,
     "group_by_length": LengthOrder.GROUPED,
@@ -25,7 +25,7 @@ def _read_sampling(value: Any) -> Outcome:
     return Ignored(reason=Reason.DATA) if order is None else Sets(values={Setting.LENGTH_ORDER: order})
 
 
-TRAINER_ROWS: Mapping[str, rows.Row] = {
+ROWS: Mapping[str, rows.Row] = {
     **rows.ignored_keys("transformers"),
     "per_device_train_batch_size": rows.count(Setting.BATCH),
     "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM, auto=True),
@@ -33,10 +33,8 @@ TRAINER_ROWS: Mapping[str, rows.Row] = {
     "optim": shared.OPTIMIZER,
     "bf16": rows.turned_on({Setting.AUTOCAST: "bf16"}),
     "fp16": rows.turned_on({Setting.AUTOCAST: "fp16"}),
-    "gradient_checkpointing": rows.switch(Setting.CHECKPOINTING),
-    "activation_checkpointing": rows.switch(Setting.CHECKPOINTING),
-    "gradient_checkpointing_kwargs": shared.CHECKPOINTING_KWARGS,
-    "activation_checkpointing_kwargs": shared.CHECKPOINTING_KWARGS,
+    **rows.each("gradient_checkpointing activation_checkpointing", rows.switch(Setting.CHECKPOINTING)),
+    **rows.each("gradient_checkpointing_kwargs activation_checkpointing_kwargs", shared.CHECKPOINTING_KWARGS),
     "deepspeed": shared.DEEPSPEED_SECTION,
     "fsdp": shared.FSDP_SWITCH,
     "fsdp_config": rows.section(shared.FSDP_ROWS, read=rows.file_name("fsdp")),
@@ -45,14 +43,10 @@ TRAINER_ROWS: Mapping[str, rows.Row] = {
     # names of older versions
     "per_gpu_train_batch_size": rows.count(Setting.BATCH),
     "adafactor": rows.turned_on({Setting.OPTIMIZER: "adafactor-hf"}),
-    "evaluation_strategy": shared.EVALUATION_STRATEGY,
-    "eval_strategy": shared.EVALUATION_STRATEGY,
+    **rows.each("evaluation_strategy eval_strategy do_eval eval_on_start", shared.EVALUATION_STRATEGY),
     "group_by_length": rows.turned_on({Setting.LENGTH_ORDER: LengthOrder.GROUPED}),
     "train_sampling_strategy": rows.Row(read=_read_sampling),
-    "do_eval": shared.EVALUATION_STRATEGY,
-    "eval_on_start": shared.EVALUATION_STRATEGY,
-    "per_device_eval_batch_size": rows.count(Setting.EVALUATION_BATCH),
-    "per_gpu_eval_batch_size": rows.count(Setting.EVALUATION_BATCH),
+    **rows.each("per_device_eval_batch_size per_gpu_eval_batch_size", rows.count(Setting.EVALUATION_BATCH)),
     **rows.left_out(
         "buckets and options of DDP", "ddp_bucket_cap_mb ddp_static_graph ddp_find_unused_parameters", harmless=(25,)
     ),
@@ -66,7 +60,7 @@ TRAINER_ROWS: Mapping[str, rows.Row] = {
         "use_cpu no_cuda use_mps_device tpu_num_cores use_ipex",
         remedy="Only training on NVIDIA's GPUs is covered.",
     ),
-    **rows.lacking("tensor parallelism", "tp_size", harmless=(1,)),
+    **rows.parallelism(tensor="tp_size"),
     **rows.lacking("a configuration of parallelism", "parallelism_config"),
     **rows.part_of("GaLore's options", "optim_args optim_target_modules"),
     "accelerator_config": shared.ACCELERATOR_CONFIG,
@@ -76,16 +70,13 @@ TRAINER_ROWS: Mapping[str, rows.Row] = {
 _SCRIPT_ROWS: Mapping[str, rows.Row] = {
     **rows.ignored_keys("transformers", "scripts"),
     "model_name_or_path": rows.text(Setting.MODEL),
-    "block_size": rows.count(Setting.SEQ),
-    "max_seq_length": rows.count(Setting.SEQ),
-    # of scripts that descend from Stanford's Alpaca
-    "model_max_length": rows.count(Setting.SEQ),
-    "dtype": shared.DTYPE,
-    "torch_dtype": shared.DTYPE,
+    # the last is in scripts that descend from Stanford's Alpaca
+    **rows.each("block_size max_seq_length model_max_length", rows.count(Setting.SEQ)),
+    **rows.each("dtype torch_dtype", shared.DTYPE),
     "attn_implementation": shared.ATTENTION,
     **rows.lacking("another configuration of the model", "config_name config_overrides"),
 }
-TRAINER_DEFAULTS: Mapping[Setting, Any] = {
+DEFAULTS: Mapping[Setting, Any] = {
     Setting.BATCH: 8,
     Setting.EVALUATION_BATCH: 8,
     Setting.GRAD_ACCUM: 1,
@@ -97,7 +88,7 @@ TRAINER_DEFAULTS: Mapping[Setting, Any] = {
 }
 
 
-def finish_trainer(reading: Reading, values: Mapping[str, Any]) -> None:
+def finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: liger-kernel, FSDP, DeepSpeed in the file, and GaLore."""
     for switch_key in ("use_liger_kernel", "use_liger"):
         if not rows.is_off(values.get(switch_key)):
@@ -131,8 +122,8 @@ def _set_optimizer_arguments(reading: Reading, arguments: str) -> None:
 
 
 # how the Trainer's arguments write a recipe; other frameworks have most of these keys, too
-TRAINER_WRITES: Mapping[str, rows.Spelling] = {
-    **rows.as_read(TRAINER_ROWS, "batch grad_accum checkpointing optimizer"),
+WRITES: Mapping[str, rows.Spelling] = {
+    **rows.as_read(ROWS, "batch grad_accum checkpointing optimizer"),
     "checkpoint_every": shared.write_every,
     "grad_sync": shared.write_grad_sync,
     "precision": lambda recipe: {Precision.AMP: {"bf16": True}, Precision.AMP_FP16: {"fp16": True}}.get(
@@ -154,10 +145,10 @@ TRANSFORMERS = rows.Framework(
     name="transformers",
     title="transformers' TrainingArguments",
     family=FAMILY,
-    rows={**TRAINER_ROWS, **_SCRIPT_ROWS},
-    signature=TRAINER_SIGNATURE | {"block_size", "dataset_config_name", "do_train", "train_file", "tokenizer_name"},
+    rows={**ROWS, **_SCRIPT_ROWS},
+    signature=SIGNATURE | {"block_size", "dataset_config_name", "do_train", "train_file", "tokenizer_name"},
     # from_pretrained of version 5 loads the checkpoint's own dtype
-    defaults={**TRAINER_DEFAULTS, Setting.WEIGHTS: "checkpoint"},
-    finish=finish_trainer,
-    writes=TRAINER_WRITES,
+    defaults={**DEFAULTS, Setting.WEIGHTS: "checkpoint"},
+    finish=finish,
+    writes=WRITES,
 )

@@ -23,18 +23,16 @@ _LENGTH = replace(rows.count(Setting.SEQ), null=_NO_LENGTH)
 
 _INIT_KWARGS = {
     **rows.ignored_keys("trl", "model_init_kwargs"),
-    "dtype": shared.DTYPE,
-    "torch_dtype": shared.DTYPE,
+    **rows.each("dtype torch_dtype", shared.DTYPE),
     "attn_implementation": shared.ATTENTION,
     **rows.lacking("another configuration of the model", "config rope_scaling"),
     **rows.lacking("a quantization configuration", "quantization_config"),
     **rows.lacking("a model split over several GPUs", "device_map max_memory", harmless=("auto",)),
 }
 _COMMON: Mapping[str, rows.Row] = {
-    **trainer.TRAINER_ROWS,
+    **trainer.ROWS,
     **rows.ignored_keys("trl"),
-    "max_length": _LENGTH,
-    "max_seq_length": _LENGTH,
+    **rows.each("max_length max_seq_length", _LENGTH),
     "model_init_kwargs": rows.section(_INIT_KWARGS),
     "activation_offloading": rows.switch(Setting.ACTIVATION_OFFLOAD),
     # TRL 1.16 pads on Neuron only
@@ -42,8 +40,7 @@ _COMMON: Mapping[str, rows.Row] = {
     "accelerate_config": rows.Row(read=rows.file_name("accelerate")),
     # the model's arguments
     "model_name_or_path": rows.text(Setting.MODEL),
-    "dtype": shared.DTYPE,
-    "torch_dtype": shared.DTYPE,
+    **rows.each("dtype torch_dtype", shared.DTYPE),
     "attn_implementation": shared.ATTENTION,
     **rows.part_of("adapter", "use_peft lora_r lora_target_modules"),
     "lora_dropout": shared.LORA_DROPOUT,
@@ -79,7 +76,7 @@ _SFT: Mapping[str, rows.Row] = {
     **rows.part_of("liger-kernel", "use_liger"),
 }
 _DEFAULTS: Mapping[Setting, Any] = {
-    **trainer.TRAINER_DEFAULTS,
+    **trainer.DEFAULTS,
     Setting.SEQ: 1024,
     Setting.CHECKPOINTING: True,
     Setting.AUTOCAST: "bf16",
@@ -91,7 +88,7 @@ _DEFAULTS: Mapping[Setting, Any] = {
 
 
 def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
-    trainer.finish_trainer(reading, values)
+    trainer.finish(reading, values)
     if rows.is_off(values.get("bf16", True)) or not rows.is_off(values.get("fp16")):
         reading.defaults[Setting.AUTOCAST] = "no"
     if rows.is_off(values.get("use_peft")):
@@ -175,12 +172,12 @@ TRL_SFT = rows.Framework(
     title="TRL's SFTConfig",
     family=trainer.FAMILY,
     rows=_SFT,
-    signature=trainer.TRAINER_SIGNATURE
+    signature=trainer.SIGNATURE
     | {"dataset_name", "dataset_text_field", "max_length", "packing", "use_peft", "completion_only_loss"},
     defaults=_DEFAULTS,
     finish=_finish_sft,
     writes={
-        **trainer.TRAINER_WRITES,
+        **trainer.WRITES,
         **rows.as_read(_SFT, "seq activation_offload lora_dropout"),
         **rows.adapter(_write_adapter),
         "precision": lambda recipe: _PRECISIONS.get(recipe.precision),
@@ -204,7 +201,7 @@ def _other(name: str, title: str, method: str, *, of: str = "") -> rows.Framewor
         title=title,
         family=trainer.FAMILY,
         rows={**_COMMON, **rows.part_of(method, " ".join(keys))},
-        signature=trainer.TRAINER_SIGNATURE | set(keys),
+        signature=trainer.SIGNATURE | set(keys),
         defaults=_DEFAULTS,
         finish=finish,
     )
