@@ -104,12 +104,7 @@ def command(  # noqa: PLR0913 - one argument per option
         remarks.append(str(error))
     next_command = _next_command(runnable, advice, edits, copies)
     show(
-        lambda: {
-            **advice.to_json(),
-            "command": next_command,
-            "notes": [*advice.notes, *remarks],
-            **edits_json(edits),
-        },
+        lambda: {**advice.to_json(), "command": next_command, "notes": [*advice.notes, *remarks], **edits_json(edits)},
         lambda: render_advice(advice, next_command, edits, remarks=remarks, show_all=show_all),
         as_json=as_json,
     )

@@ -116,9 +116,7 @@ def _with_config(estimated: "MemoryEstimate") -> "MemoryEstimate":
     if report is None:
         return estimated
     return dataclasses.replace(
-        estimated,
-        assumed=(*estimated.assumed, *report.assumed),
-        left_out=(*estimated.left_out, *report.omissions),
+        estimated, assumed=(*estimated.assumed, *report.assumed), left_out=(*estimated.left_out, *report.omissions)
     )
 
 

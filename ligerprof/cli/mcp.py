@@ -71,11 +71,7 @@ def make_server() -> "Server[Any]":
         return types.CallToolResult(content=content, structured_content=result, is_error=failed)
 
     return Server(
-        "ligerprof",
-        version=__version__,
-        instructions=_INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
+        "ligerprof", version=__version__, instructions=_INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool
     )
 
 

@@ -233,10 +233,7 @@ def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
         f"{typed('loss', options.loss)} and the kernel ce or flce replace the same loss. Choose one.",
     )
     yield from _loss_conflicts(options)
-    yield (
-        nvme is not None and not is_folder(nvme),
-        f"{nvme}: no such folder. {_FLAGS['nvme_path']} names one.",
-    )
+    yield (nvme is not None and not is_folder(nvme), f"{nvme}: no such folder. {_FLAGS['nvme_path']} names one.")
 
 
 def require_positions(options: TrainingOptions) -> None:

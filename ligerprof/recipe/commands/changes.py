@@ -451,11 +451,7 @@ def find_batches(command: TrainingCommand) -> Batches:
         # of another step the program says itself what is wrong
         multiple = generations if batch * accumulation % generations == 0 else 1
     return Batches(
-        key=key,
-        batch=batch,
-        accumulation_key=accumulation_key,
-        accumulation=accumulation,
-        multiple=multiple,
+        key=key, batch=batch, accumulation_key=accumulation_key, accumulation=accumulation, multiple=multiple
     )
 
 

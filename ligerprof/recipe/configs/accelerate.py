@@ -16,8 +16,7 @@ _DEEPSPEED = {
     "gradient_clipping": rows.number(Setting.CLIP, auto=True),
     "deepspeed_config_file": rows.Row(read=rows.file_name("deepspeed")),
     **rows.part_of(
-        "offload",
-        "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path",
+        "offload", "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path"
     ),
     "zero3_save_16bit_model": rows.switch(Setting.SAVE_WHOLE),
 }

@@ -75,10 +75,7 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.part_of("part of FSDP", "fsdp_version"),
     **rows.part_of("accumulation", "batch_size"),
     **rows.part_of("precision", "bf16 bfloat16 fp16 float16 float32"),
-    **rows.part_of(
-        "adapter",
-        "adapter load_in_4bit load_in_8bit lora_r lora_target_linear lora_target_modules",
-    ),
+    **rows.part_of("adapter", "adapter load_in_4bit load_in_8bit lora_r lora_target_linear lora_target_modules"),
     "lora_modules_to_save": shared.modules(Setting.MODULES_TO_SAVE),
     "peft_use_dora": rows.switch(Setting.DORA),
     "lora_dropout": shared.LORA_DROPOUT,
@@ -164,7 +161,7 @@ _ROWS: Mapping[str, rows.Row] = {
     "model_config": rows.section(
         rows.lacking("a changed configuration of the model", "rope_scaling"), ignored="axolotl.model_config"
     ),
-    "peft": rows.section({**rows.lacking("LoftQ", "loftq_config")}),
+    "peft": rows.section(rows.lacking("LoftQ", "loftq_config")),
 }
 
 

@@ -156,12 +156,7 @@ LLAMA_FACTORY = rows.Framework(
     signature=frozenset(
         {"stage", "finetuning_type", "cutoff_len", "template", "lora_target", "lora_rank", "dataset_dir"}
     ),
-    defaults={
-        **trainer.DEFAULTS,
-        Setting.SEQ: 2048,
-        Setting.CHECKPOINTING: True,
-        Setting.REENTRANT: True,
-    },
+    defaults={**trainer.DEFAULTS, Setting.SEQ: 2048, Setting.CHECKPOINTING: True, Setting.REENTRANT: True},
     finish=_finish,
     writes={
         **trainer.WRITES,
@@ -194,11 +189,7 @@ _VERSION_1: Mapping[str, rows.Row] = {
     "dist_config": rows.section(_DISTRIBUTED),
     "batching_strategy": rows.words(
         Setting.PACKING,
-        {
-            "normal": rows.UNSET,
-            "padding_free": Packing.PADDING_FREE,
-            "dynamic_padding_free": Packing.PADDING_FREE,
-        },
+        {"normal": rows.UNSET, "padding_free": Packing.PADDING_FREE, "dynamic_padding_free": Packing.PADDING_FREE},
         what="batching",
     ),
     **rows.parallelism(context="cp_size"),

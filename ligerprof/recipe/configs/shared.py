@@ -204,10 +204,7 @@ _KEYS: Mapping[str, rows.Row] = {
     "reshard_after_forward": rows.Row(read=_read_reshard),
     **rows.each("offload_params cpu_offload", rows.turned_on({Setting.OFFLOAD: "all"})),
     "activation_checkpointing": rows.turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),
-    **rows.part_of(
-        "part of FSDP",
-        "transformer_layer_cls_to_wrap sharding_strategy limit_all_gathers use_orig_params",
-    ),
+    **rows.part_of("part of FSDP", "transformer_layer_cls_to_wrap sharding_strategy limit_all_gathers use_orig_params"),
     **rows.each("backward_prefetch backward_prefetch_policy", rows.Row(read=_read_prefetch)),
     **rows.left_out("one layer more that the forward pass gathers in advance", "forward_prefetch"),
     "auto_wrap_policy": rows.Row(read=_read_policy),

@@ -12,15 +12,7 @@ from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs import rows, shared
-from ligerprof.recipe.configs.settings import (
-    OTHER_TRAINING,
-    ROUTER,
-    KeptOutputs,
-    Lacking,
-    LeftOut,
-    Reading,
-    Setting,
-)
+from ligerprof.recipe.configs.settings import OTHER_TRAINING, ROUTER, KeptOutputs, Lacking, LeftOut, Reading, Setting
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import error_line, printable, short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
@@ -232,12 +224,7 @@ _ROWS: Mapping[str, rows.Row] = {
     "validation": rows.section(rows.left_out(shared.EVALUATION, "enable enabled"), ignored="torchtitan.validation"),
     **rows.part_of(shared.EVALUATION, "validator"),
     # used where model.converters names float8
-    "float8": rows.section(
-        {
-            **rows.lacking("float8 layers", "enable_float8_linear"),
-        },
-        ignored="torchtitan.float8",
-    ),
+    "float8": rows.section(rows.lacking("float8 layers", "enable_float8_linear"), ignored="torchtitan.float8"),
     **rows.lacking("image generation", "encoder", remedy=OTHER_TRAINING),
 }
 
@@ -428,7 +415,7 @@ class _Converter:
 _WRITES: Mapping[str, rows.Spelling] = {
     "precision": lambda recipe: (
         {"training.mixed_precision_param": "bfloat16"} if recipe.precision in (Precision.AMP, Precision.MIXED) else None
-    ),
+    )
 }
 
 

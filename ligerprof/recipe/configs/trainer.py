@@ -12,11 +12,7 @@ from ligerprof.recipe.configs.settings import Ignored, Outcome, Reading, Reason,
 # configurations that extend TrainingArguments; a file that fits several is read as the plainest
 FAMILY = "transformers"
 SIGNATURE = frozenset({"per_device_train_batch_size", "output_dir"})
-_ORDERS = {
-    "random": LengthOrder.RANDOM,
-    "group_by_length": LengthOrder.GROUPED,
-    "sequential": LengthOrder.FILE,
-}
+_ORDERS = {"random": LengthOrder.RANDOM, "group_by_length": LengthOrder.GROUPED, "sequential": LengthOrder.FILE}
 
 
 def _read_sampling(value: Any) -> Outcome:

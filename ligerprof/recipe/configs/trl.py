@@ -207,20 +207,10 @@ def _other(name: str, title: str, method: str, *, of: str = "") -> rows.Framewor
     )
 
 
-TRL_DPO = _other(
-    "trl-dpo",
-    "TRL's DPOConfig",
-    "DPO or another preference method, with pairs of sequences",
-)
-TRL_REWARD = _other(
-    "trl-reward",
-    "TRL's RewardConfig",
-    "reward modeling, with a classification head",
-)
+TRL_DPO = _other("trl-dpo", "TRL's DPOConfig", "DPO or another preference method, with pairs of sequences")
+TRL_REWARD = _other("trl-reward", "TRL's RewardConfig", "reward modeling, with a classification head")
 TRL_RL = _other(
-    "trl-rl",
-    "TRL's configuration of a reinforcement method (GRPO, RLOO, KTO, …)",
-    "reinforcement learning",
+    "trl-rl", "TRL's configuration of a reinforcement method (GRPO, RLOO, KTO, …)", "reinforcement learning"
 )
 # chosen by name alone: their files have the keys of others
 TRL_BY_NAME = tuple(
