@@ -386,12 +386,12 @@ class Batches:
     accumulation_key: str | None
     accumulation: int
     multiple: int = 1
-    smaller: Sequence[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        whole = self.batch * self.accumulation
-        numbers = range(1, whole + 1) if self.accumulation_key is None else _divisors(whole)
-        object.__setattr__(self, "smaller", tuple(numbers))
+    @property
+    def smaller(self) -> tuple[int, ...]:
+        """Those of the same optimizer step; of an accumulation, they divide it."""
+        whole = range(1, self.batch * self.accumulation + 1)
+        return tuple(each for each in whole if self.accumulation_key is None or whole[-1] % each == 0)
 
     def at(self, index: int) -> int:
         """The micro-batch at an index from 0 on."""
@@ -480,6 +480,10 @@ def _is_stated(command: TrainingCommand, change: Change) -> bool:
     return all(command.value(key) == value for key, value in change.keys.items()) and not change.environment
 
 
+def _lever(name: str, cost: str, keys: Mapping[str, Any], package: str | None = None) -> Lever:
+    return Lever(name=name, cost=cost, change=Change(keys=keys), package=package)
+
+
 def _expandable(command: TrainingCommand) -> Iterator[Lever]:
     if "PYTORCH_CUDA_ALLOC_CONF" not in command.environment:
         yield Lever(name="expandable segments", cost="driver calls when segments grow", change=EXPANDABLE)
@@ -493,30 +497,18 @@ def _kernels(command: TrainingCommand) -> Iterator[Lever]:
         keys["plugins"] = [*(command.value("plugins") or ()), *keys["plugins"]]
     is_on = any(_is_on(command, each) for each in ("use_liger_kernel", "enable_liger_kernel"))
     if family in (*_HUGGING_FACE, _AXOLOTL) and not is_on:
-        yield Lever(
-            name="liger-kernel",
-            cost="none: the same computation with different rounding",
-            change=Change(keys=keys),
-            package="liger_kernel",
-        )
+        yield _lever("liger-kernel", "none: the same computation with different rounding", keys, "liger_kernel")
 
 
 def _adapter_dropout(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and _is_on(command, "use_peft"):
-        yield Lever(
-            name="no dropout in adapters",
-            cost="adapters lose this regularization",
-            change=Change(keys={"lora_dropout": 0.0}),
-        )
+        yield _lever("no dropout in adapters", "adapters lose this regularization", {"lora_dropout": 0.0})
 
 
 def _reference(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and _names(command, _WITH_REFERENCE) and not _is_on(command, "sync_ref_model"):
-        yield Lever(
-            name="log-probabilities of the reference model computed first",
-            cost="time: a pass over the data before the first step",
-            change=Change(keys={"precompute_ref_log_probs": True}),
-        )
+        name = "log-probabilities of the reference model computed first"
+        yield _lever(name, "time: a pass over the data before the first step", {"precompute_ref_log_probs": True})
 
 
 def _smaller_batches(command: TrainingCommand) -> Iterator[Lever]:
@@ -525,15 +517,11 @@ def _smaller_batches(command: TrainingCommand) -> Iterator[Lever]:
     except RecipeError:
         return
     halves = (batches.batch >> shift for shift in range(1, batches.batch.bit_length()))
+    kept = batches.accumulation_key is not None
+    cost = "time: smaller operations" if kept else "the optimizer step has fewer sequences"
     for batch in dict.fromkeys(batches.at(batches.index(each)) for each in halves):
-        accumulation = batches.accumulated(batch)
-        kept = batches.accumulation_key is not None
-        more = f" with accumulation over {accumulation}" if kept else ""
-        yield Lever(
-            name=f"micro-batches of {batch}{more}",
-            cost="time: smaller operations" if kept else "the optimizer step has fewer sequences",
-            change=batches.change(batch),
-        )
+        more = f" with accumulation over {batches.accumulated(batch)}" if kept else ""
+        yield Lever(name=f"micro-batches of {batch}{more}", cost=cost, change=batches.change(batch))
 
 
 def _generation(command: TrainingCommand) -> Iterator[Lever]:
@@ -545,14 +533,10 @@ def _generation(command: TrainingCommand) -> Iterator[Lever]:
     size = _number(command, "generation_batch_size", batches.batch * steps)
     unit = batches.batch * generations // gcd(batches.batch, generations)
     smaller = [each for each in range(unit, size, unit) if size % each == 0]
+    by_steps = _stated(command, "steps_per_generation")
     for each in reversed(smaller):
-        by_steps = _stated(command, "steps_per_generation")
         key, value = ("steps_per_generation", each // batches.batch) if by_steps else ("generation_batch_size", each)
-        yield Lever(
-            name=f"{each} completions generated at a time",
-            cost="time: more calls of generate",
-            change=Change(keys={key: value}),
-        )
+        yield _lever(f"{each} completions generated at a time", "time: more calls of generate", {key: value})
 
 
 def _checkpointing(command: TrainingCommand) -> Iterator[Lever]:
@@ -561,20 +545,14 @@ def _checkpointing(command: TrainingCommand) -> Iterator[Lever]:
         stated = command.value(key)
         same = is_off(stated) is is_off(value) if isinstance(value, bool) else stated == value
         if not (family in _CHECKPOINT if stated is None else same):
-            yield Lever(
-                name="activation checkpointing",
-                cost="time: each layer's forward pass runs twice, up to a third more compute",
-                change=Change(keys={key: value}),
-            )
+            cost = "time: each layer's forward pass runs twice, up to a third more compute"
+            yield _lever("activation checkpointing", cost, {key: value})
 
 
 def _offloaded_activations(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and not _names(command, _ONLINE):
-        yield Lever(
-            name="activations in main memory",
-            cost="time: activations cross PCIe in both passes",
-            change=Change(keys={"activation_offloading": True}),
-        )
+        cost = "time: activations cross PCIe in both passes"
+        yield _lever("activations in main memory", cost, {"activation_offloading": True})
 
 
 def _autocast(command: TrainingCommand) -> Iterator[Lever]:
@@ -582,14 +560,12 @@ def _autocast(command: TrainingCommand) -> Iterator[Lever]:
     is_default = _family(command) == _TRL and not _stated(command, "bf16")
     is_on = is_default or any(_is_on(command, key) for key in ("bf16", "fp16"))
     if _family(command) in (*_HUGGING_FACE, _AXOLOTL) and not is_on:
-        yield Lever(name="bf16 autocast", cost="matrix products in 16 bits", change=Change(keys={"bf16": True}))
+        yield _lever("bf16 autocast", "matrix products in 16 bits", {"bf16": True})
 
 
 def _frozen_weights(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and _is_on(command, "use_peft") and not _is_sixteen_bits(command):
-        yield Lever(
-            name="frozen weights in bf16", cost="rounded weights", change=Change(keys={_dtype_key(command): "bfloat16"})
-        )
+        yield _lever("frozen weights in bf16", "rounded weights", {_dtype_key(command): "bfloat16"})
 
 
 def _optimizers(command: TrainingCommand) -> Iterator[Lever]:
@@ -599,26 +575,19 @@ def _optimizers(command: TrainingCommand) -> Iterator[Lever]:
             (Optimizer.PAGED_ADAMW, "paged AdamW", "time: states that do not fit cross PCIe"),
             (Optimizer.ADAMW_8BIT, "8-bit AdamW", "precision of the moments"),
         ):
-            change = Change(keys=_keys(_TRAINER, optimizer=optimizer))
-            yield Lever(name=name, cost=cost, change=change, package=optimizer.row.package)
+            yield _lever(name, cost, _keys(_TRAINER, optimizer=optimizer), optimizer.row.package)
 
 
 def _weights(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and not _is_on(command, "use_peft") and not _is_sixteen_bits(command):
-        yield Lever(
-            name="weights in bf16",
-            cost="weights and their updates are rounded",
-            change=Change(keys={_dtype_key(command): "bfloat16"}),
-        )
+        yield _lever("weights in bf16", "weights and their updates are rounded", {_dtype_key(command): "bfloat16"})
 
 
 def _adapters(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and not _is_on(command, "use_peft"):
-        change = Change(keys=_keys(_TRL, lora=16))
-        yield Lever(name="LoRA of rank 16", cost="what is trained", change=change, package="peft")
+        yield _lever("LoRA of rank 16", "what is trained", _keys(_TRL, lora=16), "peft")
     if _family(command) == _TRL and not any(_is_on(command, key) for key in ("load_in_4bit", "load_in_8bit")):
-        change = Change(keys={"load_in_4bit": True})
-        yield Lever(name="4-bit weights", cost="rounded weights", change=change, package="bitsandbytes")
+        yield _lever("4-bit weights", "rounded weights", {"load_in_4bit": True}, "bitsandbytes")
 
 
 def _shorter(command: TrainingCommand) -> Iterator[Lever]:
@@ -633,27 +602,15 @@ def _shorter(command: TrainingCommand) -> Iterator[Lever]:
         least = 16 if key == "max_completion_length" else _SHORTEST
         for each in (length // 2, length // 4):
             if each >= least:
-                yield Lever(
-                    name=f"{key} of {each}", cost="longer texts are cut or split", change=Change(keys={key: each})
-                )
+                yield _lever(f"{key} of {each}", "longer texts are cut or split", {key: each})
 
 
 # no time and no quality first; then time; then precision; then what is trained, and the data
 _LADDER: Sequence[Callable[[TrainingCommand], Iterator[Lever]]] = (
-    _expandable,
-    _kernels,
-    _reference,
-    _smaller_batches,
-    _generation,
-    _checkpointing,
-    _offloaded_activations,
-    _adapter_dropout,
-    _autocast,
-    _frozen_weights,
-    _optimizers,
-    _weights,
-    _adapters,
-    _shorter,
+    *(_expandable, _kernels, _reference),
+    *(_smaller_batches, _generation, _checkpointing, _offloaded_activations, _adapter_dropout),
+    *(_autocast, _frozen_weights, _optimizers, _weights),
+    *(_adapters, _shorter),
 )
 
 
@@ -700,7 +657,3 @@ def _number(command: TrainingCommand, key: str, default: int) -> int:
     if type(value) is not int or value < 1:
         raise RecipeError(f"{command.name}: {key} is {value!r}, not a number of at least 1. Write a number.")
     return value
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
