@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ligerprof.cli import common_options as common
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import (
-    INPUT,
-    force_option,
-    json_option,
-    markdown_option,
-    size_option,
-    top_option,
-    word_option,
-)
 from ligerprof.cli.output import limit_json, print_markdown, show, write_output
 from ligerprof.cli.own_file import OwnConfig, changed_copy_option, own_file_option
 from ligerprof.errors import DoesNotFitError
@@ -40,13 +32,13 @@ _MANY_GROUPS = 10_000
 @click.command(
     cls=DocumentedCommand, name="explain", short_help="Show what the memory at a snapshot's peak belongs to."
 )
-@click.argument("snapshot", metavar="SNAPSHOT|RUN|FOLDER", type=INPUT)
+@click.argument("snapshot", metavar="SNAPSHOT|RUN|FOLDER", type=common.INPUT)
 @click.option(
     "--device-index", type=click.IntRange(min=0), metavar="N", help="The GPU. Default: the GPU with the highest peak."
 )
-@top_option
-@word_option("--by", View, "What the first table sums the bytes by.", View.ROLE)
-@size_option("--max-peak", "max_peak_bytes", "Exit with 3 if the peak is higher, such as 20GiB.")
+@common.top_option
+@common.word_option("--by", View, "What the first table sums the bytes by.", View.ROLE)
+@common.size_option("--max-peak", "max_peak_bytes", "Exit with 3 if the peak is higher, such as 20GiB.")
 @click.option(
     "--rules",
     "rules_path",
@@ -64,9 +56,9 @@ _MANY_GROUPS = 10_000
 @changed_copy_option("-o", "--output", what="the first suggestion")
 @click.option("--ranks", "all_ranks", is_flag=True, help="Compare the ranks of RUN, a step on several GPUs.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
-@force_option
-@markdown_option
-@json_option
+@common.force_option
+@common.markdown_option
+@common.json_option
 @collector_paused()
 @watched()
 def command(  # noqa: PLR0913 - one argument per option

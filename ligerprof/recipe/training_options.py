@@ -32,15 +32,7 @@ from ligerprof.recipe.categories import (
 from ligerprof.recipe.options import Group, Options, option
 from ligerprof.recipe.routing import UNIFORM, canonical_routing
 from ligerprof.text import short_repr
-from ligerprof.torch_memory.saved_tensors import (
-    EVERYTHING,
-    NAMES,
-    LayerRun,
-    SavePolicy,
-    find_policy,
-    layer_runs,
-    policy_text,
-)
+from ligerprof.torch_memory import saved_tensors
 from ligerprof.units import MIB
 
 _Read = TypeVar("_Read")
@@ -59,8 +51,8 @@ def canonical_policy(value: Any) -> str:
     """
     text = str(value)
     if "*" in text and not is_file(text):
-        return ",".join(f"{run.layers}*{run.name}" for run in _read(text, "", layer_runs))
-    if text.partition("-")[0] in NAMES and not is_file(text):
+        return ",".join(f"{run.layers}*{run.name}" for run in _read(text, "", saved_tensors.layer_runs))
+    if text.partition("-")[0] in saved_tensors.NAMES and not is_file(text):
         _read(text, "")
         return text
     if is_file(text):
@@ -69,16 +61,16 @@ def canonical_policy(value: Any) -> str:
         operators, where = text.split("+"), ""
     if not operators:
         raise RecipeError(f"{where}names no operator. {_HINT}")
-    return policy_text(_read("+".join(operators), where))
+    return saved_tensors.policy_text(_read("+".join(operators), where))
 
 
-def _read(text: str, where: str, read: Callable[[str], _Read] = find_policy) -> _Read:  # type: ignore[assignment]
+def _read(text: str, where: str, read: Callable[[str], _Read] = saved_tensors.find_policy) -> _Read:  # type: ignore[assignment]
     try:
         return read(text)
     except ValueError as error:
         raise RecipeError(
             f"{where}{short_repr(str(error))} is neither a file nor an operator such as aten.mm.default."
-            f" Known policies: {', '.join(NAMES)}."
+            f" Known policies: {', '.join(saved_tensors.NAMES)}."
         ) from None
 
 
@@ -461,18 +453,22 @@ class TrainingOptions(ModelOptions):
     def checkpoints_layer(self, index: int) -> bool:
         """Whether a decoder layer is checkpointed: each N-th from the first, as by transformers' `every_n_layers`."""
         run = self.run_of_layer(index)
-        return self.checkpointing and index % self.checkpoint_every == 0 and (run is None or run.name != EVERYTHING)
+        return (
+            self.checkpointing
+            and index % self.checkpoint_every == 0
+            and (run is None or run.name != saved_tensors.EVERYTHING)
+        )
 
-    def run_of_layer(self, index: int) -> LayerRun | None:
+    def run_of_layer(self, index: int) -> saved_tensors.LayerRun | None:
         """The run of `selective` that a decoder layer belongs to; None without one."""
         end = 0
-        for run in () if self.selective is None else layer_runs(self.selective):
+        for run in () if self.selective is None else saved_tensors.layer_runs(self.selective):
             end += run.layers
             if not run.layers or index < end:
                 return run
         return None
 
-    def policy_of_layer(self, index: int) -> SavePolicy | None:
+    def policy_of_layer(self, index: int) -> saved_tensors.SavePolicy | None:
         """Which outputs a checkpointed layer keeps; None if it keeps none."""
         run = self.run_of_layer(index)
         return None if run is None or run.policy is None or not run.policy.every else run.policy

@@ -13,14 +13,7 @@ from typing import Any
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.recipe.categories import Optimizer
-from ligerprof.recipe.commands.program import (
-    CONFIG_SUFFIXES,
-    FILE_KEYS,
-    OVERRIDE,
-    framework_of,
-    is_known_command,
-    merged,
-)
+from ligerprof.recipe.commands import program
 from ligerprof.recipe.commands.shell import OPTION, Launch, find_launch, scalar, split_variables
 from ligerprof.recipe.configs.documents import parse_document, rewrite, value_at
 from ligerprof.recipe.configs.edits import keys_for
@@ -28,7 +21,7 @@ from ligerprof.recipe.configs.rows import is_off
 
 _FILE = FileKind(error=RecipeError, hint="The command names it.", max_bytes=2**18)
 # arguments that name a file with values
-_FILE_KEYS = frozenset({*FILE_KEYS, "deepspeed", "deepspeed_config"})
+_FILE_KEYS = frozenset({*program.FILE_KEYS, "deepspeed", "deepspeed_config"})
 
 # of accelerate's launcher
 _MESH_OPTION, _CONFIG_OPTION = "parallelism_config_", "config_file"
@@ -118,7 +111,7 @@ class TrainingCommand:
         given, rest = split_variables(words)
         if not rest or rest[0].endswith((".sh", ".bash")) or PurePath(rest[0]).name in ("bash", "sh"):
             raise RecipeError("the arguments of a shell script cannot be changed. Give the command that it runs.")
-        launch = find_launch(rest, given, is_known_command)
+        launch = find_launch(rest, given, program.is_known_command)
         start = 1 if launch is None else len(rest) - len(launch.words)
         return cls(words=tuple(rest), environment=given, start=start, launch=launch)
 
@@ -127,7 +120,7 @@ class TrainingCommand:
         """The program's name without its folder, and the subcommand of a framework's command."""
         if self.launch is None:
             return PurePath(self.words[0]).name
-        subcommand = self.words[self.start : self.start + 1] if is_known_command(self.launch.program) else ()
+        subcommand = self.words[self.start : self.start + 1] if program.is_known_command(self.launch.program) else ()
         return " ".join((self.launch.name, *subcommand))
 
     @cached_property
@@ -136,7 +129,7 @@ class TrainingCommand:
         if self.launch is None:
             return None
         try:
-            found, _ = framework_of(self.launch, self.values, self.name)
+            found, _ = program.framework_of(self.launch, self.values, self.name)
         except LigerprofError:
             return None
         # the keys of others are also those of scripts
@@ -148,8 +141,8 @@ class TrainingCommand:
         values: dict[str, Any] = {}
         for file, (_, content) in self._files.items():
             if not self._is_anothers(file):
-                values = merged(values, content)
-        return merged(values, {key: _value(typed.text) for key, typed in self._typed.items()})
+                values = program.merged(values, content)
+        return program.merged(values, {key: _value(typed.text) for key, typed in self._typed.items()})
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
@@ -271,7 +264,7 @@ class TrainingCommand:
         for place in (*self._launcher_options(_MESH_OPTION), *range(self.start, len(words))):
             word = words[place]
             key, equals, text = word.lstrip("-+").partition("=")
-            if equals and (OPTION.match(word) or OVERRIDE.match(word)):
+            if equals and (OPTION.match(word) or program.OVERRIDE.match(word)):
                 yield key.replace("-", "_"), _Typed(place=place, end=place + 1, text=text)
             elif OPTION.match(word):
                 has_value = place + 1 < len(words) and not OPTION.match(words[place + 1])
@@ -298,7 +291,7 @@ class TrainingCommand:
         for place in (*range(self.start, len(self.words)), *places):
             key, word = named.get(place), self.words[place]
             name = word.partition("=")[2] if key is not None and _is_joined(word) else word
-            if not name.endswith(CONFIG_SUFFIXES) or (key is not None and key not in _FILE_KEYS):
+            if not name.endswith(program.CONFIG_SUFFIXES) or (key is not None and key not in _FILE_KEYS):
                 continue
             path = Path(name)
             try:
@@ -313,7 +306,7 @@ class TrainingCommand:
 
 
 def _is_joined(word: str) -> bool:
-    return "=" in word and bool(OPTION.match(word) or OVERRIDE.match(word))
+    return "=" in word and bool(OPTION.match(word) or program.OVERRIDE.match(word))
 
 
 def _has(values: Mapping[str, Any], key: str) -> bool:

@@ -9,21 +9,11 @@ from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer, Precision, Quantization
+from ligerprof.recipe.configs import settings
 from ligerprof.recipe.configs.deepspeed import filled
 from ligerprof.recipe.configs.report import ConfigReport, report_of
 from ligerprof.recipe.configs.rows import UNUSED
-from ligerprof.recipe.configs.settings import (
-    EMBEDDING_AND_HEAD,
-    PEFT_DEFAULT,
-    Found,
-    Lacking,
-    Packing,
-    Reading,
-    Setting,
-    default_key,
-    defaults_of,
-    refusal,
-)
+from ligerprof.recipe.configs.settings import Found, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.configs.shared import FSDP1_REMEDY
 from ligerprof.recipe.configs.sources import MIXED_PRECISIONS, OWN, PRECISIONS, Documents, read_sources
 from ligerprof.recipe.configs.torchtitan import selective_policy
@@ -149,7 +139,7 @@ def _origin(precision: Precision, is_deepspeed: bool, found: Callable[[Setting],
         return "no file sets it" if computed is None else computed.place
     if loaded.value != "checkpoint":
         return loaded.place
-    if loaded.key == default_key(Setting.WEIGHTS, TRANSFORMERS.name):
+    if loaded.key == settings.default_key(Setting.WEIGHTS, TRANSFORMERS.name):
         earlier = _VERSION_4.get(precision, Precision.FP32)
         return (
             "no file sets it, and transformers 5 loads the checkpoint's; transformers 4 loads float32"
@@ -189,7 +179,7 @@ class Resolver:
         self.assumed: list[str] = []
         self._given = given
         self._options: dict[str, Any] = {}
-        self._settings = defaults_of(readings)
+        self._settings = settings.defaults_of(readings)
         self._is_own, self._is_trl = (
             any(reading.framework == name for reading in readings) for name in (OWN, TRL_SFT.name)
         )
@@ -211,10 +201,10 @@ class Resolver:
             RecipeError: values that do not go together.
         """
         for found in self._lacking:
-            raise refusal(found, found.value)
+            raise settings.refusal(found, found.value)
         for found in self._settings.values():
             if isinstance(found.value, Lacking):
-                raise refusal(found, found.value)
+                raise settings.refusal(found, found.value)
         spec = model_of(self._settings.get(S.MODEL), self._given.get("like"), self._trains, self.assumed)
         engine, batch = self._engine(), self._batch()
         precision = self._precision(engine["engine"], spec)
@@ -274,11 +264,11 @@ class Resolver:
         found = self._settings.get(setting)
         return None if found is None else found.value
 
-    def _refuse(self, what: str, *settings: Setting, remedy: str = "") -> UnsupportedError:
+    def _refuse(self, what: str, *asking: Setting, remedy: str = "") -> UnsupportedError:
         """The error about something that the first of these settings asks for."""
-        for setting in settings:
+        for setting in asking:
             if (found := self._settings.get(setting)) is not None:
-                return refusal(found, Lacking(what=what, setting=setting, remedy=remedy))
+                return settings.refusal(found, Lacking(what=what, setting=setting, remedy=remedy))
         return UnsupportedError(f"{what}: not supported yet.")
 
     def _batch(self) -> dict[str, Any]:
@@ -448,7 +438,7 @@ class Resolver:
         found = self._value(S.MODULES_TO_SAVE)
         if not found or "modules_to_save" in self._given:
             return {}
-        if found == EMBEDDING_AND_HEAD:
+        if found == settings.EMBEDDING_AND_HEAD:
             found = (spec.architecture.embedding, spec.architecture.head)
         names = dict.fromkeys(name.rpartition(".")[2] for name in found)
         if not names.keys() <= set(spec.module_names) - set(spec.architecture.lora_targets):
@@ -457,7 +447,7 @@ class Resolver:
 
     def _targets(self, spec: ModelSpec) -> dict[str, Any]:
         targets, known = self._value(S.LORA_TARGETS), spec.architecture.adaptable
-        if targets == PEFT_DEFAULT:
+        if targets == settings.PEFT_DEFAULT:
             targets = list(spec.architecture.peft_targets)
         elif isinstance(targets, str) and targets != ALL_LINEAR:
             targets = targets.split("+")
@@ -466,7 +456,7 @@ class Resolver:
         names = dict.fromkeys(name.rpartition(".")[2] for name in targets)
         there = [name for name in names if name in known]
         if not there or not names.keys() & set(spec.module_names) <= set(known):
-            raise self._refuse(f"LoRA on {', '.join(targets)[:80] or PEFT_DEFAULT}", S.LORA_TARGETS)
+            raise self._refuse(f"LoRA on {', '.join(targets)[:80] or settings.PEFT_DEFAULT}", S.LORA_TARGETS)
         if len(there) < len(names):
             absent = ", ".join(name for name in names if name not in known)[:80]
             self.assumed.append(f"peft finds no layer of {spec.name} named {printable(absent)}, and skips the name")

@@ -98,7 +98,7 @@ def _features(outcome: Outcome, names: str, harmless: tuple[Any, ...]) -> dict[s
 
 def parallelism(**names: str) -> dict[str, Row]:
     """Rows of keys with degrees of parallelism that recipes do not cover, by its kind: `tensor="tp_size"`."""
-    found = {}
+    found: dict[str, Row] = {}
     for kind, keys in names.items():
         found |= lacking(f"{kind} parallelism", keys, harmless=(1, "1"))
     return found
