@@ -25,12 +25,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.search.changes import Advice
 
 
-@click.command(
-    cls=RecipeCommand,
-    name="advise",
-    short_help="List the cheapest changes that make a recipe fit.",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(cls=RecipeCommand, name="advise", context_settings={"allow_interspersed_args": False})
 @recipe_options
 @simulate_option
 @command_search.command_options

@@ -26,9 +26,7 @@ with the reason.
 """
 
 
-@click.command(
-    cls=DocumentedCommand, name="bench", short_help="Time kernels side by side and check them against fp64.", help=_HELP
-)
+@click.command(cls=DocumentedCommand, name="bench", help=_HELP)
 @click.argument("kernels", nargs=-1, metavar="KERNEL...", shell_complete=common.complete_benched)
 @click.option(
     "--providers",

@@ -1,6 +1,7 @@
 """Options shared by several commands, other than those of a recipe, and what a shell completes; importing is fast."""
 
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,34 +114,21 @@ def _models() -> Iterable[str]:
     return (*short_names(), *ids, *cached_ids())
 
 
-def _gpus() -> Iterable[str]:
-    from ligerprof.gpus import GPUS
-
-    return GPUS
-
-
-def _slots() -> Iterable[str]:
-    from ligerprof.kernels.selection import KERNEL_NAMES
-
-    return KERNEL_NAMES
-
-
 def _kernels() -> Iterable[str]:
     from ligerprof.kernels.registry import load_registry
 
     return dict.fromkeys(kernel.name for kernel in load_registry().kernels)
 
 
-def _benched() -> Iterable[str]:
-    from ligerprof.runs.bench.records import BENCH_KERNELS
-
-    return (*BENCH_KERNELS, "all")
-
-
 def _providers() -> Iterable[str]:
     from ligerprof.kernels.registry import load_registry
 
     return load_registry().providers
+
+
+def _of(module: str, name: str) -> Names:
+    """The names in a mapping or tuple of a module, which is imported when they are asked for."""
+    return lambda: getattr(import_module(f"ligerprof.{module}"), name)  # type: ignore[no-any-return]
 
 
 def _completer(names: Names, separators: str = "", *, alone: Sequence[str] = ()) -> Completer:
@@ -162,10 +150,10 @@ def _completer(names: Names, separators: str = "", *, alone: Sequence[str] = ())
 
 
 complete_models = _completer(_models, ",")
-complete_gpus = _completer(_gpus, ",")
-complete_kernel_sets = _completer(_slots, "+,", alone=("none", "all", "no-flce"))
+complete_gpus = _completer(_of("gpus", "GPUS"), ",")
+complete_kernel_sets = _completer(_of("kernels.selection", "KERNEL_NAMES"), "+,", alone=("none", "all", "no-flce"))
 complete_kernels = _completer(_kernels)
-complete_benched = _completer(_benched)
+complete_benched = _completer(_of("runs.bench.records", "BENCH_KERNELS"), alone=("all",))
 complete_providers = _completer(_providers, ",")
 
 # by the name of an option of a recipe

@@ -48,7 +48,7 @@ def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None
     return None if value is None else or_usage_error(_Growth.parse, value)
 
 
-@click.command(cls=DocumentedCommand, name="diff", short_help="Show what grew and shrank between two peaks.")
+@click.command(cls=DocumentedCommand, name="diff")
 @click.argument("before", metavar="A", type=INPUT)
 @click.argument("after", metavar="B", type=INPUT)
 @click.option(

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from ligerprof.runs.whole_run.replay import WholeRun
 
 
-@click.command(
-    cls=RecipeCommand,
-    name="estimate",
-    short_help="Predict the peak analytically, in milliseconds.",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(cls=RecipeCommand, name="estimate", context_settings={"allow_interspersed_args": False})
 @recipe_options
 @word_option(
     "--by", (View.ROLE, View.LAYER), "Break the peak down by role, or also by part of the model.", default=View.ROLE

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 _MANY_GROUPS = 10_000
 
 
-@click.command(
-    cls=DocumentedCommand, name="explain", short_help="Show what the memory at a snapshot's peak belongs to."
-)
+@click.command(cls=DocumentedCommand, name="explain")
 @click.argument("snapshot", metavar="SNAPSHOT|RUN|FOLDER", type=common.INPUT)
 @click.option(
     "--device-index", type=click.IntRange(min=0), metavar="N", help="The GPU. Default: the GPU with the highest peak."

@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 _MOST_PROCESSES = 4
 
 
-@click.command(
-    cls=RecipeCommand,
-    name="fit",
-    short_help="Find the largest batch and sequence that fit a limit.",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(cls=RecipeCommand, name="fit", context_settings={"allow_interspersed_args": False})
 @recipe_options
 @simulate_option
 @command_search.command_options

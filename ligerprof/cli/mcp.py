@@ -32,7 +32,7 @@ _INSTRUCTIONS = (
 )
 
 
-@click.command(cls=DocumentedCommand, name="mcp", short_help="Serve explain, estimate, fit, advise and diff to agents.")
+@click.command(cls=DocumentedCommand, name="mcp")
 def command() -> None:
     """Serve explain, diff, estimate, fit and advise as tools of the Model Context Protocol, over stdin and stdout.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ligerprof.reports.figures.kinds import Drawn, PlotInput, Sources
 
 
-@click.command(cls=DocumentedCommand, name="plot", short_help="Draw figures from sweeps, runs and recordings.")
+@click.command(cls=DocumentedCommand, name="plot")
 @click.argument("sources", metavar="SWEEP|RUN|FILE…", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @folder_option("Folder for the figures; created if it does not exist.", Path("figures"))
 @click.option(

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 @click.command(
     cls=DocumentedCommand,
     name="run",
-    short_help="Run your own training, and show what its peak memory belongs to.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ligerprof.runs.sweep.runner import SweepPlan, SweepResult, Watcher
 
 
-@click.command(cls=RecipeCommand, name="sweep", short_help="Run a grid of steps; out of memory is a result.")
+@click.command(cls=RecipeCommand, name="sweep")
 @grid_options
 @common.folder_option("The sweep's folder; finished cells in it are not run again.", Path("runs/sweep"))
 @common.word_option(

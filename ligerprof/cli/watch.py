@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LEAST_SECONDS = 0.1
 
 
-@click.command(cls=DocumentedCommand, name="watch", short_help="Show the memory of a running `ligerprof run`.")
+@click.command(cls=DocumentedCommand, name="watch")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--once", is_flag=True, help="Show the newest figures and exit.")
 @click.option(
