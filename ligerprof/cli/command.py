@@ -36,7 +36,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "estimate --config training_args.json --memory-limit 40GiB": "The recipe in a Trainer's arguments.",
     },
     "fit": {
-        "fit --model llama3.2-1b --gpu rtx4090 --no-simulate": "The largest batch and sequence by the analytic estimate.",
+        "fit --model llama3.2-1b --gpu rtx4090 --no-simulate": "The largest batch and sequence by the estimate alone.",
         "fit --model tiny --seq 512 --memory-limit 120MiB": "Each answer checked by simulated steps.",
         "fit --gpu rtx4090 -- trl sft --config sft.yaml": "The largest micro-batch of your own command.",
     },

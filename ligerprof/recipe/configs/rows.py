@@ -62,8 +62,9 @@ def ignored(reason: Reason) -> Row:
 def known_keys(framework: str) -> Mapping[str, Any]:
     """The data file of a framework, which benchmarks/framework_keys.py compares with the framework's own classes.
 
-    `source` is what the keys were read in, `sections` the keys without effect on memory by section and reason, and
-    `methods` the keys of training methods that recipes do not cover. Keys that are `unsorted` are unknown.
+    `source` is what the keys were read in, `sections` the keys without effect on memory by section and reason,
+    `methods` the keys of training methods that recipes do not cover, and `files` what the files hold that the framework
+    ships (axolotl 0.13, LLaMA-Factory 0.9.4, TRL). Keys that are `unsorted` are unknown.
     """
     path = Path(__file__).with_name("keys") / f"{framework}.json"
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
