@@ -78,8 +78,9 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
         print_markdown(estimate_markdown(_with_config(estimated)))
     else:
         time = time_or_reason(recipe)
+        run_json: dict[str, Any] = {} if whole_run is None else {"whole_run": whole_run.to_json()}
         show(
-            lambda: {**_with_config(estimated).to_json(), **time_json(time), **simulated, **_run_json(whole_run)},
+            lambda: {**_with_config(estimated).to_json(), **time_json(time), **simulated, **run_json},
             lambda: render_estimate(longest, _with_config(estimated), column, time),
             as_json=as_json,
         )
@@ -129,10 +130,6 @@ def _print_more(layers: "Table | None", run: "WholeRun | None") -> None:
 
     for part in (*([] if layers is None else [layers]), *map(Text, [] if run is None else run_lines(run))):
         console().print(part)
-
-
-def _run_json(run: "WholeRun | None") -> dict[str, Any]:
-    return {} if run is None else {"whole_run": run.to_json()}
 
 
 def _simulate(recipe: TrainingRecipe) -> "tuple[dict[str, Any], FiguresColumn, bool]":

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ligerprof.analyzers.attribution.rules import UserRule
-    from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
     from ligerprof.analyzers.explain.peak import PeakReport
 
 _MANY_GROUPS = 10_000
@@ -85,6 +84,9 @@ def command(  # noqa: PLR0913 - one argument per option
     listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the
     file is run.
     """
+    from ligerprof.analyzers.explain.analysis import analyze
+    from ligerprof.runs.recording.summary import recorded_weights, simulated_gpu
+
     rules = _rules(rules_path)
     own = OwnConfig(configs, copies, force=force)
     sources = _ranks(snapshot, of_run=all_ranks)
@@ -93,7 +95,6 @@ def command(  # noqa: PLR0913 - one argument per option
             raise click.UsageError("--stacks, --format, --alloc-confs and --by need one rank: give its file.")
         from ligerprof.analyzers.explain.ranks import explain_ranks
         from ligerprof.reports.diff import render_ranks
-        from ligerprof.runs.recording.summary import recorded_weights
 
         if html_path is not None:
             require_absent([html_path], force=force)
@@ -102,7 +103,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if html_path is not None:
             from ligerprof.reports.page.peak import render_ranks_page
 
-            worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
+            worst = analyze(ranks.worst.source, device_index=device_index, rules=rules)
             title = _title(snapshot.name, ranks.worst.source)
             write_output(html_path, render_ranks_page(ranks, worst, source=title), force=force)
         judged = limit_json(max_peak_bytes, ranks.highest.report.peak_bytes)
@@ -116,7 +117,7 @@ def command(  # noqa: PLR0913 - one argument per option
         return
     if html_path is not None:
         require_absent([html_path], force=force)
-    analysis = _analysis(snapshot, device_index=device_index, rules=rules, stacks=stacks, all_settings=all_settings)
+    analysis = analyze(snapshot, device_index=device_index, rules=rules, stacks=stacks, all_settings=all_settings)
     if html_path is not None:
         from ligerprof.reports.page.peak import render_peak_page
 
@@ -126,7 +127,7 @@ def command(  # noqa: PLR0913 - one argument per option
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
         del analysis
-    gpu = _simulated_gpu(snapshot)
+    gpu = simulated_gpu(snapshot)
     if gpu is not None and not as_json:
         click.echo(f"Simulated for {gpu}.")
     if as_markdown and not as_json:
@@ -145,14 +146,10 @@ def command(  # noqa: PLR0913 - one argument per option
 
 
 def _title(name: str, recording: Path) -> str:
-    gpu = _simulated_gpu(recording)
-    return name if gpu is None else f"{name} (simulated for {gpu})"
-
-
-def _simulated_gpu(recording: Path) -> str | None:
     from ligerprof.runs.recording.summary import simulated_gpu
 
-    return simulated_gpu(recording)
+    gpu = simulated_gpu(recording)
+    return name if gpu is None else f"{name} (simulated for {gpu})"
 
 
 def _rules(path: str | None) -> Sequence["UserRule"]:
@@ -161,14 +158,6 @@ def _rules(path: str | None) -> Sequence["UserRule"]:
     from ligerprof.analyzers.attribution.rules import read_rules
 
     return read_rules(path)
-
-
-def _analysis(
-    source: Path, *, device_index: int | None, rules: Sequence["UserRule"], stacks: bool, all_settings: bool = False
-) -> "SnapshotAnalysis":
-    from ligerprof.analyzers.explain.analysis import analyze
-
-    return analyze(source, device_index=device_index, rules=rules, stacks=stacks, all_settings=all_settings)
 
 
 def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:

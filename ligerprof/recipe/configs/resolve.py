@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
@@ -53,21 +52,14 @@ def model_of(found: Found | None, like: str | None, trains: str | None, assumed:
         raise UnknownModelError(f"{found.place}: {error}" if found.file else str(error)) from None
 
 
-_FULL = "packed micro-batches are full"
 # share of a row that its last document leaves free
 _PADDING = 0.01
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedRows:
-    """Values of recipe options, and what they assume in one sentence."""
-
-    options: Mapping[str, Any]
-    assumed: str
-
-
-def packed_rows(kind: Packing, attention: str | None, batch: int, *, slides: bool) -> PackedRows | Lacking:
-    """The options for a way of packing, or what recipes lack for it.
+def packed_rows(
+    kind: Packing, attention: str | None, batch: int, *, slides: bool
+) -> tuple[Mapping[str, Any], str] | Lacking:
+    """The options for a way of packing, and what they assume in one sentence; or what recipes lack for it.
 
     Flash attention takes the sequences of a micro-batch as one row. Other kernels keep its rows apart, and a row
     that is alone is the same as one packed row.
@@ -80,10 +72,8 @@ def packed_rows(kind: Packing, attention: str | None, batch: int, *, slides: boo
     if attention != Attention.FLASH:
         if kind is Packing.PADDED:
             share = f"padded by {_PADDING:.0%}"
-            return PackedRows(
-                options={"packing": False, "padding": _PADDING},
-                assumed=f"packed rows are {share}, and their documents see each other: the file sets no attention",
-            )
+            sentence = f"packed rows are {share}, and their documents see each other: the file sets no attention"
+            return {"packing": False, "padding": _PADDING}, sentence
         if kind is Packing.VARLEN and not slides:
             return Lacking(what="packing with torch's varlen attention (sdpa_varlen)")
         if kind is Packing.MASK or (kind in (Packing.ROWS, Packing.VARLEN) and batch > 1):
@@ -91,7 +81,7 @@ def packed_rows(kind: Packing, attention: str | None, batch: int, *, slides: boo
             return Lacking(what=f"packing{rows} without flash attention")
     # the only sequence of a micro-batch stays one document
     alone = kind is Packing.PADDING_FREE and batch == 1
-    return PackedRows(options={"packing": kind is not Packing.PLAIN and not alone}, assumed=_FULL)
+    return {"packing": kind is not Packing.PLAIN and not alone}, "packed micro-batches are full"
 
 
 _VERSION_4 = {Precision.BF16_AMP: Precision.AMP, Precision.FP16_AMP: Precision.AMP_FP16}
@@ -508,8 +498,9 @@ class Resolver:
         rows = packed_rows(kind, chosen.get("attention"), batch, slides=bool(spec.config.get("sliding_window")))
         if isinstance(rows, Lacking):
             raise self._refuse(rows.what, S.PACKING)
-        self.assumed.append(rows.assumed)
-        return dict(rows.options)
+        options, sentence = rows
+        self.assumed.append(sentence)
+        return dict(options)
 
 
 def load_options(

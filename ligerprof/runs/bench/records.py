@@ -54,19 +54,10 @@ class BenchShape:
 
     def of_a_call(self, *, element_bytes: int, sm_count: int) -> KernelShape:
         """The sizes of one call on activations and weights of one dtype."""
-        return KernelShape(
-            tokens=self.tokens,
-            sequences=self.sequences,
-            hidden=self.hidden,
-            intermediate=self.intermediate,
-            vocab=self.vocab,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            activation_bytes=element_bytes,
-            parameter_bytes=element_bytes,
-            sm_count=sm_count,
-        )
+        sizes = {
+            each.name: getattr(self, each.name) for each in dataclasses.fields(KernelShape) if hasattr(self, each.name)
+        }
+        return KernelShape(**sizes, activation_bytes=element_bytes, parameter_bytes=element_bytes, sm_count=sm_count)
 
 
 # small enough that the device waits for the host
