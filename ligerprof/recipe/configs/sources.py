@@ -230,14 +230,14 @@ _SUPERVISED_KEYS = _words(
 )
 _SUPERVISED_LOSSES = frozenset({"nll", "chunked_nll", "dft"})
 # of the types of data sets in TRL's documentation, the columns of those for other methods, and of embeddings
-_COLUMNS: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"chosen", "rejected"}), _PAIRS),
-    (frozenset({"prompt", "completion", "label"}), _UNPAIRED),
-    (frozenset({"prompt", "completions", "labels"}), _STEPS),
-    (frozenset({"anchor", "positive"}), _EMBEDDING),
-    (frozenset({"query", "pos", "neg"}), _EMBEDDING),
-)
-_SUPERVISED_COLUMNS = (frozenset({"messages"}), frozenset({"text"}), frozenset({"prompt", "completion"}))
+_COLUMNS: Mapping[str, str] = {
+    "chosen rejected": _PAIRS,
+    "prompt completion label": _UNPAIRED,
+    "prompt completions labels": _STEPS,
+    "anchor positive": _EMBEDDING,
+    "query pos neg": _EMBEDDING,
+}
+_SUPERVISED_COLUMNS = ("messages", "text", "prompt completion")
 # next to a text: of classification, and of data sets that only their text is taken from
 _LABELS = frozenset({"label", "labels", "score"})
 
@@ -290,8 +290,8 @@ def _of_data(values: Mapping[str, Any], file: str) -> tuple[str, str | None] | N
     """What the data sets on this machine are for; None for those that several methods train on."""
     found = None
     for key, columns in columns_named_in(values, file):
-        others = [(names, method) for names, method in _COLUMNS if names <= columns]
-        is_text = any(names <= columns for names in _SUPERVISED_COLUMNS)
+        others = [(_words(names), method) for names, method in _COLUMNS.items() if columns >= _words(names)]
+        is_text = any(columns >= _words(names) for names in _SUPERVISED_COLUMNS)
         if others and not columns & {"messages", "text"}:
             names, method = others[0]
             return f"{printable(key)[:60]} has the columns {', '.join(sorted(names))}", method
@@ -315,37 +315,34 @@ def shipped_file(framework: str, name: str) -> Mapping[str, Any] | None:
     return found
 
 
-# a file with all keys of one of the sets at its top level is the framework's
-_KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
-    "verl": (frozenset({"actor_rollout_ref"}), frozenset({"data", "optim", "engine", "trainer"})),
-    "NeMo RL": (frozenset({"policy", "cluster"}),),
-    "NeMo": (frozenset({"exp_manager"}), frozenset({"megatron_cfg"})),
-    "Megatron-LM": (frozenset({"tensor_model_parallel_size", "num_layers"}), frozenset({"tensor-model-parallel-size"})),
+# a file with all keys of one of the texts at its top level is the framework's
+_KEYS: Mapping[str, Sequence[str]] = {
+    "verl": ("actor_rollout_ref", "data optim engine trainer"),
+    "NeMo RL": ("policy cluster",),
+    "NeMo": ("exp_manager", "megatron_cfg"),
+    "Megatron-LM": ("tensor_model_parallel_size num_layers", "tensor-model-parallel-size"),
     "ms-swift": (
-        *(frozenset({key, "torch_dtype"}) for key in ("train_type", "sft_type")),
-        *(frozenset({key}) for key in ("tuner_type", "rlhf_type", "tuner_backend", "template_type")),
-        frozenset({"sft_type", "model_type"}),
+        *("train_type torch_dtype", "sft_type torch_dtype", "sft_type model_type"),
+        *("tuner_type", "rlhf_type", "tuner_backend", "template_type"),
     ),
-    "nanotron": (frozenset({"parallelism", "tokens", "checkpoints"}),),
-    "LitGPT": (frozenset({"checkpoint_dir", "out_dir", "train"}),),
-    "PyTorch Lightning": (frozenset({"trainer", "fit"}), frozenset({"trainer", "model", "seed_everything"})),
-    "OpenRLHF": (frozenset({"pretrain", "micro_train_batch_size"}),),
-    "LLaVA": (frozenset({"vision_tower"}), frozenset({"mm_projector_type"})),
-    "InternVL": (frozenset({"freeze_llm", "freeze_backbone"}),),
-    "Qwen-VL": (frozenset({"tune_mm_vision"}), frozenset({"tune_mm_llm"})),
+    "nanotron": ("parallelism tokens checkpoints",),
+    "LitGPT": ("checkpoint_dir out_dir train",),
+    "PyTorch Lightning": ("trainer fit", "trainer model seed_everything"),
+    "OpenRLHF": ("pretrain micro_train_batch_size",),
+    "LLaVA": ("vision_tower", "mm_projector_type"),
+    "InternVL": ("freeze_llm freeze_backbone",),
+    "Qwen-VL": ("tune_mm_vision", "tune_mm_llm"),
     # its keys may have hyphens or underscores
-    "GPT-NeoX": (
-        *(frozenset({f"pipe{mark}parallel{mark}size"}) for mark in "-_"),
-        *(frozenset({f"num{mark}layers", f"pos{mark}emb"}) for mark in "-_"),
-        *(frozenset({f"train{mark}data{mark}paths"}) for mark in "-_"),
-        *(frozenset({f"data{mark}path", f"vocab{mark}file"}) for mark in "-_"),
+    "GPT-NeoX": tuple(
+        keys.replace("-", mark)
+        for keys in ("pipe-parallel-size", "num-layers pos-emb", "train-data-paths", "data-path vocab-file")
+        for mark in "-_"
     ),
     "LLM Foundry": (
-        frozenset({"max_duration", "train_loader"}),
-        frozenset({"max_duration", "device_train_microbatch_size"}),
-        frozenset({"icl_tasks", "device_eval_batch_size"}),
+        *("max_duration train_loader", "max_duration device_train_microbatch_size"),
+        "icl_tasks device_eval_batch_size",
     ),
-    "EasyR1": (frozenset({"worker", "algorithm"}), frozenset({"worker", "trainer", "data"})),
+    "EasyR1": ("worker algorithm", "worker trainer data"),
 }
 
 
@@ -358,20 +355,15 @@ def foreign_framework(values: Mapping[str, Any]) -> str | None:
     model = values.get("model")
     if isinstance(model, Mapping) and "partial_pretrain" in model:
         return "verl"
-    return next((name for name, kinds in _KEYS.items() if any(keys <= values.keys() for keys in kinds)), None)
+    return next((name for name, kinds in _KEYS.items() if any(values.keys() >= _words(keys) for keys in kinds)), None)
 
 
 # ligerprof's own files: the recipe.json and result.json of a run, and any JSON that a command printed
 OWN = "ligerprof"
 # what each precision is made of: the dtype of the loaded weights, and autocast's
+_AUTOCASTS = {None: "no", "bfloat16": "bf16", "float16": "fp16"}
 PRECISIONS: Mapping[tuple[str, str], str] = {
-    ("float32", "no"): "fp32",
-    ("float32", "bf16"): "amp",
-    ("float32", "fp16"): "amp-fp16",
-    ("bfloat16", "no"): "bf16",
-    ("float16", "no"): "fp16",
-    ("bfloat16", "bf16"): "bf16-amp",
-    ("float16", "fp16"): "fp16-amp",
+    (each.weight_dtype, _AUTOCASTS[each.autocast]): each.value for each in Precision if not each.is_mixed
 }
 # under DeepSpeed, which keeps fp32 master copies of its own
 MIXED_PRECISIONS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed-fp16"}
