@@ -306,16 +306,14 @@ def make_judge(
         if candidate.lengths is not None:
             return _simulated_run(candidate, progress)
         elsewhere = None if simulators is None else simulators.simulate(candidate)
-        return elsewhere or _simulated_step(candidate)
+        if elsewhere is not None:
+            return elsewhere
+        from ligerprof.runs.simulated import simulate_step
+
+        return reserved(simulate_step(candidate, record=False))
 
     expect = simulators.expect if simulators is not None and simulators.count else None
     return Judge(find_limit(_recipe(recipe)), simulated, expect) if simulate else Judge(find_limit(_recipe(recipe)))
-
-
-def _simulated_step(recipe: TrainingRecipe) -> Reserved:
-    from ligerprof.runs.simulated import simulate_step
-
-    return reserved(simulate_step(recipe, record=False))
 
 
 def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:

@@ -44,10 +44,6 @@ class _Growth(NamedTuple):
         return before_bytes + int(self.size_bytes if self.percent is None else before_bytes * self.percent / 100)
 
 
-def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None) -> _Growth | None:
-    return None if value is None else or_usage_error(_Growth.parse, value)
-
-
 @click.command(cls=DocumentedCommand, name="diff")
 @click.argument("before", metavar="A", type=INPUT)
 @click.argument("after", metavar="B", type=INPUT)
@@ -59,7 +55,7 @@ def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None
 )
 @click.option(
     "--max-growth",
-    callback=_read_growth,
+    callback=lambda _ctx, _param, text: None if text is None else or_usage_error(_Growth.parse, text),
     metavar="PERCENT|SIZE",
     help="Exit with 3 if the peak grew by more, such as 2% or 100MiB.",
 )

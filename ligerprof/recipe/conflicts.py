@@ -292,7 +292,8 @@ def require_supported(options: TrainingOptions, *, command: str, simulated: bool
         UnsupportedError: names the first such option.
     """
     require_gathered_head(options, command=command)
-    if simulated and (what := _not_simulated(options)) is not None:
+    if simulated and options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:
+        what = f"{typed('offload', options.offload)} with {_DEEPSPEED}"
         raise UnsupportedError(f"{command}: the simulator does not cover {what}. Use `ligerprof estimate`, or a GPU.")
     if simulated and options.gpu_spec.vendor is not Vendor.NVIDIA:
         raise UnsupportedError(
@@ -317,13 +318,6 @@ def require_gathered_head(options: TrainingOptions, *, command: str) -> None:
             f"{command}: {loss} reads the head's weight, which {typed('wrap', options.wrap)} leaves sharded beside"
             f" adapters. Use {typed('wrap', Wrap.LAYERS)}, or ligerprof's flce."
         )
-
-
-def _not_simulated(options: TrainingOptions) -> str | None:
-    """What the simulator does not cover; None if it covers the options."""
-    if options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:
-        return f"{typed('offload', options.offload)} with {_DEEPSPEED}"
-    return None
 
 
 def require_packages(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:

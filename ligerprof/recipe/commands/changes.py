@@ -204,8 +204,8 @@ class TrainingCommand:
                 added += self._argument(f"--{key}", value, joined=False)
         files = {}
         for file, values in edited.items():
-            place, text = self._files[file][0], self._texts[file]
-            files[copies[file]] = rewrite(text, file, values)
+            place = self._files[file][0]
+            files[copies[file]] = rewrite(read_text(file, _FILE), file, values)
             word = self.words[place]
             words[place] = (f"{word.partition('=')[0]}={copies[file]}" if _is_joined(word) else str(copies[file]),)
         kept_words = [words.get(place, (word,)) for place, word in enumerate(self.words)]
@@ -276,10 +276,6 @@ class TrainingCommand:
         is_accelerates = self.launch is not None and self.launch.uses_accelerate
         starts = (f"--{name}", f"--{name.replace('_', '-')}")
         return [place for place in range(self.start) if is_accelerates and self.words[place].startswith(starts)]
-
-    @cached_property
-    def _texts(self) -> Mapping[Path, str]:
-        return {file: read_text(file, _FILE) for file in self._files}
 
     @cached_property
     def _files(self) -> Mapping[Path, tuple[int, Mapping[str, Any]]]:

@@ -44,13 +44,9 @@ def _parsed(content: str, path: Path) -> Any:
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return parse_toml(content, str(path), _FILE)
-    if suffix == ".json" or (content.lstrip()[:1] == "{" and not _is_yaml(suffix)):
+    if suffix == ".json" or (content.lstrip()[:1] == "{" and suffix not in (".yaml", ".yml")):
         return parse_json(content, str(path), _FILE)
     return _parse_yaml(content, path)
-
-
-def _is_yaml(suffix: str) -> bool:
-    return suffix in (".yaml", ".yml")
 
 
 class _Copier:
@@ -137,7 +133,8 @@ def rewrite(content: str, path: Path, edited: Mapping[str, Any]) -> str:
     for key, value in edited.items():
         section, _, name = key.rpartition(".")
         if path.suffix.lower() == ".toml":
-            _replace_in_toml(lines, section, name, _toml_text(value))
+            # numbers, switches and texts are written as in JSON
+            _replace_in_toml(lines, section, name, json.dumps(value, ensure_ascii=False))
         elif section and isinstance(values.get(section), Mapping) and _is_block(lines, section):
             _replace_in_section(lines, section, name, yaml_text(value))
         elif section:
@@ -271,9 +268,4 @@ def yaml_text(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) and value.lower() not in _YAML_WORDS:
         return value
     # JSON is YAML, too
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _toml_text(value: Any) -> str:
-    # numbers, switches and texts are written alike
     return json.dumps(value, ensure_ascii=False)

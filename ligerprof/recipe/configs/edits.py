@@ -22,7 +22,6 @@ from ligerprof.recipe.configs.torchtitan import SECTION as CHECKPOINTING
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.deepspeed import zero_settings
-from ligerprof.recipe.options import Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 
 _FILE = FileKind(error=RecipeError, hint="--config names the file to edit.", max_bytes=2**18)
@@ -210,7 +209,8 @@ def edit_file(
         spelling = spellings.get(name)
         keys = sharding.keys if name in sharding.options else spelling(after) if spelling is not None else None
         if keys is None or (names_json and any(key.startswith(_SECTION) for key in keys)):
-            missing[name] = _typed(RECIPE_OPTIONS[name], getattr(after, name))
+            declared, value = RECIPE_OPTIONS[name], getattr(after, name)
+            missing[name] = f"no {declared.flag}" if value is None else " ".join(declared.typed(value))
             continue
         for key, value in keys.items():
             old = value_at(values, key)
@@ -232,10 +232,6 @@ def _changed(before: TrainingRecipe, after: TrainingRecipe) -> list[str]:
     """The options that differ; the provider of kernels goes with their switch."""
     names = [name for name in RECIPE_OPTIONS if getattr(before, name) != getattr(after, name)]
     return [name for name in names if name != "provider"]
-
-
-def _typed(declared: Option, value: Any) -> str:
-    return " ".join(declared.typed(value)) if value is not None else f"no {declared.flag}"
 
 
 def _differences(old: Any, new: Any) -> Any:
@@ -514,7 +510,8 @@ class OwnFiles:
         return WrittenPlan(recipe=recipe, edits=tuple(replace(edit, missing=missing) for edit in edits))
 
     def _read_back(self, plan: TrainingRecipe, edits: Sequence[FileEdit]) -> TrainingRecipe:
-        kept = {name: value for name, value in self.given.items() if self._is_same(plan, name)}
+        changed = {name for name in self.given if getattr(plan, name) != getattr(self.recipe, name)}
+        kept = {name: value for name, value in self.given.items() if name not in changed}
         options, _ = load_options(self.sources, kept, {edit.file: edit.values for edit in edits})
         said = TrainingRecipe(**options)
         return said if said.kernels else replace(said, provider=plan.provider)
@@ -529,6 +526,3 @@ class OwnFiles:
         name = Path(self.files[0][0]).name.rpartition(":")[2]
         having = f"{name} has" if len(self.files) == 1 else "the files have"
         return f"{having} no key for {', '.join(options)}"
-
-    def _is_same(self, plan: TrainingRecipe, name: str) -> bool:
-        return bool(getattr(plan, name) == getattr(self.recipe, name))

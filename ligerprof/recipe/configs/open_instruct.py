@@ -10,10 +10,6 @@ _PREFERENCES = "DPO or another preference method, with pairs of sequences"
 _TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def _read_flash(value: Any) -> Outcome:
-    return Sets(values={Setting.ATTENTION: "flash" if rows.truth(value) else "eager"})
-
-
 def _read_clip(value: Any) -> Outcome:
     """Negative numbers switch clipping off."""
     if str(value).strip().startswith("-"):
@@ -30,7 +26,9 @@ _ROWS: Mapping[str, rows.Row] = {
     "gradient_checkpointing": rows.switch(Setting.CHECKPOINTING),
     "clip_grad_norm": rows.Row(read=_read_clip),
     "packing": rows.turned_on({Setting.PACKING: Packing.PADDING_FREE}),
-    "use_flash_attn": rows.Row(read=_read_flash),
+    "use_flash_attn": rows.Row(
+        read=lambda value: Sets(values={Setting.ATTENTION: "flash" if rows.truth(value) else "eager"})
+    ),
     **rows.part_of("adapter", "use_lora use_qlora lora_rank"),
     **rows.part_of("optimizer", "use_8bit_optimizer fused_optimizer"),
     "use_liger_kernel": rows.turned_on({Setting.LIGER: shared.LIGER_DEFAULTS, Setting.PROVIDER: "liger"}),

@@ -332,12 +332,10 @@ class Resolver:
         lacks = {"QLoRA": (S.BITS, "qlora"), "LoRA": (S.RANK, "lora")}
         for name, (setting, option) in lacks.items():
             if self._value(setting) is not None and not takes(Engine(engine), option):
-                raise self._refuse(f"{name} under {_TITLES[engine]}", setting, remedy=self._remedy(engine))
+                remedy = FSDP1_REMEDY if engine == "fsdp1" else ""
+                raise self._refuse(f"{name} under {_TITLES[engine]}", setting, remedy=remedy)
         if engine == "fsdp1" and self._value(S.OFFLOAD) not in (None, Offload.NONE):
             raise self._refuse(f"offload to main memory under {_TITLES[engine]}", S.OFFLOAD, remedy=FSDP1_REMEDY)
-
-    def _remedy(self, engine: str) -> str:
-        return FSDP1_REMEDY if engine == "fsdp1" else ""
 
     def _gathers_under_deepspeed(self) -> bool | None:
         """Whether saving gathers the model: off by default; adapters are gathered in any case (Trainer.save_model)."""

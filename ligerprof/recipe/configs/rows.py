@@ -467,10 +467,6 @@ class Framework:
             leave_out_adapters(reading, values)
         return reading
 
-    def unknown_keys(self, values: Mapping[str, Any]) -> list[str]:
-        """The file's keys that the table lacks, at the top level only."""
-        return [key for key in values if key not in self.rows]
-
     def knows_most(self, values: Mapping[str, Any]) -> bool:
         """Whether the table has at least half of the file's keys, those of its sections included."""
         known, unknown = _counts(self.rows, values)

@@ -262,10 +262,6 @@ def _set_version_1(reading: Reading, key: str, inner: Mapping[str, Any], legacy:
         reading.settings[Setting.BACKWARD_PREFETCH] = Found(value="none", key=key, file=reading.file)
 
 
-def _finish_fsdp(reading: Reading, values: Mapping[str, Any]) -> None:
-    set_fsdp(reading, next(iter(values)), values, version=2)
-
-
 # the file that `fsdp_config` of TrainingArguments names
 FSDP = rows.Framework(
     name="fsdp",
@@ -276,5 +272,5 @@ FSDP = rows.Framework(
         | {"reshard_after_forward", "fsdp_reshard_after_forward", "backward_prefetch", "cpu_ram_efficient_loading"}
     ),
     is_complete=False,
-    finish=_finish_fsdp,
+    finish=lambda reading, values: set_fsdp(reading, next(iter(values)), values, version=2),
 )

@@ -593,7 +593,7 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
     """
 
     def misfit(framework: Framework) -> tuple[int, int]:
-        return len(framework.unknown_keys(values)), -len(framework.signature & values.keys())
+        return len(values.keys() - framework.rows.keys()), -len(framework.signature & values.keys())
 
     if (foreign := foreign_framework(values)) is not None:
         raise RecipeError(
