@@ -103,11 +103,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def command_words(name: str, given: Mapping[str, Any]) -> list[str]:
-    """The words after `ligerprof` that a call means.
-
-    Raises:
-        RecipeError: the tool is not known, an argument is missing, or the options are not an object.
-    """
+    """The words after `ligerprof` that a call means; raises RecipeError for an unknown tool or wrong arguments."""
     if name not in TOOLS:
         raise RecipeError(f"{short_repr(name)} is no tool. The tools are {', '.join(TOOLS)}.")
     options = given.get("options") or {}

@@ -232,20 +232,12 @@ def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> I
 
 
 def about_left(done: int, left: int, seconds: float) -> str:
-    """Such as `about 8 s left: `, from the mean so far; nothing before the first is done, and after the last.
-
-    Args:
-        seconds: taken by those that are done.
-    """
+    """Such as `about 8 s left: `, from the `seconds` of those done; nothing before the first and after the last."""
     return f"about {seconds / done * left:.0f} s left: " if done and left else ""
 
 
 def time_left(done: int, total: int | None, seconds: float) -> str:
-    """Such as `3 of 12 done, 20 s left: `; without a total only the number of stages that are done.
-
-    Args:
-        seconds: taken by the stages that are done.
-    """
+    """Such as `3 of 12 done, 20 s left: `, from the `seconds` of those done; without a total their number alone."""
     if total is None:
         return f"{done} done, now " if done else ""
     left = f", {seconds / done * (total - done):.0f} s left" if done else ""

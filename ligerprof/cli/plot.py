@@ -80,11 +80,7 @@ def _report_failed(sources: "Sources") -> None:
 def _draw_all(
     kinds: Sequence[str], given: "PlotInput", *, required: bool
 ) -> "tuple[list[tuple[str, Drawn]], list[dict[str, str]]]":
-    """All figures, and the kinds that the sources do not allow.
-
-    Raises:
-        NothingToDrawError: a `required` kind cannot be drawn, or no kind can.
-    """
+    """All figures, and the kinds that sources do not allow; raises NothingToDrawError for a `required` or no figure."""
     from ligerprof.reports.figures.kinds import NothingToDrawError, draw
 
     drawn: list[tuple[str, Drawn]] = []

@@ -96,11 +96,7 @@ def watching(plan: "SweepPlan") -> "Iterator[Watcher]":
 
 
 def print_result(result: "SweepResult", *, as_json: bool) -> None:
-    """Print the cells and the borders.
-
-    Raises:
-        LigerprofError: cells failed for another reason than memory; raised after printing.
-    """
+    """Print the cells and the borders, then raise LigerprofError if cells failed for another reason than memory."""
     from ligerprof.reports.sweep import render_sweep
     from ligerprof.runs.sweep.cells import CellStatus
 

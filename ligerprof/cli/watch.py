@@ -62,11 +62,7 @@ def command(run: Path, once: bool, interval: float, folder: Path | None, as_json
 
 
 def _looks(run: Path, interval: float, *, once: bool) -> Iterator[Mapping[str, "Live"]]:
-    """The processes each time that any has new figures, until all have ended.
-
-    Raises:
-        RunDirectoryError: the folder is missing, or a process ended without a word.
-    """
+    """The processes when one has new figures, until all end; raises RunDirectoryError if one ends without a word."""
     if not run.is_dir():
         raise RunDirectoryError(f"{run}: no such folder. Give that of a running `ligerprof run`, such as runs/001.")
     shown: Any = None

@@ -66,11 +66,7 @@ def read_deepspeed_config(source: str | Config) -> Config:
 
 
 def deepspeed_config(recipe: TrainingOptions) -> dict[str, Any]:
-    """DeepSpeed's configuration of a recipe: ours, with the user's laid over it.
-
-    Raises:
-        RecipeError: the user's fixes what the recipe decides otherwise.
-    """
+    """DeepSpeed's configuration of a recipe with the user's laid over it; raises RecipeError where they disagree."""
     ours, theirs = _own_config(recipe), read_deepspeed_config(recipe.deepspeed_config or {})
     _require_kinds(ours, theirs)
     _require_agreement(dict(leaves(ours)), theirs)

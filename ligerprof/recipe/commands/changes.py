@@ -412,11 +412,7 @@ class Batches:
 
 
 def find_batches(command: TrainingCommand) -> Batches:
-    """The micro-batches of a command.
-
-    Raises:
-        RecipeError: the command has no key for them, or its value is not a number.
-    """
+    """The micro-batches of a command; raises RecipeError without a key for them, or if its value is not a number."""
     family = _family(command)
     stated = (key for key in BATCH_KEYS if _stated(command, key))
     known = _keys(family, batch=1) if family in (*_HUGGING_FACE, _AXOLOTL) else {}

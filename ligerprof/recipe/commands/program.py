@@ -431,11 +431,7 @@ class TrainingProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class _Given:
-    """What a program is given: typed arguments, and those of a file.
-
-    Attributes:
-        unset: arguments that are nothing but variables that are not set.
-    """
+    """What a program is given: arguments typed and of a file, and `unset` ones, nothing but variables without value."""
 
     typed: _Values
     values: _Values

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ligerprof.recipe.configs import rows, settings, shared
+from ligerprof.recipe.configs import rows, shared
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
-from ligerprof.recipe.configs.settings import Lacking, Outcome, Packing, Reading, Sets, Setting
+from ligerprof.recipe.configs.settings import OTHER_METHOD, OTHER_TRAINING, Lacking, Packing, Reading, Sets, Setting
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, FUSED_ATTENTION, MM
 
@@ -21,10 +21,7 @@ _LORA_KERNEL_KEYS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lor
 _SELECTIVE = {"attention": "+".join(FUSED_ATTENTION), "aten::mm": MM, "aten::addmm": ADDMM, "aten::bmm": BMM}
 
 
-def _experts(value: Any) -> Outcome:
-    return Sets(values={Setting.EXPERTS: "eager"}) if value == "eager" else _OTHER_EXPERTS.read(value)
-
-
+_IN_TURN = Sets(values={Setting.EXPERTS: "eager"})
 # the old names of activation_offloading
 _OFFLOAD = Sets(values={Setting.CHECKPOINTING: True, Setting.ACTIVATION_OFFLOAD: True})
 _ON_DISK = Lacking(what="checkpoints on a disk", setting=Setting.CHECKPOINTING)
@@ -94,24 +91,20 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.lacking("kernels from the hub", "use_kernels"),
     **rows.lacking("kernels of experts", "use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels"),
     **rows.lacking("kernels of experts", "expert_backend", harmless=("eager",)),
-    "experts_implementation": rows.Row(read=_experts),
+    "experts_implementation": rows.Row(read=lambda value: _IN_TURN if value == "eager" else _OTHER_EXPERTS.read(value)),
     **rows.lacking("quantized experts", "quantize_moe_experts llama4_linearized_experts"),
     **rows.lacking("a chunked loss", "chunked_cross_entropy", setting=Setting.LOSS),
-    **rows.lacking(
-        "another loss", "use_eaft kd_trainer diffusion liger_use_token_scaling", remedy=settings.OTHER_TRAINING
-    ),
+    **rows.lacking("another loss", "use_eaft kd_trainer diffusion liger_use_token_scaling", remedy=OTHER_TRAINING),
     **rows.lacking("tiled MLP layers", "tiled_mlp"),
     **rows.lacking("layers in host memory", "layer_offloading"),
     **rows.part_of("selective checkpointing", "selective_checkpointing"),
-    **rows.lacking(
-        "training of chosen parameters", "unfrozen_parameters lisa_n_layers", remedy=settings.OTHER_TRAINING
-    ),
+    **rows.lacking("training of chosen parameters", "unfrozen_parameters lisa_n_layers", remedy=OTHER_TRAINING),
     **rows.lacking("LoRA on parameters of experts", "lora_target_parameters"),
     **rows.lacking("layers chosen for LoRA", "peft_layers_to_transform peft_layers_pattern peft_layer_replication"),
     **rows.lacking("ranks per layer", "lora_rank_pattern"),
-    **rows.lacking("trained tokens of the embedding", "peft_trainable_token_indices", remedy=settings.OTHER_TRAINING),
+    **rows.lacking("trained tokens of the embedding", "peft_trainable_token_indices", remedy=OTHER_TRAINING),
     **rows.part_of("adapter", "peft_autocast_adapter_dtype"),
-    **rows.lacking("ReLoRA", "relora", remedy=settings.OTHER_TRAINING),
+    **rows.lacking("ReLoRA", "relora", remedy=OTHER_TRAINING),
     **rows.lacking("MoRA", "mora"),
     **rows.lacking("adapters in main memory", "lora_on_cpu"),
     **rows.lacking("quantization-aware training", "qat use_onebitllms"),
@@ -133,12 +126,12 @@ _ROWS: Mapping[str, rows.Row] = {
     ),
     **rows.lacking("norms in fp32", "fp32_norms"),
     **rows.lacking("fp8 training", "fp8"),
-    **rows.lacking("reinforcement learning and preference methods", "rl", remedy=settings.OTHER_METHOD),
+    **rows.lacking("reinforcement learning and preference methods", "rl", remedy=OTHER_METHOD),
     **rows.lacking(
-        "reward models", "reward_model process_reward_model center_rewards_coefficient", remedy=settings.OTHER_METHOD
+        "reward models", "reward_model process_reward_model center_rewards_coefficient", remedy=OTHER_METHOD
     ),
-    **rows.lacking("sequence classification", "num_labels", remedy=settings.OTHER_METHOD),
-    **rows.lacking("images and audio in the batches", "processor_type image_size", remedy=settings.OTHER_METHOD),
+    **rows.lacking("sequence classification", "num_labels", remedy=OTHER_METHOD),
+    **rows.lacking("images and audio in the batches", "processor_type image_size", remedy=OTHER_METHOD),
     **rows.lacking("NEFTune's noise on embeddings", "neftune_noise_alpha noisy_embedding_alpha"),
     **rows.lacking("Grokfast's averaged gradients", "grokfast_alpha"),
     **rows.lacking("a search for the batch size", "auto_find_batch_size"),
@@ -257,7 +250,7 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
         _note_wide_layers(reading, values)
         return
     if adapter not in ("lora", "qlora"):
-        reading.lack("adapter", f"adapter {adapter}", remedy=settings.OTHER_TRAINING, value=adapter)
+        reading.lack("adapter", f"adapter {adapter}", remedy=OTHER_TRAINING, value=adapter)
         return
     for bits in (4, 8):
         if not rows.is_off(values.get(f"load_in_{bits}bit")):

@@ -30,7 +30,7 @@ _OFFLOADS_PARAMETERS = 3
 def _enabled(dtype: str) -> rows.Row:
     def read(value: Any) -> Outcome:
         if value == "auto":
-            return Sets(values={}, words="left to the other files")
+            return rows.noted("left to the other files")
         return Sets(values={Setting.AUTOCAST: dtype}) if rows.truth(value) else rows.UNSET
 
     return rows.Row(read=read)
@@ -38,14 +38,14 @@ def _enabled(dtype: str) -> rows.Row:
 
 def _size(value: Any) -> Outcome:
     if value == "auto":
-        return Sets(values={}, words="filled from the model")
-    return Sets(values={}, words=f"{rows.whole_number(value):,} elements")
+        return rows.noted("filled from the model")
+    return rows.noted(f"{rows.whole_number(value):,} elements")
 
 
 def _place(value: Any) -> Outcome:
     if value not in _PLACES:
         raise rows.BadValueError("not one of none, cpu and nvme")
-    return Sets(values={}, words="offload")
+    return rows.noted("offload")
 
 
 _OFFLOAD = {
@@ -59,9 +59,7 @@ _ZERO = {
     **rows.ignored_keys("deepspeed", "zero_optimization"),
     "stage": rows.count(Setting.ZERO, least=0),
     **rows.each("offload_optimizer offload_param", rows.section(_OFFLOAD)),
-    "overlap_comm": rows.Row(
-        read=lambda value: Sets(values={}, words=f"overlap {'on' if rows.truth(value) else 'off'}")
-    ),
+    "overlap_comm": rows.Row(read=lambda value: rows.noted(f"overlap {'on' if rows.truth(value) else 'off'}")),
     **{
         name: rows.Row(read=_size)
         for name in (*ZERO_SETTINGS, *_FORMER_NAMES)

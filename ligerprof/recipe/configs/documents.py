@@ -21,11 +21,7 @@ _MOST_BITS = 4096
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The object that a file holds, with text as keys.
-
-    Raises:
-        RecipeError: not readable, too large, too deep, not an object, or not in the format of its suffix.
-    """
+    """The object in a file, with text as keys; raises RecipeError if there is none, or it is too large or too deep."""
     return parse_document(read_text(path, _FILE), path)
 
 

@@ -121,11 +121,7 @@ def _writes(framework: str) -> Mapping[str, Spelling] | None:
 
 
 def keys_for(framework: str, **changes: Any) -> dict[str, Any] | None:
-    """The keys of a framework, by name, for changed options of any recipe; None without a key for each of them.
-
-    Raises:
-        RecipeError: the options do not go together.
-    """
+    """The keys of a framework, by name, for changed options of any recipe; None without a key for each of them."""
     recipe, writes = TrainingRecipe(model="tiny", **changes), _writes(framework) or {}
     found = [writes[name](recipe) if name in writes else None for name in changes]
     keys = [each for each in found if each is not None]
@@ -317,9 +313,8 @@ def _sharding_keys(file: str, framework: str, values: Mapping[str, Any], recipe:
         return _NO_KEYS
     decided = {*_OPTIONS, *(() if recipe.offload is Offload.NONE else ("optimizer",))}
     if framework == _DEEPSPEED:
-        return _ShardingKeys(
-            {"zero_optimization": _zero(values.get("zero_optimization"), recipe)}, frozenset(decided), values
-        )
+        zero = _zero(values.get("zero_optimization"), recipe)
+        return _ShardingKeys({"zero_optimization": zero}, frozenset(decided), values)
     if framework == _LAUNCHER:
         return _launched_deepspeed(values, recipe, frozenset({*decided, "precision"}))
     if framework not in _INLINE:

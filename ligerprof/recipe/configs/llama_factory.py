@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs import rows, settings, shared, trainer
-from ligerprof.recipe.configs.settings import Lacking, Packing, Reading, Setting
+from ligerprof.recipe.configs.settings import OTHER_METHOD, OTHER_TRAINING, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.training import TrainingRecipe
 
 _FULL = "training in part of the layers"
@@ -45,12 +45,12 @@ _ROWS: Mapping[str, rows.Row] = {
     # what recipes cannot express
     **rows.lacking("an optimizer that steps layer by layer", "galore_layerwise apollo_layerwise"),
     **rows.lacking("Unsloth", "use_unsloth use_unsloth_gc"),
-    **rows.lacking("LLaMA Pro's added blocks", "use_llama_pro", remedy=settings.OTHER_TRAINING),
-    **rows.lacking("mixture of depths", "mixture_of_depths", remedy=settings.OTHER_TRAINING),
+    **rows.lacking("LLaMA Pro's added blocks", "use_llama_pro", remedy=OTHER_TRAINING),
+    **rows.lacking("mixture of depths", "mixture_of_depths", remedy=OTHER_TRAINING),
     **rows.lacking("shifted sparse attention", "shift_attn"),
     **rows.lacking("norms in fp32", "upcast_layernorm"),
     **rows.lacking("logits in fp32", "upcast_lmhead_output"),
-    **rows.lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss", remedy=settings.OTHER_TRAINING),
+    **rows.lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss", remedy=OTHER_TRAINING),
     # version 1's kernels/interface.py: those chosen automatically are for NPUs
     **rows.lacking("KTransformers, which trains experts on the CPU", "use_kt"),
     **rows.lacking("Megatron", "use_mca use_megatron_bridge use_hyper_parallel"),
@@ -64,7 +64,7 @@ _ROWS: Mapping[str, rows.Row] = {
         "a prediction run, which is not training", "do_predict predict_with_generate", remedy=settings.NO_TRAINING
     ),
     **rows.lacking("block-diagonal masks", "block_diag_attn"),
-    **rows.lacking("images in the batches", "visual_inputs", remedy=settings.OTHER_METHOD),
+    **rows.lacking("images in the batches", "visual_inputs", remedy=OTHER_METHOD),
     **rows.lacking("an evaluation run, which is not training", "task", remedy=settings.NO_TRAINING),
     **rows.left_out(
         "added or resized embeddings", "resize_vocab add_tokens add_special_tokens new_special_tokens_config"
@@ -80,9 +80,9 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     if "infer_backend" in values and rows.is_off(values.get("do_train")):
         reading.lack("infer_backend", "a run without training", remedy=settings.NO_TRAINING)
     if stage not in ("sft", "pt"):
-        reading.lack("stage", f"the stage {stage}", remedy=settings.OTHER_METHOD, value=stage)
+        reading.lack("stage", f"the stage {stage}", remedy=OTHER_METHOD, value=stage)
     if kind not in ("lora", "full"):
-        reading.lack("finetuning_type", f"{kind} tuning", remedy=settings.OTHER_TRAINING, value=kind)
+        reading.lack("finetuning_type", f"{kind} tuning", remedy=OTHER_TRAINING, value=kind)
     if not rows.is_off(values.get("gradient_checkpointing")):
         # the Trainer's own switch, whatever the other one says
         reading.set("gradient_checkpointing", {Setting.CHECKPOINTING: True})

@@ -48,6 +48,11 @@ class Row:
     spell: Callable[[Any], Any] = field(default=lambda value: value)
 
 
+def noted(words: str) -> Sets:
+    """The outcome of a key whose meaning depends on others, in words."""
+    return Sets(values={}, words=words)
+
+
 def each(names: str, row: Row) -> dict[str, Row]:
     """The same row for several keys, whose names are separated by spaces."""
     return dict.fromkeys(names.split(), row)
@@ -232,7 +237,7 @@ def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str 
 
 def part_of(what: str, names: str) -> dict[str, Row]:
     """Rows of keys whose meaning depends on other keys, which `finish` of the framework reads together."""
-    return each(names, Row(read=lambda _: Sets(values={}, words=what)))
+    return each(names, Row(read=lambda _: noted(what)))
 
 
 def file_name(framework: str) -> Read:
@@ -452,11 +457,7 @@ class Framework:
     writes: Mapping[str, Spelling] | None = None
 
     def read(self, values: Mapping[str, Any], file: str) -> Reading:
-        """Read every key of a file.
-
-        Raises:
-            RecipeError: a value that its key does not take.
-        """
+        """Read every key of a file; raises RecipeError for a value that its key does not take."""
         reading = Reading(file=file, framework=self.name, is_complete=self.is_complete, defaults=dict(self.defaults))
         _apply(self.rows, values, reading, "")
         try:

@@ -124,11 +124,7 @@ class Reason(ExplainedWord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sets:
-    """The key sets these settings.
-
-    Attributes:
-        words: what it sets in words, for a key whose meaning depends on others.
-    """
+    """The key sets these settings; `words` say it for a key whose meaning depends on others."""
 
     values: Mapping[Setting, Any]
     words: str = ""

@@ -104,7 +104,7 @@ def _dropout(value: Any) -> float:
 
 LORA_DROPOUT = rows.sets(Setting.LORA_DROPOUT, _dropout)
 EVALUATION_STRATEGY = rows.Row(read=rows.unless_off(lambda _: Sets(values={Setting.EVALUATES: True})))
-FSDP_SWITCH = rows.Row(read=rows.unless_off(lambda _: Sets(values={}, words="FSDP")))
+FSDP_SWITCH = rows.Row(read=rows.unless_off(lambda _: rows.noted("FSDP")))
 
 
 def without_adapter(reading: Reading) -> None:
@@ -178,7 +178,7 @@ def _word(value: Any, words_: Sequence[str]) -> str:
 def _read_policy(value: Any) -> Outcome:
     if str(value).strip().upper() == "SIZE_BASED_WRAP":
         return Lacking(what="FSDP's wrapping of modules by size")
-    return Sets(values={}, words="part of FSDP")
+    return rows.noted("part of FSDP")
 
 
 def _is_whole(kind: Any) -> bool:
@@ -190,9 +190,7 @@ def _is_whole(kind: Any) -> bool:
 
 
 _STATE_DICT = rows.Row(
-    read=rows.unless_off(
-        lambda value: Sets(values={}, words=f"saves {'the model whole' if _is_whole(value) else 'shards'}")
-    )
+    read=rows.unless_off(lambda value: rows.noted(f"saves {'the model whole' if _is_whole(value) else 'shards'}"))
 )
 
 
@@ -200,7 +198,7 @@ _STATE_DICT = rows.Row(
 _STATE_DICT_KEYS = ("state_dict_type", "final_state_dict_type")
 _KEYS: Mapping[str, rows.Row] = {
     **rows.ignored_keys("fsdp"),
-    "version": rows.Row(read=lambda value: Sets(values={}, words=f"version {rows.whole_number(value, 1)} of FSDP")),
+    "version": rows.Row(read=lambda value: rows.noted(f"version {rows.whole_number(value, 1)} of FSDP")),
     "reshard_after_forward": rows.Row(read=_read_reshard),
     **rows.each("offload_params cpu_offload", rows.turned_on({Setting.OFFLOAD: "all"})),
     "activation_checkpointing": rows.turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),

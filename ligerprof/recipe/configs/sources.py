@@ -381,11 +381,7 @@ def recipe_values(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_recipe(values: Mapping[str, Any], file: str) -> Reading:
-    """Read the recipe of a document of ours.
-
-    Raises:
-        RecipeError: an unknown key, or a value that the option does not take.
-    """
+    """Read the recipe of a document of ours; raises RecipeError for an unknown key, or a value that is not allowed."""
     recipe = TrainingRecipe.from_json(values)
     reading = Reading(file=file, framework=OWN)
     for name in values:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ligerprof.recipe.categories import Precision
 from ligerprof.recipe.configs import rows, settings, shared, trainer
-from ligerprof.recipe.configs.settings import Lacking, Packing, Reading, Setting
+from ligerprof.recipe.configs.settings import OTHER_METHOD, OTHER_TRAINING, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.training import TrainingRecipe
 
 _NO_LENGTH = Lacking(what="a sequence length of null", setting=Setting.SEQ)
@@ -45,7 +45,7 @@ _COMMON: Mapping[str, rows.Row] = {
     # scripts on top of TRL: alignment-handbook, open-r1, philschmid's
     "model_id": rows.text(Setting.MODEL),
     "max_seq_len": _LENGTH,
-    **rows.lacking("training of chosen parameters", "spectrum_config_path", remedy=settings.OTHER_TRAINING),
+    **rows.lacking("training of chosen parameters", "spectrum_config_path", remedy=OTHER_TRAINING),
     "use_flash_attention_2": rows.turned_on({Setting.ATTENTION: "flash"}),
     "gradient_checkpointing_use_reentrant": rows.switch(Setting.REENTRANT),
     # an argument of `accelerate launch`, which TRL's command line takes from the file
@@ -186,7 +186,7 @@ def _other(name: str, title: str, method: str, *, of: str = "") -> rows.Framewor
     def finish(reading: Reading, values: Mapping[str, Any]) -> None:
         _finish_common(reading, values)
         key = next((key for key in keys if key in values), name)
-        reading.lack(key, method, remedy=settings.OTHER_METHOD)
+        reading.lack(key, method, remedy=OTHER_METHOD)
 
     return rows.Framework(
         name=name,

@@ -113,11 +113,7 @@ def _named(word: str) -> BenchShape:
 
 
 def shape_of_model(model: str, *, name: str, sequences: int, seq_len: int) -> BenchShape:
-    """The sizes of a model.
-
-    Raises:
-        UnknownModelError: it is not a known model.
-    """
+    """The sizes of a model; raises UnknownModelError if it is not known."""
     spec = load_model(model)
     return BenchShape(
         name=name,
@@ -284,11 +280,7 @@ class Finding:
 
 
 def finding_from_row(row: Mapping[str, Any]) -> Finding:
-    """Parse the result of `Finding.row`.
-
-    Raises:
-        BenchFileError: it is not a record.
-    """
+    """Parse the result of `Finding.row`; raises BenchFileError for anything else."""
     left = dict(row)
     try:
         if left.pop("schema") != SCHEMA:
@@ -311,11 +303,7 @@ def write_lines(findings: Iterable[Finding]) -> str:
 
 
 def read_lines(path: Path) -> list[Finding]:
-    """Findings of a JSON Lines file.
-
-    Raises:
-        BenchFileError: a line is not a record; the error names the file and the line.
-    """
+    """Findings of a JSON Lines file; raises BenchFileError, with file and line, for a line that is not a record."""
     findings = []
     for number, line in enumerate(read_text(path, _FILE).splitlines(), start=1):
         source = f"{path}, line {number}"

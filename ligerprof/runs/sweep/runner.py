@@ -62,11 +62,7 @@ class SweepSettings:
 
 
 class CellProcess:
-    """A running cell.
-
-    Raises:
-        RunDirectoryError: its files cannot be written.
-    """
+    """A running cell; raises RunDirectoryError if its files cannot be written."""
 
     def __init__(
         self, recipe: TrainingRecipe, folder: SweepFolder, settings: SweepSettings, starter: CellStarter
@@ -311,11 +307,7 @@ class Border:
 
 
 def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) -> tuple[Border, ...]:
-    """The border of every line of the recipes; the folder's finished cells narrow the search.
-
-    Raises:
-        SweepInterruptedError: on Ctrl-C.
-    """
+    """The border of each line of the recipes, narrowed by finished cells; raises SweepInterruptedError on Ctrl-C."""
     lines: dict[str, TrainingRecipe] = {}
     for recipe in recipes:
         lines.setdefault(_border_line(recipe, axis), recipe)
