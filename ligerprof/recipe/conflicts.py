@@ -283,13 +283,10 @@ def require_positions(options: TrainingOptions) -> None:
 
 
 def require_supported(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:
-    """Raise if this version cannot run the options, on a GPU or simulated.
+    """Raise UnsupportedError for the first option that this version cannot run, on a GPU or simulated.
 
     Args:
         command: the command that the user typed; the message starts with it.
-
-    Raises:
-        UnsupportedError: names the first such option.
     """
     require_gathered_head(options, command=command)
     if simulated and options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:

@@ -51,13 +51,10 @@ _REFUSED: Mapping[str, str] = {
 
 
 def read_deepspeed_config(source: str | Config) -> Config:
-    """Take a user's configuration; values that say `auto` are left to the recipe.
+    """Take a user's configuration without values that say `auto`; raises RecipeError if it is not a JSON object.
 
     Args:
         source: a JSON file, its text, or the object in it.
-
-    Raises:
-        RecipeError: not readable, or no JSON object.
     """
     if isinstance(source, str):
         is_text = source.lstrip().startswith("{")

@@ -170,7 +170,7 @@ class TrainingCommand:
         return None if is_other else value
 
     def changed(self, change: Change, copies: Mapping[Path, Path], *, in_files: bool = False) -> ChangedCommand:
-        """The command after a change.
+        """The command after a change; raises RecipeError if lines of a file cannot be replaced.
 
         A key that is an argument is changed there, and one that is in a file in a copy of the file. A key that is in
         neither becomes an argument, or a line of the first file where arguments do not add to files.
@@ -178,9 +178,6 @@ class TrainingCommand:
         Args:
             copies: the path of the copy of each file that may change.
             in_files: whether a line of a file is changed where an argument could replace it.
-
-        Raises:
-            RecipeError: a file is written in a way that lines cannot be replaced in.
         """
         words: dict[int, tuple[str, ...]] = {}
         added: list[str] = []

@@ -150,14 +150,11 @@ def label_of(launch: shell.Launch) -> str:
 
 
 def framework_of(launch: shell.Launch, values: Mapping[str, Any], source: str) -> tuple[Framework, str | None]:
-    """The framework that reads a program's arguments, and what choosing it assumes.
+    """The framework that reads a program's arguments, and what that assumes; raises RecipeError if none reads them.
 
     Args:
         values: the arguments, with those of the file that they name.
         source: what messages call them.
-
-    Raises:
-        RecipeError: the arguments are of no framework that is read.
     """
     name, words = launch.name, _name_words(launch)
     parts = launch.program.split(".")[:1] if launch.is_module else PurePath(launch.program).parts

@@ -109,14 +109,11 @@ _INDENT = "  "
 
 
 def rewrite(content: str, path: Path, edited: Mapping[str, Any]) -> str:
-    """The text with new values.
+    """The text with new values; raises RecipeError if it is written in a way that lines cannot be replaced in.
 
     Args:
         content: the text, which `path` holds.
         edited: new values by key; a dot separates a section from its key.
-
-    Raises:
-        RecipeError: the file is written in a way that lines cannot be replaced in.
     """
     if not edited:
         return content

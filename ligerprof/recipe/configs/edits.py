@@ -153,9 +153,6 @@ def edit_files(files: Sequence[tuple[str, str]], before: TrainingRecipe, after: 
 
     Returns:
         An edit per file that can be edited; `missing` of each is what no file has a key for.
-
-    Raises:
-        RecipeError: as `edit_file`.
     """
     editable = [each for each in files if can_edit(*each)]
     launched = any(framework == _LAUNCHER for _, framework in files)
@@ -180,14 +177,11 @@ def edit_file(
     shards: bool = True,
     options: Collection[str] | None = None,
 ) -> FileEdit:
-    """Change the keys of a file from one recipe to another.
+    """Change the keys of a file from one recipe to another; raises RecipeError if it cannot be read.
 
     Args:
         shards: whether this file decides how the model is sharded, rather than one of accelerate.
         options: the options to change in this file; None: all that differ.
-
-    Raises:
-        RecipeError: the file, or DeepSpeed's JSON that it names, cannot be read.
     """
     spellings = _writes(framework) or {}
     text = None
@@ -303,9 +297,6 @@ def _sharding_keys(file: str, framework: str, values: Mapping[str, Any], recipe:
     Args:
         file: the path of the configuration file, of the given framework.
         values: its content.
-
-    Raises:
-        RecipeError: DeepSpeed's JSON, which the file names, cannot be read.
     """
     if recipe.engine is Engine.FSDP2:
         return _fsdp2_keys(framework, recipe)

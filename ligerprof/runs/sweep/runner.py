@@ -206,13 +206,10 @@ class Runner:
         self.requested: dict[str, None] = {}
 
     def run(self, recipes: Sequence[TrainingRecipe]) -> tuple[TrainingRecipe, ...]:
-        """Run the recipes that are not finished, in order.
+        """Run the recipes that are not finished, in order; raises SweepInterruptedError on Ctrl-C.
 
         Returns:
             The recipes skipped because a smaller step of their line was out of memory.
-
-        Raises:
-            SweepInterruptedError: on Ctrl-C.
         """
         self.requested.update(dict.fromkeys(cell_key(recipe) for recipe in recipes))
         waiting = deque(recipe for recipe in recipes if self._settings.again or not self._is_finished(recipe))
