@@ -6,7 +6,7 @@ from typing import Any
 from ligerprof.recipe.categories import Engine, Precision
 from ligerprof.recipe.configs import rows, shared
 from ligerprof.recipe.configs.deepspeed import set_offload
-from ligerprof.recipe.configs.settings import Found, Reading, Setting
+from ligerprof.recipe.configs.settings import Reading, Setting
 
 _SINGLE = {"": "torch", "no": "torch", "false": "torch", "single_gpu": "torch"}
 _DEEPSPEED = {
@@ -74,8 +74,7 @@ def finish_accelerate(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: FSDP's version, and DeepSpeed's offload and sizes."""
     kind = str(values.get("distributed_type", "")).lower()
     if kind == "fsdp":
-        given = values.get("fsdp_config")
-        of_fsdp = {"fsdp_auto_wrap_policy": "NO_WRAP", **(given if isinstance(given, Mapping) else {})}
+        of_fsdp = {"fsdp_auto_wrap_policy": "NO_WRAP", **rows.object_in(values, "fsdp_config")}
         shared.set_fsdp(reading, "distributed_type", of_fsdp, version=1)
     for name, kinds in _OF_TYPES.items():
         if kind not in kinds:
@@ -103,11 +102,8 @@ def _finish_deepspeed(reading: Reading, section_: Mapping[str, Any]) -> None:
     if "nvme" in words_.values() and isinstance(path, str):
         reading.set("deepspeed_config.offload_param_nvme_path", {Setting.NVME_PATH: path})
     # accelerate leaves the rest to DeepSpeed, whose default depends on the stage
-    reading.settings[Setting.DEEPSPEED] = Found(
-        value={"zero_optimization": {"overlap_comm": str(section_.get("zero_stage")) == "3"}},
-        key="deepspeed_config",
-        file=reading.file,
-    )
+    overlaps = str(section_.get("zero_stage")) == "3"
+    reading.imply("deepspeed_config", {Setting.DEEPSPEED: {"zero_optimization": {"overlap_comm": overlaps}}})
 
 
 def _write_for_deepspeed(key: str, name: str) -> rows.Spelling:
@@ -168,8 +164,8 @@ def values_of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             if variable.startswith(start):
                 key = prefix + variable.removeprefix(start).lower()
                 values.setdefault(name, {})[_ENVIRONMENT_NAMES.get(key, key)] = text
-    types = [kind for variable, kind in _TYPES.items() if not rows.is_off(environment.get(variable))]
-    several = not rows.is_off(environment.get("WORLD_SIZE")) and environment["WORLD_SIZE"] != "1"
+    types = [kind for variable, kind in _TYPES.items() if rows.is_on(environment, variable)]
+    several = rows.is_on(environment, "WORLD_SIZE") and environment["WORLD_SIZE"] != "1"
     if values:
         values["distributed_type"] = types[0] if types else "MULTI_GPU" if several else "NO"
     return values

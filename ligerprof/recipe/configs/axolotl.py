@@ -158,7 +158,7 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     strategies = [values[key] for key in ("eval_strategy", "evaluation_strategy") if values.get(key) is not None]
     if strategies and rows.is_off(strategies[0]):
         reading.settings.pop(Setting.EVALUATES, None)
-    if rows.is_off(values.get("gradient_accumulation_steps")) and not rows.is_off(values.get("batch_size")):
+    if not rows.is_on(values, "gradient_accumulation_steps") and rows.is_on(values, "batch_size"):
         # utils/config, normalize_config
         whole = rows.whole_number_at(reading, "batch_size", values["batch_size"])
         reading.set("batch_size", {Setting.GRAD_ACCUM: max(whole // (reading.value(Setting.BATCH) or 1), 1)})
@@ -169,7 +169,7 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
     _set_selective(reading, values.get("selective_checkpointing"))
     _set_reentrant(reading, values)
     _set_packing(reading, values)
-    if not rows.is_off(values.get("fsdp")) or isinstance(values.get("fsdp_config"), Mapping):
+    if rows.is_on(values, "fsdp") or isinstance(values.get("fsdp_config"), Mapping):
         key = "fsdp" if "fsdp" in values else "fsdp_config"
         section_ = values.get("fsdp_config")
         if "fsdp_final_state_dict_type" in values:
@@ -183,8 +183,8 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
 def _leave_out_lora_kernels(reading: Reading, values: Mapping[str, Any]) -> None:
     """Versions since 0.10 switch them on by themselves (schemas/config.py, check_auto_enable_lora_kernels)."""
     adapter, is_set = values.get("adapter"), any(values.get(name) is not None for name in _LORA_KERNEL_KEYS)
-    keeps_plain = not rows.is_off(values.get("rl")) or not rows.is_off(values.get("trust_remote_code"))
-    in_8_bits = adapter == "lora" and not rows.is_off(values.get("load_in_8bit"))
+    keeps_plain = rows.is_on(values, "rl") or rows.is_on(values, "trust_remote_code")
+    in_8_bits = adapter == "lora" and rows.is_on(values, "load_in_8bit")
     if adapter in ("lora", "qlora") and not (is_set or keeps_plain or in_8_bits):
         reading.left_out["adapter"] = f"{_LORA_KERNELS}, which version 0.10 and later switches on"
 
@@ -196,17 +196,17 @@ def _set_selective(reading: Reading, chosen: Any) -> None:
         return
     saved = details.get("save", ["attention"])
     names = [_SELECTIVE.get(str(name)) for name in saved] if isinstance(saved, list) else [None]
-    if None in names or not rows.is_off(details.get("offload")):
+    if None in names or rows.is_on(details, "offload"):
         reading.lack(key, "this choice of kept outputs", setting=Setting.SELECTIVE)
         return
     reading.set(key, {Setting.SELECTIVE: "+".join(str(name) for name in names)})
-    if rows.is_off(details.get("save_sliding_window")) and "attention" in saved:
+    if not rows.is_on(details, "save_sliding_window") and "attention" in saved:
         reading.assumed.append("attention with a sliding window is kept, too; axolotl computes it again")
 
 
 def _set_packing(reading: Reading, values: Mapping[str, Any]) -> None:
     """What keeps documents apart without flash attention (schemas/config.py, attn_decontaminates_packing)."""
-    if rows.is_off(values.get("sample_packing")):
+    if not rows.is_on(values, "sample_packing"):
         return
     attention = reading.settings.get(Setting.ATTENTION)
     if attention is None:
@@ -222,21 +222,21 @@ def _set_reentrant(reading: Reading, values: Mapping[str, Any]) -> None:
 
     Its own ways of offloading and of selective checkpointing replace that.
     """
-    replaced = reading.value(Setting.ACTIVATION_OFFLOAD) or not rows.is_off(values.get("selective_checkpointing"))
+    replaced = reading.value(Setting.ACTIVATION_OFFLOAD) or rows.is_on(values, "selective_checkpointing")
     if values.get("gradient_checkpointing_kwargs") is None and not replaced:
         reading.defaults[Setting.REENTRANT] = True
 
 
 def _set_precision(reading: Reading, values: Mapping[str, Any]) -> None:
     """Axolotl loads weights in the dtype it computes in (utils/config: resolve_dtype)."""
-    fp16, bf16 = not rows.is_off(values.get("fp16")), values.get("bf16", "auto")
+    fp16, bf16 = rows.is_on(values, "fp16"), values.get("bf16", "auto")
     if bf16 == "full":
         key, weights, autocast = "bf16", "bfloat16", "no"
-    elif (not rows.is_off(bf16) and not (bf16 == "auto" and fp16)) or not rows.is_off(values.get("bfloat16")):
+    elif (not rows.is_off(bf16) and not (bf16 == "auto" and fp16)) or rows.is_on(values, "bfloat16"):
         key, weights, autocast = "bfloat16" if rows.is_off(bf16) else "bf16", "bfloat16", "bf16"
     elif fp16:
         key, weights, autocast = "fp16", "float16", "fp16"
-    elif not rows.is_off(values.get("float16")) or not rows.is_off(values.get("load_in_8bit")):
+    elif rows.is_on(values, "float16") or rows.is_on(values, "load_in_8bit"):
         key, weights, autocast = "float16", "float16", "no"
     else:
         key, weights, autocast = "bf16", "float32", "no"
@@ -253,14 +253,14 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
         reading.lack("adapter", f"adapter {adapter}", remedy=OTHER_TRAINING, value=adapter)
         return
     for bits in (4, 8):
-        if not rows.is_off(values.get(f"load_in_{bits}bit")):
+        if rows.is_on(values, f"load_in_{bits}bit"):
             reading.set(f"load_in_{bits}bit", {Setting.BITS: bits})
     reading.set("lora_r", {Setting.RANK: rows.whole_number_at(reading, "lora_r", values.get("lora_r") or 8)})
     if values.get("peft_autocast_adapter_dtype") is False and reading.value(Setting.WEIGHTS) == "bfloat16":
         reading.set("peft_autocast_adapter_dtype", {Setting.ADAPTER_DTYPE: "bfloat16"})
     if values.get("lora_model_dir"):
         reading.assumed.append("the adapter that lora_model_dir holds has the layers and rank of this file")
-    if not rows.is_off(values.get("lora_target_linear")):
+    if rows.is_on(values, "lora_target_linear"):
         reading.set("lora_target_linear", {Setting.LORA_TARGETS: "all-linear"})
     elif not rows.is_off(targets := values.get("lora_target_modules")):
         is_pattern = isinstance(targets, str) and targets != "all-linear"
@@ -271,7 +271,7 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any]) -> None:
 def _note_wide_layers(reading: Reading, values: Mapping[str, Any]) -> None:
     """Training all weights in 16 bits, axolotl keeps some layers in fp32 (loaders/model.py, `should_convert`)."""
     casts_back = reading.value(Setting.ATTENTION) not in (None, "sdpa", "eager") or _CCE in str(values.get("plugins"))
-    is_sharded = not rows.is_off(values.get("fsdp")) or not rows.is_off(values.get("fsdp_config"))
+    is_sharded = rows.is_on(values, "fsdp") or rows.is_on(values, "fsdp_config")
     if reading.value(Setting.WEIGHTS) in ("bfloat16", "float16") and not casts_back and not is_sharded:
         reading.left_out["attn_implementation"] = (
             "fp32 weights of norms, embeddings and head, which axolotl casts back for flash attention only"

@@ -5,7 +5,7 @@ from typing import Any
 
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.configs import rows
-from ligerprof.recipe.configs.settings import Found, Outcome, Reading, Sets, Setting
+from ligerprof.recipe.configs.settings import Outcome, Reading, Sets, Setting
 from ligerprof.recipe.deepspeed import ZERO_SETTINGS, leaves
 
 # what HF fills with sizes that follow from the model, where the file says `auto`
@@ -142,13 +142,10 @@ def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = 
         values: the content of DeepSpeed's JSON.
         prefix: where it is in a larger file, such as `deepspeed.`.
     """
-    zero = values.get("zero_optimization")
-    zero = zero if isinstance(zero, Mapping) else {}
+    zero = rows.object_in(values, "zero_optimization")
     reading.set(f"{prefix}zero_optimization", {Setting.ENGINE: "deepspeed"})
     _set_offload(reading, zero, f"{prefix}zero_optimization.offload")
-    reading.settings[Setting.DEEPSPEED] = Found(
-        value={"zero_optimization": _sizes(zero)}, key=f"{prefix}zero_optimization", file=reading.file
-    )
+    reading.imply(f"{prefix}zero_optimization", {Setting.DEEPSPEED: {"zero_optimization": _sizes(zero)}})
     flat = dict(leaves(values))
     if not reading.is_complete and "auto" in (flat.get("bf16.enabled"), flat.get("fp16.enabled")):
         reading.defaults[Setting.AUTOCAST] = "auto"
@@ -164,7 +161,7 @@ def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = 
 def _judge_communication(reading: Reading, values: Mapping[str, Any], prefix: str) -> None:
     """Name another dtype of the communication than that of the training (engine.py, communication_data_type)."""
     key = "communication_data_type"
-    if rows.is_off(values.get(key)) or values[key] == "auto":
+    if not rows.is_on(values, key) or values[key] == "auto":
         return
     word = _COMMUNICATION.get(str(values[key]).strip().lower())
     training = {reading.value(Setting.AUTOCAST) or "fp32"}
@@ -196,10 +193,9 @@ def _sizes(zero: Mapping[str, Any]) -> dict[str, Any]:
 def _set_offload(reading: Reading, zero: Mapping[str, Any], key: str) -> None:
     places = {}
     for part in ("optimizer", "param"):
-        inner = zero.get(f"offload_{part}")
-        inner = inner if isinstance(inner, Mapping) else {}
+        inner = rows.object_in(zero, f"offload_{part}")
         older = {"optimizer": "cpu_offload", "param": "cpu_offload_params"}[part]
-        device = inner.get("device") or ("cpu" if not rows.is_off(zero.get(older)) else "none")
+        device = inner.get("device") or ("cpu" if rows.is_on(zero, older) else "none")
         places[part] = str(device)
         if places[part] == "nvme" and isinstance(inner.get("nvme_path"), str):
             reading.set(f"{key}_{part}.nvme_path", {Setting.NVME_PATH: inner["nvme_path"]})

@@ -77,13 +77,13 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: the method, the adapter, precision and liger-kernel."""
     trainer.finish(reading, values)
     stage, kind = values.get("stage", "sft"), values.get("finetuning_type", "lora")
-    if "infer_backend" in values and rows.is_off(values.get("do_train")):
+    if "infer_backend" in values and not rows.is_on(values, "do_train"):
         reading.lack("infer_backend", "a run without training", remedy=settings.NO_TRAINING)
     if stage not in ("sft", "pt"):
         reading.lack("stage", f"the stage {stage}", remedy=OTHER_METHOD, value=stage)
     if kind not in ("lora", "full"):
         reading.lack("finetuning_type", f"{kind} tuning", remedy=OTHER_TRAINING, value=kind)
-    if not rows.is_off(values.get("gradient_checkpointing")):
+    if rows.is_on(values, "gradient_checkpointing"):
         # the Trainer's own switch, whatever the other one says
         reading.set("gradient_checkpointing", {Setting.CHECKPOINTING: True})
     elif values.get("gradient_checkpointing") is not None and reading.value(Setting.CHECKPOINTING):
@@ -92,7 +92,7 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
         )
     _set_adapter(reading, values, kind)
     _set_precision(reading, values, kind)
-    if not rows.is_off(values.get("enable_liger_kernel")):
+    if rows.is_on(values, "enable_liger_kernel"):
         reading.set("enable_liger_kernel", {Setting.LIGER: shared.LIGER_DEFAULTS, Setting.PROVIDER: "liger"})
     if stage == "pt" and "packing" not in values:
         reading.defaults[Setting.PACKING] = Packing.PLAIN
@@ -110,9 +110,9 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None
     if not rows.is_off(bits):
         reading.set("quantization_bit", {Setting.BITS: rows.whole_number_at(reading, "quantization_bit", bits)})
     # adapter.py: resized embeddings are trained, and what is trained is cast to fp32
-    if not rows.is_off(values.get("resize_vocab")) and rows.is_off(values.get("additional_target")):
+    if rows.is_on(values, "resize_vocab") and not rows.is_on(values, "additional_target"):
         reading.set("resize_vocab", {Setting.MODULES_TO_SAVE: settings.EMBEDDING_AND_HEAD})
-    reading.defaults[Setting.FP32_SAVED_MODULES] = rows.is_off(values.get("pure_bf16"))
+    reading.defaults[Setting.FP32_SAVED_MODULES] = not rows.is_on(values, "pure_bf16")
     targets = values.get("lora_target", "all")
     named = "all-linear" if targets == "all" else rows.modules_at(reading, "lora_target", targets)
     reading.set("lora_target", {Setting.LORA_TARGETS: named})
@@ -121,7 +121,7 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None
 def _set_precision(reading: Reading, values: Mapping[str, Any], kind: Any) -> None:
     """The model is loaded in the dtype of the computation; what is trained is cast up to fp32 (model/adapter.py)."""
     autocast = reading.value(Setting.AUTOCAST) or "no"
-    pure = not rows.is_off(values.get("pure_bf16"))
+    pure = rows.is_on(values, "pure_bf16")
     if pure:
         reading.set("pure_bf16", {Setting.WEIGHTS: "bfloat16", Setting.AUTOCAST: "no"})
     elif autocast == "no":

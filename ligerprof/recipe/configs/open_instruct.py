@@ -49,13 +49,13 @@ _ROWS: Mapping[str, rows.Row] = {
 
 def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: the adapter and the optimizer (open_instruct/finetune.py)."""
-    in_8_bits, packed = (not rows.is_off(values.get(key)) for key in ("use_8bit_optimizer", "use_qlora"))
+    in_8_bits, packed = (rows.is_on(values, key) for key in ("use_8bit_optimizer", "use_qlora"))
     if packed:
         # bitsandbytes, in 8 bits or not, comes with QLoRA alone
         reading.set("use_qlora", {Setting.OPTIMIZER: "paged-adamw-8bit" if in_8_bits else "paged-adamw"})
     elif "fused_optimizer" in values and rows.is_off(values["fused_optimizer"]):
         reading.set("fused_optimizer", {Setting.OPTIMIZER: "adamw-foreach"})
-    if rows.is_off(values.get("use_lora")):
+    if not rows.is_on(values, "use_lora"):
         shared.without_adapter(reading)
         return
     rank = rows.whole_number_at(reading, "lora_rank", values.get("lora_rank") or 64)

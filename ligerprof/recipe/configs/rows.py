@@ -128,6 +128,11 @@ def is_off(value: Any) -> bool:
     return value in (None, False, 0) or value in ([], {}, ())
 
 
+def is_on(values: Mapping[str, Any], name: str) -> bool:
+    """Whether a key is there with a value that switches its feature on."""
+    return not is_off(values.get(name))
+
+
 def sets(
     setting: Setting,
     convert: Callable[[Any], Any],

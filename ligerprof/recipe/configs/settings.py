@@ -248,10 +248,12 @@ class Reading:
 
     def set(self, key: str, values: Mapping[Setting, Any], *, words: str = "") -> None:
         """Record what a key sets."""
-        for setting, value in values.items():
-            self.settings[setting] = Found(value=value, key=key, file=self.file)
-        shown = words or ", ".join(f"{setting} {_shown(value)}" for setting, value in values.items())
-        self.read[key] = shown
+        self.imply(key, values)
+        self.read[key] = words or ", ".join(f"{setting} {_shown(value)}" for setting, value in values.items())
+
+    def imply(self, key: str, values: Mapping[Setting, Any]) -> None:
+        """Record what a key sets next to what it is read as."""
+        self.settings |= {setting: Found(value=value, key=key, file=self.file) for setting, value in values.items()}
 
     def lack(self, key: str, what: str, *, setting: Setting | None = None, remedy: str = "", value: Any = None) -> None:
         """Record that a key asks for something that recipes cannot express; see `Lacking`."""

@@ -8,7 +8,6 @@ from ligerprof.recipe.configs import rows
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED_ROWS
 from ligerprof.recipe.configs.settings import (
     SIMULATED_RANKS,
-    Found,
     Ignored,
     Lacking,
     Outcome,
@@ -240,7 +239,7 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
         _set_version_1(reading, key, inner, legacy)
     kinds = [inner.get(f"{prefix}{name}") for prefix in ("", "fsdp_") for name in _STATE_DICT_KEYS]
     if given := [kind for kind in kinds if not rows.is_off(kind)]:
-        reading.settings[Setting.SAVE_WHOLE] = Found(value=any(map(_is_whole, given)), key=key, file=reading.file)
+        reading.imply(key, {Setting.SAVE_WHOLE: any(map(_is_whole, given))})
 
 
 def _set_version_1(reading: Reading, key: str, inner: Mapping[str, Any], legacy: str) -> None:
@@ -251,13 +250,13 @@ def _set_version_1(reading: Reading, key: str, inner: Mapping[str, Any], legacy:
     strategy = _word((*given, *words_, "FULL_SHARD")[0], _STRATEGIES)
     if strategy in _STRATEGIES[2:]:
         reading.lack(key, f"FSDP version 1 with {strategy}", setting=Setting.ENGINE, remedy=FSDP1_REMEDY)
-    reading.settings[Setting.RESHARD] = Found(value=strategy != "SHARD_GRAD_OP", key=key, file=reading.file)
+    reading.imply(key, {Setting.RESHARD: strategy != "SHARD_GRAD_OP"})
     policies = [inner.get(name) for name in ("fsdp_auto_wrap_policy", "auto_wrap_policy")]
     if next((str(each).upper() for each in policies if each is not None), "") == "NO_WRAP":
         what = "FSDP version 1 that gathers the whole model at once (without fsdp_auto_wrap_policy)"
         reading.lack(key, what, setting=Setting.ENGINE, remedy=FSDP1_REMEDY)
     if Setting.BACKWARD_PREFETCH not in reading.settings:
-        reading.settings[Setting.BACKWARD_PREFETCH] = Found(value="none", key=key, file=reading.file)
+        reading.imply(key, {Setting.BACKWARD_PREFETCH: "none"})
 
 
 # the file that `fsdp_config` of TrainingArguments names

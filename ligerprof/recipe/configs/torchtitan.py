@@ -102,7 +102,7 @@ def _set_policy(reading: Reading, key: str, checkpointing: Mapping[str, Any]) ->
     for name in names:
         if not any(_layers_named([name])):
             reading.assumed.append(f"no product of a decoder layer is known as {short_repr(name)}: none is left out")
-    if rows.is_off(checkpointing.get("early_stop")):
+    if not rows.is_on(checkpointing, "early_stop"):
         reading.assumed.append(
             "recomputation stops at the last saved tensor; torchtitan's goes on (early_stop is off) and frees kept"
             " outputs a little earlier"

@@ -87,11 +87,10 @@ DEFAULTS: Mapping[Setting, Any] = {
 def finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: liger-kernel, FSDP, DeepSpeed in the file, and GaLore."""
     for switch_key in ("use_liger_kernel", "use_liger"):
-        if not rows.is_off(values.get(switch_key)):
-            details = values.get("liger_kernel_config")
-            chosen = shared.liger_names(details if isinstance(details, Mapping) else {}, shared.LIGER_DEFAULTS)
+        if rows.is_on(values, switch_key):
+            chosen = shared.liger_names(rows.object_in(values, "liger_kernel_config"), shared.LIGER_DEFAULTS)
             reading.set(switch_key, {Setting.LIGER: chosen, Setting.PROVIDER: "liger"})
-    if rows.is_off(values.get("fsdp")):
+    if not rows.is_on(values, "fsdp"):
         # the Trainer reads fsdp_config with fsdp only
         reading.without("fsdp_config")
     else:

@@ -81,9 +81,9 @@ _DEFAULTS: Mapping[Setting, Any] = {
 
 def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
     trainer.finish(reading, values)
-    if rows.is_off(values.get("bf16", True)) or not rows.is_off(values.get("fp16")):
+    if rows.is_off(values.get("bf16", True)) or rows.is_on(values, "fp16"):
         reading.defaults[Setting.AUTOCAST] = "no"
-    if rows.is_off(values.get("use_peft")):
+    if not rows.is_on(values, "use_peft"):
         shared.without_adapter(reading)
         return
     rank = rows.whole_number_at(reading, "lora_r", values.get("lora_r") or 16)
@@ -108,9 +108,9 @@ def _finish_common(reading: Reading, values: Mapping[str, Any]) -> None:
 def _finish_sft(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: precision, adapter, packing and the loss."""
     _finish_common(reading, values)
-    if not rows.is_off(values.get("packing")):
+    if rows.is_on(values, "packing"):
         # only bfd, the default, turns padding_free on; wrapped rows are cut from one stream of tokens
-        wrapped = Packing.PLAIN if rows.is_off(values.get("padding_free")) else Packing.PADDING_FREE
+        wrapped = Packing.PLAIN if not rows.is_on(values, "padding_free") else Packing.PADDING_FREE
         is_wrapped = values.get("packing_strategy") == "wrapped"
         reading.set("packing", {Setting.PACKING: wrapped if is_wrapped else Packing.DOCUMENTS})
     _set_loss(reading, values)
@@ -123,7 +123,7 @@ def _set_loss(reading: Reading, values: Mapping[str, Any]) -> None:
     """
     details = values.get("liger_kernel_config")
     asks_for_fused = isinstance(details, Mapping) and rows.truth(details.get("fused_linear_cross_entropy") or False)
-    switch_key = next((key for key in ("use_liger_kernel", "use_liger") if not rows.is_off(values.get(key))), None)
+    switch_key = next((key for key in ("use_liger_kernel", "use_liger") if rows.is_on(values, key)), None)
     if switch_key is not None and asks_for_fused:
         reading.set(switch_key, {Setting.LOSS: "hf"})
         return

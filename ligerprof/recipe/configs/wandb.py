@@ -75,7 +75,7 @@ def read_run(run: Mapping[str, Any], framework: rows.Framework, file: str) -> Re
     reading.set("model_type", {Setting.MODEL: spec}, words=f"the sizes of {spec.name}")
     _set_weights(reading, run)
     for key in ("attn_implementation", "_attn_implementation"):
-        if not rows.is_off(run.get(key)):
+        if rows.is_on(run, key):
             rows.apply_row(shared.ATTENTION, key, run[key], reading)
     if isinstance(quantization, Mapping):
         _set_quantization(reading, quantization)
@@ -86,7 +86,7 @@ def read_run(run: Mapping[str, Any], framework: rows.Framework, file: str) -> Re
 
 def _set_weights(reading: Reading, run: Mapping[str, Any]) -> None:
     """The dtype of the model's config is that of the loaded weights, from version 4.48 on; null is float32 before 5."""
-    key = next((key for key in ("dtype", "torch_dtype") if not rows.is_off(run.get(key))), None)
+    key = next((key for key in ("dtype", "torch_dtype") if rows.is_on(run, key)), None)
     version = str(run.get("transformers_version", ""))
     numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal() and len(part) < _LONGEST_NUMBER]
     if key is not None:
@@ -109,7 +109,7 @@ def _set_quantization(reading: Reading, quantization: Mapping[str, Any]) -> None
         if key in known and value is not None:
             rows.apply_row(known[key], f"quantization_config.{key}", value, reading)
     if Setting.BITS in reading.settings:
-        reading.defaults[Setting.NESTED_QUANT] = not rows.is_off(quantization.get(_NESTED_QUANT))
+        reading.defaults[Setting.NESTED_QUANT] = rows.is_on(quantization, _NESTED_QUANT)
 
 
 def _set_adapter(reading: Reading, adapters: Any) -> None:
