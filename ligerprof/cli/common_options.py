@@ -128,7 +128,7 @@ def _providers() -> Iterable[str]:
 
 def _of(module: str, name: str) -> Names:
     """The names in a mapping or tuple of a module, which is imported when they are asked for."""
-    return lambda: getattr(import_module(f"ligerprof.{module}"), name)  # type: ignore[no-any-return]
+    return lambda: getattr(import_module(f"ligerprof.{module}"), name)
 
 
 def _completer(names: Names, separators: str = "", *, alone: Sequence[str] = ()) -> Completer:

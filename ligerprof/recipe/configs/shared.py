@@ -6,16 +6,7 @@ from typing import Any
 from ligerprof.recipe.categories import GradSync
 from ligerprof.recipe.configs import rows
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED_ROWS
-from ligerprof.recipe.configs.settings import (
-    SIMULATED_RANKS,
-    Ignored,
-    Lacking,
-    Outcome,
-    Reading,
-    Reason,
-    Sets,
-    Setting,
-)
+from ligerprof.recipe.configs.settings import SIMULATED_RANKS, Ignored, Lacking, Outcome, Reading, Reason, Sets, Setting
 from ligerprof.recipe.training import TrainingRecipe
 
 EVALUATION = "evaluation"
