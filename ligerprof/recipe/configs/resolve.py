@@ -152,6 +152,13 @@ _ADAPTER = (
     *(S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.LORA_DROPOUT, S.ADAPTER_DTYPE, S.NESTED_QUANT),
     S.FP32_SAVED_MODULES,
 )
+# settings whose meaning an option of the command line takes over
+_REPLACED: Mapping[str, Sequence[Setting]] = {
+    "precision": (S.WEIGHTS, S.AUTOCAST),
+    **dict.fromkeys(("lora", "qlora"), _ADAPTER),
+    "quantization": (S.BITS,),
+    "liger": (S.PROVIDER,),
+}
 
 
 class Resolver:
@@ -181,7 +188,10 @@ class Resolver:
         for name, value in given.items():
             if name in tuple(S):
                 self._settings[S(name)] = Found(value=value, key=RECIPE_OPTIONS[name].flag, file="")
-        self._drop_replaced()
+        for option, replaced in _REPLACED.items():
+            for setting in replaced if option in given else ():
+                if setting.value not in given:
+                    self._settings.pop(setting, None)
 
     def options(self) -> dict[str, Any]:
         """Values of recipe options, those of the command line included.
@@ -229,22 +239,6 @@ class Resolver:
             "model": spec,
             "like": spec.like,
         }
-
-    def _drop_replaced(self) -> None:
-        """Settings whose meaning an option of the command line takes over."""
-        if "precision" in self._given:
-            self._drop(S.WEIGHTS, S.AUTOCAST)
-        if "lora" in self._given or "qlora" in self._given:
-            self._drop(*_ADAPTER)
-        if "quantization" in self._given:
-            self._drop(S.BITS)
-        if "liger" in self._given:
-            self._drop(S.PROVIDER)
-
-    def _drop(self, *settings: Setting) -> None:
-        for setting in settings:
-            if setting.value not in self._given:
-                self._settings.pop(setting, None)
 
     def found(self, setting: Setting) -> Found | None:
         """A setting's value and where it comes from; None if nothing sets it."""
