@@ -16,7 +16,6 @@ from ligerprof.runs.bench.records import BENCH_KERNELS, Direction
 if TYPE_CHECKING:
     from ligerprof.runs.bench.records import Finding
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
 RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
 _HELP = f"""Time kernels side by side and check them against fp64.
 
@@ -74,8 +73,10 @@ with the reason.
     multiple=True,
     help="Add the records of an earlier bench.jsonl; may be repeated, and alone needs no GPU.",
 )
-@click.option("--csv", "csv_file", type=_FILE, help="Write every record as CSV.")
-@click.option("--figure", "figure_file", type=_FILE, help="Draw times with their quantile bands: .png, .svg or .pdf.")
+@click.option("--csv", "csv_file", type=common.FILE, help="Write every record as CSV.")
+@click.option(
+    "--figure", "figure_file", type=common.FILE, help="Draw times with their quantile bands: .png, .svg or .pdf."
+)
 @common.folder_option(f"A folder for {RECORDS}, {TABLE} and {FIGURE}.")
 @common.force_option
 @common.json_option

@@ -27,6 +27,8 @@ WordT = TypeVar("WordT", bound=Word)
 
 # an argument that `ligerprof.files.opened` reads: `-` is standard input
 INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
+# what a command writes
+FILE, FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 
 
 class WordChoice(click.Choice[str]):
@@ -63,8 +65,7 @@ top_option = click.option(
 
 def folder_option(text: str, default: Path | None = None) -> Callable[[Command], Command]:
     """The output directory; passes `output: Path`, or None without a default."""
-    kind = click.Path(path_type=Path, file_okay=False)
-    return click.option("-o", "--output", type=kind, default=default, show_default=default is not None, help=text)
+    return click.option("-o", "--output", type=FOLDER, default=default, show_default=default is not None, help=text)
 
 
 def size_option(flag: str, name: str, text: str) -> Callable[[Command], Command]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
+from ligerprof.cli.common_options import (
+    FILE,
+    INPUT,
+    force_option,
+    json_option,
+    markdown_option,
+    or_usage_error,
+    top_option,
+)
 from ligerprof.cli.output import limit_json, print_markdown, show, write_output
 from ligerprof.errors import DoesNotFitError, RecipeError, ResultFormatError
 from ligerprof.files import require_absent
@@ -60,12 +68,7 @@ class _Growth(NamedTuple):
     help="Exit with 3 if the peak grew by more, such as 2% or 100MiB.",
 )
 @top_option
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write an HTML page with both recordings side by side.",
-)
+@click.option("--html", "html_path", type=FILE, help="Also write an HTML page with both recordings side by side.")
 @force_option
 @markdown_option
 @json_option

@@ -52,7 +52,7 @@ _MANY_GROUPS = 10_000
 @own_file_option
 @changed_copy_option("-o", "--output", what="the first suggestion")
 @click.option("--ranks", "all_ranks", is_flag=True, help="Compare the ranks of RUN, a step on several GPUs.")
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
+@click.option("--html", "html_path", type=common.FILE, help="Also write an HTML page.")
 @common.force_option
 @common.markdown_option
 @common.json_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli import command_search
-from ligerprof.cli.common_options import force_option, json_option, simulate_option
+from ligerprof.cli.common_options import FILE, force_option, json_option, simulate_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import Stages, knows_method, print_text, say_written, show, stages
 from ligerprof.cli.own_file import changes_of, recipe_and_files
@@ -52,9 +52,7 @@ _MOST_PROCESSES = 4
     help="Find what each layer recomputes and keeps so that steps are fastest instead, for the same batch and kernels.",
 )
 @click.option(
-    "--figure",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the frontier to this file; its suffix is the format, such as .svg or .png.",
+    "--figure", type=FILE, help="Draw the frontier to this file; its suffix is the format, such as .svg or .png."
 )
 @force_option
 @json_option

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import json_option
+from ligerprof.cli.common_options import FOLDER, json_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError, RunDirectoryError
 from ligerprof.serialization import document, to_json
@@ -23,7 +23,7 @@ _LEAST_SECONDS = 0.1
 
 
 @click.command(cls=DocumentedCommand, name="watch")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=FOLDER)
 @click.option("--once", is_flag=True, help="Show the newest figures and exit.")
 @click.option(
     "--interval",
@@ -33,12 +33,7 @@ _LEAST_SECONDS = 0.1
     metavar="SECONDS",
     help="Time between two looks.",
 )
-@click.option(
-    "--tensorboard",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Also write the figures for TensorBoard into this folder.",
-)
+@click.option("--tensorboard", "folder", type=FOLDER, help="Also write the figures for TensorBoard into this folder.")
 @json_option
 def command(run: Path, once: bool, interval: float, folder: Path | None, as_json: bool) -> None:
     """Show a running command that `ligerprof run` records, until it ends or Ctrl-C.
