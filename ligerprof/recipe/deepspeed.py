@@ -59,7 +59,8 @@ def read_deepspeed_config(source: str | Config) -> Config:
     if isinstance(source, str):
         is_text = source.lstrip().startswith("{")
         source = parse_object(source, "--deepspeed-config", _FILE) if is_text else read_json(Path(source), _FILE)
-    return _plain(source)
+    plain: Config = _plain(source)
+    return plain
 
 
 def deepspeed_config(recipe: TrainingOptions) -> dict[str, Any]:
@@ -162,12 +163,8 @@ def _merged(ours: Config, theirs: Config) -> dict[str, Any]:
     return result
 
 
-def _plain(values: Config) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
     """Without `auto`; 5e8, as DeepSpeed's documentation writes sizes, as the whole number it is."""
-    return {key: _plain_value(value) for key, value in values.items() if value != "auto"}
-
-
-def _plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return _plain(value)
+        return {key: _plain(item) for key, item in value.items() if item != "auto"}
     return int(value) if isinstance(value, float) and value.is_integer() else value
