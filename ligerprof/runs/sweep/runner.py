@@ -311,17 +311,20 @@ def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) 
     return tuple(_search(runner, recipe, axis) for recipe in lines.values())
 
 
-def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> Edges:
-    """The largest value along an axis that ran, and the smallest above it that was out of memory.
-
-    Only cells that differ from the recipe in this axis alone count.
-    """
-    line, ends = _border_line(recipe, axis), {status: [0] for status in CellStatus}
+def edges(cells: Iterable[Cell], axis: Axis) -> Edges:
+    """The largest value along an axis that ran, and the smallest above it that was out of memory."""
+    ends: dict[CellStatus, list[int]] = {status: [] for status in CellStatus}
     for cell in cells:
-        if _border_line(cell.recipe, axis) == line:
-            ends[cell.status].append(getattr(cell.recipe, axis))
-    largest = max(ends[CellStatus.DONE])
-    return largest or None, min((value for value in ends[CellStatus.OOM] if value > largest), default=None)
+        ends[cell.status].append(getattr(cell.recipe, axis))
+    largest = max(ends[CellStatus.DONE], default=None)
+    lost = (value for value in ends[CellStatus.OOM] if largest is None or value > largest)
+    return largest, min(lost, default=None)
+
+
+def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> Edges:
+    """The edges of the cells that differ from a recipe in one axis alone."""
+    line = _border_line(recipe, axis)
+    return edges((cell for cell in cells if _border_line(cell.recipe, axis) == line), axis)
 
 
 def largest_fitting(fits: Callable[[int], bool], guess: int, unit: int, known: Edges = (None, None)) -> int | None:
