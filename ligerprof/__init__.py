@@ -10,9 +10,12 @@
 Each name is loaded on first use, so importing ligerprof does not import torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ligerprof.lazy_names import lazy_names
+from ligerprof.text import Printed
+from ligerprof.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ligerprof import kernels as kernels
@@ -43,8 +46,6 @@ if TYPE_CHECKING:
     from ligerprof.runs.recording.record import record as record
     from ligerprof.runs.recording.trainer_callback import RecordCallback as RecordCallback
 
-__version__ = "0.1.0"
-
 _NAMES = {
     "analyzers.compare": ("Comparison",),
     "analyzers.estimate": ("MemoryEstimate",),
@@ -69,6 +70,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_HOMES)
 
 __getattr__ = lazy_names(__name__, _HOMES)
+Printed.reports = lambda: import_module("ligerprof.reports.shown")
 
 
 def __dir__() -> list[str]:

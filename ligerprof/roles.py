@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ligerprof.serialization import Printed
+from ligerprof.text import Printed
 from ligerprof.words import ExplainedWord, Word
 
 

@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
-from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ligerprof.text import Printed
 
 SCHEMA = 1
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -56,28 +57,6 @@ def document(kind: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
     for part in parts:
         whole |= part
     return whole
-
-
-def _shown() -> Any:
-    """The module that renders results. Reports know the results; results find their report when they are printed."""
-    return import_module("ligerprof.reports.shown")
-
-
-class Printed:
-    """Results that print as their command prints them."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        text: str = _shown().as_text(self)
-        return text
-
-    def _repr_html_(self) -> str:
-        element: str = _shown().as_html(self)
-        return element
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": str(self)}
 
 
 class JsonKeys(Printed):

@@ -1,6 +1,8 @@
-"""Text that comes from files, made safe for terminals and for one-line messages."""
+"""Text that comes from files, made safe for terminals and for one-line messages; the text of printed results."""
 
 import reprlib
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 _MOST_CHARACTERS = 60
 # such numbers fit 64 bits, and int() raises beyond a few thousand digits
@@ -9,6 +11,28 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 3
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _MOST_CHARACTERS
+
+
+class Printed:
+    """Results that print as their command prints them.
+
+    Attributes:
+        reports: returns the module that renders them; `ligerprof/__init__.py` sets it, as reports know the results.
+    """
+
+    __slots__ = ()
+    reports: ClassVar[Callable[[], Any]]
+
+    def __str__(self) -> str:
+        text: str = Printed.reports().as_text(self)
+        return text
+
+    def _repr_html_(self) -> str:
+        element: str = Printed.reports().as_html(self)
+        return element
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": str(self)}
 
 
 def printable(text: str, *, keep: str = "") -> str:

@@ -17,7 +17,7 @@ SOURCE_SET = frozenset(SOURCES)
 
 # a module may import from its own layer and from those above it in this list
 LAYERS = (
-    ("errors", "units", "text", "files", "words", "serialization", "lazy_names", "own_process"),
+    ("errors", "units", "text", "files", "words", "serialization", "lazy_names", "own_process", "version"),
     ("roles", "gpus"),
     ("torch_memory",),
     ("models",),
@@ -41,6 +41,14 @@ def identify(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+def named_module(node: ast.AST) -> list[str]:
+    """The module that `import_module("ligerprof...")` names, if the node is such a call."""
+    if not isinstance(node, ast.Call) or not node.args or not ast.unparse(node.func).endswith("import_module"):
+        return []
+    name = node.args[0]
+    return [name.value] if isinstance(name, ast.Constant) and isinstance(name.value, str) else []
+
+
 def first_party_imports(source: str, module: str) -> Iterator[tuple[int, str]]:
     """Line and layer of every import of the package's own modules, those inside functions included."""
     for node in ast.walk(ast.parse(source)):
@@ -51,7 +59,7 @@ def first_party_imports(source: str, module: str) -> Iterator[tuple[int, str]]:
             # `from ligerprof import recipe` names a module of the package, not of `ligerprof/__init__.py`
             targets = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
-            continue
+            targets = named_module(node)
         for target in targets:
             parts = target.split(".")
             if parts[0] == "ligerprof" and len(parts) > 1 and parts[1] in RANKS:
@@ -81,8 +89,9 @@ def test_the_import_test_sees_what_it_should() -> None:
         "    from ligerprof import cli\n"
         "    import ligerprof.runs.step\n"
         "    from ligerprof import __version__\n"
+        "    importlib.import_module('ligerprof.reports.shown')\n"
     )
-    assert list(first_party_imports(source, "example")) == [(2, "cli"), (3, "runs")]
+    assert list(first_party_imports(source, "example")) == [(2, "cli"), (3, "runs"), (5, "reports")]
 
 
 def test_files_open_with_a_sentence_and_stay_readable() -> None:
@@ -102,18 +111,17 @@ def imported_modules(path: Path) -> set[Path]:
     """Files of the package that a file imports, also inside functions and under TYPE_CHECKING."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        choices = [[name] for name in named_module(node)]
+        if isinstance(node, ast.Import):
+            choices = [[alias.name] for alias in node.names]
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
-        for name in names:
-            target = REPOSITORY.joinpath(*name.split("."))
-            found |= {file for file in (target.with_suffix(".py"), target / "__init__.py") if file in SOURCE_SET}
-    # a name of a package's own module is not an import of the package
-    return {
-        file
-        for file in found
-        if file.name != "__init__.py" or not any(file.parent in other.parents and other != file for other in found)
-    } - {path}
+            # a package's own module is not an import of the package
+            choices = [[f"{node.module}.{alias.name}", node.module] for alias in node.names]
+        for names in choices:
+            targets = [REPOSITORY.joinpath(*name.split(".")) for name in names]
+            files = [file for target in targets for file in (target.with_suffix(".py"), target / "__init__.py")]
+            found |= set([file for file in files if file in SOURCE_SET][:1])
+    return found - {path}
 
 
 def test_imports_run_in_no_circle() -> None:

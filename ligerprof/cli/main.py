@@ -10,12 +10,13 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from ligerprof import __version__, own_process
 from ligerprof.cli import interrupts
 from ligerprof.cli.command import DocumentedGroup
 from ligerprof.errors import LigerprofError
+from ligerprof.own_process import claim
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.text import printable
+from ligerprof.version import __version__
 
 # name: (module of `command`, summary in `ligerprof --help`)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -78,7 +79,7 @@ class LazyGroup(DocumentedGroup):
         """Run the command line of this process, or one that a test gives."""
         self._is_process = args is None
         if self._is_process:
-            own_process.claim()
+            claim()
         return super().main(args, *names, **settings)
 
     def resolve_command(

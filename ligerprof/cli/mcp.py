@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof import __version__
 from ligerprof.cli.command import DocumentedCommand
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError
 from ligerprof.text import short_repr
+from ligerprof.version import __version__
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
-from ligerprof import __version__
 from ligerprof.gpus import GPUS, Vendor
 from ligerprof.reports.terminal import bold, listing_table, stacked
 from ligerprof.serialization import document, select
 from ligerprof.units import format_bytes
+from ligerprof.version import __version__
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

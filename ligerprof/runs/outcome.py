@@ -9,7 +9,7 @@ from typing import Any
 
 from ligerprof.recipe.categories import Engine
 from ligerprof.roles import Backend, Phase
-from ligerprof.serialization import Printed
+from ligerprof.text import Printed
 
 
 def package_versions() -> dict[str, str]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import ligerprof
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.routing import UNIFORM, WORST, tokens_per_expert
 from ligerprof.simulated_gpu.plans import callable_for, functions
@@ -39,7 +38,7 @@ _FILLS = frozenset(
 _ONE_NUMBER = frozenset({aten.zero_.default, aten.fill_.Scalar})
 _BRANCHES = frozenset({"item of bool", "equal"})
 # of torch and of this package
-SKIPPED_FILES = (*(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, ligerprof.__file__)), "<frozen ")
+SKIPPED_FILES = (*(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, Path(__file__).parent)), "<frozen ")
 
 
 class MadeUp(NamedTuple):

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ligerprof import __version__
 from ligerprof.errors import MissingDependencyError
 from ligerprof.runs.bench import accuracy, records
 from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors, find_provided
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.recording.device import NvmlDevice
 from ligerprof.units import GIB, MIB
+from ligerprof.version import __version__
 
 # several times any L2 cache
 _FLUSHED_BYTES = 256 * MIB

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ligerprof import own_process
 from ligerprof.errors import LigerprofError
+from ligerprof.own_process import is_own
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
@@ -52,7 +52,7 @@ class Worker:
         self._tasks, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
         with theirs:
-            if own_process.is_own() and not quiet:
+            if is_own() and not quiet:
                 self._fork(theirs)
                 return
             self._process = subprocess.Popen(
