@@ -46,35 +46,27 @@ if TYPE_CHECKING:
     from ligerprof.runs.recording.record import record as record
     from ligerprof.runs.recording.trainer_callback import RecordCallback as RecordCallback
 
-_HOMES = {
-    "Advice": "analyzers.search.changes",
-    "AxolotlPlugin": "runs.recording.axolotl_plugin",
-    "Comparison": "analyzers.compare",
-    "Fit": "analyzers.search.fit",
-    "LigerprofError": "errors",
-    "MemoryBreakdown": "roles",
-    "MemoryEstimate": "analyzers.estimate",
-    "PeakDiff": "analyzers.explain.peak",
-    "PeakReport": "analyzers.explain.peak",
-    "Phase": "roles",
-    "RecordCallback": "runs.recording.trainer_callback",
-    "Role": "roles",
-    "StepOutcome": "runs.outcome",
-    "TraceReport": "analyzers.trace.analysis",
-    "TrainingRecipe": "recipe.training",
-    "advise": "library",
-    "analyze_trace": "library",
-    "checkpoint": "library",
-    "compare": "library",
-    "diff": "library",
-    "estimate": "library",
-    "explain": "library",
-    "fit": "library",
-    "kernels": "kernels",
-    "plan": "library",
-    "record": "runs.recording.record",
-    "simulate": "library",
+_NAMES = {
+    "analyzers.compare": ("Comparison",),
+    "analyzers.estimate": ("MemoryEstimate",),
+    "analyzers.explain.peak": ("PeakDiff", "PeakReport"),
+    "analyzers.search.changes": ("Advice",),
+    "analyzers.search.fit": ("Fit",),
+    "analyzers.trace.analysis": ("TraceReport",),
+    "errors": ("LigerprofError",),
+    "kernels": ("kernels",),
+    "library": (
+        *("advise", "analyze_trace", "checkpoint", "compare", "diff"),
+        *("estimate", "explain", "fit", "plan", "simulate"),
+    ),
+    "recipe.training": ("TrainingRecipe",),
+    "roles": ("MemoryBreakdown", "Phase", "Role"),
+    "runs.outcome": ("StepOutcome",),
+    "runs.recording.axolotl_plugin": ("AxolotlPlugin",),
+    "runs.recording.record": ("record",),
+    "runs.recording.trainer_callback": ("RecordCallback",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_HOMES)
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -45,11 +45,7 @@ class UnpackError(Exception):
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading; for `-`, a temporary copy of standard input.
-
-    Raises:
-        OSError: not readable, or a pipe or device, which may never end.
-    """
+    """Open a regular file, for `-` a temporary copy of standard input; raises OSError for pipes, which may not end."""
     if path == STANDARD_INPUT:
         import tempfile
 
@@ -156,11 +152,7 @@ def read_json(path: Path, kind: FileKind) -> dict[str, Any]:
 
 
 def parse_json(text: str, source: str, kind: FileKind) -> Any:
-    """Parse JSON text; raises `kind.error` if it is not JSON.
-
-    Args:
-        source: the text's origin for errors, such as a file and a line number.
-    """
+    """Parse JSON text; raises `kind.error` with `source`, such as a file and a line number, if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

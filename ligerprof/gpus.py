@@ -72,7 +72,7 @@ class GpuSpec:
     @property
     def l2_bytes(self) -> int:
         """Bytes of the level-2 cache."""
-        return _L2_MIB.get(self.name, _L2_MIB_OF_ITS_KIND[self.compute_capability]) * MIB
+        return _L2_MIB.get(self.name, _KINDS[self.compute_capability][1]) * MIB
 
     @property
     def usable_bytes(self) -> int:
@@ -80,38 +80,23 @@ class GpuSpec:
         return self.memory_bytes - self.context_bytes - self.kernels_bytes
 
 
-# CUDA C++ programming guide, "technical specifications per compute capability"
-_MAX_THREADS_PER_SM: Mapping[tuple[int, int], int] = {
-    (6, 0): 2048,
-    (7, 0): 2048,
-    (7, 5): 1024,
-    (8, 0): 2048,
-    (8, 6): 1536,
-    (8, 9): 1536,
-    (9, 0): 2048,
-    # torch reports gfx942 and gfx950 as (9, 4) and (9, 5)
-    (9, 4): 2048,
-    (9, 5): 2048,
-    (10, 0): 2048,
-    (10, 3): 2048,
-    (12, 0): 1536,
-}
 # data sheets; the H200's as torch reports it
 _L2_MIB: Mapping[str, int] = {"h200": 60, "h200-nvl": 60, "l4": 48, "l40s": 96, "l40": 96, "rtx-6000-ada": 96, "t4": 4}
-# of the GPUs of a compute capability that have most
-_L2_MIB_OF_ITS_KIND: Mapping[tuple[int, int], int] = {
-    (6, 0): 4,
-    (7, 0): 6,
-    (7, 5): 6,
-    (8, 0): 40,
-    (8, 6): 6,
-    (8, 9): 72,
-    (9, 0): 50,
-    (9, 4): 4,
-    (9, 5): 4,
-    (10, 0): 126,
-    (10, 3): 126,
-    (12, 0): 96,
+# by compute capability: threads per multiprocessor (CUDA C++ programming guide, "technical specifications per compute
+# capability"), and MiB of the level-2 cache of the GPUs that have most; torch reports gfx942 and gfx950 as 9.4 and 9.5
+_KINDS: Mapping[tuple[int, int], tuple[int, int]] = {
+    (6, 0): (2048, 4),
+    (7, 0): (2048, 6),
+    (7, 5): (1024, 6),
+    (8, 0): (2048, 40),
+    (8, 6): (1536, 6),
+    (8, 9): (1536, 72),
+    (9, 0): (2048, 50),
+    (9, 4): (2048, 4),
+    (9, 5): (2048, 4),
+    (10, 0): (2048, 126),
+    (10, 3): (2048, 126),
+    (12, 0): (1536, 96),
 }
 
 
@@ -126,7 +111,7 @@ def _gpu(
         kernels_bytes=_KERNELS_BYTES,
         sm_count=sm_count,
         compute_capability=capability,
-        max_threads_per_sm=_MAX_THREADS_PER_SM[capability],
+        max_threads_per_sm=_KINDS[capability][0],
         vendor=Vendor.AMD if title.startswith("AMD") else Vendor.NVIDIA,
         measured=name == "h200",
         nominal=name in _NOMINAL,

@@ -137,11 +137,8 @@ def fastest(
     """Find the fastest recipes for the same training that fit the memory limit; see `ligerprof fit --fastest`.
 
     Args:
-        recipe: what to train, how, and on which GPU.
-        simulate: whether to check answers by simulated steps.
-        progress: receives short messages.
+        recipe, simulate, progress, processes: as for `fit`.
         better: receives each recipe that fits and is faster than those before.
-        processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
     """
     from ligerprof.analyzers.search import fastest as search
 
@@ -163,9 +160,7 @@ def advise(
     """Find the cheapest changes that make a recipe fit; see `ligerprof advise`.
 
     Args:
-        recipe: what to train, how, and on which GPU.
-        simulate: whether to check answers by simulated steps.
-        progress: receives short messages.
+        recipe, simulate, progress: as for `fit`.
         tried: receives the number of the change that is tried next, and the most that will be tried.
         sharding: how several GPUs share the states; None: DeepSpeed's stages first, then FSDP2.
         settle: what a changed recipe becomes in the user's own files, or why these cannot say it; None without files.
@@ -233,9 +228,7 @@ def plan(
     Args:
         model: a recipe, or a model of transformers, whose config and dtype the recipe takes.
         limit_bytes: on what torch's allocator reserves; None: the recipe's, or what its GPU leaves.
-        simulate: whether to check the answer by simulated steps.
-        progress: receives short messages.
-        processes: how many new processes simulate recipes at the same time; 0 simulates in this process.
+        simulate, progress, processes: as for `fit`.
         options: further options of the recipe, such as `batch`, `seq`, `optimizer` and `gpu`.
     """
     from ligerprof.analyzers.search import fastest as search
@@ -313,16 +306,14 @@ def make_judge(
         if candidate.lengths is not None:
             return _simulated_run(candidate, progress)
         elsewhere = None if simulators is None else simulators.simulate(candidate)
-        return elsewhere or _simulated_step(candidate)
+        if elsewhere is not None:
+            return elsewhere
+        from ligerprof.runs.simulated import simulate_step
+
+        return reserved(simulate_step(candidate, record=False))
 
     expect = simulators.expect if simulators is not None and simulators.count else None
     return Judge(find_limit(_recipe(recipe)), simulated, expect) if simulate else Judge(find_limit(_recipe(recipe)))
-
-
-def _simulated_step(recipe: TrainingRecipe) -> Reserved:
-    from ligerprof.runs.simulated import simulate_step
-
-    return reserved(simulate_step(recipe, record=False))
 
 
 def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:

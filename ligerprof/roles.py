@@ -116,9 +116,5 @@ class MemoryBreakdown(Printed, Mapping["Role", int]):
 
     @classmethod
     def from_json(cls, roles: Mapping[str, int]) -> "MemoryBreakdown":
-        """Read the `roles` object of any command's JSON.
-
-        Raises:
-            ValueError: a key is not the name of a role.
-        """
+        """Read the `roles` object of any command's JSON; raises ValueError for a key that is not the name of a role."""
         return cls(roles={Role(word): size_bytes for word, size_bytes in roles.items()})

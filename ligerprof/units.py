@@ -53,11 +53,7 @@ def format_like(size_bytes: int, other_bytes: int) -> str:
 def in_one_unit(
     largest: Callable[..., int],
 ) -> Callable[[Callable[_Arguments, _Output]], Callable[_Arguments, _Output]]:
-    """A decorator for what renders an output: its sizes are in the unit of its largest.
-
-    Args:
-        largest: that size, in bytes, from the arguments of the decorated function.
-    """
+    """A decorator for what renders an output: sizes are in the unit of its largest, from the arguments, in bytes."""
 
     def decorate(render: Callable[_Arguments, _Output]) -> Callable[_Arguments, _Output]:
         @wraps(render)

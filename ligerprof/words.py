@@ -29,8 +29,8 @@ class Word(str, Enum):
 
     @classmethod
     def choices(cls: type[WordT]) -> tuple[WordT, ...]:
-        """The members that a user may choose, in the order of help and errors."""
-        return tuple(cls)
+        """The members that a user may choose, in the order of help and errors: all but a DEFAULT, for no choice."""
+        return tuple(member for member in cls if member.name != "DEFAULT")
 
 
 class ExplainedWord(Word):

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.command_search import (
-    CommandOptions,
-    advise_command,
-    command_options,
-    refuse_with_command,
-    require_command,
-)
+from ligerprof.cli import command_search
 from ligerprof.cli.common_options import force_option, json_option, simulate_option, word_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import config_report, config_sources, show, stages
@@ -31,15 +25,10 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.search.changes import Advice
 
 
-@click.command(
-    cls=RecipeCommand,
-    name="advise",
-    short_help="List the cheapest changes that make a recipe fit.",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(cls=RecipeCommand, name="advise", context_settings={"allow_interspersed_args": False})
 @recipe_options
 @simulate_option
-@command_options
+@command_search.command_options
 @word_option(
     "--sharding",
     (Engine.DEEPSPEED, Engine.FSDP2),
@@ -71,11 +60,13 @@ def command(  # noqa: PLR0913 - one argument per option
     file with which it fits, by running it on simulated GPUs. Nothing that it writes stays.
     """
     if words:
-        refuse_with_command("simulate", "sharding")
-        options = CommandOptions(recipe=recipe, words=words, search=search, copies=copies, force=force, as_json=as_json)
-        advise_command(options, show_all=show_all)
+        command_search.refuse_with_command("simulate", "sharding")
+        options = command_search.CommandOptions(
+            recipe=recipe, words=words, search=search, copies=copies, force=force, as_json=as_json
+        )
+        command_search.advise_command(options, show_all=show_all)
         return
-    require_command(search)
+    command_search.require_command(search)
     from ligerprof.library import advise
     from ligerprof.reports.search import render_advice
 
@@ -104,12 +95,7 @@ def command(  # noqa: PLR0913 - one argument per option
         remarks.append(str(error))
     next_command = _next_command(runnable, advice, edits, copies)
     show(
-        lambda: {
-            **advice.to_json(),
-            "command": next_command,
-            "notes": [*advice.notes, *remarks],
-            **edits_json(edits),
-        },
+        lambda: {**advice.to_json(), "command": next_command, "notes": [*advice.notes, *remarks], **edits_json(edits)},
         lambda: render_advice(advice, next_command, edits, remarks=remarks, show_all=show_all),
         as_json=as_json,
     )

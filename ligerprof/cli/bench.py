@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ligerprof.cli import common_options as common
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import (
-    WordChoice,
-    complete_benched,
-    complete_providers,
-    folder_option,
-    force_option,
-    json_option,
-)
 from ligerprof.cli.output import say, say_written, show
 from ligerprof.errors import RecipeError
 from ligerprof.files import require_absent, write_new_file
@@ -23,7 +16,6 @@ from ligerprof.runs.bench.records import BENCH_KERNELS, Direction
 if TYPE_CHECKING:
     from ligerprof.runs.bench.records import Finding
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
 RECORDS, TABLE, FIGURE = "bench.jsonl", "bench.csv", "bench.svg"
 _HELP = f"""Time kernels side by side and check them against fp64.
 
@@ -33,14 +25,12 @@ with the reason.
 """
 
 
-@click.command(
-    cls=DocumentedCommand, name="bench", short_help="Time kernels side by side and check them against fp64.", help=_HELP
-)
-@click.argument("kernels", nargs=-1, metavar="KERNEL...", shell_complete=complete_benched)
+@click.command(cls=DocumentedCommand, name="bench", help=_HELP)
+@click.argument("kernels", nargs=-1, metavar="KERNEL...", shell_complete=common.complete_benched)
 @click.option(
     "--providers",
     metavar="NAMES",
-    shell_complete=complete_providers,
+    shell_complete=common.complete_providers,
     help="Providers joined by commas, with a variant after a colon: ligerprof:lean, ligerprof:1GiB+fp32, liger:fp32,"
     " cce:exact. Default: all providers.",
 )
@@ -55,14 +45,14 @@ with the reason.
 @click.option(
     "--pass",
     "passes",
-    type=WordChoice([*(direction.value for direction in Direction), "all"]),
+    type=common.WordChoice([*(direction.value for direction in Direction), "all"]),
     default="all",
     show_default=True,
     help="The pass to time; full is forward and backward in one.",
 )
 @click.option(
     "--dtype",
-    type=WordChoice(["bf16", "fp16", "fp32"]),
+    type=common.WordChoice(["bf16", "fp16", "fp32"]),
     default="bf16",
     show_default=True,
     help="Data type of the tensors.",
@@ -83,11 +73,13 @@ with the reason.
     multiple=True,
     help="Add the records of an earlier bench.jsonl; may be repeated, and alone needs no GPU.",
 )
-@click.option("--csv", "csv_file", type=_FILE, help="Write every record as CSV.")
-@click.option("--figure", "figure_file", type=_FILE, help="Draw times with their quantile bands: .png, .svg or .pdf.")
-@folder_option(f"A folder for {RECORDS}, {TABLE} and {FIGURE}.")
-@force_option
-@json_option
+@click.option("--csv", "csv_file", type=common.FILE, help="Write every record as CSV.")
+@click.option(
+    "--figure", "figure_file", type=common.FILE, help="Draw times with their quantile bands: .png, .svg or .pdf."
+)
+@common.folder_option(f"A folder for {RECORDS}, {TABLE} and {FIGURE}.")
+@common.force_option
+@common.json_option
 def command(as_json: bool, **options: Any) -> None:
     """Time kernels side by side and check them against fp64."""
     from ligerprof.reports.figures.style import check_format

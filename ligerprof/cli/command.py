@@ -1,7 +1,7 @@
 """The classes of commands, whose help has examples and options in groups, and these examples."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -9,106 +9,79 @@ from ligerprof.errors import LigerprofError, OutputError
 from ligerprof.text import short_repr
 from ligerprof.words import did_you_mean, nearest_names, question
 
-
-class Example(NamedTuple):
-    """A command line without `ligerprof`, and what it is for."""
-
-    words: str
-    text: str
-
-
-# tests/cli/test_examples.py runs them
-EXAMPLES: dict[str, tuple[Example, ...]] = {
-    "ligerprof": (
-        Example("explain snapshot.pickle", "What the memory at the peak of a recording belongs to."),
-        Example("run -- python train.py", "The same for your own training, which it records."),
-        Example("estimate --model llama3.1-8b --gpu h200", "What a training will need, before it runs."),
-    ),
-    "watch": (Example("watch runs/001 --once", "The newest figures of a running `ligerprof run`."),),
-    "step": (
-        Example("step --model llama3.2-1b --liger flce", "A 1B model with the fused loss, on the GPU or simulated."),
-        Example(
-            "step --model tiny --memory-limit 70MiB -o runs/small", "With a limit on its memory, which may run out."
-        ),
-    ),
-    "run": (
-        Example("run -- python train.py", "Record your own training."),
-        Example("run --steps 2:3 -- accelerate launch train.py", "Record two steps of each rank."),
-    ),
-    "explain": (
-        Example("explain snapshot.pickle", "Roles, then blocks, at the peak of a recording."),
-        Example("explain runs/001 --by layer --html peak.html", "A run layer by layer, and as a page."),
-        Example("explain snapshot.pickle --max-peak 20GiB", "For CI: exit code 3 if the peak is above 20 GiB."),
-    ),
-    "estimate": (
-        Example("estimate --model llama3.1-8b --precision bf16 --gpu h200", "Whether a recipe fits a GPU."),
-        Example(
-            "estimate --model Qwen/Qwen3-4B --lora 16 --gpu 4090 --by layer", "LoRA on a 24 GB card, layer by layer."
-        ),
-        Example("estimate --config training_args.json --memory-limit 40GiB", "The recipe in a Trainer's arguments."),
-    ),
-    "fit": (
-        Example(
-            "fit --model llama3.2-1b --gpu rtx4090 --no-simulate",
-            "The largest batch and sequence by the analytic estimate.",
-        ),
-        Example("fit --model tiny --seq 512 --memory-limit 120MiB", "Each answer checked by simulated steps."),
-        Example("fit --gpu rtx4090 -- trl sft --config sft.yaml", "The largest micro-batch of your own command."),
-    ),
-    "advise": (
-        Example(
-            "advise --model llama3.2-1b --batch 8 --gpu rtx4090 --no-simulate", "What to change to fit a 24 GB card."
-        ),
-        Example(
-            "advise --config training_args.json --gpu rtx4090 --no-simulate", "The same as changed lines of your file."
-        ),
-        Example("advise --gpu rtx4090 -- trl dpo --config dpo.yaml", "The cheapest changes of your own command."),
-    ),
-    "compare": (
-        Example("compare runs/001 runs/002", "Two runs, role by role."),
-        Example("compare runs/001", "A run with its own estimate."),
-        Example("compare snapshot.pickle estimate.json", "A recording with the output of `estimate --json`."),
-    ),
-    "diff": (
-        Example("diff before.pickle after.pickle", "What grew and what shrank."),
-        Example(
-            "diff before.pickle after.pickle --max-growth 2%", "For CI: exit code 3 if the peak grew by more than 2 %."
-        ),
-    ),
-    "sweep": (
-        Example("sweep --model tiny --batch 1,2 --liger none,flce --dry-run", "The cells of a grid, with estimates."),
-        Example("sweep --model tiny --batch 1,2 --liger none,flce -o runs/tiny", "Run them; the same command resumes."),
-    ),
-    "study": (
-        Example("study --dry-run", "The cells of the study of 2024."),
-        Example("study --report -o runs/study", "The report of the cells that have finished."),
-    ),
-    "plot": (
-        Example("plot runs/sweep", "All figures that a sweep allows."),
-        Example("plot snapshot.pickle --kind memory --format svg -o timeline", "The memory of a recording over time."),
-    ),
-    "bench": (
-        Example("bench flce rms", "The fused loss and RMSNorm of every provider, on a GPU."),
-        Example("bench --from bench.jsonl --figure bench.svg", "Records of an earlier bench, without a GPU."),
-    ),
-    "trace": (
-        Example("trace step.pt.trace.json", "Busy time, gaps and kernels of a trace of torch.profiler."),
-        Example("trace step.pt.trace.json later.pt.trace.json", "What changed between two traces."),
-    ),
-    "view": (Example("view runs/001", "TensorBoard on a run, until Ctrl-C."),),
-    "models": (
-        Example("models llama3.1", "The figures of every Llama 3.1."),
-        Example("models --json", "All models, for scripts."),
-    ),
-    "kernels": (
-        Example("kernels --model llama3.2-1b", "Which kernels apply to a model."),
-        Example("kernels check rms", "Test a kernel against its reference."),
-    ),
-    "mcp": (Example("mcp", "Serve the tools until the agent closes standard input."),),
-    "env": (
-        Example("env", "What is installed, and which GPUs there are."),
-        Example("env --json", "The same for scripts."),
-    ),
+# by command: command lines without `ligerprof`, and what each is for; tests/cli/test_examples.py runs them
+EXAMPLES: Mapping[str, Mapping[str, str]] = {
+    "ligerprof": {
+        "explain snapshot.pickle": "What the memory at the peak of a recording belongs to.",
+        "run -- python train.py": "The same for your own training, which it records.",
+        "estimate --model llama3.1-8b --gpu h200": "What a training will need, before it runs.",
+    },
+    "watch": {"watch runs/001 --once": "The newest figures of a running `ligerprof run`."},
+    "step": {
+        "step --model llama3.2-1b --liger flce": "A 1B model with the fused loss, on the GPU or simulated.",
+        "step --model tiny --memory-limit 70MiB -o runs/small": "With a limit on its memory, which may run out.",
+    },
+    "run": {
+        "run -- python train.py": "Record your own training.",
+        "run --steps 2:3 -- accelerate launch train.py": "Record two steps of each rank.",
+    },
+    "explain": {
+        "explain snapshot.pickle": "Roles, then blocks, at the peak of a recording.",
+        "explain runs/001 --by layer --html peak.html": "A run layer by layer, and as a page.",
+        "explain snapshot.pickle --max-peak 20GiB": "For CI: exit code 3 if the peak is above 20 GiB.",
+    },
+    "estimate": {
+        "estimate --model llama3.1-8b --precision bf16 --gpu h200": "Whether a recipe fits a GPU.",
+        "estimate --model Qwen/Qwen3-4B --lora 16 --gpu 4090 --by layer": "LoRA on a 24 GB card, layer by layer.",
+        "estimate --config training_args.json --memory-limit 40GiB": "The recipe in a Trainer's arguments.",
+    },
+    "fit": {
+        "fit --model llama3.2-1b --gpu rtx4090 --no-simulate": "The largest batch and sequence by the estimate alone.",
+        "fit --model tiny --seq 512 --memory-limit 120MiB": "Each answer checked by simulated steps.",
+        "fit --gpu rtx4090 -- trl sft --config sft.yaml": "The largest micro-batch of your own command.",
+    },
+    "advise": {
+        "advise --model llama3.2-1b --batch 8 --gpu rtx4090 --no-simulate": "What to change for a 24 GB card.",
+        "advise --config training_args.json --gpu rtx4090 --no-simulate": "The same as changed lines of your file.",
+        "advise --gpu rtx4090 -- trl dpo --config dpo.yaml": "The cheapest changes of your own command.",
+    },
+    "compare": {
+        "compare runs/001 runs/002": "Two runs, role by role.",
+        "compare runs/001": "A run with its own estimate.",
+        "compare snapshot.pickle estimate.json": "A recording with the output of `estimate --json`.",
+    },
+    "diff": {
+        "diff before.pickle after.pickle": "What grew and what shrank.",
+        "diff before.pickle after.pickle --max-growth 2%": "For CI: exit code 3 if the peak grew by more than 2 %.",
+    },
+    "sweep": {
+        "sweep --model tiny --batch 1,2 --liger none,flce --dry-run": "The cells of a grid, with estimates.",
+        "sweep --model tiny --batch 1,2 --liger none,flce -o runs/tiny": "Run them; the same command resumes.",
+    },
+    "study": {
+        "study --dry-run": "The cells of the study of 2024.",
+        "study --report -o runs/study": "The report of the cells that have finished.",
+    },
+    "plot": {
+        "plot runs/sweep": "All figures that a sweep allows.",
+        "plot snapshot.pickle --kind memory --format svg -o timeline": "The memory of a recording over time.",
+    },
+    "bench": {
+        "bench flce rms": "The fused loss and RMSNorm of every provider, on a GPU.",
+        "bench --from bench.jsonl --figure bench.svg": "Records of an earlier bench, without a GPU.",
+    },
+    "trace": {
+        "trace step.pt.trace.json": "Busy time, gaps and kernels of a trace of torch.profiler.",
+        "trace step.pt.trace.json later.pt.trace.json": "What changed between two traces.",
+    },
+    "view": {"view runs/001": "TensorBoard on a run, until Ctrl-C."},
+    "models": {"models llama3.1": "The figures of every Llama 3.1.", "models --json": "All models, for scripts."},
+    "kernels": {
+        "kernels --model llama3.2-1b": "Which kernels apply to a model.",
+        "kernels check rms": "Test a kernel against its reference.",
+    },
+    "mcp": {"mcp": "Serve the tools until the agent closes standard input."},
+    "env": {"env": "What is installed, and which GPUs there are.", "env --json": "The same for scripts."},
 }
 
 
@@ -170,8 +143,8 @@ class DocumentedCommand(click.Command):
         """Write the examples, and one section per group of options."""
         if examples := EXAMPLES.get(self.name or ""):
             with formatter.section(_EXAMPLES):
-                for example in examples:
-                    formatter.write(f"  ligerprof {example.words}\n      {example.text}\n")
+                for words, text in examples.items():
+                    formatter.write(f"  ligerprof {words}\n      {text}\n")
         whole = ctx.meta.get(HELP_ALL, False)
         for title, options in self._sections(ctx).items():
             shown = [option for option in options if not option.hidden]

@@ -1,6 +1,7 @@
 """Options shared by several commands, other than those of a recipe, and what a shell completes; importing is fast."""
 
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ WordT = TypeVar("WordT", bound=Word)
 
 # an argument that `ligerprof.files.opened` reads: `-` is standard input
 INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
+# what a command writes
+FILE, FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
 
 
 class WordChoice(click.Choice[str]):
@@ -62,8 +65,7 @@ top_option = click.option(
 
 def folder_option(text: str, default: Path | None = None) -> Callable[[Command], Command]:
     """The output directory; passes `output: Path`, or None without a default."""
-    kind = click.Path(path_type=Path, file_okay=False)
-    return click.option("-o", "--output", type=kind, default=default, show_default=default is not None, help=text)
+    return click.option("-o", "--output", type=FOLDER, default=default, show_default=default is not None, help=text)
 
 
 def size_option(flag: str, name: str, text: str) -> Callable[[Command], Command]:
@@ -113,34 +115,21 @@ def _models() -> Iterable[str]:
     return (*short_names(), *ids, *cached_ids())
 
 
-def _gpus() -> Iterable[str]:
-    from ligerprof.gpus import GPUS
-
-    return GPUS
-
-
-def _slots() -> Iterable[str]:
-    from ligerprof.kernels.selection import KERNEL_NAMES
-
-    return KERNEL_NAMES
-
-
 def _kernels() -> Iterable[str]:
     from ligerprof.kernels.registry import load_registry
 
     return dict.fromkeys(kernel.name for kernel in load_registry().kernels)
 
 
-def _benched() -> Iterable[str]:
-    from ligerprof.runs.bench.records import BENCH_KERNELS
-
-    return (*BENCH_KERNELS, "all")
-
-
 def _providers() -> Iterable[str]:
     from ligerprof.kernels.registry import load_registry
 
     return load_registry().providers
+
+
+def _of(module: str, name: str) -> Names:
+    """The names in a mapping or tuple of a module, which is imported when they are asked for."""
+    return lambda: getattr(import_module(f"ligerprof.{module}"), name)
 
 
 def _completer(names: Names, separators: str = "", *, alone: Sequence[str] = ()) -> Completer:
@@ -162,10 +151,10 @@ def _completer(names: Names, separators: str = "", *, alone: Sequence[str] = ())
 
 
 complete_models = _completer(_models, ",")
-complete_gpus = _completer(_gpus, ",")
-complete_kernel_sets = _completer(_slots, "+,", alone=("none", "all", "no-flce"))
+complete_gpus = _completer(_of("gpus", "GPUS"), ",")
+complete_kernel_sets = _completer(_of("kernels.selection", "KERNEL_NAMES"), "+,", alone=("none", "all", "no-flce"))
 complete_kernels = _completer(_kernels)
-complete_benched = _completer(_benched)
+complete_benched = _completer(_of("runs.bench.records", "BENCH_KERNELS"), alone=("all",))
 complete_providers = _completer(_providers, ",")
 
 # by the name of an option of a recipe

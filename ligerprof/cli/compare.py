@@ -10,7 +10,7 @@ from ligerprof.cli.output import show
 from ligerprof.snapshots.watch import watched
 
 
-@click.command(cls=DocumentedCommand, name="compare", short_help="Compare estimates, runs and snapshots.")
+@click.command(cls=DocumentedCommand, name="compare")
 @click.argument("sources", metavar="RUN|FILE…", nargs=-1, required=True, type=INPUT)
 @click.option(
     "--reference",

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import INPUT, force_option, json_option, markdown_option, or_usage_error, top_option
+from ligerprof.cli.common_options import (
+    FILE,
+    INPUT,
+    force_option,
+    json_option,
+    markdown_option,
+    or_usage_error,
+    top_option,
+)
 from ligerprof.cli.output import limit_json, print_markdown, show, write_output
 from ligerprof.errors import DoesNotFitError, RecipeError, ResultFormatError
 from ligerprof.files import require_absent
@@ -44,11 +52,7 @@ class _Growth(NamedTuple):
         return before_bytes + int(self.size_bytes if self.percent is None else before_bytes * self.percent / 100)
 
 
-def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None) -> _Growth | None:
-    return None if value is None else or_usage_error(_Growth.parse, value)
-
-
-@click.command(cls=DocumentedCommand, name="diff", short_help="Show what grew and shrank between two peaks.")
+@click.command(cls=DocumentedCommand, name="diff")
 @click.argument("before", metavar="A", type=INPUT)
 @click.argument("after", metavar="B", type=INPUT)
 @click.option(
@@ -59,17 +63,12 @@ def _read_growth(_ctx: click.Context, _param: click.Parameter, value: str | None
 )
 @click.option(
     "--max-growth",
-    callback=_read_growth,
+    callback=lambda _ctx, _param, text: None if text is None else or_usage_error(_Growth.parse, text),
     metavar="PERCENT|SIZE",
     help="Exit with 3 if the peak grew by more, such as 2% or 100MiB.",
 )
 @top_option
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write an HTML page with both recordings side by side.",
-)
+@click.option("--html", "html_path", type=FILE, help="Also write an HTML page with both recordings side by side.")
 @force_option
 @markdown_option
 @json_option

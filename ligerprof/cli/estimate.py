@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from ligerprof.runs.whole_run.replay import WholeRun
 
 
-@click.command(
-    cls=RecipeCommand,
-    name="estimate",
-    short_help="Predict the peak analytically, in milliseconds.",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(cls=RecipeCommand, name="estimate", context_settings={"allow_interspersed_args": False})
 @recipe_options
 @word_option(
     "--by", (View.ROLE, View.LAYER), "Break the peak down by role, or also by part of the model.", default=View.ROLE
@@ -83,8 +78,9 @@ def command(recipe: TrainingRecipe, by: View, *, simulate: bool, as_markdown: bo
         print_markdown(estimate_markdown(_with_config(estimated)))
     else:
         time = time_or_reason(recipe)
+        run_json: dict[str, Any] = {} if whole_run is None else {"whole_run": whole_run.to_json()}
         show(
-            lambda: {**_with_config(estimated).to_json(), **time_json(time), **simulated, **_run_json(whole_run)},
+            lambda: {**_with_config(estimated).to_json(), **time_json(time), **simulated, **run_json},
             lambda: render_estimate(longest, _with_config(estimated), column, time),
             as_json=as_json,
         )
@@ -116,9 +112,7 @@ def _with_config(estimated: "MemoryEstimate") -> "MemoryEstimate":
     if report is None:
         return estimated
     return dataclasses.replace(
-        estimated,
-        assumed=(*estimated.assumed, *report.assumed),
-        left_out=(*estimated.left_out, *report.omissions),
+        estimated, assumed=(*estimated.assumed, *report.assumed), left_out=(*estimated.left_out, *report.omissions)
     )
 
 
@@ -136,10 +130,6 @@ def _print_more(layers: "Table | None", run: "WholeRun | None") -> None:
 
     for part in (*([] if layers is None else [layers]), *map(Text, [] if run is None else run_lines(run))):
         console().print(part)
-
-
-def _run_json(run: "WholeRun | None") -> dict[str, Any]:
-    return {} if run is None else {"whole_run": run.to_json()}
 
 
 def _simulate(recipe: TrainingRecipe) -> "tuple[dict[str, Any], FiguresColumn, bool]":

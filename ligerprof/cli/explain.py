@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ligerprof.cli import common_options as common
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import (
-    INPUT,
-    force_option,
-    json_option,
-    markdown_option,
-    size_option,
-    top_option,
-    word_option,
-)
 from ligerprof.cli.output import limit_json, print_markdown, show, write_output
 from ligerprof.cli.own_file import OwnConfig, changed_copy_option, own_file_option
 from ligerprof.errors import DoesNotFitError
@@ -31,22 +23,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ligerprof.analyzers.attribution.rules import UserRule
-    from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
     from ligerprof.analyzers.explain.peak import PeakReport
 
 _MANY_GROUPS = 10_000
 
 
-@click.command(
-    cls=DocumentedCommand, name="explain", short_help="Show what the memory at a snapshot's peak belongs to."
-)
-@click.argument("snapshot", metavar="SNAPSHOT|RUN|FOLDER", type=INPUT)
+@click.command(cls=DocumentedCommand, name="explain")
+@click.argument("snapshot", metavar="SNAPSHOT|RUN|FOLDER", type=common.INPUT)
 @click.option(
     "--device-index", type=click.IntRange(min=0), metavar="N", help="The GPU. Default: the GPU with the highest peak."
 )
-@top_option
-@word_option("--by", View, "What the first table sums the bytes by.", View.ROLE)
-@size_option("--max-peak", "max_peak_bytes", "Exit with 3 if the peak is higher, such as 20GiB.")
+@common.top_option
+@common.word_option("--by", View, "What the first table sums the bytes by.", View.ROLE)
+@common.size_option("--max-peak", "max_peak_bytes", "Exit with 3 if the peak is higher, such as 20GiB.")
 @click.option(
     "--rules",
     "rules_path",
@@ -63,10 +52,10 @@ _MANY_GROUPS = 10_000
 @own_file_option
 @changed_copy_option("-o", "--output", what="the first suggestion")
 @click.option("--ranks", "all_ranks", is_flag=True, help="Compare the ranks of RUN, a step on several GPUs.")
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write an HTML page.")
-@force_option
-@markdown_option
-@json_option
+@click.option("--html", "html_path", type=common.FILE, help="Also write an HTML page.")
+@common.force_option
+@common.markdown_option
+@common.json_option
 @collector_paused()
 @watched()
 def command(  # noqa: PLR0913 - one argument per option
@@ -95,6 +84,9 @@ def command(  # noqa: PLR0913 - one argument per option
     listed, the worst first, with what differs between them; --ranks does so for RUN. No code in the
     file is run.
     """
+    from ligerprof.analyzers.explain.analysis import analyze
+    from ligerprof.runs.recording.summary import recorded_weights, simulated_gpu
+
     rules = _rules(rules_path)
     own = OwnConfig(configs, copies, force=force)
     sources = _ranks(snapshot, of_run=all_ranks)
@@ -103,7 +95,6 @@ def command(  # noqa: PLR0913 - one argument per option
             raise click.UsageError("--stacks, --format, --alloc-confs and --by need one rank: give its file.")
         from ligerprof.analyzers.explain.ranks import explain_ranks
         from ligerprof.reports.diff import render_ranks
-        from ligerprof.runs.recording.summary import recorded_weights
 
         if html_path is not None:
             require_absent([html_path], force=force)
@@ -112,7 +103,7 @@ def command(  # noqa: PLR0913 - one argument per option
         if html_path is not None:
             from ligerprof.reports.page.peak import render_ranks_page
 
-            worst = _analysis(ranks.worst.source, device_index=device_index, rules=rules, stacks=False)
+            worst = analyze(ranks.worst.source, device_index=device_index, rules=rules)
             title = _title(snapshot.name, ranks.worst.source)
             write_output(html_path, render_ranks_page(ranks, worst, source=title), force=force)
         judged = limit_json(max_peak_bytes, ranks.highest.report.peak_bytes)
@@ -126,7 +117,7 @@ def command(  # noqa: PLR0913 - one argument per option
         return
     if html_path is not None:
         require_absent([html_path], force=force)
-    analysis = _analysis(snapshot, device_index=device_index, rules=rules, stacks=stacks, all_settings=all_settings)
+    analysis = analyze(snapshot, device_index=device_index, rules=rules, stacks=stacks, all_settings=all_settings)
     if html_path is not None:
         from ligerprof.reports.page.peak import render_peak_page
 
@@ -136,7 +127,7 @@ def command(  # noqa: PLR0913 - one argument per option
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
         del analysis
-    gpu = _simulated_gpu(snapshot)
+    gpu = simulated_gpu(snapshot)
     if gpu is not None and not as_json:
         click.echo(f"Simulated for {gpu}.")
     if as_markdown and not as_json:
@@ -155,14 +146,10 @@ def command(  # noqa: PLR0913 - one argument per option
 
 
 def _title(name: str, recording: Path) -> str:
-    gpu = _simulated_gpu(recording)
-    return name if gpu is None else f"{name} (simulated for {gpu})"
-
-
-def _simulated_gpu(recording: Path) -> str | None:
     from ligerprof.runs.recording.summary import simulated_gpu
 
-    return simulated_gpu(recording)
+    gpu = simulated_gpu(recording)
+    return name if gpu is None else f"{name} (simulated for {gpu})"
 
 
 def _rules(path: str | None) -> Sequence["UserRule"]:
@@ -171,14 +158,6 @@ def _rules(path: str | None) -> Sequence["UserRule"]:
     from ligerprof.analyzers.attribution.rules import read_rules
 
     return read_rules(path)
-
-
-def _analysis(
-    source: Path, *, device_index: int | None, rules: Sequence["UserRule"], stacks: bool, all_settings: bool = False
-) -> "SnapshotAnalysis":
-    from ligerprof.analyzers.explain.analysis import analyze
-
-    return analyze(source, device_index=device_index, rules=rules, stacks=stacks, all_settings=all_settings)
 
 
 def _ranks(source: Path, *, of_run: bool) -> Mapping[int, Path]:

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.command_search import (
-    CommandOptions,
-    command_options,
-    fastest_command,
-    fit_command,
-    output_option,
-    refuse_with_command,
-    require_command,
-)
-from ligerprof.cli.common_options import force_option, json_option, simulate_option
+from ligerprof.cli import command_search
+from ligerprof.cli.common_options import FILE, force_option, json_option, simulate_option
 from ligerprof.cli.options import RecipeCommand, recipe_options
 from ligerprof.cli.output import Stages, knows_method, print_text, say_written, show, stages
 from ligerprof.cli.own_file import changes_of, recipe_and_files
@@ -36,22 +28,17 @@ if TYPE_CHECKING:
 _MOST_PROCESSES = 4
 
 
-@click.command(
-    cls=RecipeCommand,
-    name="fit",
-    short_help="Find the largest batch and sequence that fit a limit.",
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command(cls=RecipeCommand, name="fit", context_settings={"allow_interspersed_args": False})
 @recipe_options
 @simulate_option
-@command_options
+@command_search.command_options
 @click.option(
     "--world",
     type=click.IntRange(min=2),
     help="Of a COMMAND: find which splits of this many GPUs fit: other values of the parallel degrees that its"
     " arguments or configuration file name, or that --vary names.",
 )
-@output_option
+@command_search.output_option
 @click.option(
     "--fastest",
     is_flag=True,
@@ -65,9 +52,7 @@ _MOST_PROCESSES = 4
     help="Find what each layer recomputes and keeps so that steps are fastest instead, for the same batch and kernels.",
 )
 @click.option(
-    "--figure",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the frontier to this file; its suffix is the format, such as .svg or .png.",
+    "--figure", type=FILE, help="Draw the frontier to this file; its suffix is the format, such as .svg or .png."
 )
 @force_option
 @json_option
@@ -107,13 +92,15 @@ def command(  # noqa: PLR0913 - one argument per option
     if fastest and plans:
         raise click.UsageError("--fastest and --plan search for different things. Leave one out.")
     if words:
-        refuse_with_command("simulate", "figure", "plans")
-        search_command = fastest_command if fastest else fit_command
+        command_search.refuse_with_command("simulate", "figure", "plans")
+        search_command = command_search.fastest_command if fastest else command_search.fit_command
         search_command(
-            CommandOptions(recipe=recipe, words=words, search=search, copies=copies, force=force, as_json=as_json)
+            command_search.CommandOptions(
+                recipe=recipe, words=words, search=search, copies=copies, force=force, as_json=as_json
+            )
         )
         return
-    require_command({**search, "copies": copies})
+    command_search.require_command({**search, "copies": copies})
     from ligerprof.analyzers.estimate import require_host_memory
     from ligerprof.library import fit
     from ligerprof.reports.figures.curves import draw_frontier

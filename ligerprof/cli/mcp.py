@@ -32,7 +32,7 @@ _INSTRUCTIONS = (
 )
 
 
-@click.command(cls=DocumentedCommand, name="mcp", short_help="Serve explain, estimate, fit, advise and diff to agents.")
+@click.command(cls=DocumentedCommand, name="mcp")
 def command() -> None:
     """Serve explain, diff, estimate, fit and advise as tools of the Model Context Protocol, over stdin and stdout.
 
@@ -71,11 +71,7 @@ def make_server() -> "Server[Any]":
         return types.CallToolResult(content=content, structured_content=result, is_error=failed)
 
     return Server(
-        "ligerprof",
-        version=__version__,
-        instructions=_INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
+        "ligerprof", version=__version__, instructions=_INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool
     )
 
 
@@ -107,11 +103,7 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def command_words(name: str, given: Mapping[str, Any]) -> list[str]:
-    """The words after `ligerprof` that a call means.
-
-    Raises:
-        RecipeError: the tool is not known, an argument is missing, or the options are not an object.
-    """
+    """The words after `ligerprof` that a call means; raises RecipeError for an unknown tool or wrong arguments."""
     if name not in TOOLS:
         raise RecipeError(f"{short_repr(name)} is no tool. The tools are {', '.join(TOOLS)}.")
     options = given.get("options") or {}

@@ -31,7 +31,5 @@ def command(text: tuple[str, ...], as_json: bool) -> None:
             f"no model has {short_repr(searched)} in its name.{meant} Run `ligerprof models` for all."
         )
     show(
-        lambda: models_json(found),
-        lambda: render_figures(found) if searched else render_names(found),
-        as_json=as_json,
+        lambda: models_json(found), lambda: render_figures(found) if searched else render_names(found), as_json=as_json
     )

@@ -18,6 +18,7 @@ from ligerprof.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.progress import Progress
 
     from ligerprof.recipe.configs.report import ConfigReport
 
@@ -149,71 +150,50 @@ def say(text: str) -> None:
 
 
 class Stages:
-    """A callback that receives the name of each stage as it starts; without a terminal it prints the names."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-
-    def __call__(self, stage: str) -> None:
-        """Start a stage."""
-        self._show(stage)
-
-    def remaining(self, count: int) -> None:
-        """About so many more stages of the longest kind will follow; shown as time on a terminal."""
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Print something else inside."""
-        yield
-
-    def attempt(self, number: int, most: int) -> None:
-        """Show on a terminal that attempt `number` of at most `most` starts; any attempt may be the last."""
-
-
-class _ShownStages(Stages):
-    """Stages in a line of a terminal.
+    """A callback that receives the name of each stage as it starts.
 
     Args:
-        update: shows a stage and the time that is left.
+        show: receives the name, and in words what is done and the time that is left.
         total: number of stages, or None.
-        pauses: hides the line, and shows it again.
+        line: the line of a terminal that shows them; None without a terminal, where only names are shown.
     """
 
     def __init__(
-        self,
-        update: Callable[[str, str], None],
-        total: int | None,
-        now: Callable[[], float] = time.monotonic,
-        pauses: tuple[Callable[[], None], Callable[[], None]] | None = None,
+        self, show: Callable[[str, str], None], total: int | None = None, line: "Progress | None" = None
     ) -> None:
-        super().__init__(self._start)
-        self._update, self._total, self._now = update, total, now
-        self._pauses = pauses
-        self._started = now()
+        self._show, self._total, self._line = show, total, line
+        self._started = time.monotonic()
         self._done, self._stage = -1, ""
         self._first_count: int | None = None
         self._attempt = self._left = ""
 
-    def _start(self, stage: str) -> None:
+    def __call__(self, stage: str) -> None:
+        """Start a stage."""
         self._done, self._stage = self._done + 1, stage
         if self._first_count is None:
-            self._left = self._attempt or time_left(self._done, self._total, self._now() - self._started)
-        self._update(self._stage, self._left)
+            self._left = self._attempt or time_left(self._done, self._total, time.monotonic() - self._started)
+        self._show(stage, self._left)
 
     def remaining(self, count: int) -> None:
+        """About so many more stages of the longest kind will follow; shown as time on a terminal."""
         # a count may grow when the search learns more
         self._first_count = max(count, self._first_count or 0)
-        self._left = about_left(self._first_count - count, count, self._now() - self._started)
-        self._update(self._stage, self._left)
+        self._left = about_left(self._first_count - count, count, time.monotonic() - self._started)
+        if self._line is not None:
+            self._show(self._stage, self._left)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        hide, show = self._pauses or (_do_nothing, _do_nothing)
-        hide()
+        """Print something else inside."""
+        if self._line is None:
+            yield
+            return
+        self._line.stop()
         yield
-        show()
+        self._line.start()
 
     def attempt(self, number: int, most: int) -> None:
+        """Show on a terminal that attempt `number` of at most `most` starts; any attempt may be the last."""
         self._attempt = f"change {number} of at most {most}: "
 
 
@@ -226,13 +206,11 @@ def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> I
         piped: receives the names if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
-        yield Stages(piped)
+        yield Stages(lambda stage, _left: piped(stage))
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
-
-    from ligerprof.text import printable
 
     text = TextColumn(
         "{task.fields[left]}{task.description}",
@@ -250,32 +228,16 @@ def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> I
         redirect_stdout=False,
     ) as shown:
         task = shown.add_task("", total=None, left="")
-        yield _ShownStages(
-            lambda stage, left: shown.update(task, description=printable(stage), left=left),
-            total,
-            pauses=(shown.stop, shown.start),
-        )
-
-
-def _do_nothing() -> None:
-    pass
+        yield Stages(lambda stage, left: shown.update(task, description=printable(stage), left=left), total, line=shown)
 
 
 def about_left(done: int, left: int, seconds: float) -> str:
-    """Such as `about 8 s left: `, from the mean so far; nothing before the first is done, and after the last.
-
-    Args:
-        seconds: taken by those that are done.
-    """
+    """Such as `about 8 s left: `, from the `seconds` of those done; nothing before the first and after the last."""
     return f"about {seconds / done * left:.0f} s left: " if done and left else ""
 
 
 def time_left(done: int, total: int | None, seconds: float) -> str:
-    """Such as `3 of 12 done, 20 s left: `; without a total only the number of stages that are done.
-
-    Args:
-        seconds: taken by the stages that are done.
-    """
+    """Such as `3 of 12 done, 20 s left: `, from the `seconds` of those done; without a total their number alone."""
     if total is None:
         return f"{done} done, now " if done else ""
     left = f", {seconds / done * (total - done):.0f} s left" if done else ""

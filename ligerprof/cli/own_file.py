@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ligerprof.cli.common_options import FILE
 from ligerprof.cli.options import was_given
 from ligerprof.cli.output import config_report, config_sources, say, write_output
 from ligerprof.errors import OutputError, RecipeError
@@ -32,7 +33,7 @@ def changed_copy_option(*names: str, what: str) -> _Decorator:
         "copies",
         multiple=True,
         metavar="FILE",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         help=f"Write the --config file with {what} here; other lines and comments stay. Repeat it if several change.",
     )
 

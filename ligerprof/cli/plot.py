@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ligerprof.reports.figures.kinds import Drawn, PlotInput, Sources
 
 
-@click.command(cls=DocumentedCommand, name="plot", short_help="Draw figures from sweeps, runs and recordings.")
+@click.command(cls=DocumentedCommand, name="plot")
 @click.argument("sources", metavar="SWEEP|RUN|FILE…", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @folder_option("Folder for the figures; created if it does not exist.", Path("figures"))
 @click.option(
@@ -80,11 +80,7 @@ def _report_failed(sources: "Sources") -> None:
 def _draw_all(
     kinds: Sequence[str], given: "PlotInput", *, required: bool
 ) -> "tuple[list[tuple[str, Drawn]], list[dict[str, str]]]":
-    """All figures, and the kinds that the sources do not allow.
-
-    Raises:
-        NothingToDrawError: a `required` kind cannot be drawn, or no kind can.
-    """
+    """All figures, and the kinds that sources do not allow; raises NothingToDrawError for a `required` or no figure."""
     from ligerprof.reports.figures.kinds import NothingToDrawError, draw
 
     drawn: list[tuple[str, Drawn]] = []

@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ligerprof.cli import common_options as common
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import (
-    WordChoice,
-    folder_option,
-    force_option,
-    json_option,
-    or_usage_error,
-    size_option,
-    top_option,
-)
 from ligerprof.cli.output import print_json, say
 from ligerprof.cli.own_file import OwnConfig, changed_copy_option, own_file_option
 from ligerprof.errors import DoesNotFitError, MissingDependencyError, RecipeError, UnsupportedError
@@ -37,31 +29,30 @@ if TYPE_CHECKING:
 @click.command(
     cls=DocumentedCommand,
     name="run",
-    short_help="Run your own training, and show what its peak memory belongs to.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option(
     "--steps",
     metavar="FIRST:LAST",
     help="The training steps to record, such as 2:4 or 3, counted from 1. Default: all, those around the peak whole.",
-    callback=lambda _ctx, _param, text: Steps() if text is None else or_usage_error(Steps.parse, text),
+    callback=lambda _ctx, _param, text: Steps() if text is None else common.or_usage_error(Steps.parse, text),
 )
-@size_option("--disk", "disk_bytes", "Limit on files of a recording while the command runs. Default: 4GB.")
+@common.size_option("--disk", "disk_bytes", "Limit on files of a recording while the command runs. Default: 4GB.")
 @click.option(
     "--device",
-    type=WordChoice(("cuda", "simulated")),
+    type=common.WordChoice(("cuda", "simulated")),
     default="cuda",
     show_default=True,
     help="Run on this machine's GPU, or without one on a simulated GPU.",
 )
 @click.option("--gpu", metavar="NAME", help="The simulated GPU. Default: h200.")
-@size_option("--memory-limit", "limit_bytes", "Limit on the simulated GPU's reserved memory.")
+@common.size_option("--memory-limit", "limit_bytes", "Limit on the simulated GPU's reserved memory.")
 @click.option("--eager", is_flag=True, help="Simulate functions of torch.compile without it.")
 @click.option("--flash-attn", is_flag=True, help="Simulate flash-attn where it is not installed.")
 @click.option(
     "--routing",
     metavar="uniform|worst|FILE",
-    callback=lambda _ctx, _param, text: None if text is None else or_usage_error(canonical_routing, text),
+    callback=lambda _ctx, _param, text: None if text is None else common.or_usage_error(canonical_routing, text),
     help="How tokens choose experts in the simulation, as for `ligerprof step`. Default: uniform.",
 )
 @click.option("--world", type=click.IntRange(min=1), help="Number of simulated ranks. Default: what the launcher says.")
@@ -70,14 +61,14 @@ if TYPE_CHECKING:
     metavar="LIST",
     default="",
     help="The ranks to simulate, such as 0,63. Default: the first, its pipeline, the last, and those they wait for.",
-    callback=lambda _ctx, _param, text: or_usage_error(_ranks, text),
+    callback=lambda _ctx, _param, text: common.or_usage_error(_ranks, text),
 )
 @own_file_option
 @changed_copy_option("--fixed-config", what="the first suggestion")
-@top_option
-@folder_option("The folder of the recordings. Default: the next number under runs/.")
-@force_option
-@json_option
+@common.top_option
+@common.folder_option("The folder of the recordings. Default: the next number under runs/.")
+@common.force_option
+@common.json_option
 @click.argument(
     "command_line",
     metavar="-- COMMAND",
@@ -213,7 +204,7 @@ def _simulated_gpu(gpu: str | None, limit_bytes: int | None, routing: str | None
     from ligerprof.gpus import DEFAULT_GPU, find_gpu
     from ligerprof.runs.recording.settings import DEFAULT_ROUTING, SimulatedGpu
 
-    name = or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
+    name = common.or_usage_error(find_gpu, gpu or DEFAULT_GPU).name
     return SimulatedGpu(gpu=name, limit_bytes=limit_bytes, routing=routing or DEFAULT_ROUTING)
 
 

@@ -34,11 +34,7 @@ class InputKind(Enum):
     CELLS = ("the results of a sweep", {"plot"}, "Run `ligerprof plot {path}`.")
     FIGURES = ("the result of a step", {"compare", "plot"}, "Run `ligerprof compare {path}`.")
     ESTIMATE = ("an estimate", {"compare"}, "Run `ligerprof compare {path} OTHER`.")
-    PEAK = (
-        "the JSON of a peak",
-        {"compare", "diff"},
-        "Run `ligerprof diff {path} OTHER`.",
-    )
+    PEAK = ("the JSON of a peak", {"compare", "diff"}, "Run `ligerprof diff {path} OTHER`.")
     BENCH = ("records of a bench", {"bench"}, "Run `ligerprof bench --from {path}`.")
     OUTPUT = ("the output of another command", set[str](), "Run the command on the file that the output is about.")
     RECIPE = ("a recipe", _RECIPES, "Run `ligerprof estimate --config {path}`.")

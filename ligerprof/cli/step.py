@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ligerprof.runs.measured.ranks import Rank
 
 
-@click.command(cls=RecipeCommand, name="step", short_help="Run one profiled training step, on the GPU or simulated.")
+@click.command(cls=RecipeCommand, name="step")
 @recipe_options
 @folder_option("The run directory. Default: the next number under runs/.")
 @trace_option(default=True)

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ligerprof.cli.common_options import (
-    dry_run_option,
-    folder_option,
-    json_option,
-    timeout_option,
-    trace_option,
-    word_option,
-)
+from ligerprof.cli import common_options as common
 from ligerprof.cli.options import RecipeCommand, grid_options
 from ligerprof.cli.output import say, show
 from ligerprof.errors import LigerprofError
@@ -26,11 +19,13 @@ if TYPE_CHECKING:
     from ligerprof.runs.sweep.runner import SweepPlan, SweepResult, Watcher
 
 
-@click.command(cls=RecipeCommand, name="sweep", short_help="Run a grid of steps; out of memory is a result.")
+@click.command(cls=RecipeCommand, name="sweep")
 @grid_options
-@folder_option("The sweep's folder; finished cells in it are not run again.", Path("runs/sweep"))
-@word_option("--find-limit", Axis, "Also search the largest batch or sequence that runs, with all other options fixed.")
-@timeout_option
+@common.folder_option("The sweep's folder; finished cells in it are not run again.", Path("runs/sweep"))
+@common.word_option(
+    "--find-limit", Axis, "Also search the largest batch or sequence that runs, with all other options fixed."
+)
+@common.timeout_option
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -42,9 +37,9 @@ if TYPE_CHECKING:
 @click.option("--stop-at-oom", is_flag=True, help="Skip sizes above one that was out of memory.")
 @click.option("--skip-invalid", is_flag=True, help="Skip combinations that cannot be trained.")
 @click.option("--force", is_flag=True, help="Run finished cells again; their new rows replace the old ones.")
-@dry_run_option
-@trace_option(default=False)
-@json_option
+@common.dry_run_option
+@common.trace_option(default=False)
+@common.json_option
 def command(grid: "Grid", output: Path, dry_run: bool, as_json: bool, **how: Any) -> None:
     """Run a grid of training steps; out of memory is a result.
 
@@ -101,11 +96,7 @@ def watching(plan: "SweepPlan") -> "Iterator[Watcher]":
 
 
 def print_result(result: "SweepResult", *, as_json: bool) -> None:
-    """Print the cells and the borders.
-
-    Raises:
-        LigerprofError: cells failed for another reason than memory; raised after printing.
-    """
+    """Print the cells and the borders, then raise LigerprofError if cells failed for another reason than memory."""
     from ligerprof.reports.sweep import render_sweep
     from ligerprof.runs.sweep.cells import CellStatus
 

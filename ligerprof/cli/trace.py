@@ -9,7 +9,7 @@ from ligerprof.cli.common_options import INPUT, json_option, top_option
 from ligerprof.cli.output import show
 
 
-@click.command(cls=DocumentedCommand, name="trace", short_help="Show busy time, gaps and launches of a profiler trace.")
+@click.command(cls=DocumentedCommand, name="trace")
 @click.argument("traces", metavar="TRACE|RUN [TRACE|RUN]", nargs=-1, required=True, type=INPUT)
 @top_option
 @json_option

@@ -12,7 +12,7 @@ from ligerprof.cli.output import print_json, say
 from ligerprof.serialization import document
 
 
-@click.command(cls=DocumentedCommand, name="view", short_help="Open a run in TensorBoard with the profiler plugin.")
+@click.command(cls=DocumentedCommand, name="view")
 @click.argument("run", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--port",

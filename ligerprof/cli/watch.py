@@ -3,15 +3,16 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from ligerprof.cli.command import DocumentedCommand
-from ligerprof.cli.common_options import json_option
+from ligerprof.cli.common_options import FOLDER, json_option
 from ligerprof.cli.output import print_json, say
 from ligerprof.errors import MissingDependencyError, RunDirectoryError
 from ligerprof.serialization import document, to_json
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 _LEAST_SECONDS = 0.1
 
 
-@click.command(cls=DocumentedCommand, name="watch", short_help="Show the memory of a running `ligerprof run`.")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.command(cls=DocumentedCommand, name="watch")
+@click.argument("run", type=FOLDER)
 @click.option("--once", is_flag=True, help="Show the newest figures and exit.")
 @click.option(
     "--interval",
@@ -33,12 +34,7 @@ _LEAST_SECONDS = 0.1
     metavar="SECONDS",
     help="Time between two looks.",
 )
-@click.option(
-    "--tensorboard",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Also write the figures for TensorBoard into this folder.",
-)
+@click.option("--tensorboard", "folder", type=FOLDER, help="Also write the figures for TensorBoard into this folder.")
 @json_option
 def command(run: Path, once: bool, interval: float, folder: Path | None, as_json: bool) -> None:
     """Show a running command that `ligerprof run` records, until it ends or Ctrl-C.
@@ -50,11 +46,9 @@ def command(run: Path, once: bool, interval: float, folder: Path | None, as_json
 
     If the program uses wandb, the same figures are in its log.
     """
-    with ExitStack() as stack:
-        write = stack.enter_context(_Summaries(folder)) if folder is not None else None
+    with _summaries(folder) as write:
         for processes in _looks(run, interval, once=once):
-            if write is not None:
-                write(processes)
+            write(processes)
             if as_json:
                 print_json(document("watch", {"processes": [_values(name, live) for name, live in processes.items()]}))
             else:
@@ -62,11 +56,7 @@ def command(run: Path, once: bool, interval: float, folder: Path | None, as_json
 
 
 def _looks(run: Path, interval: float, *, once: bool) -> Iterator[Mapping[str, "Live"]]:
-    """The processes each time that any has new figures, until all have ended.
-
-    Raises:
-        RunDirectoryError: the folder is missing, or a process ended without a word.
-    """
+    """The processes when one has new figures, until all end; raises RunDirectoryError if one ends without a word."""
     if not run.is_dir():
         raise RunDirectoryError(f"{run}: no such folder. Give that of a running `ligerprof run`, such as runs/001.")
     shown: Any = None
@@ -137,40 +127,38 @@ def _show(processes: Mapping[str, "Live"]) -> None:
                 click.echo(line)
 
 
-class _Summaries:
-    """Writes every sample once, as scalars for TensorBoard."""
+@contextmanager
+def _summaries(folder: Path | None) -> Iterator[Callable[[Mapping[str, "Live"]], None]]:
+    """A function that writes every sample of processes once, as scalars for TensorBoard; nothing without a folder."""
+    if folder is None:
+        yield lambda _processes: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingDependencyError(
+            "--tensorboard needs tensorboard. Install it with: pip install tensorboard."
+        ) from None
+    from ligerprof.runs.recording.live import scalars
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingDependencyError(
-                "--tensorboard needs tensorboard. Install it with: pip install tensorboard."
-            ) from None
-        self._folder, self._make = folder, SummaryWriter
-        self._writers: dict[int, Any] = {}
-        self._written: dict[int, int] = {}
+    writers: dict[int, Any] = {}
+    written: dict[int, int] = {}
 
-    def __enter__(self) -> "_Summaries":
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-    def __call__(self, processes: Mapping[str, "Live"]) -> None:
-        from dataclasses import replace
-
-        from ligerprof.runs.recording.live import scalars
-
-        alone = len(processes) == 1
+    def write(processes: Mapping[str, "Live"]) -> None:
+        alone, make = len(processes) == 1, cast(Any, SummaryWriter)
         for name, live in processes.items():
-            if live.pid not in self._writers:
-                self._writers[live.pid] = self._make(log_dir=str(self._folder if alone else self._folder / name))
+            if live.pid not in writers:
+                writers[live.pid] = make(log_dir=str(folder if alone else folder / name))
             for number, sample in enumerate(live.samples, 1):
-                if sample.step <= self._written.get(live.pid, -1) and not live.ended:
+                if sample.step <= written.get(live.pid, -1) and not live.ended:
                     continue
                 for tag, value in scalars(replace(live, samples=live.samples[:number])).items():
-                    self._writers[live.pid].add_scalar(tag, value, sample.step)
-                self._written[live.pid] = sample.step
-            self._writers[live.pid].flush()
+                    writers[live.pid].add_scalar(tag, value, sample.step)
+                written[live.pid] = sample.step
+            writers[live.pid].flush()
+
+    try:
+        yield write
+    finally:
+        for writer in writers.values():
+            writer.close()

@@ -69,11 +69,6 @@ class Optimizer(Word):
     # replaced by an optimizer when a recipe is made
     DEFAULT = "default"
 
-    @classmethod
-    def choices(cls) -> tuple["Optimizer", ...]:
-        """Every optimizer; a user gets the default one by leaving the option out."""
-        return tuple(member for member in cls if member is not Optimizer.DEFAULT)
-
     @property
     def row(self) -> OptimizerRow:
         """Its memory, and what it goes with."""
@@ -88,11 +83,6 @@ class Attention(Word):
     FLASH = "flash"
     # resolved by the recipe: sdpa, or eager for models that transformers computes with eager alone
     DEFAULT = "default"
-
-    @classmethod
-    def choices(cls) -> tuple["Attention", ...]:
-        """Every implementation; a user gets the default one by leaving the option out."""
-        return tuple(member for member in cls if member is not Attention.DEFAULT)
 
 
 class ExpertsImplementation(Word):

@@ -3,8 +3,9 @@
 What an optimizer takes is in its row (`torch_memory/optimizers.py`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 from ligerprof.errors import MissingDependencyError, RecipeError, UnsupportedError
@@ -90,11 +91,12 @@ _DEEPSPEED, _FSDP2 = typed("engine", Engine.DEEPSPEED), typed("engine", Engine.F
 def require_compatible(options: TrainingOptions) -> None:
     """Raise RecipeError for the first conflict between options."""
     changed = {name for name, default in _DEFAULTS.items() if getattr(options, name) != default}
-    for message in (*_engine_table_conflicts(options, changed), *_pair_conflicts(options, changed)):
+    for message in chain(
+        _engine_table_conflicts(options, changed),
+        _pair_conflicts(options, changed),
+        *(rule(options) for rule in _RULES),
+    ):
         raise RecipeError(message)
-    for wrong, message in (*_engine_conflicts(options), *_fsdp2_conflicts(options), *_other_conflicts(options)):
-        if wrong:
-            raise RecipeError(message)
 
 
 def _engine_table_conflicts(options: TrainingOptions, changed: Set[str]) -> Iterator[str]:
@@ -139,104 +141,132 @@ def _listed(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _engine_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+def _engine_conflicts(options: TrainingOptions) -> Iterator[str]:
     deepspeed, offload, optimizer = options.engine is Engine.DEEPSPEED, options.offload, options.optimizer
-    yield (
-        offload is not Offload.NONE and options.engine not in (Engine.DEEPSPEED, Engine.FSDP2),
-        f"{typed('offload', offload)} needs {_DEEPSPEED}, or {_FSDP2} for {typed('offload', Offload.ALL)}.",
-    )
-    yield (
-        optimizer is Optimizer.DEEPSPEED_CPU_ADAM and (offload is Offload.NONE or not deepspeed),
-        f"{optimizer} needs {_DEEPSPEED} and an offloaded optimizer. Add {typed('offload', Offload.OPTIMIZER)} or all.",
-    )
-    yield (
-        deepspeed and offload.moves_parameters and options.zero != 3,
-        f"{typed('offload', offload)} moves parameters: it needs {typed('zero', 3)}.",
-    )
-    yield (
-        deepspeed and offload is Offload.OPTIMIZER and options.zero == 0,
-        f"{typed('offload', offload)} needs {typed('zero', '1, 2 or 3')}.",
-    )
-    yield (
-        (offload is Offload.NVME) != (options.nvme_path is not None),
-        f"{typed('offload', Offload.NVME)} and {_FLAGS['nvme_path']} go together.",
-    )
-    yield (
-        deepspeed and optimizer is Optimizer.NONE,
-        f"engine deepspeed needs an optimizer. Choose another {_FLAGS['optimizer']}.",
-    )
+    if offload is not Offload.NONE and options.engine not in (Engine.DEEPSPEED, Engine.FSDP2):
+        yield f"{typed('offload', offload)} needs {_DEEPSPEED}, or {_FSDP2} for {typed('offload', Offload.ALL)}."
+    if optimizer is Optimizer.DEEPSPEED_CPU_ADAM and (offload is Offload.NONE or not deepspeed):
+        offloaded = typed("offload", Offload.OPTIMIZER)
+        yield f"{optimizer} needs {_DEEPSPEED} and an offloaded optimizer. Add {offloaded} or all."
+    if deepspeed and offload.moves_parameters and options.zero != 3:
+        yield f"{typed('offload', offload)} moves parameters: it needs {typed('zero', 3)}."
+    if deepspeed and offload is Offload.OPTIMIZER and options.zero == 0:
+        yield f"{typed('offload', offload)} needs {typed('zero', '1, 2 or 3')}."
+    if (offload is Offload.NVME) != (options.nvme_path is not None):
+        yield f"{typed('offload', Offload.NVME)} and {_FLAGS['nvme_path']} go together."
+    if options.nvme_path is not None and not is_folder(options.nvme_path):
+        yield f"{options.nvme_path}: no such folder. {_FLAGS['nvme_path']} names one."
+    if deepspeed and optimizer is Optimizer.NONE:
+        yield f"engine deepspeed needs an optimizer. Choose another {_FLAGS['optimizer']}."
 
 
-def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
+def _fsdp2_conflicts(options: TrainingOptions) -> Iterator[str]:
     fsdp2, gpus, replicate = options.engine is Engine.FSDP2, options.gpus, options.replicate
-    yield (
-        fsdp2 and options.offload not in (Offload.NONE, Offload.ALL),
-        f"engine fsdp2 offloads everything or nothing. Choose {typed('offload', Offload.ALL)}.",
-    )
-    yield (
-        gpus % replicate != 0,
-        f"{typed('gpus', gpus)} is not a multiple of {typed('replicate', replicate)}. Change one.",
-    )
-    yield (
-        options.engine.is_fsdp and not options.optimizer.row.on_shards,
-        f"{options.optimizer} is not supported on {options.engine.upper()}'s shards yet. Choose an AdamW or sgd.",
-    )
-    yield (
-        options.engine is Engine.FSDP1 and gpus == 1,
-        f"{typed('engine', Engine.FSDP1)} shards nothing on one GPU (torch turns to NO_SHARD). Add {_FLAGS['gpus']} 2.",
-    )
-    yield (
-        fsdp2 and options.lora is not None and options.weight_dtype != "float32",
-        f"{_FLAGS['lora']} adds fp32 adapters, and FSDP2 shards weights of one dtype. Choose mixed, amp or fp32.",
-    )
+    if fsdp2 and options.offload not in (Offload.NONE, Offload.ALL):
+        yield f"engine fsdp2 offloads everything or nothing. Choose {typed('offload', Offload.ALL)}."
+    if gpus % replicate != 0:
+        yield f"{typed('gpus', gpus)} is not a multiple of {typed('replicate', replicate)}. Change one."
+    if options.engine.is_fsdp and not options.optimizer.row.on_shards:
+        yield f"{options.optimizer} is not supported on {options.engine.upper()}'s shards yet. Choose an AdamW or sgd."
+    if options.engine is Engine.FSDP1 and gpus == 1:
+        fsdp1, flag = typed("engine", Engine.FSDP1), _FLAGS["gpus"]
+        yield f"{fsdp1} shards nothing on one GPU (torch turns to NO_SHARD). Add {flag} 2."
+    if fsdp2 and options.lora is not None and options.weight_dtype != "float32":
+        yield f"{_FLAGS['lora']} adds fp32 adapters, and FSDP2 shards weights of one dtype. Choose mixed, amp or fp32."
 
 
-def _other_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
-    spec, nvme = options.spec, options.nvme_path
-    runs = () if options.selective is None else layer_runs(options.selective)
-    listed = sum(run.layers for run in runs)
-    yield (
-        options.experts is not None and not spec.experts,
-        f"{_FLAGS['experts']}: {spec.name} has no experts. Leave it out.",
-    )
+def _model_conflicts(options: TrainingOptions) -> Iterator[str]:
+    spec = options.spec
+    if options.experts is not None and not spec.experts:
+        yield f"{_FLAGS['experts']}: {spec.name} has no experts. Leave it out."
     mixture = spec.architecture.mlp.experts
-    yield (
-        options.experts is not None and mixture is not None and mixture.multiplies_all,
-        f"{_FLAGS['experts']}: the experts of {spec.name} multiply all tokens in any case. Leave it out.",
-    )
+    if options.experts is not None and mixture is not None and mixture.multiplies_all:
+        yield f"{_FLAGS['experts']}: the experts of {spec.name} multiply all tokens in any case. Leave it out."
     layers = sum(spec.layer_kinds.sparse) if spec.experts else 0
     wrong = conflict(options.routing, experts=spec.experts, chosen=spec.chosen_experts, layers=layers)
-    yield wrong is not None, f"{_FLAGS['routing']}: {wrong}."
-    yield (
-        spec.task is not Task.CAUSAL and (bool(options.kernels) or options.loss is not Loss.HF or options.packing),
-        f"{spec.name}, whose class ends in For{spec.task}, takes no kernels, losses and packing. Leave them out.",
-    )
-    yield (
-        not spec.rotary and options.seq > spec.max_positions,
-        f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens.",
-    )
-    yield from _adapter_conflicts(options)
-    yield (
-        listed > 0 and options.checkpoint_every > 1,
-        f"{_FLAGS['selective']} names each layer, and does not go with {_FLAGS['checkpoint_every']}. Leave one out.",
-    )
-    yield (
-        "rope" in options.kernels and any(run.policy and run.policy.every.keys() & set(MATMULS) for run in runs),
-        f"{_FLAGS['selective']} does not go with the kernel rope, which writes over kept outputs. Leave it out.",
-    )
-    yield (
-        listed not in (0, spec.layers),
-        f"{_FLAGS['selective']} names {listed} of the {spec.layers} layers of {spec.name}. Name each layer once.",
-    )
-    yield (
-        options.loss is not Loss.HF and bool({"ce", "flce"} & set(options.kernels)),
-        f"{typed('loss', options.loss)} and the kernel ce or flce replace the same loss. Choose one.",
-    )
-    yield from _loss_conflicts(options)
-    yield (
-        nvme is not None and not is_folder(nvme),
-        f"{nvme}: no such folder. {_FLAGS['nvme_path']} names one.",
-    )
+    if wrong is not None:
+        yield f"{_FLAGS['routing']}: {wrong}."
+    if spec.task is not Task.CAUSAL and (bool(options.kernels) or options.loss is not Loss.HF or options.packing):
+        yield f"{spec.name}, whose class ends in For{spec.task}, takes no kernels, losses and packing. Leave them out."
+    if not spec.rotary and options.seq > spec.max_positions:
+        yield f"{spec.name} has {spec.max_positions} learned positions, seq is {options.seq}. Choose fewer tokens."
+
+
+def _selective_conflicts(options: TrainingOptions) -> Iterator[str]:
+    flag, layers = _FLAGS["selective"], options.spec.layers
+    runs = () if options.selective is None else layer_runs(options.selective)
+    listed = sum(run.layers for run in runs)
+    if listed > 0 and options.checkpoint_every > 1:
+        yield f"{flag} names each layer, and does not go with {_FLAGS['checkpoint_every']}. Leave one out."
+    if "rope" in options.kernels and any(run.policy and run.policy.every.keys() & set(MATMULS) for run in runs):
+        yield f"{flag} does not go with the kernel rope, which writes over kept outputs. Leave it out."
+    if listed not in (0, layers):
+        yield f"{flag} names {listed} of the {layers} layers of {options.spec.name}. Name each layer once."
+
+
+def _loss_conflicts(options: TrainingOptions) -> Iterator[str]:
+    spec, chosen, titan = options.spec, typed("loss", options.loss), options.loss is Loss.TITAN_CHUNKED
+    if options.loss is not Loss.HF and {"ce", "flce"} & set(options.kernels):
+        yield f"{chosen} and the kernel ce or flce replace the same loss. Choose one."
+    if (titan or options.loss is Loss.TORCH_LINEAR) and spec.final_softcap is not None:
+        yield f"{chosen}: {spec.name} caps its logits, which this loss cannot do. Choose another {_FLAGS['loss']}."
+    if options.loss is not Loss.HF and (spec.scales_logits or spec.has_head_bias):
+        yield f"{chosen} does not support scaled logits or a bias of the head, and {spec.name} has one. Choose hf."
+    if titan and options.tokens % TITAN_CHUNKS != 0:
+        yield f"{chosen} splits {options.tokens} tokens into {TITAN_CHUNKS} equal chunks. Choose another batch or seq."
+    if titan and options.precision.autocast == "float16":
+        yield f"{chosen} computes gradients before the loss is scaled, which {options.precision} needs. Choose amp."
+
+
+def _adapter_conflicts(options: TrainingOptions) -> Iterator[str]:
+    spec, dtype = options.spec, options.adapter_dtype
+    layers = spec.architecture.adaptable
+    unknown = [name for name in options.adapted_layers if name not in layers]
+    if options.lora_targets != ALL_LINEAR and unknown:
+        yield f"{spec.name} has no linear layer {short_repr(unknown[0])}. It has: {', '.join(layers)}."
+    if options.quantization is not None and options.lora is None:
+        # `--lora R --quantization 4bit` has become `--qlora R`
+        over, lora = typed("quantization", options.quantization), _FLAGS["lora"]
+        if options.qlora is None:
+            yield f"{over} needs {lora}."
+        yield f"{_FLAGS['qlora']} trains over 4-bit weights. Use {lora} {options.qlora} with {over}."
+    saved_in_fp16 = bool(options.saved_modules) and not options.fp32_saved_modules
+    in_full = (options.lora is None and options.qlora is None) or saved_in_fp16
+    if in_full and options.precision is Precision.FP16_AMP:
+        yield f"precision {options.precision} trains adapters only: GradScaler refuses gradients in fp16. Choose amp."
+    if dtype is not AdapterDtype.FLOAT32 and options.precision.uses_float16:
+        yield f"{typed('adapter_dtype', dtype)} does not go with {options.precision}, whose loss is scaled."
+
+
+def _outer_adapter_conflicts(options: TrainingOptions) -> Iterator[str]:
+    """What adapters on the head and on the embedding do not go together with."""
+    spec, reader = options.spec, options.providers.get("flce", "ligerprof")
+    if outer := [name for name in options.adapted_layers if name not in spec.architecture.lora_targets]:
+        adapted = f"{_FLAGS['lora_targets']} {'+'.join(outer)}"
+        if options.dora:
+            yield f"{_FLAGS['dora']} adapts linear layers of decoder layers. Leave {adapted} out."
+        if options.engine is not Engine.TORCH:
+            yield f"{adapted} is not supported with {typed('engine', options.engine)} yet. Leave it out."
+        if set(outer) & set(options.saved_modules) or (spec.tied_embeddings and options.saved_modules):
+            yield f"{adapted} and {_FLAGS['modules_to_save']} {options.modules_to_save} train one weight. Give one."
+    if options.adapts_head and options.loss not in (Loss.HF, Loss.HF_4_45):
+        yield f"{_FLAGS['loss']} {options.loss} reads the head's weight, and would ignore its adapters. Choose hf."
+    if options.adapts_head and reader not in ("ligerprof", "torch"):
+        yield f"flce of {reader} reads the head's weight and would ignore its adapters. Leave it out."
+
+
+def _saved_module_conflicts(options: TrainingOptions) -> Iterator[str]:
+    known = [name for name in options.spec.module_names if name not in options.spec.architecture.lora_targets]
+    for name in options.saved_modules:
+        if name not in known:
+            yield f"{_FLAGS['modules_to_save']} cannot take {short_repr(name)}. Choose from: {', '.join(known)}."
+
+
+# the first conflict is the one that a user reads
+_RULES: Sequence[Callable[[TrainingOptions], Iterator[str]]] = (
+    *(_engine_conflicts, _fsdp2_conflicts, _model_conflicts, _adapter_conflicts, _outer_adapter_conflicts),
+    *(_saved_module_conflicts, _selective_conflicts, _loss_conflicts),
+)
 
 
 def require_positions(options: TrainingOptions) -> None:
@@ -252,97 +282,15 @@ def require_positions(options: TrainingOptions) -> None:
         )
 
 
-def _loss_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
-    chosen = typed("loss", options.loss)
-    capped = options.spec.final_softcap is not None
-    yield (
-        options.loss in (Loss.TORCH_LINEAR, Loss.TITAN_CHUNKED) and capped,
-        f"{chosen}: {options.spec.name} caps its logits, which this loss cannot do. Choose another {_FLAGS['loss']}.",
-    )
-    unknown = options.spec.scales_logits or options.spec.has_head_bias
-    yield (
-        options.loss is not Loss.HF and unknown,
-        f"{chosen} does not support scaled logits or a bias of the head, and {options.spec.name} has one. Choose hf.",
-    )
-    titan = options.loss is Loss.TITAN_CHUNKED
-    yield (
-        titan and options.tokens % TITAN_CHUNKS != 0,
-        f"{chosen} splits {options.tokens} tokens into {TITAN_CHUNKS} equal chunks. Choose another batch or seq.",
-    )
-    yield (
-        titan and options.precision.autocast == "float16",
-        f"{chosen} computes gradients before the loss is scaled, which {options.precision} needs. Choose amp.",
-    )
-
-
-def _adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
-    chosen = options.lora_targets != ALL_LINEAR
-    layers = options.spec.architecture.adaptable
-    unknown = [name for name in options.adapted_layers if name not in layers]
-    yield (
-        chosen and bool(unknown),
-        f"{options.spec.name} has no linear layer {short_repr((unknown or [''])[0])}. It has: {', '.join(layers)}.",
-    )
-    if options.quantization is not None and options.lora is None:
-        # `--lora R --quantization 4bit` has become `--qlora R`
-        over, lora = typed("quantization", options.quantization), _FLAGS["lora"]
-        yield options.qlora is None, f"{over} needs {lora}."
-        yield True, f"{_FLAGS['qlora']} trains over 4-bit weights. Use {lora} {options.qlora} with {over}."
-    saved_in_fp16 = bool(options.saved_modules) and not options.fp32_saved_modules
-    in_full = (options.lora is None and options.qlora is None) or saved_in_fp16
-    yield (
-        in_full and options.precision is Precision.FP16_AMP,
-        f"precision {options.precision} trains adapters only: GradScaler refuses gradients in fp16. Choose amp.",
-    )
-    yield (
-        options.adapter_dtype is not AdapterDtype.FLOAT32 and options.precision.uses_float16,
-        f"{typed('adapter_dtype', options.adapter_dtype)} does not go with {options.precision}, whose loss is scaled.",
-    )
-    yield from _outer_adapter_conflicts(options)
-    inner = options.spec.architecture.lora_targets
-    known = tuple(name for name in options.spec.module_names if name not in inner)
-    others = [name for name in options.saved_modules if name not in known]
-    yield (
-        bool(others),
-        f"{_FLAGS['modules_to_save']} cannot take {short_repr((others or [''])[0])}. Choose from: {', '.join(known)}.",
-    )
-
-
-def _outer_adapter_conflicts(options: TrainingOptions) -> Iterator[tuple[bool, str]]:
-    """What adapters on the head and on the embedding do not go together with."""
-    outer = [name for name in options.adapted_layers if name not in options.spec.architecture.lora_targets]
-    adapted = f"{_FLAGS['lora_targets']} {'+'.join(outer)}"
-    yield bool(outer) and options.dora, f"{_FLAGS['dora']} adapts linear layers of decoder layers. Leave {adapted} out."
-    wrong = f"{adapted} is not supported with {typed('engine', options.engine)} yet."
-    yield bool(outer) and options.engine is not Engine.TORCH, f"{wrong} Leave it out."
-    both = bool(set(outer) & set(options.saved_modules))
-    shared = options.spec.tied_embeddings and bool(outer) and bool(options.saved_modules)
-    yield (
-        both or shared,
-        f"{adapted} and {_FLAGS['modules_to_save']} {options.modules_to_save} train one weight. Give one.",
-    )
-    yield (
-        options.adapts_head and options.loss not in (Loss.HF, Loss.HF_4_45),
-        f"{_FLAGS['loss']} {options.loss} reads the head's weight, and would ignore its adapters. Choose hf.",
-    )
-    reads_weight = options.providers.get("flce", "ligerprof") not in ("ligerprof", "torch")
-    yield (
-        options.adapts_head and reads_weight,
-        f"flce of {options.providers.get('flce')} reads the head's weight and would ignore its adapters. Leave it out.",
-    )
-
-
 def require_supported(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:
-    """Raise if this version cannot run the options, on a GPU or simulated.
+    """Raise UnsupportedError for the first option that this version cannot run, on a GPU or simulated.
 
     Args:
         command: the command that the user typed; the message starts with it.
-
-    Raises:
-        UnsupportedError: names the first such option.
     """
     require_gathered_head(options, command=command)
-    if simulated and (what := _not_simulated(options)) is not None:
+    if simulated and options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:
+        what = f"{typed('offload', options.offload)} with {_DEEPSPEED}"
         raise UnsupportedError(f"{command}: the simulator does not cover {what}. Use `ligerprof estimate`, or a GPU.")
     if simulated and options.gpu_spec.vendor is not Vendor.NVIDIA:
         raise UnsupportedError(
@@ -367,13 +315,6 @@ def require_gathered_head(options: TrainingOptions, *, command: str) -> None:
             f"{command}: {loss} reads the head's weight, which {typed('wrap', options.wrap)} leaves sharded beside"
             f" adapters. Use {typed('wrap', Wrap.LAYERS)}, or ligerprof's flce."
         )
-
-
-def _not_simulated(options: TrainingOptions) -> str | None:
-    """What the simulator does not cover; None if it covers the options."""
-    if options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:
-        return f"{typed('offload', options.offload)} with {_DEEPSPEED}"
-    return None
 
 
 def require_packages(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:

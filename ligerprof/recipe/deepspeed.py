@@ -51,26 +51,20 @@ _REFUSED: Mapping[str, str] = {
 
 
 def read_deepspeed_config(source: str | Config) -> Config:
-    """Take a user's configuration; values that say `auto` are left to the recipe.
+    """Take a user's configuration without values that say `auto`; raises RecipeError if it is not a JSON object.
 
     Args:
         source: a JSON file, its text, or the object in it.
-
-    Raises:
-        RecipeError: not readable, or no JSON object.
     """
     if isinstance(source, str):
         is_text = source.lstrip().startswith("{")
         source = parse_object(source, "--deepspeed-config", _FILE) if is_text else read_json(Path(source), _FILE)
-    return _plain(source)
+    plain: Config = _plain(source)
+    return plain
 
 
 def deepspeed_config(recipe: TrainingOptions) -> dict[str, Any]:
-    """DeepSpeed's configuration of a recipe: ours, with the user's laid over it.
-
-    Raises:
-        RecipeError: the user's fixes what the recipe decides otherwise.
-    """
+    """DeepSpeed's configuration of a recipe with the user's laid over it; raises RecipeError where they disagree."""
     ours, theirs = _own_config(recipe), read_deepspeed_config(recipe.deepspeed_config or {})
     _require_kinds(ours, theirs)
     _require_agreement(dict(leaves(ours)), theirs)
@@ -169,12 +163,8 @@ def _merged(ours: Config, theirs: Config) -> dict[str, Any]:
     return result
 
 
-def _plain(values: Config) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
     """Without `auto`; 5e8, as DeepSpeed's documentation writes sizes, as the whole number it is."""
-    return {key: _plain_value(value) for key, value in values.items() if value != "auto"}
-
-
-def _plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return _plain(value)
+        return {key: _plain(item) for key, item in value.items() if item != "auto"}
     return int(value) if isinstance(value, float) and value.is_integer() else value

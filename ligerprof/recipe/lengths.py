@@ -60,11 +60,7 @@ class RunShapes:
 
 
 def read_lengths(path: Path) -> tuple[int, ...]:
-    """Read a file of lengths, one per line; blank lines are skipped.
-
-    Raises:
-        RecipeError: not readable, no length, too many, or a line that is not a length.
-    """
+    """Read a file of lengths, one per line or blank; raises RecipeError for other lines, no length, or too many."""
     lengths = []
     for number, line in enumerate(read_text(path, _FILE).split("\n"), 1):
         text = line.strip()
@@ -109,11 +105,7 @@ def most_rows(recipe: TrainingRecipe) -> int:
 
 
 def run_shapes(recipe: TrainingRecipe) -> RunShapes:
-    """One pass over the recipe's file of lengths.
-
-    Raises:
-        RecipeError: the recipe has no file, or it cannot be read.
-    """
+    """One pass over the recipe's file of lengths; raises RecipeError if there is none, or it cannot be read."""
     if recipe.lengths is None:
         raise RecipeError("no file of lengths. Give one with --lengths.")
     read = read_lengths(Path(recipe.lengths))

@@ -119,11 +119,7 @@ class TrainingRecipe(RunOptions, TrainingOptions):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingRecipe":
-        """Rebuild a recipe from `to_json`.
-
-        Raises:
-            RecipeError: an unknown key, or a value that the option does not take.
-        """
+        """Rebuild a recipe from `to_json`; raises RecipeError for an unknown key, or a value that is not allowed."""
         if unknown := set(values) - set(RECIPE_OPTIONS) - {"model_config", "kernels"}:
             raise RecipeError(f"unknown recipe keys: {', '.join(sorted(unknown))}. Was it written by a newer version?")
         chosen = {name: value for name, value in values.items() if name in RECIPE_OPTIONS}

@@ -10,37 +10,11 @@ from ligerprof.files import FileKind, is_file, read_listed
 from ligerprof.gpus import DEFAULT_GPU, GpuSpec, find_gpu
 from ligerprof.kernels.selection import select_providers
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
-from ligerprof.recipe.categories import (
-    AdapterDtype,
-    Attention,
-    BackwardPrefetch,
-    Device,
-    Engine,
-    ExpertsImplementation,
-    FlceBudget,
-    GradSync,
-    LengthOrder,
-    Loss,
-    Offload,
-    Optimizer,
-    PackingStrategy,
-    Precision,
-    Quantization,
-    ReduceDtype,
-    Wrap,
-)
+from ligerprof.recipe import categories
 from ligerprof.recipe.options import Group, Options, option
 from ligerprof.recipe.routing import UNIFORM, canonical_routing
 from ligerprof.text import short_repr
-from ligerprof.torch_memory.saved_tensors import (
-    EVERYTHING,
-    NAMES,
-    LayerRun,
-    SavePolicy,
-    find_policy,
-    layer_runs,
-    policy_text,
-)
+from ligerprof.torch_memory import saved_tensors
 from ligerprof.units import MIB
 
 _Read = TypeVar("_Read")
@@ -59,8 +33,8 @@ def canonical_policy(value: Any) -> str:
     """
     text = str(value)
     if "*" in text and not is_file(text):
-        return ",".join(f"{run.layers}*{run.name}" for run in _read(text, "", layer_runs))
-    if text.partition("-")[0] in NAMES and not is_file(text):
+        return ",".join(f"{run.layers}*{run.name}" for run in _read(text, "", saved_tensors.layer_runs))
+    if text.partition("-")[0] in saved_tensors.NAMES and not is_file(text):
         _read(text, "")
         return text
     if is_file(text):
@@ -69,16 +43,16 @@ def canonical_policy(value: Any) -> str:
         operators, where = text.split("+"), ""
     if not operators:
         raise RecipeError(f"{where}names no operator. {_HINT}")
-    return policy_text(_read("+".join(operators), where))
+    return saved_tensors.policy_text(_read("+".join(operators), where))
 
 
-def _read(text: str, where: str, read: Callable[[str], _Read] = find_policy) -> _Read:  # type: ignore[assignment]
+def _read(text: str, where: str, read: Callable[[str], _Read] = saved_tensors.find_policy) -> _Read:  # type: ignore[assignment]
     try:
         return read(text)
     except ValueError as error:
         raise RecipeError(
             f"{where}{short_repr(str(error))} is neither a file nor an operator such as aten.mm.default."
-            f" Known policies: {', '.join(NAMES)}."
+            f" Known policies: {', '.join(saved_tensors.NAMES)}."
         ) from None
 
 
@@ -120,7 +94,7 @@ class ModelOptions(Options):
     eval_follows_batch: bool = option(
         Group.MODEL, "Evaluate with as many sequences as --batch, also where a search changes that.", default=False
     )
-    experts: ExpertsImplementation | None = option(
+    experts: categories.ExpertsImplementation | None = option(
         Group.MODEL,
         "Implementation of a mixture of experts, as transformers names it: all experts in one product, or one after"
         " another.",
@@ -173,20 +147,20 @@ class TrainingOptions(ModelOptions):
         default="ligerprof",
         metavar="NAME",
     )
-    flce_budget: FlceBudget | int = option(
+    flce_budget: categories.FlceBudget | int = option(
         Group.KERNELS,
         "Workspace of the fused loss.",
-        default=FlceBudget.BALANCED,
+        default=categories.FlceBudget.BALANCED,
         is_size=True,
         metavar="lean|balanced|auto|SIZE",
         minimum=1,
         requirement="a positive size in bytes",
     )
-    precision: Precision = option(
+    precision: categories.Precision = option(
         Group.TRAINING,
         "Dtypes of weights, gradients, moments and products. bf16=True of the Trainer is amp over fp32 weights and"
         " bf16-amp over weights loaded in bf16.",
-        default=Precision.AMP,
+        default=categories.Precision.AMP,
     )
     checkpointing: bool = option(Group.TRAINING, "Recompute decoder layers in the backward pass.", default=True)
     checkpoint_every: int = option(
@@ -215,10 +189,10 @@ class TrainingOptions(ModelOptions):
         default=False,
         negatable=True,
     )
-    optimizer: Optimizer = option(
+    optimizer: categories.Optimizer = option(
         Group.TRAINING,
         "Optimizer and its implementation.",
-        default=Optimizer.DEFAULT,
+        default=categories.Optimizer.DEFAULT,
         default_text="adamw-fused; deepspeed-cpu-adam if DeepSpeed offloads the optimizer",
     )
     fp32_embedding_states: bool = option(
@@ -234,17 +208,17 @@ class TrainingOptions(ModelOptions):
         requirement="a positive norm, or 0 not to clip",
         default_text="none; 1.0 with deepspeed",
     )
-    attention: Attention = option(
+    attention: categories.Attention = option(
         Group.TRAINING,
         "Attention implementation.",
-        default=Attention.DEFAULT,
+        default=categories.Attention.DEFAULT,
         default_text="sdpa; eager for models that transformers computes with eager alone",
     )
-    loss: Loss = option(
+    loss: categories.Loss = option(
         Group.TRAINING,
         "Loss over the vocabulary: transformers' of today or of version 4.45, TRL's chunked_nll (up to version 1.14),"
         " TRL's loss in tiles (1.15 and later), torch's F.linear_cross_entropy, or torchtitan's chunked loss.",
-        default=Loss.HF,
+        default=categories.Loss.HF,
     )
     lora: int | None = option(
         Group.TRAINING, "Train LoRA adapters of rank R on the linear layers.", metavar="R", minimum=1
@@ -252,7 +226,7 @@ class TrainingOptions(ModelOptions):
     qlora: int | None = option(
         Group.TRAINING, "Train LoRA adapters of rank R over 4-bit weights.", metavar="R", minimum=1
     )
-    quantization: Quantization | None = option(
+    quantization: categories.Quantization | None = option(
         Group.TRAINING,
         "Format of the frozen weights under --lora: 8bit is LLM.int8 of bitsandbytes, 4bit is the same as --qlora.",
     )
@@ -269,8 +243,8 @@ class TrainingOptions(ModelOptions):
     dora: bool = option(
         Group.TRAINING, "Train a magnitude per output next to LoRA's matrices (DoRA of peft).", default=False
     )
-    adapter_dtype: AdapterDtype = option(
-        Group.TRAINING, "Dtype of adapters: peft's float32, or bfloat16.", default=AdapterDtype.FLOAT32
+    adapter_dtype: categories.AdapterDtype = option(
+        Group.TRAINING, "Dtype of adapters: peft's float32, or bfloat16.", default=categories.AdapterDtype.FLOAT32
     )
     nested_quant: bool = option(Group.TRAINING, "QLoRA: quantize the scales of 4-bit weights, too.", default=True)
     modules_to_save: str | None = option(
@@ -284,10 +258,12 @@ class TrainingOptions(ModelOptions):
         default=False,
         negatable=True,
     )
-    engine: Engine = option(Group.SEVERAL_GPUS, "Library that trains.", default=Engine.TORCH)
+    engine: categories.Engine = option(Group.SEVERAL_GPUS, "Library that trains.", default=categories.Engine.TORCH)
     zero: int = option(Group.SEVERAL_GPUS, "ZeRO stage.", default=0, metavar="0-3", minimum=0, maximum=3)
-    offload: Offload = option(
-        Group.SEVERAL_GPUS, "What is kept in host memory: DeepSpeed's, or all with FSDP2.", default=Offload.NONE
+    offload: categories.Offload = option(
+        Group.SEVERAL_GPUS,
+        "What is kept in host memory: DeepSpeed's, or all with FSDP2.",
+        default=categories.Offload.NONE,
     )
     nvme_path: str | None = option(Group.SEVERAL_GPUS, "Folder on the disk that --offload nvme uses.", metavar="DIR")
     deepspeed_config: str | Mapping[str, Any] | None = option(
@@ -297,25 +273,25 @@ class TrainingOptions(ModelOptions):
     reshard: bool = option(
         Group.SEVERAL_GPUS, "FSDP: free a layer's gathered weights between its forward and backward.", default=True
     )
-    wrap: Wrap = option(
+    wrap: categories.Wrap = option(
         Group.SEVERAL_GPUS,
         "FSDP2: modules gathered together: each decoder layer and the rest, or those that accelerate 1.15 wraps.",
-        default=Wrap.LAYERS,
+        default=categories.Wrap.LAYERS,
     )
-    reduce_dtype: ReduceDtype | None = option(
+    reduce_dtype: categories.ReduceDtype | None = option(
         Group.SEVERAL_GPUS,
         "FSDP: dtype of the gradients' reduction.",
         default_text="float32 with mixed, else the dtype of the gradients",
     )
-    backward_prefetch: BackwardPrefetch = option(
+    backward_prefetch: categories.BackwardPrefetch = option(
         Group.SEVERAL_GPUS,
         "FSDP1: gather the next layer's weights before a layer's gradients are computed, after, or not in advance.",
-        default=BackwardPrefetch.PRE,
+        default=categories.BackwardPrefetch.PRE,
     )
-    grad_sync: GradSync = option(
+    grad_sync: categories.GradSync = option(
         Group.SEVERAL_GPUS,
         "DDP and FSDP: reduce gradients in the last accumulated micro-batch, or in every one.",
-        default=GradSync.LAST,
+        default=categories.GradSync.LAST,
     )
     bucket_view: bool = option(
         Group.SEVERAL_GPUS,
@@ -362,18 +338,18 @@ class TrainingOptions(ModelOptions):
         "Judge a whole run over sequences of these lengths, one per line; longer ones are cut to --seq.",
         metavar="FILE",
     )
-    length_order: LengthOrder = option(
+    length_order: categories.LengthOrder = option(
         Group.LENGTHS,
         "Order of the sequences: random, grouped by length as the Trainer does, or as in the file.",
-        default=LengthOrder.RANDOM,
+        default=categories.LengthOrder.RANDOM,
     )
     pad_to_multiple_of: int = option(
         Group.LENGTHS, "Pad the longest sequence of a batch to a multiple of N tokens.", default=1, minimum=1
     )
-    packing_strategy: PackingStrategy = option(
+    packing_strategy: categories.PackingStrategy = option(
         Group.LENGTHS,
         "How --packing fills rows of --seq tokens: best fit decreasing, or one sequence after another.",
-        default=PackingStrategy.BFD,
+        default=categories.PackingStrategy.BFD,
     )
     spec: ModelSpec = field(init=False, repr=False)
     kernels: tuple[str, ...] = field(init=False)
@@ -385,17 +361,21 @@ class TrainingOptions(ModelOptions):
         self._settle("like", self.spec.like)
         self._settle("providers", select_providers(self.liger, self.provider, self.spec))
         self._settle("kernels", tuple(self.providers))
-        if self.quantization is Quantization.FOUR_BIT and (self.lora is None) is not (self.qlora is None):
+        if self.quantization is categories.Quantization.FOUR_BIT and (self.lora is None) is not (self.qlora is None):
             # --lora R --quantization 4bit is --qlora R
             self._settle("qlora", self.qlora or self.lora)
             self._settle("lora", None)
             self._settle("quantization", None)
-        if self.attention is Attention.DEFAULT:
-            self._settle("attention", Attention.EAGER if self.spec.needs_eager else Attention.SDPA)
-        if self.optimizer is Optimizer.DEFAULT:
-            on_gpu = self.offload is Offload.NONE or self.engine is not Engine.DEEPSPEED
-            self._settle("optimizer", Optimizer.ADAMW_FUSED if on_gpu else Optimizer.DEEPSPEED_CPU_ADAM)
-        if self.clip is None and self.engine is Engine.DEEPSPEED:
+        if self.attention is categories.Attention.DEFAULT:
+            self._settle(
+                "attention", categories.Attention.EAGER if self.spec.needs_eager else categories.Attention.SDPA
+            )
+        if self.optimizer is categories.Optimizer.DEFAULT:
+            on_gpu = self.offload is categories.Offload.NONE or self.engine is not categories.Engine.DEEPSPEED
+            self._settle(
+                "optimizer", categories.Optimizer.ADAMW_FUSED if on_gpu else categories.Optimizer.DEEPSPEED_CPU_ADAM
+            )
+        if self.clip is None and self.engine is categories.Engine.DEEPSPEED:
             self._settle("clip", 1.0)
 
     @property
@@ -403,7 +383,7 @@ class TrainingOptions(ModelOptions):
         """Bits of the frozen weights of linear layers under adapters: 4, 8, or None if they are not quantized."""
         if self.qlora is not None:
             return 4
-        return 8 if self.quantization is Quantization.EIGHT_BIT else None
+        return 8 if self.quantization is categories.Quantization.EIGHT_BIT else None
 
     @property
     def tokens(self) -> int:
@@ -439,7 +419,7 @@ class TrainingOptions(ModelOptions):
         if not self.spec.experts or row is None or row.multiplies_all:
             return False
         given = self.experts or self.spec.experts_implementation
-        return given == ExpertsImplementation.EAGER
+        return given == categories.ExpertsImplementation.EAGER
 
     @property
     def padded_tokens(self) -> int:
@@ -461,18 +441,22 @@ class TrainingOptions(ModelOptions):
     def checkpoints_layer(self, index: int) -> bool:
         """Whether a decoder layer is checkpointed: each N-th from the first, as by transformers' `every_n_layers`."""
         run = self.run_of_layer(index)
-        return self.checkpointing and index % self.checkpoint_every == 0 and (run is None or run.name != EVERYTHING)
+        return (
+            self.checkpointing
+            and index % self.checkpoint_every == 0
+            and (run is None or run.name != saved_tensors.EVERYTHING)
+        )
 
-    def run_of_layer(self, index: int) -> LayerRun | None:
+    def run_of_layer(self, index: int) -> saved_tensors.LayerRun | None:
         """The run of `selective` that a decoder layer belongs to; None without one."""
         end = 0
-        for run in () if self.selective is None else layer_runs(self.selective):
+        for run in () if self.selective is None else saved_tensors.layer_runs(self.selective):
             end += run.layers
             if not run.layers or index < end:
                 return run
         return None
 
-    def policy_of_layer(self, index: int) -> SavePolicy | None:
+    def policy_of_layer(self, index: int) -> saved_tensors.SavePolicy | None:
         """Which outputs a checkpointed layer keeps; None if it keeps none."""
         run = self.run_of_layer(index)
         return None if run is None or run.policy is None or not run.policy.every else run.policy
@@ -533,7 +517,7 @@ class TrainingOptions(ModelOptions):
         """The dtype that FSDP reduces gradients in, as torch names it."""
         if self.reduce_dtype is not None:
             return self.reduce_dtype.value
-        return ReduceDtype.FLOAT32.value if self.casts_gathered else self.gathered_dtype
+        return categories.ReduceDtype.FLOAT32.value if self.casts_gathered else self.gathered_dtype
 
     @property
     def shards(self) -> int:
@@ -550,7 +534,7 @@ class TrainingOptions(ModelOptions):
 class RunOptions(Options):
     """Where a step runs, and how often. The steady step allocates the same bytes whatever these are."""
 
-    device: Device = option(Group.RUN, "Where the step runs.", default=Device.AUTO)
+    device: categories.Device = option(Group.RUN, "Where the step runs.", default=categories.Device.AUTO)
     warmup: int = option(
         Group.RUN,
         "Steps before the profiled one.",

@@ -18,11 +18,7 @@ class Limit:
 
 
 def find_limit(options: TrainingOptions) -> Limit:
-    """The recipe's memory limit, or what its GPU leaves for torch's allocator.
-
-    Raises:
-        RecipeError: the limit is above the GPU's memory.
-    """
+    """The recipe's memory limit, else what its GPU leaves for torch; raises RecipeError if it is above the GPU's."""
     gpu, given_bytes = options.gpu_spec, options.memory_limit_bytes
     if given_bytes is not None and given_bytes > gpu.memory_bytes:
         raise RecipeError(

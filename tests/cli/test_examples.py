@@ -16,7 +16,7 @@ from tests.cli.test_bench import ENVIRONMENT, example_records
 from tests.paths import DATA, RECORDINGS
 
 RUNNER = CliRunner()
-ALL = [example.words for examples in EXAMPLES.values() for example in examples]
+ALL = [words for examples in EXAMPLES.values() for words in examples]
 # they need a GPU, a server that runs until Ctrl-C, accelerate and several ranks, or TRL
 NOT_RUN = (
     *("bench flce rms", "view runs/001", "run --steps 2:3 -- accelerate launch train.py", "mcp"),
@@ -69,10 +69,10 @@ def test_the_help_of_a_command_shows_its_examples_whole(name: str) -> None:
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert EXAMPLES[name]
-    for example in EXAMPLES[name]:
-        assert max(len(example.words) + 12, len(example.text) + 6) <= 80
-        assert lines[lines.index(f"  ligerprof {example.words}") + 1] == f"      {example.text}"
-        assert example.text.endswith(".")
+    for words, text in EXAMPLES[name].items():
+        assert max(len(words) + 12, len(text) + 6) <= 80
+        assert lines[lines.index(f"  ligerprof {words}") + 1] == f"      {text}"
+        assert text.endswith(".")
 
 
 @pytest.mark.parametrize("words", ALL)

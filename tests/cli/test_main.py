@@ -30,11 +30,10 @@ def failing_command(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_command_loads_and_its_help_matches_the_table(name: str) -> None:
-    module, short_help = COMMANDS[name]
-    command = importlib.import_module(module).command
+def test_command_loads(name: str) -> None:
+    command = importlib.import_module(COMMANDS[name][0]).command
     assert isinstance(command, click.Command)
-    assert command.get_short_help_str(limit=200) == short_help
+    assert command.name == name
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

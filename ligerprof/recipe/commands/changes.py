@@ -13,14 +13,7 @@ from typing import Any
 from ligerprof.errors import LigerprofError, RecipeError
 from ligerprof.files import FileKind, is_file, read_text
 from ligerprof.recipe.categories import Optimizer
-from ligerprof.recipe.commands.program import (
-    CONFIG_SUFFIXES,
-    FILE_KEYS,
-    OVERRIDE,
-    framework_of,
-    is_known_command,
-    merged,
-)
+from ligerprof.recipe.commands import program
 from ligerprof.recipe.commands.shell import OPTION, Launch, find_launch, scalar, split_variables
 from ligerprof.recipe.configs.documents import parse_document, rewrite, value_at
 from ligerprof.recipe.configs.edits import keys_for
@@ -28,7 +21,7 @@ from ligerprof.recipe.configs.rows import is_off
 
 _FILE = FileKind(error=RecipeError, hint="The command names it.", max_bytes=2**18)
 # arguments that name a file with values
-_FILE_KEYS = frozenset({*FILE_KEYS, "deepspeed", "deepspeed_config"})
+_FILE_KEYS = frozenset({*program.FILE_KEYS, "deepspeed", "deepspeed_config"})
 
 # of accelerate's launcher
 _MESH_OPTION, _CONFIG_OPTION = "parallelism_config_", "config_file"
@@ -118,7 +111,7 @@ class TrainingCommand:
         given, rest = split_variables(words)
         if not rest or rest[0].endswith((".sh", ".bash")) or PurePath(rest[0]).name in ("bash", "sh"):
             raise RecipeError("the arguments of a shell script cannot be changed. Give the command that it runs.")
-        launch = find_launch(rest, given, is_known_command)
+        launch = find_launch(rest, given, program.is_known_command)
         start = 1 if launch is None else len(rest) - len(launch.words)
         return cls(words=tuple(rest), environment=given, start=start, launch=launch)
 
@@ -127,7 +120,7 @@ class TrainingCommand:
         """The program's name without its folder, and the subcommand of a framework's command."""
         if self.launch is None:
             return PurePath(self.words[0]).name
-        subcommand = self.words[self.start : self.start + 1] if is_known_command(self.launch.program) else ()
+        subcommand = self.words[self.start : self.start + 1] if program.is_known_command(self.launch.program) else ()
         return " ".join((self.launch.name, *subcommand))
 
     @cached_property
@@ -136,7 +129,7 @@ class TrainingCommand:
         if self.launch is None:
             return None
         try:
-            found, _ = framework_of(self.launch, self.values, self.name)
+            found, _ = program.framework_of(self.launch, self.values, self.name)
         except LigerprofError:
             return None
         # the keys of others are also those of scripts
@@ -148,8 +141,8 @@ class TrainingCommand:
         values: dict[str, Any] = {}
         for file, (_, content) in self._files.items():
             if not self._is_anothers(file):
-                values = merged(values, content)
-        return merged(values, {key: _value(typed.text) for key, typed in self._typed.items()})
+                values = program.merged(values, content)
+        return program.merged(values, {key: _value(typed.text) for key, typed in self._typed.items()})
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
@@ -177,7 +170,7 @@ class TrainingCommand:
         return None if is_other else value
 
     def changed(self, change: Change, copies: Mapping[Path, Path], *, in_files: bool = False) -> ChangedCommand:
-        """The command after a change.
+        """The command after a change; raises RecipeError if lines of a file cannot be replaced.
 
         A key that is an argument is changed there, and one that is in a file in a copy of the file. A key that is in
         neither becomes an argument, or a line of the first file where arguments do not add to files.
@@ -185,9 +178,6 @@ class TrainingCommand:
         Args:
             copies: the path of the copy of each file that may change.
             in_files: whether a line of a file is changed where an argument could replace it.
-
-        Raises:
-            RecipeError: a file is written in a way that lines cannot be replaced in.
         """
         words: dict[int, tuple[str, ...]] = {}
         added: list[str] = []
@@ -211,8 +201,8 @@ class TrainingCommand:
                 added += self._argument(f"--{key}", value, joined=False)
         files = {}
         for file, values in edited.items():
-            place, text = self._files[file][0], self._texts[file]
-            files[copies[file]] = rewrite(text, file, values)
+            place = self._files[file][0]
+            files[copies[file]] = rewrite(read_text(file, _FILE), file, values)
             word = self.words[place]
             words[place] = (f"{word.partition('=')[0]}={copies[file]}" if _is_joined(word) else str(copies[file]),)
         kept_words = [words.get(place, (word,)) for place, word in enumerate(self.words)]
@@ -271,7 +261,7 @@ class TrainingCommand:
         for place in (*self._launcher_options(_MESH_OPTION), *range(self.start, len(words))):
             word = words[place]
             key, equals, text = word.lstrip("-+").partition("=")
-            if equals and (OPTION.match(word) or OVERRIDE.match(word)):
+            if equals and (OPTION.match(word) or program.OVERRIDE.match(word)):
                 yield key.replace("-", "_"), _Typed(place=place, end=place + 1, text=text)
             elif OPTION.match(word):
                 has_value = place + 1 < len(words) and not OPTION.match(words[place + 1])
@@ -285,10 +275,6 @@ class TrainingCommand:
         return [place for place in range(self.start) if is_accelerates and self.words[place].startswith(starts)]
 
     @cached_property
-    def _texts(self) -> Mapping[Path, str]:
-        return {file: read_text(file, _FILE) for file in self._files}
-
-    @cached_property
     def _files(self) -> Mapping[Path, tuple[int, Mapping[str, Any]]]:
         """The configuration files, each with the place of the word that names it, and its content."""
         named = {typed.end - 1: key for key, typed in self._typed.items() if typed.text is not None}
@@ -298,7 +284,7 @@ class TrainingCommand:
         for place in (*range(self.start, len(self.words)), *places):
             key, word = named.get(place), self.words[place]
             name = word.partition("=")[2] if key is not None and _is_joined(word) else word
-            if not name.endswith(CONFIG_SUFFIXES) or (key is not None and key not in _FILE_KEYS):
+            if not name.endswith(program.CONFIG_SUFFIXES) or (key is not None and key not in _FILE_KEYS):
                 continue
             path = Path(name)
             try:
@@ -313,7 +299,7 @@ class TrainingCommand:
 
 
 def _is_joined(word: str) -> bool:
-    return "=" in word and bool(OPTION.match(word) or OVERRIDE.match(word))
+    return "=" in word and bool(OPTION.match(word) or program.OVERRIDE.match(word))
 
 
 def _has(values: Mapping[str, Any], key: str) -> bool:
@@ -386,12 +372,12 @@ class Batches:
     accumulation_key: str | None
     accumulation: int
     multiple: int = 1
-    smaller: Sequence[int] = field(init=False)
 
-    def __post_init__(self) -> None:
-        whole = self.batch * self.accumulation
-        numbers = range(1, whole + 1) if self.accumulation_key is None else _divisors(whole)
-        object.__setattr__(self, "smaller", tuple(numbers))
+    @property
+    def smaller(self) -> tuple[int, ...]:
+        """Those of the same optimizer step; of an accumulation, they divide it."""
+        whole = range(1, self.batch * self.accumulation + 1)
+        return tuple(each for each in whole if self.accumulation_key is None or whole[-1] % each == 0)
 
     def at(self, index: int) -> int:
         """The micro-batch at an index from 0 on."""
@@ -423,11 +409,7 @@ class Batches:
 
 
 def find_batches(command: TrainingCommand) -> Batches:
-    """The micro-batches of a command.
-
-    Raises:
-        RecipeError: the command has no key for them, or its value is not a number.
-    """
+    """The micro-batches of a command; raises RecipeError without a key for them, or if its value is not a number."""
     family = _family(command)
     stated = (key for key in BATCH_KEYS if _stated(command, key))
     known = _keys(family, batch=1) if family in (*_HUGGING_FACE, _AXOLOTL) else {}
@@ -451,11 +433,7 @@ def find_batches(command: TrainingCommand) -> Batches:
         # of another step the program says itself what is wrong
         multiple = generations if batch * accumulation % generations == 0 else 1
     return Batches(
-        key=key,
-        batch=batch,
-        accumulation_key=accumulation_key,
-        accumulation=accumulation,
-        multiple=multiple,
+        key=key, batch=batch, accumulation_key=accumulation_key, accumulation=accumulation, multiple=multiple
     )
 
 
@@ -484,6 +462,10 @@ def _is_stated(command: TrainingCommand, change: Change) -> bool:
     return all(command.value(key) == value for key, value in change.keys.items()) and not change.environment
 
 
+def _lever(name: str, cost: str, keys: Mapping[str, Any], package: str | None = None) -> Lever:
+    return Lever(name=name, cost=cost, change=Change(keys=keys), package=package)
+
+
 def _expandable(command: TrainingCommand) -> Iterator[Lever]:
     if "PYTORCH_CUDA_ALLOC_CONF" not in command.environment:
         yield Lever(name="expandable segments", cost="driver calls when segments grow", change=EXPANDABLE)
@@ -497,30 +479,18 @@ def _kernels(command: TrainingCommand) -> Iterator[Lever]:
         keys["plugins"] = [*(command.value("plugins") or ()), *keys["plugins"]]
     is_on = any(_is_on(command, each) for each in ("use_liger_kernel", "enable_liger_kernel"))
     if family in (*_HUGGING_FACE, _AXOLOTL) and not is_on:
-        yield Lever(
-            name="liger-kernel",
-            cost="none: the same computation with different rounding",
-            change=Change(keys=keys),
-            package="liger_kernel",
-        )
+        yield _lever("liger-kernel", "none: the same computation with different rounding", keys, "liger_kernel")
 
 
 def _adapter_dropout(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and _is_on(command, "use_peft"):
-        yield Lever(
-            name="no dropout in adapters",
-            cost="adapters lose this regularization",
-            change=Change(keys={"lora_dropout": 0.0}),
-        )
+        yield _lever("no dropout in adapters", "adapters lose this regularization", {"lora_dropout": 0.0})
 
 
 def _reference(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and _names(command, _WITH_REFERENCE) and not _is_on(command, "sync_ref_model"):
-        yield Lever(
-            name="log-probabilities of the reference model computed first",
-            cost="time: a pass over the data before the first step",
-            change=Change(keys={"precompute_ref_log_probs": True}),
-        )
+        name = "log-probabilities of the reference model computed first"
+        yield _lever(name, "time: a pass over the data before the first step", {"precompute_ref_log_probs": True})
 
 
 def _smaller_batches(command: TrainingCommand) -> Iterator[Lever]:
@@ -529,15 +499,11 @@ def _smaller_batches(command: TrainingCommand) -> Iterator[Lever]:
     except RecipeError:
         return
     halves = (batches.batch >> shift for shift in range(1, batches.batch.bit_length()))
+    kept = batches.accumulation_key is not None
+    cost = "time: smaller operations" if kept else "the optimizer step has fewer sequences"
     for batch in dict.fromkeys(batches.at(batches.index(each)) for each in halves):
-        accumulation = batches.accumulated(batch)
-        kept = batches.accumulation_key is not None
-        more = f" with accumulation over {accumulation}" if kept else ""
-        yield Lever(
-            name=f"micro-batches of {batch}{more}",
-            cost="time: smaller operations" if kept else "the optimizer step has fewer sequences",
-            change=batches.change(batch),
-        )
+        more = f" with accumulation over {batches.accumulated(batch)}" if kept else ""
+        yield Lever(name=f"micro-batches of {batch}{more}", cost=cost, change=batches.change(batch))
 
 
 def _generation(command: TrainingCommand) -> Iterator[Lever]:
@@ -549,14 +515,10 @@ def _generation(command: TrainingCommand) -> Iterator[Lever]:
     size = _number(command, "generation_batch_size", batches.batch * steps)
     unit = batches.batch * generations // gcd(batches.batch, generations)
     smaller = [each for each in range(unit, size, unit) if size % each == 0]
+    by_steps = _stated(command, "steps_per_generation")
     for each in reversed(smaller):
-        by_steps = _stated(command, "steps_per_generation")
         key, value = ("steps_per_generation", each // batches.batch) if by_steps else ("generation_batch_size", each)
-        yield Lever(
-            name=f"{each} completions generated at a time",
-            cost="time: more calls of generate",
-            change=Change(keys={key: value}),
-        )
+        yield _lever(f"{each} completions generated at a time", "time: more calls of generate", {key: value})
 
 
 def _checkpointing(command: TrainingCommand) -> Iterator[Lever]:
@@ -565,20 +527,14 @@ def _checkpointing(command: TrainingCommand) -> Iterator[Lever]:
         stated = command.value(key)
         same = is_off(stated) is is_off(value) if isinstance(value, bool) else stated == value
         if not (family in _CHECKPOINT if stated is None else same):
-            yield Lever(
-                name="activation checkpointing",
-                cost="time: each layer's forward pass runs twice, up to a third more compute",
-                change=Change(keys={key: value}),
-            )
+            cost = "time: each layer's forward pass runs twice, up to a third more compute"
+            yield _lever("activation checkpointing", cost, {key: value})
 
 
 def _offloaded_activations(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and not _names(command, _ONLINE):
-        yield Lever(
-            name="activations in main memory",
-            cost="time: activations cross PCIe in both passes",
-            change=Change(keys={"activation_offloading": True}),
-        )
+        cost = "time: activations cross PCIe in both passes"
+        yield _lever("activations in main memory", cost, {"activation_offloading": True})
 
 
 def _autocast(command: TrainingCommand) -> Iterator[Lever]:
@@ -586,14 +542,12 @@ def _autocast(command: TrainingCommand) -> Iterator[Lever]:
     is_default = _family(command) == _TRL and not _stated(command, "bf16")
     is_on = is_default or any(_is_on(command, key) for key in ("bf16", "fp16"))
     if _family(command) in (*_HUGGING_FACE, _AXOLOTL) and not is_on:
-        yield Lever(name="bf16 autocast", cost="matrix products in 16 bits", change=Change(keys={"bf16": True}))
+        yield _lever("bf16 autocast", "matrix products in 16 bits", {"bf16": True})
 
 
 def _frozen_weights(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and _is_on(command, "use_peft") and not _is_sixteen_bits(command):
-        yield Lever(
-            name="frozen weights in bf16", cost="rounded weights", change=Change(keys={_dtype_key(command): "bfloat16"})
-        )
+        yield _lever("frozen weights in bf16", "rounded weights", {_dtype_key(command): "bfloat16"})
 
 
 def _optimizers(command: TrainingCommand) -> Iterator[Lever]:
@@ -603,26 +557,19 @@ def _optimizers(command: TrainingCommand) -> Iterator[Lever]:
             (Optimizer.PAGED_ADAMW, "paged AdamW", "time: states that do not fit cross PCIe"),
             (Optimizer.ADAMW_8BIT, "8-bit AdamW", "precision of the moments"),
         ):
-            change = Change(keys=_keys(_TRAINER, optimizer=optimizer))
-            yield Lever(name=name, cost=cost, change=change, package=optimizer.row.package)
+            yield _lever(name, cost, _keys(_TRAINER, optimizer=optimizer), optimizer.row.package)
 
 
 def _weights(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and not _is_on(command, "use_peft") and not _is_sixteen_bits(command):
-        yield Lever(
-            name="weights in bf16",
-            cost="weights and their updates are rounded",
-            change=Change(keys={_dtype_key(command): "bfloat16"}),
-        )
+        yield _lever("weights in bf16", "weights and their updates are rounded", {_dtype_key(command): "bfloat16"})
 
 
 def _adapters(command: TrainingCommand) -> Iterator[Lever]:
     if _family(command) == _TRL and not _is_on(command, "use_peft"):
-        change = Change(keys=_keys(_TRL, lora=16))
-        yield Lever(name="LoRA of rank 16", cost="what is trained", change=change, package="peft")
+        yield _lever("LoRA of rank 16", "what is trained", _keys(_TRL, lora=16), "peft")
     if _family(command) == _TRL and not any(_is_on(command, key) for key in ("load_in_4bit", "load_in_8bit")):
-        change = Change(keys={"load_in_4bit": True})
-        yield Lever(name="4-bit weights", cost="rounded weights", change=change, package="bitsandbytes")
+        yield _lever("4-bit weights", "rounded weights", {"load_in_4bit": True}, "bitsandbytes")
 
 
 def _shorter(command: TrainingCommand) -> Iterator[Lever]:
@@ -637,27 +584,15 @@ def _shorter(command: TrainingCommand) -> Iterator[Lever]:
         least = 16 if key == "max_completion_length" else _SHORTEST
         for each in (length // 2, length // 4):
             if each >= least:
-                yield Lever(
-                    name=f"{key} of {each}", cost="longer texts are cut or split", change=Change(keys={key: each})
-                )
+                yield _lever(f"{key} of {each}", "longer texts are cut or split", {key: each})
 
 
 # no time and no quality first; then time; then precision; then what is trained, and the data
 _LADDER: Sequence[Callable[[TrainingCommand], Iterator[Lever]]] = (
-    _expandable,
-    _kernels,
-    _reference,
-    _smaller_batches,
-    _generation,
-    _checkpointing,
-    _offloaded_activations,
-    _adapter_dropout,
-    _autocast,
-    _frozen_weights,
-    _optimizers,
-    _weights,
-    _adapters,
-    _shorter,
+    *(_expandable, _kernels, _reference),
+    *(_smaller_batches, _generation, _checkpointing, _offloaded_activations, _adapter_dropout),
+    *(_autocast, _frozen_weights, _optimizers, _weights),
+    *(_adapters, _shorter),
 )
 
 
@@ -704,7 +639,3 @@ def _number(command: TrainingCommand, key: str, default: int) -> int:
     if type(value) is not int or value < 1:
         raise RecipeError(f"{command.name}: {key} is {value!r}, not a number of at least 1. Write a number.")
     return value
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]

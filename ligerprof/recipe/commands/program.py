@@ -10,18 +10,8 @@ from typing import Any
 
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.files import FileKind, is_file, read_text
-from ligerprof.recipe.commands.shell import (
-    OPEN,
-    Launch,
-    SimpleCommand,
-    find_launch,
-    negated,
-    read_arguments,
-    scalar,
-    simple_commands,
-    split_variables,
-    visible_gpus,
-)
+from ligerprof.recipe.commands import shell
+from ligerprof.recipe.configs import settings
 from ligerprof.recipe.configs.accelerate import ACCELERATE
 from ligerprof.recipe.configs.axolotl import AXOLOTL
 from ligerprof.recipe.configs.documents import read_document
@@ -29,18 +19,7 @@ from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
 from ligerprof.recipe.configs.report import OPTION_SETTINGS
 from ligerprof.recipe.configs.rows import BadValueError, Framework, Row
-from ligerprof.recipe.configs.settings import (
-    SIMULATED_RANKS,
-    Ignored,
-    Lacking,
-    LeftOut,
-    Names,
-    Outcome,
-    Reading,
-    Reason,
-    Sets,
-    Setting,
-)
+from ligerprof.recipe.configs.settings import Outcome, Reading, Reason, Setting
 from ligerprof.recipe.configs.sources import foreign_framework, read_named, recognize, settle_method
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
@@ -116,7 +95,7 @@ def is_known_command(word: str) -> bool:
     return name in SUBCOMMANDS or name in _FOREIGN
 
 
-def refuse_other_programs(launch: Launch) -> None:
+def refuse_other_programs(launch: shell.Launch) -> None:
     """Raise if a program is known to be of a framework that is not read, or to train with another method.
 
     Raises:
@@ -141,11 +120,11 @@ def refuse_other_programs(launch: Launch) -> None:
 def _foreign(program: str, title: str) -> RecipeError:
     return RecipeError(
         f"{printable(program)}: a command of {title}, whose settings ligerprof does not read. Give its values as"
-        f" options, such as --model, --batch, --seq and --precision. {SIMULATED_RANKS}"
+        f" options, such as --model, --batch, --seq and --precision. {settings.SIMULATED_RANKS}"
     )
 
 
-def _require_training(launch: Launch, name: str) -> None:
+def _require_training(launch: shell.Launch, name: str) -> None:
     subcommand = next(iter(launch.words), "")
     if subcommand not in SUBCOMMANDS[name]:
         raise RecipeError(
@@ -154,7 +133,7 @@ def _require_training(launch: Launch, name: str) -> None:
         )
 
 
-def _name_words(launch: Launch) -> list[str]:
+def _name_words(launch: shell.Launch) -> list[str]:
     """The words of a program's name that may say which method it is: `train_dpo.py` is train and dpo."""
     name = launch.name.removesuffix(".py")
     if launch.is_module:
@@ -164,21 +143,18 @@ def _name_words(launch: Launch) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
 
 
-def label_of(launch: Launch) -> str:
+def label_of(launch: shell.Launch) -> str:
     """What messages call the program."""
     subcommand = f" {launch.words[0]}" if launch.name in SUBCOMMANDS and launch.words else ""
     return printable(f"{launch.program}{subcommand}")[:80]
 
 
-def framework_of(launch: Launch, values: Mapping[str, Any], source: str) -> tuple[Framework, str | None]:
-    """The framework that reads a program's arguments, and what choosing it assumes.
+def framework_of(launch: shell.Launch, values: Mapping[str, Any], source: str) -> tuple[Framework, str | None]:
+    """The framework that reads a program's arguments, and what that assumes; raises RecipeError if none reads them.
 
     Args:
         values: the arguments, with those of the file that they name.
         source: what messages call them.
-
-    Raises:
-        RecipeError: the arguments are of no framework that is read.
     """
     name, words = launch.name, _name_words(launch)
     parts = launch.program.split(".")[:1] if launch.is_module else PurePath(launch.program).parts
@@ -200,7 +176,7 @@ def framework_of(launch: Launch, values: Mapping[str, Any], source: str) -> tupl
     return found, None
 
 
-def names_method(launch: Launch, framework: Framework) -> bool:
+def names_method(launch: shell.Launch, framework: Framework) -> bool:
     """Whether a program, or the framework whose program it is, trains with supervised fine-tuning alone."""
     return not framework.family or framework is OPEN_INSTRUCT or not _SUPERVISED.isdisjoint(_name_words(launch))
 
@@ -224,12 +200,12 @@ _SAMPLES: tuple[Any, ...] = ("1", "true", "none", "text")
 
 def is_open(value: Any) -> bool:
     """Whether a value, or one of a list, has a part that only a running shell knows."""
-    return any(is_open(each) for each in value) if isinstance(value, list) else bool(OPEN.search(str(value)))
+    return any(is_open(each) for each in value) if isinstance(value, list) else bool(shell.OPEN.search(str(value)))
 
 
 def is_path(name: str) -> bool:
     """Whether at most the first folder of a path is a variable: as that of another machine, it is found by its end."""
-    found = OPEN.match(name)
+    found = shell.OPEN.match(name)
     rest = name if found is None else name[found.end() :]
     return (found is None or rest.startswith("/")) and not is_open(rest)
 
@@ -252,7 +228,7 @@ def settled(values: Mapping[str, Any], framework: Framework, given: Mapping[str,
             kept[key] = value
             continue
         outcome, option = _outcome(row, value), _option_of(row)
-        if (option == "model" and "like" in given) or (isinstance(outcome, Names) and is_path(outcome.file)):
+        if (option == "model" and "like" in given) or (isinstance(outcome, settings.Names) and is_path(outcome.file)):
             kept[key] = value
         elif option not in given:
             raise RecipeError(unset(program, f"--{key}", value, option))
@@ -261,7 +237,7 @@ def settled(values: Mapping[str, Any], framework: Framework, given: Mapping[str,
 
 def unset(program: str, key: str, value: Any, option: str | None) -> str:
     """The error about an argument that a variable decides."""
-    names = tuple(dict.fromkeys(OPEN.findall(str(value))))
+    names = tuple(dict.fromkeys(shell.OPEN.findall(str(value))))
     declared = RECIPE_OPTIONS.get(option or "")
     given = "" if declared is None else f", or give {declared.flag}"
     shown, listed = printable(str(value))[:80], printable(", ".join(names))[:80]
@@ -280,15 +256,17 @@ def _outcome(row: Row, value: Any) -> Outcome | None:
 def _is_harmless(row: Row, value: Any) -> bool:
     """Whether a key has no effect, or one that the figures leave out, whatever its value."""
     outcome = _outcome(row, value)
-    return isinstance(outcome, LeftOut) or (isinstance(outcome, Ignored) and outcome.reason is not Reason.UNSET)
+    return isinstance(outcome, settings.LeftOut) or (
+        isinstance(outcome, settings.Ignored) and outcome.reason is not Reason.UNSET
+    )
 
 
 def _option_of(row: Row) -> str | None:
     """The option of ligerprof that replaces a key, or None."""
     outcomes = [_outcome(row, sample) for sample in _SAMPLES]
-    settings = [next(iter(each.values)) for each in outcomes if isinstance(each, Sets) and each.values]
-    settings += [each.setting for each in outcomes if isinstance(each, Lacking) and each.setting is not None]
-    return _option_named(settings[0]) if settings else None
+    found = [next(iter(each.values)) for each in outcomes if isinstance(each, settings.Sets) and each.values]
+    found += [each.setting for each in outcomes if isinstance(each, settings.Lacking) and each.setting is not None]
+    return _option_named(found[0]) if found else None
 
 
 def _option_named(setting: Setting) -> str:
@@ -312,7 +290,7 @@ class TrainingProgram:
         script: the shell script that has the command, or an empty text.
     """
 
-    launch: Launch
+    launch: shell.Launch
     script: str = ""
 
     @property
@@ -335,7 +313,7 @@ class TrainingProgram:
         """
         framework, sentence = self.framework()
         given = self._given
-        typed = settled(negated(given.typed, framework.rows), framework, options, self.label)
+        typed = settled(shell.negated(given.typed, framework.rows), framework, options, self.label)
         values = merged(given.values, typed)
         reading = self._read(framework, values, given.file)
         if not names_method(self.launch, framework):
@@ -364,8 +342,10 @@ class TrainingProgram:
         if "--" in words:
             # axolotl passes on to its launcher what follows
             words = words[: words.index("--")]
-        read = read_arguments(words)
-        overrides = {found[1]: scalar(found[2]) for word in read.positional if (found := OVERRIDE.fullmatch(word))}
+        read = shell.read_arguments(words)
+        overrides = {
+            found[1]: shell.scalar(found[2]) for word in read.positional if (found := OVERRIDE.fullmatch(word))
+        }
         typed = {**read.values, **overrides}
         # DeepSpeed's own arguments: a switch, and the file
         if isinstance(typed.get("deepspeed_config"), str) and typed.get("deepspeed", True) is True:
@@ -401,7 +381,7 @@ class TrainingProgram:
         if launch.name in SUBCOMMANDS and not launch.is_module:
             count = _own_processes(launch)
         if launch.launcher == "python":
-            seen = visible_gpus(launch.environment)
+            seen = shell.visible_gpus(launch.environment)
             if seen is not None and seen > 1:
                 reading.assumed.append(
                     f"python starts one process: DataParallel over the {seen} visible GPUs is not counted"
@@ -420,7 +400,7 @@ class TrainingProgram:
         values = merged(values, keys)
         if values.get("num_processes") is None and not path:
             gpus = str(values.get("gpu_ids", ""))
-            count = len(gpus.split(",")) if gpus[:1].isdecimal() else visible_gpus(launch.environment)
+            count = len(gpus.split(",")) if gpus[:1].isdecimal() else shell.visible_gpus(launch.environment)
             values.update({} if count is None else {"num_processes": count})
         if not values:
             return None
@@ -448,11 +428,7 @@ class TrainingProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class _Given:
-    """What a program is given: typed arguments, and those of a file.
-
-    Attributes:
-        unset: arguments that are nothing but variables that are not set.
-    """
+    """What a program is given: arguments typed and of a file, and `unset` ones, nothing but variables without value."""
 
     typed: _Values
     values: _Values
@@ -482,14 +458,17 @@ def _relabel(reading: Reading, typed: Mapping[str, Any], label: str) -> None:
             reading.settings[setting] = replace(found, file=label)
 
 
-def _own_processes(launch: Launch) -> int | None:
+def _own_processes(launch: shell.Launch) -> int | None:
     """Processes that a framework's own command starts; None if it does not say it."""
     words, environment = list(launch.words), launch.environment
-    passed = read_arguments(words[words.index("--") + 1 :]).values if "--" in words else {}
+    passed = shell.read_arguments(words[words.index("--") + 1 :]).values if "--" in words else {}
     for key in ("num_processes", "nproc_per_node"):
         if type(passed.get(key)) is int:
             return int(passed[key])
-    each, nodes = environment.get("NPROC_PER_NODE", str(visible_gpus(environment))), environment.get("NNODES", "1")
+    each, nodes = (
+        environment.get("NPROC_PER_NODE", str(shell.visible_gpus(environment))),
+        environment.get("NNODES", "1"),
+    )
     return int(each) * int(nodes) if each.isdecimal() and nodes.isdecimal() else None
 
 
@@ -518,11 +497,11 @@ def read_command(words: Sequence[str], given: Mapping[str, Any]) -> list[Reading
     return (programs[0] if len(programs) == 1 else _only_one(programs)).readings(given)
 
 
-def _typed(words: Sequence[str]) -> list[SimpleCommand]:
+def _typed(words: Sequence[str]) -> list[shell.SimpleCommand]:
     if len(words) == 1 and any(map(str.isspace, words[0])):
-        return simple_commands(words[0], os.environ)
-    own, filled = split_variables([os.path.expandvars(word) for word in words])
-    return [SimpleCommand(words=tuple(filled), environment={**os.environ, **own})]
+        return shell.simple_commands(words[0], os.environ)
+    own, filled = shell.split_variables([os.path.expandvars(word) for word in words])
+    return [shell.SimpleCommand(words=tuple(filled), environment={**os.environ, **own})]
 
 
 def _no_training(words: Sequence[str]) -> str:
@@ -537,29 +516,29 @@ def _no_training(words: Sequence[str]) -> str:
     )
 
 
-def _launches(commands: Sequence[SimpleCommand], script: str, depth: int) -> Iterator[tuple[Launch, str]]:
+def _launches(commands: Sequence[shell.SimpleCommand], script: str, depth: int) -> Iterator[tuple[shell.Launch, str]]:
     """The programs that commands start, also in scripts that they run; each with its script."""
     for command in commands:
         inner = _inner_script(command)
         if inner is not None and depth < _DEEPEST:
             yield from _launches(inner[0], inner[1] or script, depth + 1)
             continue
-        launch = find_launch(command.words, command.environment, is_known_command)
+        launch = shell.find_launch(command.words, command.environment, is_known_command)
         if launch is not None:
             yield launch, script
 
 
-def _inner_script(command: SimpleCommand) -> tuple[list[SimpleCommand], str] | None:
+def _inner_script(command: shell.SimpleCommand) -> tuple[list[shell.SimpleCommand], str] | None:
     """The commands of `bash -c TEXT`, `eval TEXT`, `bash FILE` and `FILE.sh`, and the file."""
     words = command.words
     if words[0] == "eval":
-        return simple_commands(" ".join(words[1:]), command.environment), ""
+        return shell.simple_commands(" ".join(words[1:]), command.environment), ""
     place = next((place for place, word in enumerate(words) if PurePath(word).name in _SHELLS), None)
     rest = words[place + 1 :] if place is not None else words
     if place is not None:
         switch = next((at for at, word in enumerate(rest) if re.fullmatch(r"-[a-z]*c", word)), None)
         if switch is not None and switch + 1 < len(rest):
-            return simple_commands(rest[switch + 1], command.environment), ""
+            return shell.simple_commands(rest[switch + 1], command.environment), ""
         rest = tuple(word for word in rest if not word.startswith("-"))
     if not rest or not (rest[0].endswith((".sh", ".bash", ".slurm", ".sbatch")) or place is not None):
         return None
@@ -568,7 +547,7 @@ def _inner_script(command: SimpleCommand) -> tuple[list[SimpleCommand], str] | N
         return None
     arguments = {str(place): word for place, word in enumerate(rest[1:], 1)}
     environment = {**command.environment, **arguments, "@": " ".join(rest[1:])}
-    return simple_commands(read_text(path, _SCRIPT), environment), str(path)
+    return shell.simple_commands(read_text(path, _SCRIPT), environment), str(path)
 
 
 def _only_one(programs: Sequence[TrainingProgram]) -> TrainingProgram:

@@ -264,19 +264,17 @@ class _Script:
         if found is None:
             return _Kind.OPEN, [written]
         name, is_list, operator, default = found.groups()
-        if operator is not None and self._is_unset(name):
+        if operator is not None and name not in self._set and name not in self.environment:
             return _Kind.TEXT, [" ".join(self._inner_words(default))]
         kind, value = self._value(name, written)
         return (_Kind.LIST if kind is not _Kind.OPEN and is_list else kind), value
-
-    def _is_unset(self, name: str) -> bool:
-        return name not in self._set and name not in self.environment
 
     def _value(self, name: str, written: str) -> "tuple[_Kind, list[str]]":
         """The value of a variable; as written if it is not known."""
         if name in "*@":
             return _Kind.LIST, self.environment.get("@", "").split()
-        value = self._set[name] if name in self._set else _listed(self.environment.get(name))
+        text = self.environment.get(name)
+        value = self._set.get(name, None if text is None else [text])
         return (_Kind.OPEN, [written]) if value is None else (_Kind.TEXT, value)
 
     def _array(self) -> None:
@@ -351,10 +349,6 @@ class _Script:
 
     def _texts(self) -> dict[str, str]:
         return {name: " ".join(value) for name, value in self._set.items() if value is not None}
-
-
-def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [text]
 
 
 _NUMBER = re.compile(r"[+-]?(?:\d+|(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?)")

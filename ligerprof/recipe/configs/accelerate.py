@@ -4,79 +4,60 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.categories import Engine, Precision
+from ligerprof.recipe.configs import rows, shared
 from ligerprof.recipe.configs.deepspeed import set_offload
-from ligerprof.recipe.configs.rows import (
-    Framework,
-    Row,
-    Spelling,
-    count,
-    file_name,
-    ignored_keys,
-    is_off,
-    lacking,
-    number,
-    part_of,
-    section,
-    switch,
-    turned_on,
-    words,
-)
-from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Reading, Reason, Setting
-from ligerprof.recipe.configs.shared import FSDP_ROWS, set_fsdp
+from ligerprof.recipe.configs.settings import Reading, Setting
 
-_OFF = Ignored(reason=Reason.UNSET)
 _SINGLE = {"": "torch", "no": "torch", "false": "torch", "single_gpu": "torch"}
 _DEEPSPEED = {
-    **ignored_keys("accelerate", "deepspeed_config"),
-    "zero_stage": count(Setting.ZERO, least=0),
-    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
-    "gradient_clipping": number(Setting.CLIP, auto=True),
-    "deepspeed_config_file": Row(read=file_name("deepspeed")),
-    **part_of(
-        "offload",
-        "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path",
+    **rows.ignored_keys("accelerate", "deepspeed_config"),
+    "zero_stage": rows.count(Setting.ZERO, least=0),
+    "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM, auto=True),
+    "gradient_clipping": rows.number(Setting.CLIP, auto=True),
+    "deepspeed_config_file": rows.Row(read=rows.file_name("deepspeed")),
+    **rows.part_of(
+        "offload", "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path"
     ),
-    "zero3_save_16bit_model": switch(Setting.SAVE_WHOLE),
+    "zero3_save_16bit_model": rows.switch(Setting.SAVE_WHOLE),
 }
 _PARALLELISM = {
-    **ignored_keys("accelerate", "parallelism_config"),
-    "dp_replicate_size": count(Setting.REPLICATE),
-    **part_of("data parallelism", "dp_shard_size"),
-    **lacking("tensor parallelism", "tp_size", harmless=(1, "1")),
-    **lacking("context parallelism", "cp_size", harmless=(1, "1")),
-    **lacking("sequence parallelism", "sp_size", harmless=(1, "1")),
-    **lacking("expert parallelism", "ep_size", harmless=(1, "1")),
+    **rows.ignored_keys("accelerate", "parallelism_config"),
+    "dp_replicate_size": rows.count(Setting.REPLICATE),
+    **rows.part_of("data parallelism", "dp_shard_size"),
+    **rows.parallelism(tensor="tp_size", context="cp_size", sequence="sp_size", expert="ep_size"),
 }
 _DYNAMO = {
-    **ignored_keys("accelerate", "dynamo_config"),
-    "dynamo_backend": words(Setting.COMPILE, {"no": _OFF, "eager": _OFF, "inductor": True}, what="torch.compile with"),
+    **rows.ignored_keys("accelerate", "dynamo_config"),
+    "dynamo_backend": rows.words(
+        Setting.COMPILE, {"no": rows.UNSET, "eager": rows.UNSET, "inductor": True}, what="torch.compile with"
+    ),
 }
-_ROWS: Mapping[str, Row] = {
-    **ignored_keys("accelerate"),
-    "distributed_type": words(
+_ROWS: Mapping[str, rows.Row] = {
+    **rows.ignored_keys("accelerate"),
+    "distributed_type": rows.words(
         Setting.ENGINE,
         {**_SINGLE, "multi_gpu": "ddp", "deepspeed": "deepspeed", "fsdp": "fsdp1"},
         what="distributed_type",
     ),
-    "mixed_precision": words(
+    "mixed_precision": rows.words(
         Setting.AUTOCAST,
-        {"no": _OFF, "false": _OFF, "bf16": "bf16", "fp16": "fp16"},
+        {"no": rows.UNSET, "false": rows.UNSET, "bf16": "bf16", "fp16": "fp16"},
         what="mixed precision in",
     ),
     # of the oldest versions
-    "fp16": turned_on({Setting.AUTOCAST: "fp16"}),
-    "num_processes": count(Setting.GPUS),
-    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
-    "deepspeed_config": section(_DEEPSPEED),
-    "fsdp_config": section(FSDP_ROWS),
-    "parallelism_config": section(
+    "fp16": rows.turned_on({Setting.AUTOCAST: "fp16"}),
+    "num_processes": rows.count(Setting.GPUS),
+    "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM, auto=True),
+    "deepspeed_config": rows.section(_DEEPSPEED),
+    "fsdp_config": rows.section(shared.FSDP_ROWS),
+    "parallelism_config": rows.section(
         {**_PARALLELISM, **{f"parallelism_config_{name}": row for name, row in _PARALLELISM.items()}}
     ),
-    "dynamo_config": section({**_DYNAMO, **{name.removeprefix("dynamo_"): row for name, row in _DYNAMO.items()}}),
+    "dynamo_config": rows.section({**_DYNAMO, **{name.removeprefix("dynamo_"): row for name, row in _DYNAMO.items()}}),
     **_DYNAMO,
-    **lacking("Megatron-LM", "megatron_lm_config"),
-    **lacking("training on a CPU", "use_cpu"),
-    **lacking("KTransformers, which trains experts on the CPU", "kt_config"),
+    **rows.lacking("Megatron-LM", "megatron_lm_config"),
+    **rows.lacking("training on a CPU", "use_cpu"),
+    **rows.lacking("KTransformers, which trains experts on the CPU", "kt_config"),
     # accelerate reads it on TPUs alone
 }
 
@@ -93,9 +74,8 @@ def finish_accelerate(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: FSDP's version, and DeepSpeed's offload and sizes."""
     kind = str(values.get("distributed_type", "")).lower()
     if kind == "fsdp":
-        given = values.get("fsdp_config")
-        of_fsdp = {"fsdp_auto_wrap_policy": "NO_WRAP", **(given if isinstance(given, Mapping) else {})}
-        set_fsdp(reading, "distributed_type", of_fsdp, version=1)
+        of_fsdp = {"fsdp_auto_wrap_policy": "NO_WRAP", **rows.object_in(values, "fsdp_config")}
+        shared.set_fsdp(reading, "distributed_type", of_fsdp, version=1)
     for name, kinds in _OF_TYPES.items():
         if kind not in kinds:
             reading.without(name)
@@ -106,7 +86,7 @@ def finish_accelerate(reading: Reading, values: Mapping[str, Any]) -> None:
         # accelerate starts one process, whatever num_processes says
         reading.settings.pop(Setting.GPUS, None)
     if str(values.get("mixed_precision")).lower() == "fp8":
-        reading.lack("mixed_precision", Lacking(what="fp8 training"), "fp8")
+        reading.lack("mixed_precision", "fp8 training", value="fp8")
         reading.settings.pop(Setting.AUTOCAST, None)
 
 
@@ -114,7 +94,7 @@ def _finish_deepspeed(reading: Reading, section_: Mapping[str, Any]) -> None:
     if "deepspeed_config_file" in section_:
         return
     places = {part: section_.get(f"offload_{part}_device") for part in ("optimizer", "param")}
-    words_ = {part: "none" if is_off(place) else str(place).lower() for part, place in places.items()}
+    words_ = {part: "none" if rows.is_off(place) else str(place).lower() for part, place in places.items()}
     # DeepSpeedPlugin's default
     stage = section_.get("zero_stage", 2)
     set_offload(reading, "deepspeed_config.offload", stage=stage, optimizer=words_["optimizer"], param=words_["param"])
@@ -122,14 +102,11 @@ def _finish_deepspeed(reading: Reading, section_: Mapping[str, Any]) -> None:
     if "nvme" in words_.values() and isinstance(path, str):
         reading.set("deepspeed_config.offload_param_nvme_path", {Setting.NVME_PATH: path})
     # accelerate leaves the rest to DeepSpeed, whose default depends on the stage
-    reading.settings[Setting.DEEPSPEED] = Found(
-        value={"zero_optimization": {"overlap_comm": str(section_.get("zero_stage")) == "3"}},
-        key="deepspeed_config",
-        file=reading.file,
-    )
+    overlaps = str(section_.get("zero_stage")) == "3"
+    reading.imply("deepspeed_config", {Setting.DEEPSPEED: {"zero_optimization": {"overlap_comm": overlaps}}})
 
 
-def _write_for_deepspeed(key: str, name: str) -> Spelling:
+def _write_for_deepspeed(key: str, name: str) -> rows.Spelling:
     """A key that only DeepSpeed reads: elsewhere the program passes it to Accelerator."""
     return lambda recipe: (
         {f"deepspeed_config.{key}": getattr(recipe, name)} if recipe.engine is Engine.DEEPSPEED else None
@@ -138,7 +115,7 @@ def _write_for_deepspeed(key: str, name: str) -> Spelling:
 
 _MIXED = {Precision.AMP: "bf16", Precision.AMP_FP16: "fp16", Precision.MIXED: "bf16"}
 
-ACCELERATE = Framework(
+ACCELERATE = rows.Framework(
     name="accelerate",
     title="a configuration of accelerate",
     rows=_ROWS,
@@ -187,8 +164,8 @@ def values_of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             if variable.startswith(start):
                 key = prefix + variable.removeprefix(start).lower()
                 values.setdefault(name, {})[_ENVIRONMENT_NAMES.get(key, key)] = text
-    types = [kind for variable, kind in _TYPES.items() if not is_off(environment.get(variable))]
-    several = not is_off(environment.get("WORLD_SIZE")) and environment["WORLD_SIZE"] != "1"
+    types = [kind for variable, kind in _TYPES.items() if rows.is_on(environment, variable)]
+    several = rows.is_on(environment, "WORLD_SIZE") and environment["WORLD_SIZE"] != "1"
     if values:
         values["distributed_type"] = types[0] if types else "MULTI_GPU" if several else "NO"
     return values

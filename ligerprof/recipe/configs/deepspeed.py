@@ -4,24 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.models import ModelSpec
-from ligerprof.recipe.configs.rows import (
-    DEEPSPEED_OPTIMIZERS,
-    BadValueError,
-    Framework,
-    Row,
-    count,
-    ignored_keys,
-    is_off,
-    lacking,
-    number,
-    part_of,
-    section,
-    switch,
-    truth,
-    whole_number,
-    words,
-)
-from ligerprof.recipe.configs.settings import Found, Ignored, Lacking, Outcome, Reading, Reason, Sets, Setting
+from ligerprof.recipe.configs import rows
+from ligerprof.recipe.configs.settings import Outcome, Reading, Sets, Setting
 from ligerprof.recipe.deepspeed import ZERO_SETTINGS, leaves
 
 # what HF fills with sizes that follow from the model, where the file says `auto`
@@ -43,127 +27,111 @@ _COMMUNICATION = {
 _OFFLOADS_PARAMETERS = 3
 
 
-def _enabled(dtype: str) -> Row:
+def _enabled(dtype: str) -> rows.Row:
     def read(value: Any) -> Outcome:
         if value == "auto":
-            return Sets(values={}, words="left to the other files")
-        return Sets(values={Setting.AUTOCAST: dtype}) if truth(value) else Ignored(reason=Reason.UNSET)
+            return rows.noted("left to the other files")
+        return Sets(values={Setting.AUTOCAST: dtype}) if rows.truth(value) else rows.UNSET
 
-    return Row(read=read)
+    return rows.Row(read=read)
 
 
 def _size(value: Any) -> Outcome:
     if value == "auto":
-        return Sets(values={}, words="filled from the model")
-    return Sets(values={}, words=f"{whole_number(value):,} elements")
+        return rows.noted("filled from the model")
+    return rows.noted(f"{rows.whole_number(value):,} elements")
 
 
 def _place(value: Any) -> Outcome:
     if value not in _PLACES:
-        raise BadValueError("not one of none, cpu and nvme")
-    return Sets(values={}, words="offload")
+        raise rows.BadValueError("not one of none, cpu and nvme")
+    return rows.noted("offload")
 
 
 _OFFLOAD = {
-    **ignored_keys("deepspeed", "offload"),
-    "device": Row(read=_place),
-    **part_of("the folder of the offload", "nvme_path"),
-    **part_of("host memory of the offload", "pin_memory buffer_count buffer_size max_in_cpu"),
-    **lacking("an optimizer offloaded in part", "ratio", harmless=(1, 1.0)),
+    **rows.ignored_keys("deepspeed", "offload"),
+    "device": rows.Row(read=_place),
+    **rows.part_of("the folder of the offload", "nvme_path"),
+    **rows.part_of("host memory of the offload", "pin_memory buffer_count buffer_size max_in_cpu"),
+    **rows.lacking("an optimizer offloaded in part", "ratio", harmless=(1, 1.0)),
 }
 _ZERO = {
-    **ignored_keys("deepspeed", "zero_optimization"),
-    "stage": count(Setting.ZERO, least=0),
-    "offload_optimizer": section(_OFFLOAD),
-    "offload_param": section(_OFFLOAD),
-    "overlap_comm": Row(read=lambda value: Sets(values={}, words=f"overlap {'on' if truth(value) else 'off'}")),
+    **rows.ignored_keys("deepspeed", "zero_optimization"),
+    "stage": rows.count(Setting.ZERO, least=0),
+    **rows.each("offload_optimizer offload_param", rows.section(_OFFLOAD)),
+    "overlap_comm": rows.Row(read=lambda value: rows.noted(f"overlap {'on' if rows.truth(value) else 'off'}")),
     **{
-        name: Row(read=_size)
+        name: rows.Row(read=_size)
         for name in (*ZERO_SETTINGS, *_FORMER_NAMES)
         if name not in ("overlap_comm", "contiguous_gradients")
     },
-    "contiguous_gradients": Row(read=lambda value: Sets(values={}, words="on" if truth(value) else "off")),
-    **dict.fromkeys(
-        (
-            "stage3_gather_16bit_weights_on_model_save",
-            "stage3_gather_fp16_weights_on_model_save",
-            "gather_16bit_weights_on_model_save",
-        ),
-        switch(Setting.SAVE_WHOLE, auto=True),
+    "contiguous_gradients": rows.Row(read=lambda value: Sets(values={}, words="on" if rows.truth(value) else "off")),
+    **rows.each(
+        "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save"
+        " gather_16bit_weights_on_model_save",
+        rows.switch(Setting.SAVE_WHOLE, auto=True),
     ),
     # of older versions
-    **part_of("offload", "cpu_offload cpu_offload_params"),
-    **lacking("secondary partitions of ZeRO++", "zero_hpz_partition_size", harmless=(1,)),
-    **lacking(
+    **rows.part_of("offload", "cpu_offload cpu_offload_params"),
+    **rows.lacking("secondary partitions of ZeRO++", "zero_hpz_partition_size", harmless=(1,)),
+    **rows.lacking(
         "quantized communication of ZeRO++",
         "zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
     ),
-    **lacking("MiCS", "mics_shard_size mics_hierarchical_params_gather", harmless=(-1,)),
-    **lacking("ZenFlow", "zenflow"),
-    **lacking("leaf modules of ZeRO-3", "leaf_module"),
-    **lacking("hybrid gradient buckets", "memory_efficient_linear", harmless=(True,)),
+    **rows.lacking("MiCS", "mics_shard_size mics_hierarchical_params_gather", harmless=(-1,)),
+    **rows.lacking("ZenFlow", "zenflow"),
+    **rows.lacking("leaf modules of ZeRO-3", "leaf_module"),
+    **rows.lacking("hybrid gradient buckets", "memory_efficient_linear", harmless=(True,)),
 }
 _FP16 = {
-    **ignored_keys("deepspeed", "fp16"),
+    **rows.ignored_keys("deepspeed", "fp16"),
     "enabled": _enabled("fp16"),
-    **lacking("master weights in 16 bits", "fp16_master_weights_and_grads"),
+    **rows.lacking("master weights in 16 bits", "fp16_master_weights_and_grads"),
 }
 _BF16 = {
-    **ignored_keys("deepspeed", "bf16"),
+    **rows.ignored_keys("deepspeed", "bf16"),
     "enabled": _enabled("bf16"),
-    **lacking("master weights in 16 bits", "bf16_master_weights_and_grads bf16_optimizer_states"),
-    **lacking("gradients accumulated in another dtype", "immediate_grad_update", harmless=(True,)),
+    **rows.lacking("master weights in 16 bits", "bf16_master_weights_and_grads bf16_optimizer_states"),
+    **rows.lacking("gradients accumulated in another dtype", "immediate_grad_update", harmless=(True,)),
 }
-DEEPSPEED_ROWS: Mapping[str, Row] = {
-    **ignored_keys("deepspeed"),
-    "train_micro_batch_size_per_gpu": count(Setting.BATCH, auto=True),
-    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
-    "train_batch_size": count(Setting.TRAIN_BATCH, auto=True),
-    "gradient_clipping": number(Setting.CLIP, auto=True),
-    "zero_optimization": section(_ZERO),
-    "fp16": section(_FP16),
-    "bf16": section(_BF16),
-    "bfloat16": section(_BF16),
-    "optimizer": section(
-        {
-            **ignored_keys("deepspeed", "optimizer"),
-            "type": words(Setting.OPTIMIZER, DEEPSPEED_OPTIMIZERS, what="optimizer"),
-        }
+DEEPSPEED_ROWS: Mapping[str, rows.Row] = {
+    **rows.ignored_keys("deepspeed"),
+    "train_micro_batch_size_per_gpu": rows.count(Setting.BATCH, auto=True),
+    "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM, auto=True),
+    "train_batch_size": rows.count(Setting.TRAIN_BATCH, auto=True),
+    "gradient_clipping": rows.number(Setting.CLIP, auto=True),
+    "zero_optimization": rows.section(_ZERO),
+    "fp16": rows.section(_FP16),
+    **rows.each("bf16 bfloat16", rows.section(_BF16)),
+    "optimizer": rows.section(
+        {"type": rows.words(Setting.OPTIMIZER, rows.DEEPSPEED_OPTIMIZERS, what="optimizer")},
+        ignored="deepspeed.optimizer",
     ),
-    "compile": section(
-        {
-            **ignored_keys("deepspeed", "compile"),
-            **lacking("torch.compile", "deepcompile"),
-        }
+    "compile": rows.section(rows.lacking("torch.compile", "deepcompile"), ignored="deepspeed.compile"),
+    "data_types": rows.section(
+        rows.lacking("gradients accumulated in another dtype", "grad_accum_dtype", harmless=("auto",))
     ),
-    "data_types": section(lacking("gradients accumulated in another dtype", "grad_accum_dtype", harmless=("auto",))),
-    "torch_autocast": section(
-        {
-            **ignored_keys("deepspeed", "torch_autocast"),
-            **lacking("torch's autocast under DeepSpeed", "enabled"),
-        }
+    "torch_autocast": rows.section(
+        rows.lacking("torch's autocast under DeepSpeed", "enabled"), ignored="deepspeed.torch_autocast"
     ),
-    "autotuning": section(
-        {
-            **ignored_keys("deepspeed", "autotuning"),
-            **lacking("DeepSpeed's autotuner, which chooses batch and stage", "enabled"),
-        }
+    "autotuning": rows.section(
+        rows.lacking("DeepSpeed's autotuner, which chooses batch and stage", "enabled"), ignored="deepspeed.autotuning"
     ),
-    "tensor_parallel": section(lacking("tensor parallelism", "autotp_size tp_size tp", harmless=(1,))),
-    **lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
-    **part_of("dtype of the communication", "communication_data_type"),
-    **lacking("communication in another dtype", "fp32_allreduce"),
+    "tensor_parallel": rows.section(rows.parallelism(tensor="autotp_size tp_size tp")),
+    **rows.parallelism(sequence="sequence_parallel_size"),
+    **rows.part_of("dtype of the communication", "communication_data_type"),
+    **rows.lacking("communication in another dtype", "fp32_allreduce"),
     # read with sequence parallelism only, which has its own key
-    **lacking("sparse gradients", "sparse_gradients"),
-    **lacking("sparse attention", "sparse_attention"),
-    **lacking("compressed training", "compression_training quantize_training"),
-    **lacking("data efficiency (random layer-token dropping)", "data_efficiency curriculum_learning"),
-    **lacking("progressive layer dropping", "progressive_layer_drop eigenvalue"),
-    **lacking("NVIDIA's apex", "amp"),
+    **rows.lacking("sparse gradients", "sparse_gradients"),
+    **rows.lacking("sparse attention", "sparse_attention"),
+    **rows.lacking("compressed training", "compression_training quantize_training"),
+    **rows.lacking("data efficiency (random layer-token dropping)", "data_efficiency curriculum_learning"),
+    **rows.lacking("progressive layer dropping", "progressive_layer_drop eigenvalue"),
+    **rows.lacking("NVIDIA's apex", "amp"),
     # read for models that are built of DeepSpeed's pipeline stages
-    **lacking("the hybrid engine", "hybrid_engine"),
-    **lacking("elastic training", "elasticity"),
-    **lacking("DeepSpeed's inference engine", "tensor_parallel_inference kernel_inject"),
+    **rows.lacking("the hybrid engine", "hybrid_engine"),
+    **rows.lacking("elastic training", "elasticity"),
+    **rows.lacking("DeepSpeed's inference engine", "tensor_parallel_inference kernel_inject"),
 }
 
 
@@ -174,18 +142,15 @@ def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = 
         values: the content of DeepSpeed's JSON.
         prefix: where it is in a larger file, such as `deepspeed.`.
     """
-    zero = values.get("zero_optimization")
-    zero = zero if isinstance(zero, Mapping) else {}
+    zero = rows.object_in(values, "zero_optimization")
     reading.set(f"{prefix}zero_optimization", {Setting.ENGINE: "deepspeed"})
     _set_offload(reading, zero, f"{prefix}zero_optimization.offload")
-    reading.settings[Setting.DEEPSPEED] = Found(
-        value={"zero_optimization": _sizes(zero)}, key=f"{prefix}zero_optimization", file=reading.file
-    )
+    reading.imply(f"{prefix}zero_optimization", {Setting.DEEPSPEED: {"zero_optimization": _sizes(zero)}})
     flat = dict(leaves(values))
     if not reading.is_complete and "auto" in (flat.get("bf16.enabled"), flat.get("fp16.enabled")):
         reading.defaults[Setting.AUTOCAST] = "auto"
     _judge_communication(reading, values, prefix)
-    if any(not is_off(value) for _, value in leaves({"": values.get("activation_checkpointing")})):
+    if any(not rows.is_off(value) for _, value in leaves({"": values.get("activation_checkpointing")})):
         reading.assumed.append(
             f"{prefix}activation_checkpointing has no effect: models of transformers checkpoint without DeepSpeed"
         )
@@ -196,14 +161,14 @@ def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = 
 def _judge_communication(reading: Reading, values: Mapping[str, Any], prefix: str) -> None:
     """Name another dtype of the communication than that of the training (engine.py, communication_data_type)."""
     key = "communication_data_type"
-    if is_off(values.get(key)) or values[key] == "auto":
+    if not rows.is_on(values, key) or values[key] == "auto":
         return
     word = _COMMUNICATION.get(str(values[key]).strip().lower())
     training = {reading.value(Setting.AUTOCAST) or "fp32"}
     sections = ((name, values.get(name)) for name in ("bf16", "fp16"))
     left_open = {name for name, each in sections if isinstance(each, Mapping) and each.get("enabled") == "auto"}
     if word not in (left_open or training):
-        reading.lack(f"{prefix}{key}", Lacking(what="communication in another dtype"), values[key])
+        reading.lack(f"{prefix}{key}", "communication in another dtype", value=values[key])
     elif left_open:
         reading.assumed.append(f"{prefix}{key} of {word} is the dtype of the training")
 
@@ -215,11 +180,11 @@ def _sizes(zero: Mapping[str, Any]) -> dict[str, Any]:
     # DeepSpeed's own default depends on the stage
     kept.setdefault("overlap_comm", str(zero.get("stage", 0)) == "3")
     return {
-        name: truth(value)
+        name: rows.truth(value)
         if isinstance(ZERO_SETTINGS[name], bool)
         else value
         if value == "auto"
-        else whole_number(value)
+        else rows.whole_number(value)
         for name, value in kept.items()
         if value != "auto" or name in HIDDEN_SIZE_KEYS
     }
@@ -228,10 +193,9 @@ def _sizes(zero: Mapping[str, Any]) -> dict[str, Any]:
 def _set_offload(reading: Reading, zero: Mapping[str, Any], key: str) -> None:
     places = {}
     for part in ("optimizer", "param"):
-        inner = zero.get(f"offload_{part}")
-        inner = inner if isinstance(inner, Mapping) else {}
+        inner = rows.object_in(zero, f"offload_{part}")
         older = {"optimizer": "cpu_offload", "param": "cpu_offload_params"}[part]
-        device = inner.get("device") or ("cpu" if not is_off(zero.get(older)) else "none")
+        device = inner.get("device") or ("cpu" if rows.is_on(zero, older) else "none")
         places[part] = str(device)
         if places[part] == "nvme" and isinstance(inner.get("nvme_path"), str):
             reading.set(f"{key}_{part}.nvme_path", {Setting.NVME_PATH: inner["nvme_path"]})
@@ -245,7 +209,7 @@ def set_offload(reading: Reading, key: str, *, stage: Any, optimizer: str, param
         key: the key without `_optimizer` and `_param`.
         stage: ZeRO's, as the file has it.
     """
-    if param != "none" and whole_number(stage) < _OFFLOADS_PARAMETERS:
+    if param != "none" and rows.whole_number(stage) < _OFFLOADS_PARAMETERS:
         # engine.py gives offload_param to ZeRO-3's optimizers alone
         reading.assumed.append(f"{key}_param has no effect: DeepSpeed offloads parameters in stage 3 only")
         param = "none"
@@ -253,7 +217,7 @@ def set_offload(reading: Reading, key: str, *, stage: Any, optimizer: str, param
     word = known.get((optimizer, param), "lacking")
     if word == "lacking":
         what = f"an offload of the optimizer to {optimizer} and of parameters to {param}"
-        reading.lack(f"{key}_param", Lacking(what=what, setting=Setting.OFFLOAD))
+        reading.lack(f"{key}_param", what, setting=Setting.OFFLOAD)
     elif word is not None:
         reading.set(f"{key}_{'optimizer' if param == 'none' else 'param'}", {Setting.OFFLOAD: word})
 
@@ -267,7 +231,7 @@ def filled(config: Mapping[str, Any], spec: ModelSpec) -> dict[str, Any]:
     return {**config, "zero_optimization": filled} if filled else dict(config)
 
 
-DEEPSPEED = Framework(
+DEEPSPEED = rows.Framework(
     name="deepspeed",
     title="a DeepSpeed configuration",
     rows=DEEPSPEED_ROWS,

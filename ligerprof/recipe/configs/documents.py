@@ -21,11 +21,7 @@ _MOST_BITS = 4096
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The object that a file holds, with text as keys.
-
-    Raises:
-        RecipeError: not readable, too large, too deep, not an object, or not in the format of its suffix.
-    """
+    """The object in a file, with text as keys; raises RecipeError if there is none, or it is too large or too deep."""
     return parse_document(read_text(path, _FILE), path)
 
 
@@ -44,13 +40,9 @@ def _parsed(content: str, path: Path) -> Any:
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return parse_toml(content, str(path), _FILE)
-    if suffix == ".json" or (content.lstrip()[:1] == "{" and not _is_yaml(suffix)):
+    if suffix == ".json" or (content.lstrip()[:1] == "{" and suffix not in (".yaml", ".yml")):
         return parse_json(content, str(path), _FILE)
     return _parse_yaml(content, path)
-
-
-def _is_yaml(suffix: str) -> bool:
-    return suffix in (".yaml", ".yml")
 
 
 class _Copier:
@@ -117,14 +109,11 @@ _INDENT = "  "
 
 
 def rewrite(content: str, path: Path, edited: Mapping[str, Any]) -> str:
-    """The text with new values.
+    """The text with new values; raises RecipeError if it is written in a way that lines cannot be replaced in.
 
     Args:
         content: the text, which `path` holds.
         edited: new values by key; a dot separates a section from its key.
-
-    Raises:
-        RecipeError: the file is written in a way that lines cannot be replaced in.
     """
     if not edited:
         return content
@@ -137,7 +126,8 @@ def rewrite(content: str, path: Path, edited: Mapping[str, Any]) -> str:
     for key, value in edited.items():
         section, _, name = key.rpartition(".")
         if path.suffix.lower() == ".toml":
-            _replace_in_toml(lines, section, name, _toml_text(value))
+            # numbers, switches and texts are written as in JSON
+            _replace_in_toml(lines, section, name, json.dumps(value, ensure_ascii=False))
         elif section and isinstance(values.get(section), Mapping) and _is_block(lines, section):
             _replace_in_section(lines, section, name, yaml_text(value))
         elif section:
@@ -271,9 +261,4 @@ def yaml_text(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) and value.lower() not in _YAML_WORDS:
         return value
     # JSON is YAML, too
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _toml_text(value: Any) -> str:
-    # numbers, switches and texts are written alike
     return json.dumps(value, ensure_ascii=False)

@@ -22,7 +22,6 @@ from ligerprof.recipe.configs.torchtitan import SECTION as CHECKPOINTING
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_SFT
 from ligerprof.recipe.deepspeed import zero_settings
-from ligerprof.recipe.options import Option
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
 
 _FILE = FileKind(error=RecipeError, hint="--config names the file to edit.", max_bytes=2**18)
@@ -122,11 +121,7 @@ def _writes(framework: str) -> Mapping[str, Spelling] | None:
 
 
 def keys_for(framework: str, **changes: Any) -> dict[str, Any] | None:
-    """The keys of a framework, by name, for changed options of any recipe; None without a key for each of them.
-
-    Raises:
-        RecipeError: the options do not go together.
-    """
+    """The keys of a framework, by name, for changed options of any recipe; None without a key for each of them."""
     recipe, writes = TrainingRecipe(model="tiny", **changes), _writes(framework) or {}
     found = [writes[name](recipe) if name in writes else None for name in changes]
     keys = [each for each in found if each is not None]
@@ -158,9 +153,6 @@ def edit_files(files: Sequence[tuple[str, str]], before: TrainingRecipe, after: 
 
     Returns:
         An edit per file that can be edited; `missing` of each is what no file has a key for.
-
-    Raises:
-        RecipeError: as `edit_file`.
     """
     editable = [each for each in files if can_edit(*each)]
     launched = any(framework == _LAUNCHER for _, framework in files)
@@ -185,14 +177,11 @@ def edit_file(
     shards: bool = True,
     options: Collection[str] | None = None,
 ) -> FileEdit:
-    """Change the keys of a file from one recipe to another.
+    """Change the keys of a file from one recipe to another; raises RecipeError if it cannot be read.
 
     Args:
         shards: whether this file decides how the model is sharded, rather than one of accelerate.
         options: the options to change in this file; None: all that differ.
-
-    Raises:
-        RecipeError: the file, or DeepSpeed's JSON that it names, cannot be read.
     """
     spellings = _writes(framework) or {}
     text = None
@@ -210,7 +199,8 @@ def edit_file(
         spelling = spellings.get(name)
         keys = sharding.keys if name in sharding.options else spelling(after) if spelling is not None else None
         if keys is None or (names_json and any(key.startswith(_SECTION) for key in keys)):
-            missing[name] = _typed(RECIPE_OPTIONS[name], getattr(after, name))
+            declared, value = RECIPE_OPTIONS[name], getattr(after, name)
+            missing[name] = f"no {declared.flag}" if value is None else " ".join(declared.typed(value))
             continue
         for key, value in keys.items():
             old = value_at(values, key)
@@ -232,10 +222,6 @@ def _changed(before: TrainingRecipe, after: TrainingRecipe) -> list[str]:
     """The options that differ; the provider of kernels goes with their switch."""
     names = [name for name in RECIPE_OPTIONS if getattr(before, name) != getattr(after, name)]
     return [name for name in names if name != "provider"]
-
-
-def _typed(declared: Option, value: Any) -> str:
-    return " ".join(declared.typed(value)) if value is not None else f"no {declared.flag}"
 
 
 def _differences(old: Any, new: Any) -> Any:
@@ -311,9 +297,6 @@ def _sharding_keys(file: str, framework: str, values: Mapping[str, Any], recipe:
     Args:
         file: the path of the configuration file, of the given framework.
         values: its content.
-
-    Raises:
-        RecipeError: DeepSpeed's JSON, which the file names, cannot be read.
     """
     if recipe.engine is Engine.FSDP2:
         return _fsdp2_keys(framework, recipe)
@@ -321,9 +304,8 @@ def _sharding_keys(file: str, framework: str, values: Mapping[str, Any], recipe:
         return _NO_KEYS
     decided = {*_OPTIONS, *(() if recipe.offload is Offload.NONE else ("optimizer",))}
     if framework == _DEEPSPEED:
-        return _ShardingKeys(
-            {"zero_optimization": _zero(values.get("zero_optimization"), recipe)}, frozenset(decided), values
-        )
+        zero = _zero(values.get("zero_optimization"), recipe)
+        return _ShardingKeys({"zero_optimization": zero}, frozenset(decided), values)
     if framework == _LAUNCHER:
         return _launched_deepspeed(values, recipe, frozenset({*decided, "precision"}))
     if framework not in _INLINE:
@@ -514,7 +496,8 @@ class OwnFiles:
         return WrittenPlan(recipe=recipe, edits=tuple(replace(edit, missing=missing) for edit in edits))
 
     def _read_back(self, plan: TrainingRecipe, edits: Sequence[FileEdit]) -> TrainingRecipe:
-        kept = {name: value for name, value in self.given.items() if self._is_same(plan, name)}
+        changed = {name for name in self.given if getattr(plan, name) != getattr(self.recipe, name)}
+        kept = {name: value for name, value in self.given.items() if name not in changed}
         options, _ = load_options(self.sources, kept, {edit.file: edit.values for edit in edits})
         said = TrainingRecipe(**options)
         return said if said.kernels else replace(said, provider=plan.provider)
@@ -529,6 +512,3 @@ class OwnFiles:
         name = Path(self.files[0][0]).name.rpartition(":")[2]
         having = f"{name} has" if len(self.files) == 1 else "the files have"
         return f"{having} no key for {', '.join(options)}"
-
-    def _is_same(self, plan: TrainingRecipe, name: str) -> bool:
-        return bool(getattr(plan, name) == getattr(self.recipe, name))

@@ -3,124 +3,87 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ligerprof.recipe.configs.rows import (
-    Framework,
-    Row,
-    adapter,
-    as_read,
-    count,
-    ignored_keys,
-    is_off,
-    lacking,
-    left_out,
-    liger,
-    number,
-    part_of,
-    section,
-    switch,
-    text,
-    turned_on,
-    words,
-)
-from ligerprof.recipe.configs.settings import (
-    EMBEDDING_AND_HEAD,
-    NO_TRAINING,
-    OTHER_METHOD,
-    OTHER_TRAINING,
-    Ignored,
-    Lacking,
-    Packing,
-    Reading,
-    Reason,
-    Setting,
-)
-from ligerprof.recipe.configs.shared import (
-    ATTENTION,
-    LIGER_DEFAULTS,
-    LORA_DROPOUT,
-    METRICS,
-    OPTIMIZER,
-    modules,
-    modules_at,
-    whole_number_at,
-    without_adapter,
-)
-from ligerprof.recipe.configs.trainer import TRAINER_DEFAULTS, TRAINER_ROWS, TRAINER_WRITES, finish_trainer
+from ligerprof.recipe.configs import rows, settings, shared, trainer
+from ligerprof.recipe.configs.settings import OTHER_METHOD, OTHER_TRAINING, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.training import TrainingRecipe
 
 _FULL = "training in part of the layers"
-_ROWS: Mapping[str, Row] = {
-    **TRAINER_ROWS,
-    **ignored_keys("llama-factory"),
-    "model_name_or_path": text(Setting.MODEL),
-    "cutoff_len": count(Setting.SEQ),
-    "flash_attn": Row(
+_ROWS: Mapping[str, rows.Row] = {
+    **trainer.ROWS,
+    **rows.ignored_keys("llama-factory"),
+    "model_name_or_path": rows.text(Setting.MODEL),
+    "cutoff_len": rows.count(Setting.SEQ),
+    "flash_attn": rows.Row(
         read=lambda value: (
-            Ignored(reason=Reason.UNSET) if value == "auto" else ATTENTION.read("disabled" if is_off(value) else value)
+            rows.UNSET if value == "auto" else shared.ATTENTION.read("disabled" if rows.is_off(value) else value)
         ),
         sets=Setting.ATTENTION,
         spell=lambda word: {"eager": "disabled"}.get(word, word),
     ),
-    "packing": turned_on({Setting.PACKING: Packing.PLAIN}),
-    "neat_packing": turned_on({Setting.PACKING: Packing.MASK}),
+    "packing": rows.turned_on({Setting.PACKING: Packing.PLAIN}),
+    "neat_packing": rows.turned_on({Setting.PACKING: Packing.MASK}),
     # checkpointing.py, prepare_model_for_training: only the key below turns it off
-    "gradient_checkpointing": turned_on({Setting.CHECKPOINTING: True}),
-    "disable_gradient_checkpointing": switch(Setting.CHECKPOINTING, invert=True),
-    "use_reentrant_gc": switch(Setting.REENTRANT),
-    "galore_rank": count(Setting.GALORE_RANK),
-    "lora_dropout": LORA_DROPOUT,
-    "additional_target": modules(Setting.MODULES_TO_SAVE),
-    "use_dora": switch(Setting.DORA),
-    "double_quantization": switch(Setting.NESTED_QUANT),
-    "use_galore": turned_on({Setting.OPTIMIZER: "galore"}),
-    "use_muon": turned_on({Setting.OPTIMIZER: "muon"}),
-    "use_adam_mini": turned_on({Setting.OPTIMIZER: "adam-mini"}),
-    "use_apollo": turned_on({Setting.OPTIMIZER: "apollo"}),
-    "use_badam": turned_on({Setting.OPTIMIZER: "badam"}),
-    **part_of("adapter", "finetuning_type lora_rank lora_target quantization_bit quantization_method"),
-    **part_of("method", "stage"),
+    "gradient_checkpointing": rows.turned_on({Setting.CHECKPOINTING: True}),
+    "disable_gradient_checkpointing": rows.switch(Setting.CHECKPOINTING, invert=True),
+    "use_reentrant_gc": rows.switch(Setting.REENTRANT),
+    "galore_rank": rows.count(Setting.GALORE_RANK),
+    "lora_dropout": shared.LORA_DROPOUT,
+    "additional_target": shared.modules(Setting.MODULES_TO_SAVE),
+    "use_dora": rows.switch(Setting.DORA),
+    "double_quantization": rows.switch(Setting.NESTED_QUANT),
+    "use_galore": rows.turned_on({Setting.OPTIMIZER: "galore"}),
+    "use_muon": rows.turned_on({Setting.OPTIMIZER: "muon"}),
+    "use_adam_mini": rows.turned_on({Setting.OPTIMIZER: "adam-mini"}),
+    "use_apollo": rows.turned_on({Setting.OPTIMIZER: "apollo"}),
+    "use_badam": rows.turned_on({Setting.OPTIMIZER: "badam"}),
+    **rows.part_of("adapter", "finetuning_type lora_rank lora_target quantization_bit quantization_method"),
+    **rows.part_of("method", "stage"),
     # hparams/training_args.py: one process per worker
-    "ray_num_workers": count(Setting.GPUS),
-    **part_of("precision", "pure_bf16"),
-    **part_of("liger-kernel", "enable_liger_kernel"),
+    "ray_num_workers": rows.count(Setting.GPUS),
+    **rows.part_of("precision", "pure_bf16"),
+    **rows.part_of("liger-kernel", "enable_liger_kernel"),
     # what recipes cannot express
-    **lacking("an optimizer that steps layer by layer", "galore_layerwise apollo_layerwise"),
-    **lacking("Unsloth", "use_unsloth use_unsloth_gc"),
-    **lacking("LLaMA Pro's added blocks", "use_llama_pro", remedy=OTHER_TRAINING),
-    **lacking("mixture of depths", "mixture_of_depths", remedy=OTHER_TRAINING),
-    **lacking("shifted sparse attention", "shift_attn"),
-    **lacking("norms in fp32", "upcast_layernorm"),
-    **lacking("logits in fp32", "upcast_lmhead_output"),
-    **lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss", remedy=OTHER_TRAINING),
+    **rows.lacking("an optimizer that steps layer by layer", "galore_layerwise apollo_layerwise"),
+    **rows.lacking("Unsloth", "use_unsloth use_unsloth_gc"),
+    **rows.lacking("LLaMA Pro's added blocks", "use_llama_pro", remedy=OTHER_TRAINING),
+    **rows.lacking("mixture of depths", "mixture_of_depths", remedy=OTHER_TRAINING),
+    **rows.lacking("shifted sparse attention", "shift_attn"),
+    **rows.lacking("norms in fp32", "upcast_layernorm"),
+    **rows.lacking("logits in fp32", "upcast_lmhead_output"),
+    **rows.lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss", remedy=OTHER_TRAINING),
     # version 1's kernels/interface.py: those chosen automatically are for NPUs
-    **lacking("KTransformers, which trains experts on the CPU", "use_kt"),
-    **lacking("Megatron", "use_mca use_megatron_bridge use_hyper_parallel"),
-    **lacking("Megatron", "tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size"),
-    **lacking("Megatron", "use_distributed_optimizer sequence_parallel recompute_granularity"),
-    **lacking("context parallelism", "context_parallel_size", harmless=(1,)),
-    **lacking("fp8 training", "fp8"),
-    **lacking("a changed configuration of the model", "rope_scaling"),
-    **lacking("a merge of an adapter, which is not training", "export_dir", remedy=NO_TRAINING),
-    **lacking("a prediction run, which is not training", "do_predict predict_with_generate", remedy=NO_TRAINING),
-    **lacking("block-diagonal masks", "block_diag_attn"),
-    **lacking("images in the batches", "visual_inputs", remedy=OTHER_METHOD),
-    **lacking("an evaluation run, which is not training", "task", remedy=NO_TRAINING),
-    **left_out("added or resized embeddings", "resize_vocab add_tokens add_special_tokens new_special_tokens_config"),
-    **left_out(METRICS, "compute_accuracy"),
+    **rows.lacking("KTransformers, which trains experts on the CPU", "use_kt"),
+    **rows.lacking("Megatron", "use_mca use_megatron_bridge use_hyper_parallel"),
+    **rows.lacking("Megatron", "tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size"),
+    **rows.lacking("Megatron", "use_distributed_optimizer sequence_parallel recompute_granularity"),
+    **rows.parallelism(context="context_parallel_size"),
+    **rows.lacking("fp8 training", "fp8"),
+    **rows.lacking("a changed configuration of the model", "rope_scaling"),
+    **rows.lacking("a merge of an adapter, which is not training", "export_dir", remedy=settings.NO_TRAINING),
+    **rows.lacking(
+        "a prediction run, which is not training", "do_predict predict_with_generate", remedy=settings.NO_TRAINING
+    ),
+    **rows.lacking("block-diagonal masks", "block_diag_attn"),
+    **rows.lacking("images in the batches", "visual_inputs", remedy=OTHER_METHOD),
+    **rows.lacking("an evaluation run, which is not training", "task", remedy=settings.NO_TRAINING),
+    **rows.left_out(
+        "added or resized embeddings", "resize_vocab add_tokens add_special_tokens new_special_tokens_config"
+    ),
+    **rows.left_out(shared.METRICS, "compute_accuracy"),
 }
 
 
 def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: the method, the adapter, precision and liger-kernel."""
-    finish_trainer(reading, values)
+    trainer.finish(reading, values)
     stage, kind = values.get("stage", "sft"), values.get("finetuning_type", "lora")
-    if "infer_backend" in values and is_off(values.get("do_train")):
-        reading.lack("infer_backend", Lacking(what="a run without training", remedy=NO_TRAINING))
+    if "infer_backend" in values and not rows.is_on(values, "do_train"):
+        reading.lack("infer_backend", "a run without training", remedy=settings.NO_TRAINING)
     if stage not in ("sft", "pt"):
-        reading.lack("stage", Lacking(what=f"the stage {stage}", remedy=OTHER_METHOD), stage)
+        reading.lack("stage", f"the stage {stage}", remedy=OTHER_METHOD, value=stage)
     if kind not in ("lora", "full"):
-        reading.lack("finetuning_type", Lacking(what=f"{kind} tuning", remedy=OTHER_TRAINING), kind)
-    if not is_off(values.get("gradient_checkpointing")):
+        reading.lack("finetuning_type", f"{kind} tuning", remedy=OTHER_TRAINING, value=kind)
+    if rows.is_on(values, "gradient_checkpointing"):
         # the Trainer's own switch, whatever the other one says
         reading.set("gradient_checkpointing", {Setting.CHECKPOINTING: True})
     elif values.get("gradient_checkpointing") is not None and reading.value(Setting.CHECKPOINTING):
@@ -129,36 +92,36 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
         )
     _set_adapter(reading, values, kind)
     _set_precision(reading, values, kind)
-    if not is_off(values.get("enable_liger_kernel")):
-        reading.set("enable_liger_kernel", {Setting.LIGER: LIGER_DEFAULTS, Setting.PROVIDER: "liger"})
+    if rows.is_on(values, "enable_liger_kernel"):
+        reading.set("enable_liger_kernel", {Setting.LIGER: shared.LIGER_DEFAULTS, Setting.PROVIDER: "liger"})
     if stage == "pt" and "packing" not in values:
         reading.defaults[Setting.PACKING] = Packing.PLAIN
 
 
 def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None:
     bits = values.get("quantization_bit")
-    if not is_off(bits) and str(values.get("quantization_method", "bnb")).lower() not in ("bnb", "bitsandbytes"):
-        reading.lack("quantization_method", Lacking(what="quantization other than bitsandbytes'"))
+    if not rows.is_off(bits) and str(values.get("quantization_method", "bnb")).lower() not in ("bnb", "bitsandbytes"):
+        reading.lack("quantization_method", "quantization other than bitsandbytes'")
     if kind != "lora":
-        without_adapter(reading)
+        shared.without_adapter(reading)
         return
-    rank = whole_number_at(reading, "lora_rank", values.get("lora_rank") or 8)
+    rank = rows.whole_number_at(reading, "lora_rank", values.get("lora_rank") or 8)
     reading.set("lora_rank" if "lora_rank" in values else "finetuning_type", {Setting.RANK: rank})
-    if not is_off(bits):
-        reading.set("quantization_bit", {Setting.BITS: whole_number_at(reading, "quantization_bit", bits)})
+    if not rows.is_off(bits):
+        reading.set("quantization_bit", {Setting.BITS: rows.whole_number_at(reading, "quantization_bit", bits)})
     # adapter.py: resized embeddings are trained, and what is trained is cast to fp32
-    if not is_off(values.get("resize_vocab")) and is_off(values.get("additional_target")):
-        reading.set("resize_vocab", {Setting.MODULES_TO_SAVE: EMBEDDING_AND_HEAD})
-    reading.defaults[Setting.FP32_SAVED_MODULES] = is_off(values.get("pure_bf16"))
+    if rows.is_on(values, "resize_vocab") and not rows.is_on(values, "additional_target"):
+        reading.set("resize_vocab", {Setting.MODULES_TO_SAVE: settings.EMBEDDING_AND_HEAD})
+    reading.defaults[Setting.FP32_SAVED_MODULES] = not rows.is_on(values, "pure_bf16")
     targets = values.get("lora_target", "all")
-    named = "all-linear" if targets == "all" else modules_at(reading, "lora_target", targets)
+    named = "all-linear" if targets == "all" else rows.modules_at(reading, "lora_target", targets)
     reading.set("lora_target", {Setting.LORA_TARGETS: named})
 
 
 def _set_precision(reading: Reading, values: Mapping[str, Any], kind: Any) -> None:
     """The model is loaded in the dtype of the computation; what is trained is cast up to fp32 (model/adapter.py)."""
     autocast = reading.value(Setting.AUTOCAST) or "no"
-    pure = not is_off(values.get("pure_bf16"))
+    pure = rows.is_on(values, "pure_bf16")
     if pure:
         reading.set("pure_bf16", {Setting.WEIGHTS: "bfloat16", Setting.AUTOCAST: "no"})
     elif autocast == "no":
@@ -179,76 +142,62 @@ def _write_adapter(recipe: TrainingRecipe) -> Mapping[str, Any]:
     }
 
 
-LLAMA_FACTORY = Framework(
+LLAMA_FACTORY = rows.Framework(
     name="llama-factory",
     title="a configuration of LLaMA-Factory",
     rows=_ROWS,
     signature=frozenset(
         {"stage", "finetuning_type", "cutoff_len", "template", "lora_target", "lora_rank", "dataset_dir"}
     ),
-    defaults={
-        **TRAINER_DEFAULTS,
-        Setting.SEQ: 2048,
-        Setting.CHECKPOINTING: True,
-        Setting.REENTRANT: True,
-    },
+    defaults={**trainer.DEFAULTS, Setting.SEQ: 2048, Setting.CHECKPOINTING: True, Setting.REENTRANT: True},
     finish=_finish,
     writes={
-        **TRAINER_WRITES,
-        **as_read(_ROWS, "seq lora_dropout attention"),
-        **adapter(_write_adapter),
+        **trainer.WRITES,
+        **rows.as_read(_ROWS, "seq lora_dropout attention"),
+        **rows.adapter(_write_adapter),
         "checkpointing": lambda recipe: {"disable_gradient_checkpointing": not recipe.checkpointing},
-        "liger": liger({"enable_liger_kernel": True}),
+        "liger": rows.liger({"enable_liger_kernel": True}),
     },
 )
 
 _DISTRIBUTED = {
-    **ignored_keys("llama-factory-1", "dist_config"),
-    "name": words(
+    **rows.ignored_keys("llama-factory-1", "dist_config"),
+    "name": rows.words(
         Setting.ENGINE, {"fsdp2": "fsdp2", "deepspeed": "deepspeed", "ddp": "ddp", "none": "torch"}, what="engine"
     ),
-    **part_of("the engine", "config_file"),
-    **lacking("expert parallelism", "ep_size", harmless=(1,)),
-    **lacking("tensor parallelism", "tp_size", harmless=(1,)),
-    **lacking("context parallelism", "cp_size", harmless=(1,)),
+    **rows.part_of("the engine", "config_file"),
+    **rows.parallelism(expert="ep_size", tensor="tp_size", context="cp_size"),
 }
-_VERSION_1: Mapping[str, Row] = {
-    **ignored_keys("llama-factory-1"),
-    "model": text(Setting.MODEL),
-    "micro_batch_size": count(Setting.BATCH),
-    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
-    "cutoff_len": count(Setting.SEQ),
-    "max_grad_norm": number(Setting.CLIP),
-    **part_of("the dtype that FSDP gathers", "bf16"),
+_VERSION_1: Mapping[str, rows.Row] = {
+    **rows.ignored_keys("llama-factory-1"),
+    "model": rows.text(Setting.MODEL),
+    "micro_batch_size": rows.count(Setting.BATCH),
+    "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM, auto=True),
+    "cutoff_len": rows.count(Setting.SEQ),
+    "max_grad_norm": rows.number(Setting.CLIP),
+    **rows.part_of("the dtype that FSDP gathers", "bf16"),
     "flash_attn": _ROWS["flash_attn"],
-    "enable_activation_checkpointing": switch(Setting.CHECKPOINTING),
-    "optim": OPTIMIZER,
-    "dist_config": section(_DISTRIBUTED),
-    "batching_strategy": words(
+    "enable_activation_checkpointing": rows.switch(Setting.CHECKPOINTING),
+    "optim": shared.OPTIMIZER,
+    "dist_config": rows.section(_DISTRIBUTED),
+    "batching_strategy": rows.words(
         Setting.PACKING,
-        {
-            "normal": Ignored(reason=Reason.UNSET),
-            "padding_free": Packing.PADDING_FREE,
-            "dynamic_padding_free": Packing.PADDING_FREE,
-        },
+        {"normal": rows.UNSET, "padding_free": Packing.PADDING_FREE, "dynamic_padding_free": Packing.PADDING_FREE},
         what="batching",
     ),
-    **lacking("context parallelism", "cp_size", harmless=(1,)),
-    **part_of("context parallelism", "cp_mode"),
-    "global_batch_size": count(Setting.TRAIN_BATCH),
+    **rows.parallelism(context="cp_size"),
+    **rows.part_of("context parallelism", "cp_mode"),
+    "global_batch_size": rows.count(Setting.TRAIN_BATCH),
     # kernels/interface.py: `auto` chooses kernels on NPUs only
-    "kernel_config": section(
-        {
-            **ignored_keys("llama-factory-1", "kernel_config"),
-            **lacking("kernels of version 1", "name", harmless=("auto",)),
-        }
+    "kernel_config": rows.section(
+        rows.lacking("kernels of version 1", "name", harmless=("auto",)), ignored="llama-factory-1.kernel_config"
     ),
-    **lacking("an optimizer of version 1", "optim_config"),
-    **lacking("an adapter of version 1", "peft_config"),
-    **lacking("a quantization of version 1", "quant_config"),
+    **rows.lacking("an optimizer of version 1", "optim_config"),
+    **rows.lacking("an adapter of version 1", "peft_config"),
+    **rows.lacking("a quantization of version 1", "quant_config"),
 }
 
-LLAMA_FACTORY_1 = Framework(
+LLAMA_FACTORY_1 = rows.Framework(
     name="llama-factory-1",
     title="a configuration of LLaMA-Factory 1",
     rows=_VERSION_1,

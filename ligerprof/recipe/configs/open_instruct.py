@@ -3,91 +3,68 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ligerprof.recipe.configs.rows import (
-    Framework,
-    Row,
-    count,
-    ignored_keys,
-    is_off,
-    lacking,
-    left_out,
-    number,
-    part_of,
-    switch,
-    text,
-    truth,
-    turned_on,
-)
-from ligerprof.recipe.configs.settings import OTHER_METHOD, Ignored, Outcome, Packing, Reading, Reason, Sets, Setting
-from ligerprof.recipe.configs.shared import (
-    LIGER_DEFAULTS,
-    LORA_DROPOUT,
-    SYNC_EACH_BATCH,
-    whole_number_at,
-    without_adapter,
-)
+from ligerprof.recipe.configs import rows, shared
+from ligerprof.recipe.configs.settings import OTHER_METHOD, Outcome, Packing, Reading, Sets, Setting
 
 _PREFERENCES = "DPO or another preference method, with pairs of sequences"
 _TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def _read_flash(value: Any) -> Outcome:
-    return Sets(values={Setting.ATTENTION: "flash" if truth(value) else "eager"})
-
-
 def _read_clip(value: Any) -> Outcome:
     """Negative numbers switch clipping off."""
     if str(value).strip().startswith("-"):
-        return Ignored(reason=Reason.UNSET)
-    return number(Setting.CLIP).read(value)
+        return rows.UNSET
+    return rows.number(Setting.CLIP).read(value)
 
 
-_ROWS: Mapping[str, Row] = {
-    **ignored_keys("open-instruct"),
-    "model_name_or_path": text(Setting.MODEL),
-    "per_device_train_batch_size": count(Setting.BATCH),
-    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM),
-    "max_seq_length": count(Setting.SEQ),
-    "gradient_checkpointing": switch(Setting.CHECKPOINTING),
-    "clip_grad_norm": Row(read=_read_clip),
-    "packing": turned_on({Setting.PACKING: Packing.PADDING_FREE}),
-    "use_flash_attn": Row(read=_read_flash),
-    **part_of("adapter", "use_lora use_qlora lora_rank"),
-    **part_of("optimizer", "use_8bit_optimizer fused_optimizer"),
-    "use_liger_kernel": turned_on({Setting.LIGER: LIGER_DEFAULTS, Setting.PROVIDER: "liger"}),
-    **lacking("another configuration of the model", "config_name additional_model_arguments"),
-    **lacking("sequence parallelism", "sequence_parallel_size", harmless=(1,)),
-    **lacking(
+_ROWS: Mapping[str, rows.Row] = {
+    **rows.ignored_keys("open-instruct"),
+    "model_name_or_path": rows.text(Setting.MODEL),
+    "per_device_train_batch_size": rows.count(Setting.BATCH),
+    "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM),
+    "max_seq_length": rows.count(Setting.SEQ),
+    "gradient_checkpointing": rows.switch(Setting.CHECKPOINTING),
+    "clip_grad_norm": rows.Row(read=_read_clip),
+    "packing": rows.turned_on({Setting.PACKING: Packing.PADDING_FREE}),
+    "use_flash_attn": rows.Row(
+        read=lambda value: Sets(values={Setting.ATTENTION: "flash" if rows.truth(value) else "eager"})
+    ),
+    **rows.part_of("adapter", "use_lora use_qlora lora_rank"),
+    **rows.part_of("optimizer", "use_8bit_optimizer fused_optimizer"),
+    "use_liger_kernel": rows.turned_on({Setting.LIGER: shared.LIGER_DEFAULTS, Setting.PROVIDER: "liger"}),
+    **rows.lacking("another configuration of the model", "config_name additional_model_arguments"),
+    **rows.parallelism(sequence="sequence_parallel_size"),
+    **rows.lacking(
         _PREFERENCES,
         "beta dpo_beta loss_type dpo_loss_type gamma_beta_ratio dpo_gamma_beta_ratio dpo_label_smoothing"
         " concatenated_forward",
         remedy=OTHER_METHOD,
     ),
-    **left_out("the loss that balances experts", "load_balancing_loss"),
-    **left_out("added or resized embeddings", "add_bos", harmless=(True, False)),
-    "sync_each_batch": SYNC_EACH_BATCH,
-    "lora_dropout": LORA_DROPOUT,
+    **rows.left_out("the loss that balances experts", "load_balancing_loss"),
+    **rows.left_out("added or resized embeddings", "add_bos", harmless=(True, False)),
+    "sync_each_batch": shared.SYNC_EACH_BATCH,
+    "lora_dropout": shared.LORA_DROPOUT,
 }
 
 
 def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: the adapter and the optimizer (open_instruct/finetune.py)."""
-    in_8_bits, packed = (not is_off(values.get(key)) for key in ("use_8bit_optimizer", "use_qlora"))
+    in_8_bits, packed = (rows.is_on(values, key) for key in ("use_8bit_optimizer", "use_qlora"))
     if packed:
         # bitsandbytes, in 8 bits or not, comes with QLoRA alone
         reading.set("use_qlora", {Setting.OPTIMIZER: "paged-adamw-8bit" if in_8_bits else "paged-adamw"})
-    elif "fused_optimizer" in values and is_off(values["fused_optimizer"]):
+    elif "fused_optimizer" in values and rows.is_off(values["fused_optimizer"]):
         reading.set("fused_optimizer", {Setting.OPTIMIZER: "adamw-foreach"})
-    if is_off(values.get("use_lora")):
-        without_adapter(reading)
+    if not rows.is_on(values, "use_lora"):
+        shared.without_adapter(reading)
         return
-    rank = whole_number_at(reading, "lora_rank", values.get("lora_rank") or 64)
+    rank = rows.whole_number_at(reading, "lora_rank", values.get("lora_rank") or 64)
     reading.set("use_lora", {Setting.RANK: rank, Setting.LORA_TARGETS: _TARGETS})
     if packed:
         reading.set("use_qlora", {Setting.BITS: 4})
 
 
-OPEN_INSTRUCT = Framework(
+OPEN_INSTRUCT = rows.Framework(
     name="open-instruct",
     title="a configuration of open-instruct",
     family="open-instruct",

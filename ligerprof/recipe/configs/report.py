@@ -57,11 +57,7 @@ class ConfigReport:
     places: Mapping[Setting, str] = field(default_factory=dict)
 
     def located(self, message: str, options: Collection[str]) -> str:
-        """An error about options, with the file and key that each of them comes from.
-
-        Args:
-            options: the options that files set.
-        """
+        """An error about options, with the file and key that each of those that files set comes from."""
         found = {}
         for flag in _FLAG.findall(message):
             name = next((name for name in options if name in RECIPE_OPTIONS and RECIPE_OPTIONS[name].flag == flag), "")

@@ -2,28 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
 from ligerprof.kernels.selection import inapplicable_reason
 from ligerprof.models import DEFAULT_MODEL, ModelSpec, load_model
 from ligerprof.recipe.categories import Attention, Engine, Offload, Optimizer, Precision, Quantization
+from ligerprof.recipe.configs import settings
 from ligerprof.recipe.configs.deepspeed import filled
 from ligerprof.recipe.configs.report import ConfigReport, report_of
 from ligerprof.recipe.configs.rows import UNUSED
-from ligerprof.recipe.configs.settings import (
-    EMBEDDING_AND_HEAD,
-    PEFT_DEFAULT,
-    Found,
-    Lacking,
-    Packing,
-    Reading,
-    Setting,
-    default_key,
-    defaults_of,
-    refusal,
-)
+from ligerprof.recipe.configs.settings import Found, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.configs.shared import FSDP1_REMEDY
 from ligerprof.recipe.configs.sources import MIXED_PRECISIONS, OWN, PRECISIONS, Documents, read_sources
 from ligerprof.recipe.configs.torchtitan import selective_policy
@@ -63,21 +52,14 @@ def model_of(found: Found | None, like: str | None, trains: str | None, assumed:
         raise UnknownModelError(f"{found.place}: {error}" if found.file else str(error)) from None
 
 
-_FULL = "packed micro-batches are full"
 # share of a row that its last document leaves free
 _PADDING = 0.01
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedRows:
-    """Values of recipe options, and what they assume in one sentence."""
-
-    options: Mapping[str, Any]
-    assumed: str
-
-
-def packed_rows(kind: Packing, attention: str | None, batch: int, *, slides: bool) -> PackedRows | Lacking:
-    """The options for a way of packing, or what recipes lack for it.
+def packed_rows(
+    kind: Packing, attention: str | None, batch: int, *, slides: bool
+) -> tuple[Mapping[str, Any], str] | Lacking:
+    """The options for a way of packing, and what they assume in one sentence; or what recipes lack for it.
 
     Flash attention takes the sequences of a micro-batch as one row. Other kernels keep its rows apart, and a row
     that is alone is the same as one packed row.
@@ -90,10 +72,8 @@ def packed_rows(kind: Packing, attention: str | None, batch: int, *, slides: boo
     if attention != Attention.FLASH:
         if kind is Packing.PADDED:
             share = f"padded by {_PADDING:.0%}"
-            return PackedRows(
-                options={"packing": False, "padding": _PADDING},
-                assumed=f"packed rows are {share}, and their documents see each other: the file sets no attention",
-            )
+            sentence = f"packed rows are {share}, and their documents see each other: the file sets no attention"
+            return {"packing": False, "padding": _PADDING}, sentence
         if kind is Packing.VARLEN and not slides:
             return Lacking(what="packing with torch's varlen attention (sdpa_varlen)")
         if kind is Packing.MASK or (kind in (Packing.ROWS, Packing.VARLEN) and batch > 1):
@@ -101,7 +81,7 @@ def packed_rows(kind: Packing, attention: str | None, batch: int, *, slides: boo
             return Lacking(what=f"packing{rows} without flash attention")
     # the only sequence of a micro-batch stays one document
     alone = kind is Packing.PADDING_FREE and batch == 1
-    return PackedRows(options={"packing": kind is not Packing.PLAIN and not alone}, assumed=_FULL)
+    return {"packing": kind is not Packing.PLAIN and not alone}, "packed micro-batches are full"
 
 
 _VERSION_4 = {Precision.BF16_AMP: Precision.AMP, Precision.FP16_AMP: Precision.AMP_FP16}
@@ -149,7 +129,7 @@ def _origin(precision: Precision, is_deepspeed: bool, found: Callable[[Setting],
         return "no file sets it" if computed is None else computed.place
     if loaded.value != "checkpoint":
         return loaded.place
-    if loaded.key == default_key(Setting.WEIGHTS, TRANSFORMERS.name):
+    if loaded.key == settings.default_key(Setting.WEIGHTS, TRANSFORMERS.name):
         earlier = _VERSION_4.get(precision, Precision.FP32)
         return (
             "no file sets it, and transformers 5 loads the checkpoint's; transformers 4 loads float32"
@@ -172,6 +152,13 @@ _ADAPTER = (
     *(S.RANK, S.BITS, S.LORA_TARGETS, S.MODULES_TO_SAVE, S.DORA, S.LORA_DROPOUT, S.ADAPTER_DTYPE, S.NESTED_QUANT),
     S.FP32_SAVED_MODULES,
 )
+# settings whose meaning an option of the command line takes over
+_REPLACED: Mapping[str, Sequence[Setting]] = {
+    "precision": (S.WEIGHTS, S.AUTOCAST),
+    **dict.fromkeys(("lora", "qlora"), _ADAPTER),
+    "quantization": (S.BITS,),
+    "liger": (S.PROVIDER,),
+}
 
 
 class Resolver:
@@ -189,7 +176,7 @@ class Resolver:
         self.assumed: list[str] = []
         self._given = given
         self._options: dict[str, Any] = {}
-        self._settings = defaults_of(readings)
+        self._settings = settings.defaults_of(readings)
         self._is_own, self._is_trl = (
             any(reading.framework == name for reading in readings) for name in (OWN, TRL_SFT.name)
         )
@@ -201,7 +188,10 @@ class Resolver:
         for name, value in given.items():
             if name in tuple(S):
                 self._settings[S(name)] = Found(value=value, key=RECIPE_OPTIONS[name].flag, file="")
-        self._drop_replaced()
+        for option, replaced in _REPLACED.items():
+            for setting in replaced if option in given else ():
+                if setting.value not in given:
+                    self._settings.pop(setting, None)
 
     def options(self) -> dict[str, Any]:
         """Values of recipe options, those of the command line included.
@@ -211,10 +201,10 @@ class Resolver:
             RecipeError: values that do not go together.
         """
         for found in self._lacking:
-            raise refusal(found, found.value)
+            raise settings.refusal(found, found.value)
         for found in self._settings.values():
             if isinstance(found.value, Lacking):
-                raise refusal(found, found.value)
+                raise settings.refusal(found, found.value)
         spec = model_of(self._settings.get(S.MODEL), self._given.get("like"), self._trains, self.assumed)
         engine, batch = self._engine(), self._batch()
         precision = self._precision(engine["engine"], spec)
@@ -250,22 +240,6 @@ class Resolver:
             "like": spec.like,
         }
 
-    def _drop_replaced(self) -> None:
-        """Settings whose meaning an option of the command line takes over."""
-        if "precision" in self._given:
-            self._drop(S.WEIGHTS, S.AUTOCAST)
-        if "lora" in self._given or "qlora" in self._given:
-            self._drop(*_ADAPTER)
-        if "quantization" in self._given:
-            self._drop(S.BITS)
-        if "liger" in self._given:
-            self._drop(S.PROVIDER)
-
-    def _drop(self, *settings: Setting) -> None:
-        for setting in settings:
-            if setting.value not in self._given:
-                self._settings.pop(setting, None)
-
     def found(self, setting: Setting) -> Found | None:
         """A setting's value and where it comes from; None if nothing sets it."""
         return self._settings.get(setting)
@@ -274,11 +248,11 @@ class Resolver:
         found = self._settings.get(setting)
         return None if found is None else found.value
 
-    def _refuse(self, what: str, *settings: Setting, remedy: str = "") -> UnsupportedError:
+    def _refuse(self, what: str, *asking: Setting, remedy: str = "") -> UnsupportedError:
         """The error about something that the first of these settings asks for."""
-        for setting in settings:
+        for setting in asking:
             if (found := self._settings.get(setting)) is not None:
-                return refusal(found, Lacking(what=what, setting=setting, remedy=remedy))
+                return settings.refusal(found, Lacking(what=what, setting=setting, remedy=remedy))
         return UnsupportedError(f"{what}: not supported yet.")
 
     def _batch(self) -> dict[str, Any]:
@@ -352,12 +326,10 @@ class Resolver:
         lacks = {"QLoRA": (S.BITS, "qlora"), "LoRA": (S.RANK, "lora")}
         for name, (setting, option) in lacks.items():
             if self._value(setting) is not None and not takes(Engine(engine), option):
-                raise self._refuse(f"{name} under {_TITLES[engine]}", setting, remedy=self._remedy(engine))
+                remedy = FSDP1_REMEDY if engine == "fsdp1" else ""
+                raise self._refuse(f"{name} under {_TITLES[engine]}", setting, remedy=remedy)
         if engine == "fsdp1" and self._value(S.OFFLOAD) not in (None, Offload.NONE):
             raise self._refuse(f"offload to main memory under {_TITLES[engine]}", S.OFFLOAD, remedy=FSDP1_REMEDY)
-
-    def _remedy(self, engine: str) -> str:
-        return FSDP1_REMEDY if engine == "fsdp1" else ""
 
     def _gathers_under_deepspeed(self) -> bool | None:
         """Whether saving gathers the model: off by default; adapters are gathered in any case (Trainer.save_model)."""
@@ -448,7 +420,7 @@ class Resolver:
         found = self._value(S.MODULES_TO_SAVE)
         if not found or "modules_to_save" in self._given:
             return {}
-        if found == EMBEDDING_AND_HEAD:
+        if found == settings.EMBEDDING_AND_HEAD:
             found = (spec.architecture.embedding, spec.architecture.head)
         names = dict.fromkeys(name.rpartition(".")[2] for name in found)
         if not names.keys() <= set(spec.module_names) - set(spec.architecture.lora_targets):
@@ -457,7 +429,7 @@ class Resolver:
 
     def _targets(self, spec: ModelSpec) -> dict[str, Any]:
         targets, known = self._value(S.LORA_TARGETS), spec.architecture.adaptable
-        if targets == PEFT_DEFAULT:
+        if targets == settings.PEFT_DEFAULT:
             targets = list(spec.architecture.peft_targets)
         elif isinstance(targets, str) and targets != ALL_LINEAR:
             targets = targets.split("+")
@@ -466,7 +438,7 @@ class Resolver:
         names = dict.fromkeys(name.rpartition(".")[2] for name in targets)
         there = [name for name in names if name in known]
         if not there or not names.keys() & set(spec.module_names) <= set(known):
-            raise self._refuse(f"LoRA on {', '.join(targets)[:80] or PEFT_DEFAULT}", S.LORA_TARGETS)
+            raise self._refuse(f"LoRA on {', '.join(targets)[:80] or settings.PEFT_DEFAULT}", S.LORA_TARGETS)
         if len(there) < len(names):
             absent = ", ".join(name for name in names if name not in known)[:80]
             self.assumed.append(f"peft finds no layer of {spec.name} named {printable(absent)}, and skips the name")
@@ -518,8 +490,9 @@ class Resolver:
         rows = packed_rows(kind, chosen.get("attention"), batch, slides=bool(spec.config.get("sliding_window")))
         if isinstance(rows, Lacking):
             raise self._refuse(rows.what, S.PACKING)
-        self.assumed.append(rows.assumed)
-        return dict(rows.options)
+        options, sentence = rows
+        self.assumed.append(sentence)
+        return dict(options)
 
 
 def load_options(

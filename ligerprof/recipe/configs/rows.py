@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ligerprof.errors import RecipeError
 from ligerprof.kernels.selection import select_kernels
@@ -19,6 +19,7 @@ from ligerprof.torch_memory.optimizers import OPTIMIZERS as ROWS
 
 Read = Callable[[Any], Outcome]
 Table = Mapping[str, "Row"]
+UNSET = Ignored(reason=Reason.UNSET)
 _TRUE = frozenset({"true", "yes", "on", "1", "y", "t"})
 _FALSE = frozenset({"false", "no", "off", "0", "n", "f", "none", "null", ""})
 _ZERO = re.compile(r"[+-]?0+(\.0*)?")
@@ -36,30 +37,39 @@ class Row:
         read: what a value that is not null and not an object comes to.
         children: rows of the keys of an object.
         null: what null comes to.
-        any_key: an object below this key may have any keys; `read` gets the whole object.
         sets: the setting of a row that sets one alone, and is written as it is read.
         spell: the key's value for a value of that setting; None if it has none.
     """
 
-    read: Read = field(default=lambda _: Ignored(reason=Reason.UNSET))
+    read: Read = field(default=lambda _: UNSET)
     children: Table | None = None
-    null: Outcome = field(default=Ignored(reason=Reason.UNSET))
-    any_key: bool = False
+    null: Outcome = UNSET
     sets: Setting | None = None
     spell: Callable[[Any], Any] = field(default=lambda value: value)
 
 
+def noted(words: str) -> Sets:
+    """The outcome of a key whose meaning depends on others, in words."""
+    return Sets(values={}, words=words)
+
+
+def each(names: str, row: Row) -> dict[str, Row]:
+    """The same row for several keys, whose names are separated by spaces."""
+    return dict.fromkeys(names.split(), row)
+
+
 def ignored(reason: Reason) -> Row:
     """A key without effect on memory, whatever its value."""
-    return Row(read=lambda _: Ignored(reason=reason), any_key=True)
+    return Row(read=lambda _: Ignored(reason=reason))
 
 
 @cache
 def known_keys(framework: str) -> Mapping[str, Any]:
     """The data file of a framework, which benchmarks/framework_keys.py compares with the framework's own classes.
 
-    `source` is what the keys were read in, `sections` the keys without effect on memory by section and reason, and
-    `methods` the keys of training methods that recipes do not cover. Keys that are `unsorted` are unknown.
+    `source` is what the keys were read in, `sections` the keys without effect on memory by section and reason,
+    `methods` the keys of training methods that recipes do not cover, and `files` what the files hold that the framework
+    ships (axolotl 0.13, LLaMA-Factory 0.9.4, TRL). Keys that are `unsorted` are unknown.
     """
     path = Path(__file__).with_name("keys") / f"{framework}.json"
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -74,25 +84,30 @@ def ignored_keys(framework: str, section: str = "") -> dict[str, Row]:
 
 def left_out(what: str, names: str, *, harmless: tuple[Any, ...] = ()) -> dict[str, Row]:
     """Rows of keys whose effect the figures do not include; an empty or false value has none."""
-    row = Row(read=lambda value: _off(value, harmless) or LeftOut(what=what), any_key=True)
-    return dict.fromkeys(names.split(), row)
+    return _features(LeftOut(what=what), names, harmless)
 
 
 def lacking(
     what: str, names: str, *, harmless: tuple[Any, ...] = (), setting: Setting | None = None, remedy: str = ""
 ) -> dict[str, Row]:
     """Rows of keys for something that recipes cannot express; an empty or false value, or a harmless one, is off."""
-    lack = Lacking(what=what, setting=setting, remedy=remedy)
-    row = Row(read=lambda value: _off(value, harmless) or lack, any_key=True)
-    return dict.fromkeys(names.split(), row)
+    return _features(Lacking(what=what, setting=setting, remedy=remedy), names, harmless)
 
 
-def _off(value: Any, harmless: tuple[Any, ...]) -> Ignored | None:
-    """The outcome of a value that switches a feature off, else None."""
-    is_harmless = any(type(value) is type(each) and value == each for each in harmless)
-    if is_harmless or is_off(value) or _is_disabled(value):
-        return Ignored(reason=Reason.UNSET)
-    return None
+def _features(outcome: Outcome, names: str, harmless: tuple[Any, ...]) -> dict[str, Row]:
+    def read(value: Any) -> Outcome:
+        is_harmless = any(type(value) is type(each) and value == each for each in harmless)
+        return UNSET if is_harmless or is_off(value) or _is_disabled(value) else outcome
+
+    return each(names, Row(read=read))
+
+
+def parallelism(**names: str) -> dict[str, Row]:
+    """Rows of keys with degrees of parallelism that recipes do not cover, by its kind: `tensor="tp_size"`."""
+    found: dict[str, Row] = {}
+    for kind, keys in names.items():
+        found |= lacking(f"{kind} parallelism", keys, harmless=(1, "1"))
+    return found
 
 
 def _is_disabled(section_: Any) -> bool:
@@ -113,7 +128,12 @@ def is_off(value: Any) -> bool:
     return value in (None, False, 0) or value in ([], {}, ())
 
 
-def _sets(
+def is_on(values: Mapping[str, Any], name: str) -> bool:
+    """Whether a key is there with a value that switches its feature on."""
+    return not is_off(values.get(name))
+
+
+def sets(
     setting: Setting,
     convert: Callable[[Any], Any],
     *,
@@ -123,16 +143,14 @@ def _sets(
     """A key that sets one setting; with `auto`, the word `auto` leaves the setting to other files."""
 
     def read(value: Any) -> Outcome:
-        if auto and value == "auto":
-            return Ignored(reason=Reason.UNSET)
-        return Sets(values={setting: convert(value)})
+        return UNSET if auto and value == "auto" else Sets(values={setting: convert(value)})
 
     return Row(read=read, sets=setting, spell=spell)
 
 
 def count(setting: Setting, *, least: int = 1, auto: bool = False) -> Row:
-    """A whole number; see `_sets` on `auto`."""
-    return _sets(setting, lambda value: whole_number(value, least), auto=auto)
+    """A whole number; see `sets` on `auto`."""
+    return sets(setting, lambda value: whole_number(value, least), auto=auto)
 
 
 def whole_number(value: Any, least: int = 0) -> int:
@@ -159,8 +177,8 @@ def real_number(value: Any) -> float:
 
 
 def number(setting: Setting, *, auto: bool = False) -> Row:
-    """A number; see `_sets` on `auto`."""
-    return _sets(setting, real_number, auto=auto)
+    """A number; see `sets` on `auto`."""
+    return sets(setting, real_number, auto=auto)
 
 
 def truth(value: Any) -> bool:
@@ -175,13 +193,13 @@ def truth(value: Any) -> bool:
 
 
 def switch(setting: Setting, *, invert: bool = False, auto: bool = False) -> Row:
-    """A switch; see `_sets` on `auto`."""
-    return _sets(setting, lambda value: truth(value) is not invert, auto=auto, spell=lambda value: value is not invert)
+    """A switch; see `sets` on `auto`."""
+    return sets(setting, lambda value: truth(value) is not invert, auto=auto, spell=lambda value: value is not invert)
 
 
 def turned_on(values: Mapping[Setting, Any]) -> Row:
     """A switch that sets values where it is on, and nothing where it is off."""
-    return Row(read=lambda value: Sets(values=values) if truth(value) else Ignored(reason=Reason.UNSET))
+    return Row(read=lambda value: Sets(values=values) if truth(value) else UNSET)
 
 
 def text(setting: Setting) -> Row:
@@ -192,7 +210,7 @@ def text(setting: Setting) -> Row:
             raise BadValueError("not a text")
         return value.strip()
 
-    return _sets(setting, convert)
+    return sets(setting, convert)
 
 
 def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str = "") -> Row:
@@ -224,37 +242,78 @@ def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str 
 
 def part_of(what: str, names: str) -> dict[str, Row]:
     """Rows of keys whose meaning depends on other keys, which `finish` of the framework reads together."""
-    row = Row(read=lambda _: Sets(values={}, words=what), any_key=True)
-    return dict.fromkeys(names.split(), row)
+    return each(names, Row(read=lambda _: noted(what)))
 
 
 def file_name(framework: str) -> Read:
     """Read the name of another configuration file, of the given framework."""
 
     def read(value: Any) -> Outcome:
-        if is_off(value):
-            return Ignored(reason=Reason.UNSET)
         if not isinstance(value, str) or not value.isprintable():
             raise BadValueError("not a file name")
         return Names(file=value, framework=framework)
 
-    return read
+    return unless_off(read)
 
 
-def section(children: Table, *, read: Read | None = None) -> Row:
-    """An object with a table of its own; `read` takes values that are not objects."""
+def unless_off(read: Read) -> Read:
+    """Take values that switch a feature off as if they were not there."""
+    return lambda value: UNSET if is_off(value) else read(value)
+
+
+def section(*tables: Table, ignored: str = "", read: Read | None = None) -> Row:
+    """An object with a table of its own.
+
+    Args:
+        ignored: the framework and the section of its data file, such as `trl.sft`, with the keys without effect.
+        read: takes values that are not objects.
+    """
 
     def refuse(value: Any) -> Outcome:
         if is_off(value):
-            return Ignored(reason=Reason.UNSET)
+            return UNSET
         raise BadValueError("not an object")
 
-    return Row(children=children, read=read or refuse)
+    found = ignored_keys(*ignored.split(".")) if ignored else {}
+    for table in tables:
+        found |= table
+    return Row(children=found, read=read or refuse)
 
 
-def explain_bad(file: str, key: str, value: Any, problem: BadValueError) -> str:
-    """The message about a value that a key does not take."""
-    return f"{file}: {key} is {short_repr(value)}, {problem}. Fix the file."
+Converted = TypeVar("Converted")
+
+
+def converted(reading: Reading, key: str, value: Any, convert: Callable[[Any], Converted]) -> Converted:
+    """The value of a key as `convert` returns it; raises RecipeError for one that the key does not take."""
+    try:
+        return convert(value)
+    except BadValueError as problem:
+        raise RecipeError(f"{reading.file}: {key} is {short_repr(value)}, {problem}. Fix the file.") from None
+
+
+def whole_number_at(reading: Reading, key: str, value: Any, least: int = 1) -> int:
+    """A whole number under a key that is read after the table's rows; raises RecipeError for anything else."""
+    return converted(reading, key, value, lambda each: whole_number(each, least))
+
+
+def module_names(value: Any) -> Any:
+    """Names of modules from a list or text; raises BadValueError for anything else."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return value
+    raise BadValueError("not a list of module names")
+
+
+def modules_at(reading: Reading, key: str, value: Any) -> Any:
+    """Names of modules under a key that is read after the table's rows; raises RecipeError for anything else."""
+    return converted(reading, key, value, module_names)
+
+
+def object_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The section of a name; empty if there is none, or something else."""
+    inner = values.get(name)
+    return inner if isinstance(inner, Mapping) else {}
 
 
 # those that this version does not have are refused by name
@@ -403,11 +462,7 @@ class Framework:
     writes: Mapping[str, Spelling] | None = None
 
     def read(self, values: Mapping[str, Any], file: str) -> Reading:
-        """Read every key of a file.
-
-        Raises:
-            RecipeError: a value that its key does not take.
-        """
+        """Read every key of a file; raises RecipeError for a value that its key does not take."""
         reading = Reading(file=file, framework=self.name, is_complete=self.is_complete, defaults=dict(self.defaults))
         _apply(self.rows, values, reading, "")
         try:
@@ -417,10 +472,6 @@ class Framework:
         if self.is_complete:
             leave_out_adapters(reading, values)
         return reading
-
-    def unknown_keys(self, values: Mapping[str, Any]) -> list[str]:
-        """The file's keys that the table lacks, at the top level only."""
-        return [key for key in values if key not in self.rows]
 
     def knows_most(self, values: Mapping[str, Any]) -> bool:
         """Whether the table has at least half of the file's keys, those of its sections included."""
@@ -466,8 +517,4 @@ def _object(value: Any) -> Mapping[str, Any] | None:
 
 def apply_row(row: Row, key: str, value: Any, reading: Reading) -> None:
     """Read one key into a reading; raises RecipeError for a value that the key does not take."""
-    try:
-        outcome = row.null if value is None else row.read(value)
-    except BadValueError as problem:
-        raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
-    reading.note(key, value, outcome)
+    reading.note(key, value, row.null if value is None else converted(reading, key, value, row.read))

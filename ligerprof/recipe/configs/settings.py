@@ -124,11 +124,7 @@ class Reason(ExplainedWord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sets:
-    """The key sets these settings.
-
-    Attributes:
-        words: what it sets in words, for a key whose meaning depends on others.
-    """
+    """The key sets these settings; `words` say it for a key whose meaning depends on others."""
 
     values: Mapping[Setting, Any]
     words: str = ""
@@ -237,7 +233,13 @@ class Reading:
         elif isinstance(outcome, LeftOut):
             self.left_out[key] = outcome.what
         elif isinstance(outcome, Lacking):
-            self.lack(key, outcome, value)
+            place = key if value is None or isinstance(value, (dict, list)) else f"{key}: {short_repr(value)}"
+            found = Found(value=outcome, key=place, file=self.file)
+            if outcome.setting is None:
+                self.lacking.append(found)
+            else:
+                self.settings[outcome.setting] = found
+            self.read[key] = f"{outcome.what}: not supported"
         elif isinstance(outcome, Names):
             self.files[key] = outcome
             self.read[key] = f"the file {outcome.file}"
@@ -246,20 +248,16 @@ class Reading:
 
     def set(self, key: str, values: Mapping[Setting, Any], *, words: str = "") -> None:
         """Record what a key sets."""
-        for setting, value in values.items():
-            self.settings[setting] = Found(value=value, key=key, file=self.file)
-        shown = words or ", ".join(f"{setting} {_shown(value)}" for setting, value in values.items())
-        self.read[key] = shown
+        self.imply(key, values)
+        self.read[key] = words or ", ".join(f"{setting} {_shown(value)}" for setting, value in values.items())
 
-    def lack(self, key: str, outcome: Lacking, value: Any = None) -> None:
-        """Record that a key asks for something that recipes cannot express."""
-        place = key if value is None or isinstance(value, (dict, list)) else f"{key}: {short_repr(value)}"
-        found = Found(value=outcome, key=place, file=self.file)
-        if outcome.setting is None:
-            self.lacking.append(found)
-        else:
-            self.settings[outcome.setting] = found
-        self.read[key] = f"{outcome.what}: not supported"
+    def imply(self, key: str, values: Mapping[Setting, Any]) -> None:
+        """Record what a key sets next to what it is read as."""
+        self.settings |= {setting: Found(value=value, key=key, file=self.file) for setting, value in values.items()}
+
+    def lack(self, key: str, what: str, *, setting: Setting | None = None, remedy: str = "", value: Any = None) -> None:
+        """Record that a key asks for something that recipes cannot express; see `Lacking`."""
+        self.note(key, value, Lacking(what=what, setting=setting, remedy=remedy))
 
     def without(self, key: str) -> None:
         """Take back what a key and the keys of its section say: the feature that reads them is off."""

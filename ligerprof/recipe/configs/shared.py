@@ -3,42 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ligerprof.errors import RecipeError
 from ligerprof.recipe.categories import GradSync
+from ligerprof.recipe.configs import rows
 from ligerprof.recipe.configs.deepspeed import DEEPSPEED_ROWS
-from ligerprof.recipe.configs.rows import (
-    TRAINER_OPTIMIZERS,
-    BadValueError,
-    Framework,
-    Row,
-    count,
-    explain_bad,
-    file_name,
-    ignored,
-    ignored_keys,
-    is_off,
-    lacking,
-    left_out,
-    part_of,
-    real_number,
-    section,
-    switch,
-    truth,
-    turned_on,
-    whole_number,
-    words,
-)
-from ligerprof.recipe.configs.settings import (
-    SIMULATED_RANKS,
-    Found,
-    Ignored,
-    Lacking,
-    Outcome,
-    Reading,
-    Reason,
-    Sets,
-    Setting,
-)
+from ligerprof.recipe.configs.settings import SIMULATED_RANKS, Ignored, Lacking, Outcome, Reading, Reason, Sets, Setting
 from ligerprof.recipe.training import TrainingRecipe
 
 EVALUATION = "evaluation"
@@ -56,9 +24,7 @@ LIGER_NAMES: Mapping[str, str] = {
     "cross_entropy": "ce",
     "fused_linear_cross_entropy": "flce",
 }
-_DTYPES = {
-    **{name: name for name in ("float32", "bfloat16", "float16")},
-    **{f"torch.{name}": name for name in ("float32", "bfloat16", "float16")},
+_DTYPES = {f"{prefix}{name}": name for name in ("float32", "bfloat16", "float16") for prefix in ("", "torch.")} | {
     "fp32": "float32",
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -66,45 +32,42 @@ _DTYPES = {
     "auto": "checkpoint",
 }
 _FLASH = (
-    "flash_attention_2",
-    "flash_attention_3",
-    "fa2",
-    "fa3",
+    *("flash_attention_2", "flash_attention_3", "fa2", "fa3"),
     *(f"kernels-community/{name}" for name in ("flash-attn", "flash-attn2", "flash-attn3", "vllm-flash-attn3")),
 )
-DTYPE = words(Setting.WEIGHTS, _DTYPES, what="weights in")
-ATTENTION = words(
+DTYPE = rows.words(Setting.WEIGHTS, _DTYPES, what="weights in")
+ATTENTION = rows.words(
     Setting.ATTENTION,
     {"sdpa": "sdpa", "eager": "eager", "disabled": "eager", **dict.fromkeys(_FLASH, "flash")},
     what="attention",
 )
-OPTIMIZER = words(Setting.OPTIMIZER, TRAINER_OPTIMIZERS, what="optimizer")
-CHECKPOINTING_KWARGS = section(
+OPTIMIZER = rows.words(Setting.OPTIMIZER, rows.TRAINER_OPTIMIZERS, what="optimizer")
+CHECKPOINTING_KWARGS = rows.section(
     {
-        "use_reentrant": switch(Setting.REENTRANT),
-        "every_n_layers": count(Setting.CHECKPOINT_EVERY),
-        **lacking("checkpoints in main memory without streams (save_on_cpu)", "offload"),
-        **dict.fromkeys(("preserve_rng_state", "determinism_check", "debug", "early_stop"), ignored(Reason.RANDOM)),
+        "use_reentrant": rows.switch(Setting.REENTRANT),
+        "every_n_layers": rows.count(Setting.CHECKPOINT_EVERY),
+        **rows.lacking("checkpoints in main memory without streams (save_on_cpu)", "offload"),
+        **rows.each("preserve_rng_state determinism_check debug early_stop", rows.ignored(Reason.RANDOM)),
     }
 )
-SYNC_EACH_BATCH = turned_on({Setting.GRAD_SYNC: "every"})
+SYNC_EACH_BATCH = rows.turned_on({Setting.GRAD_SYNC: "every"})
 # the Trainer synchronizes the last micro-batch of a step alone, unless this says otherwise (Trainer.training_step)
-ACCELERATOR_CONFIG = section(
+ACCELERATOR_CONFIG = rows.section(
     {
-        **ignored_keys("transformers", "accelerator_config"),
-        "gradient_accumulation_kwargs": section(
+        "gradient_accumulation_kwargs": rows.section(
             {
                 "sync_each_batch": SYNC_EACH_BATCH,
-                **dict.fromkeys(("adjust_scheduler", "sync_with_dataloader"), ignored(Reason.SCHEDULE)),
-                **lacking(
+                **rows.each("adjust_scheduler sync_with_dataloader", rows.ignored(Reason.SCHEDULE)),
+                **rows.lacking(
                     "accelerate's own accumulation",
                     "num_steps",
                     harmless=(1,),
                     remedy="Set gradient_accumulation_steps in its place.",
                 ),
             }
-        ),
-    }
+        )
+    },
+    ignored="transformers.accelerator_config",
 )
 
 
@@ -119,56 +82,19 @@ def write_every(recipe: TrainingRecipe) -> Mapping[str, Any]:
     return {"gradient_checkpointing_kwargs": kwargs}
 
 
-DEEPSPEED_SECTION = section(DEEPSPEED_ROWS, read=file_name("deepspeed"))
+DEEPSPEED_SECTION = rows.section(DEEPSPEED_ROWS, read=rows.file_name("deepspeed"))
 
 
-def _read_dropout(value: Any) -> Outcome:
-    rate = 0.0 if is_off(value) else real_number(value)
+def _dropout(value: Any) -> float:
+    rate = 0.0 if rows.is_off(value) else rows.real_number(value)
     if not 0 <= rate < 1:
-        raise BadValueError("not a probability of at least 0 and below 1")
-    return Sets(values={Setting.LORA_DROPOUT: rate})
+        raise rows.BadValueError("not a probability of at least 0 and below 1")
+    return rate
 
 
-LORA_DROPOUT = Row(read=_read_dropout, sets=Setting.LORA_DROPOUT)
-
-
-def _read_strategy(value: Any) -> Outcome:
-    return Ignored(reason=Reason.UNSET) if is_off(value) else Sets(values={Setting.EVALUATES: True})
-
-
-EVALUATION_STRATEGY = Row(read=_read_strategy)
-
-
-def _read_fsdp(value: Any) -> Outcome:
-    return Ignored(reason=Reason.UNSET) if is_off(value) else Sets(values={}, words="FSDP")
-
-
-FSDP_SWITCH = Row(read=_read_fsdp)
-
-
-def module_names(value: Any) -> Any:
-    """Names of modules from a list or text; raises BadValueError for anything else."""
-    if isinstance(value, str):
-        return [name.strip() for name in value.split(",") if name.strip()]
-    if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        return value
-    raise BadValueError("not a list of module names")
-
-
-def modules_at(reading: Reading, key: str, value: Any) -> Any:
-    """Names of modules under a key that is read after the table's rows; raises RecipeError for anything else."""
-    try:
-        return module_names(value)
-    except BadValueError as problem:
-        raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
-
-
-def whole_number_at(reading: Reading, key: str, value: Any, least: int = 1) -> int:
-    """A whole number under a key that is read after the table's rows; raises RecipeError for anything else."""
-    try:
-        return whole_number(value, least)
-    except BadValueError as problem:
-        raise RecipeError(explain_bad(reading.file, key, value, problem)) from None
+LORA_DROPOUT = rows.sets(Setting.LORA_DROPOUT, _dropout)
+EVALUATION_STRATEGY = rows.Row(read=rows.unless_off(lambda _: Sets(values={Setting.EVALUATES: True})))
+FSDP_SWITCH = rows.Row(read=rows.unless_off(lambda _: rows.noted("FSDP")))
 
 
 def without_adapter(reading: Reading) -> None:
@@ -179,11 +105,9 @@ def without_adapter(reading: Reading) -> None:
             reading.ignored[found.key] = Reason.OTHER_METHOD
 
 
-def modules(setting: Setting) -> Row:
+def modules(setting: Setting) -> rows.Row:
     """Names of modules."""
-    return Row(
-        read=lambda value: Sets(values={setting: module_names(value)}) if value else Ignored(reason=Reason.UNSET)
-    )
+    return rows.Row(read=lambda value: Sets(values={setting: rows.module_names(value)}) if value else rows.UNSET)
 
 
 def liger_names(switches: Mapping[str, Any], chosen: frozenset[str] = frozenset()) -> frozenset[str]:
@@ -192,23 +116,23 @@ def liger_names(switches: Mapping[str, Any], chosen: frozenset[str] = frozenset(
     for key, value in switches.items():
         name = LIGER_NAMES.get(key)
         if name is not None and value is not None:
-            (names.add if truth(value) else names.discard)(name)
+            (names.add if rows.truth(value) else names.discard)(name)
     # both replace the loss; liger-kernel then uses the fused one
     return frozenset(names - {"ce"} if "flce" in names else names)
 
 
-def quantization_rows() -> dict[str, Row]:
+def quantization_rows() -> dict[str, rows.Row]:
     """Switches of bitsandbytes and the details of its 4-bit format."""
     return {
-        "load_in_4bit": turned_on({Setting.BITS: 4}),
-        "load_in_8bit": turned_on({Setting.BITS: 8}),
-        "bnb_4bit_quant_type": words(
+        "load_in_4bit": rows.turned_on({Setting.BITS: 4}),
+        "load_in_8bit": rows.turned_on({Setting.BITS: 8}),
+        "bnb_4bit_quant_type": rows.words(
             Setting.BITS,
             {"nf4": Ignored(reason=Reason.NUMBER), "fp4": Ignored(reason=Reason.NUMBER)},
             what="the 4-bit type",
         ),
-        "bnb_4bit_compute_dtype": ignored(Reason.NUMBER),
-        **lacking("another storage dtype of 4-bit weights", "bnb_4bit_quant_storage", harmless=("uint8",)),
+        "bnb_4bit_compute_dtype": rows.ignored(Reason.NUMBER),
+        **rows.lacking("another storage dtype of 4-bit weights", "bnb_4bit_quant_storage", harmless=("uint8",)),
     }
 
 
@@ -223,14 +147,14 @@ _RESHARDS = {"full_shard": True, "hybrid_shard": True, "shard_grad_op": False, "
 
 def _read_reshard(value: Any) -> Outcome:
     word = str(value).strip().lower()
-    return Sets(values={Setting.RESHARD: _RESHARDS[word] if word in _RESHARDS else truth(value)})
+    return Sets(values={Setting.RESHARD: _RESHARDS[word] if word in _RESHARDS else rows.truth(value)})
 
 
 def _read_prefetch(value: Any) -> Outcome:
     """Accelerate gathers nothing in advance where no key says so."""
     word = _word(value, _PREFETCHES)
     if word not in _PREFETCHES:
-        raise BadValueError("not BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH")
+        raise rows.BadValueError("not BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH")
     chosen = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post"}.get(word, "none")
     return Sets(values={Setting.BACKWARD_PREFETCH: chosen}, words="part of FSDP")
 
@@ -244,51 +168,41 @@ def _word(value: Any, words_: Sequence[str]) -> str:
 def _read_policy(value: Any) -> Outcome:
     if str(value).strip().upper() == "SIZE_BASED_WRAP":
         return Lacking(what="FSDP's wrapping of modules by size")
-    return Sets(values={}, words="part of FSDP")
-
-
-def _read_version(value: Any) -> Outcome:
-    return Sets(values={}, words=f"version {whole_number(value, 1)} of FSDP")
+    return rows.noted("part of FSDP")
 
 
 def _is_whole(kind: Any) -> bool:
     """Whether a state dict of this type has whole weights."""
     word = str(kind).strip().upper()
     if word not in (*_WHOLE, *_SHARDS):
-        raise BadValueError("not FULL_STATE_DICT, SHARDED_STATE_DICT or LOCAL_STATE_DICT")
+        raise rows.BadValueError("not FULL_STATE_DICT, SHARDED_STATE_DICT or LOCAL_STATE_DICT")
     return word in _WHOLE
 
 
-def _read_state_dict(value: Any) -> Outcome:
-    if is_off(value):
-        return Ignored(reason=Reason.UNSET)
-    return Sets(values={}, words=f"saves {'the model whole' if _is_whole(value) else 'shards'}")
+_STATE_DICT = rows.Row(
+    read=rows.unless_off(lambda value: rows.noted(f"saves {'the model whole' if _is_whole(value) else 'shards'}"))
+)
 
 
 # of checkpoints, and axolotl's of the trained model
 _STATE_DICT_KEYS = ("state_dict_type", "final_state_dict_type")
-_KEYS: Mapping[str, Row] = {
-    **ignored_keys("fsdp"),
-    "version": Row(read=_read_version),
-    "reshard_after_forward": Row(read=_read_reshard),
-    "offload_params": turned_on({Setting.OFFLOAD: "all"}),
-    "cpu_offload": turned_on({Setting.OFFLOAD: "all"}),
-    "activation_checkpointing": turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),
-    **part_of(
-        "part of FSDP",
-        "transformer_layer_cls_to_wrap sharding_strategy limit_all_gathers use_orig_params",
-    ),
-    **dict.fromkeys(("backward_prefetch", "backward_prefetch_policy"), Row(read=_read_prefetch)),
-    **left_out("one layer more that the forward pass gathers in advance", "forward_prefetch"),
-    "auto_wrap_policy": Row(read=_read_policy),
-    **lacking("FSDP with ignored modules", "ignored_modules"),
-    **lacking("a mixed-precision policy for FSDP", "mixed_precision_policy"),
-    **lacking("checkpoints in host memory", "activation_checkpointing_offload activation_cpu_offload"),
-    **lacking("torch_xla", "xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt"),
-    "state_dict_type": Row(read=_read_state_dict),
-    "final_state_dict_type": Row(read=_read_state_dict),
+_KEYS: Mapping[str, rows.Row] = {
+    **rows.ignored_keys("fsdp"),
+    "version": rows.Row(read=lambda value: rows.noted(f"version {rows.whole_number(value, 1)} of FSDP")),
+    "reshard_after_forward": rows.Row(read=_read_reshard),
+    **rows.each("offload_params cpu_offload", rows.turned_on({Setting.OFFLOAD: "all"})),
+    "activation_checkpointing": rows.turned_on({Setting.CHECKPOINTING: True, Setting.REENTRANT: False}),
+    **rows.part_of("part of FSDP", "transformer_layer_cls_to_wrap sharding_strategy limit_all_gathers use_orig_params"),
+    **rows.each("backward_prefetch backward_prefetch_policy", rows.Row(read=_read_prefetch)),
+    **rows.left_out("one layer more that the forward pass gathers in advance", "forward_prefetch"),
+    "auto_wrap_policy": rows.Row(read=_read_policy),
+    **rows.lacking("FSDP with ignored modules", "ignored_modules"),
+    **rows.lacking("a mixed-precision policy for FSDP", "mixed_precision_policy"),
+    **rows.lacking("checkpoints in host memory", "activation_checkpointing_offload activation_cpu_offload"),
+    **rows.lacking("torch_xla", "xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt"),
+    **dict.fromkeys(_STATE_DICT_KEYS, _STATE_DICT),
 }
-FSDP_ROWS: Mapping[str, Row] = {**_KEYS, **{f"fsdp_{name}": row for name, row in _KEYS.items()}}
+FSDP_ROWS: Mapping[str, rows.Row] = {**_KEYS, **{f"fsdp_{name}": row for name, row in _KEYS.items()}}
 
 
 FSDP1_REMEDY = (
@@ -315,8 +229,8 @@ def set_fsdp(reading: Reading, key: str, section: Any, *, version: Any, outer: A
     if not is_newer:
         _set_version_1(reading, key, inner, legacy)
     kinds = [inner.get(f"{prefix}{name}") for prefix in ("", "fsdp_") for name in _STATE_DICT_KEYS]
-    if given := [kind for kind in kinds if not is_off(kind)]:
-        reading.settings[Setting.SAVE_WHOLE] = Found(value=any(map(_is_whole, given)), key=key, file=reading.file)
+    if given := [kind for kind in kinds if not rows.is_off(kind)]:
+        reading.imply(key, {Setting.SAVE_WHOLE: any(map(_is_whole, given))})
 
 
 def _set_version_1(reading: Reading, key: str, inner: Mapping[str, Any], legacy: str) -> None:
@@ -326,23 +240,18 @@ def _set_version_1(reading: Reading, key: str, inner: Mapping[str, Any], legacy:
     words_ = [word for word in legacy.upper().split() if word in _STRATEGIES]
     strategy = _word((*given, *words_, "FULL_SHARD")[0], _STRATEGIES)
     if strategy in _STRATEGIES[2:]:
-        lack = Lacking(what=f"FSDP version 1 with {strategy}", setting=Setting.ENGINE, remedy=FSDP1_REMEDY)
-        reading.lack(key, lack)
-    reading.settings[Setting.RESHARD] = Found(value=strategy != "SHARD_GRAD_OP", key=key, file=reading.file)
+        reading.lack(key, f"FSDP version 1 with {strategy}", setting=Setting.ENGINE, remedy=FSDP1_REMEDY)
+    reading.imply(key, {Setting.RESHARD: strategy != "SHARD_GRAD_OP"})
     policies = [inner.get(name) for name in ("fsdp_auto_wrap_policy", "auto_wrap_policy")]
     if next((str(each).upper() for each in policies if each is not None), "") == "NO_WRAP":
         what = "FSDP version 1 that gathers the whole model at once (without fsdp_auto_wrap_policy)"
-        reading.lack(key, Lacking(what=what, setting=Setting.ENGINE, remedy=FSDP1_REMEDY))
+        reading.lack(key, what, setting=Setting.ENGINE, remedy=FSDP1_REMEDY)
     if Setting.BACKWARD_PREFETCH not in reading.settings:
-        reading.settings[Setting.BACKWARD_PREFETCH] = Found(value="none", key=key, file=reading.file)
-
-
-def _finish_fsdp(reading: Reading, values: Mapping[str, Any]) -> None:
-    set_fsdp(reading, next(iter(values)), values, version=2)
+        reading.imply(key, {Setting.BACKWARD_PREFETCH: "none"})
 
 
 # the file that `fsdp_config` of TrainingArguments names
-FSDP = Framework(
+FSDP = rows.Framework(
     name="fsdp",
     title="the Trainer's settings of FSDP",
     rows=FSDP_ROWS,
@@ -351,5 +260,5 @@ FSDP = Framework(
         | {"reshard_after_forward", "fsdp_reshard_after_forward", "backward_prefetch", "cpu_ram_efficient_loading"}
     ),
     is_complete=False,
-    finish=_finish_fsdp,
+    finish=lambda reading, values: set_fsdp(reading, next(iter(values)), values, version=2),
 )

@@ -19,8 +19,8 @@ from ligerprof.recipe.configs.deepspeed import DEEPSPEED
 from ligerprof.recipe.configs.documents import read_document
 from ligerprof.recipe.configs.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_1
 from ligerprof.recipe.configs.open_instruct import OPEN_INSTRUCT
-from ligerprof.recipe.configs.rows import Framework
-from ligerprof.recipe.configs.settings import OTHER_METHOD, Lacking, Names, Reading, Setting
+from ligerprof.recipe.configs.rows import Framework, known_keys
+from ligerprof.recipe.configs.settings import OTHER_METHOD, Names, Reading, Setting
 from ligerprof.recipe.configs.shared import FSDP
 from ligerprof.recipe.configs.torchtitan import TORCHTITAN, values_of_function
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
@@ -230,14 +230,14 @@ _SUPERVISED_KEYS = _words(
 )
 _SUPERVISED_LOSSES = frozenset({"nll", "chunked_nll", "dft"})
 # of the types of data sets in TRL's documentation, the columns of those for other methods, and of embeddings
-_COLUMNS: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"chosen", "rejected"}), _PAIRS),
-    (frozenset({"prompt", "completion", "label"}), _UNPAIRED),
-    (frozenset({"prompt", "completions", "labels"}), _STEPS),
-    (frozenset({"anchor", "positive"}), _EMBEDDING),
-    (frozenset({"query", "pos", "neg"}), _EMBEDDING),
-)
-_SUPERVISED_COLUMNS = (frozenset({"messages"}), frozenset({"text"}), frozenset({"prompt", "completion"}))
+_COLUMNS: Mapping[str, str] = {
+    "chosen rejected": _PAIRS,
+    "prompt completion label": _UNPAIRED,
+    "prompt completions labels": _STEPS,
+    "anchor positive": _EMBEDDING,
+    "query pos neg": _EMBEDDING,
+}
+_SUPERVISED_COLUMNS = ("messages", "text", "prompt completion")
 # next to a text: of classification, and of data sets that only their text is taken from
 _LABELS = frozenset({"label", "labels", "score"})
 
@@ -255,7 +255,7 @@ def settle_method(reading: Reading, values: Mapping[str, Any]) -> None:
         # what the reading lacks is refused in any case
         reading.method = None if not reading.lacking else reading.method
     elif found[1] is not None:
-        reading.lack(found[0], Lacking(what=found[1], remedy=OTHER_METHOD))
+        reading.lack(found[0], found[1], remedy=OTHER_METHOD)
         # the first is what a user reads
         reading.lacking.insert(0, reading.lacking.pop())
 
@@ -290,8 +290,8 @@ def _of_data(values: Mapping[str, Any], file: str) -> tuple[str, str | None] | N
     """What the data sets on this machine are for; None for those that several methods train on."""
     found = None
     for key, columns in columns_named_in(values, file):
-        others = [(names, method) for names, method in _COLUMNS if names <= columns]
-        is_text = any(names <= columns for names in _SUPERVISED_COLUMNS)
+        others = [(_words(names), method) for names, method in _COLUMNS.items() if columns >= _words(names)]
+        is_text = any(columns >= _words(names) for names in _SUPERVISED_COLUMNS)
         if others and not columns & {"messages", "text"}:
             names, method = others[0]
             return f"{printable(key)[:60]} has the columns {', '.join(sorted(names))}", method
@@ -302,141 +302,47 @@ def _of_data(values: Mapping[str, Any], file: str) -> tuple[str, str | None] | N
     return found
 
 
-_AUTO = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-}
-_BY_MODEL = {
-    "reduce_bucket_size": "auto",
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
-}
-_ON_CPU = {"device": "cpu", "pin_memory": True}
-
-
-def _deepspeed(stage: int, **zero: Any) -> Mapping[str, Any]:
-    enabled = {"enabled": "auto"}
-    return {**_AUTO, "bf16": enabled, "fp16": enabled, "zero_optimization": {"stage": stage, **zero}}
-
-
-# axolotl's deepspeed_configs/, as of 0.13
-_AXOLOTL_2 = {"offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True, "overlap_comm": True}
-_AXOLOTL_3 = {
-    "overlap_comm": True,
-    "contiguous_gradients": True,
-    "sub_group_size": 0,
-    "max_live_parameters": 0,
-    "max_reuse_distance": 0,
-    "gather_16bit_weights_on_model_save": True,
-    **_BY_MODEL,
-}
-
-
-def _axolotl_bf16(**zero: Any) -> Mapping[str, Any]:
-    return {**_AUTO, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, **_AXOLOTL_3, **zero}}
-
-
-_AXOLOTL = {
-    "zero1.json": _deepspeed(1, overlap_comm=True),
-    "zero2.json": _deepspeed(2, **_AXOLOTL_2),
-    "zero3.json": _deepspeed(3, **_AXOLOTL_3),
-    "zero3_bf16.json": _axolotl_bf16(),
-    "zero3_bf16_cpuoffload_all.json": _axolotl_bf16(offload_optimizer=_ON_CPU, offload_param=_ON_CPU),
-    "zero3_bf16_cpuoffload_params.json": _axolotl_bf16(offload_param=_ON_CPU),
-}
-# LLaMA-Factory's examples/deepspeed/, as of 0.9.4
-_FACTORY_2 = {
-    "allgather_bucket_size": 5e8,
-    "reduce_bucket_size": 5e8,
-    "contiguous_gradients": True,
-    "overlap_comm": False,
-}
-_FACTORY_3 = {
-    "overlap_comm": False,
-    "contiguous_gradients": True,
-    "sub_group_size": 1e9,
-    "stage3_max_live_parameters": 1e9,
-    "stage3_max_reuse_distance": 1e9,
-    "stage3_gather_16bit_weights_on_model_save": True,
-    **_BY_MODEL,
-}
-_LLAMA_FACTORY = {
-    "ds_z0_config.json": _deepspeed(0, **_FACTORY_2),
-    "ds_z2_config.json": _deepspeed(2, **_FACTORY_2),
-    "ds_z2_offload_config.json": _deepspeed(2, offload_optimizer=_ON_CPU, **_FACTORY_2),
-    "ds_z3_config.json": _deepspeed(3, **_FACTORY_3),
-    "ds_z3_offload_config.json": _deepspeed(3, offload_optimizer=_ON_CPU, offload_param=_ON_CPU, **_FACTORY_3),
-}
-
-
-def _accelerate(kind: str, **more: Any) -> Mapping[str, Any]:
-    return {"distributed_type": kind, "mixed_precision": "bf16", "num_processes": 8, **more}
-
-
-# trl/accelerate_configs/, which `accelerate_config` names without a folder
-TRL_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "single_gpu": _accelerate("NO"),
-    "multi_gpu": _accelerate("MULTI_GPU"),
-    "fsdp1": _accelerate(
-        "FSDP",
-        fsdp_config={
-            "fsdp_version": 1,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_backward_prefetch": "BACKWARD_PRE",
-            "fsdp_forward_prefetch": True,
-            "fsdp_use_orig_params": True,
-        },
-    ),
-    "fsdp2": _accelerate("FSDP", fsdp_config={"fsdp_version": 2, "fsdp_reshard_after_forward": True}),
-    "zero1": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 1, "gradient_accumulation_steps": 1}),
-    "zero2": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 2}),
-    "zero3": _accelerate("DEEPSPEED", deepspeed_config={"zero_stage": 3, "zero3_save_16bit_model": True}),
-}
-_SHIPPED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "axolotl": _AXOLOTL,
-    "llama-factory": _LLAMA_FACTORY,
-    **dict.fromkeys(("trl-sft", "trl-dpo", "trl-reward", "trl-rl"), TRL_PRESETS),
-}
+# frameworks whose data file has the files that they ship, and other files name without a folder
+_SHIPPING = {name: name for name in ("axolotl", "llama-factory")} | dict.fromkeys(
+    ("trl-sft", "trl-dpo", "trl-reward", "trl-rl"), "trl"
+)
 
 
 def shipped_file(framework: str, name: str) -> Mapping[str, Any] | None:
     """What the file of this name holds that the framework ships; None if it ships none."""
-    return _SHIPPED.get(framework, {}).get(PurePath(name).name)
+    files = known_keys(_SHIPPING[framework])["files"] if framework in _SHIPPING else {}
+    found: Mapping[str, Any] | None = files.get(PurePath(name).name)
+    return found
 
 
-# a file with all keys of one of the sets at its top level is the framework's
-_KEYS: Mapping[str, tuple[frozenset[str], ...]] = {
-    "verl": (frozenset({"actor_rollout_ref"}), frozenset({"data", "optim", "engine", "trainer"})),
-    "NeMo RL": (frozenset({"policy", "cluster"}),),
-    "NeMo": (frozenset({"exp_manager"}), frozenset({"megatron_cfg"})),
-    "Megatron-LM": (frozenset({"tensor_model_parallel_size", "num_layers"}), frozenset({"tensor-model-parallel-size"})),
+# a file with all keys of one of the texts at its top level is the framework's
+_KEYS: Mapping[str, Sequence[str]] = {
+    "verl": ("actor_rollout_ref", "data optim engine trainer"),
+    "NeMo RL": ("policy cluster",),
+    "NeMo": ("exp_manager", "megatron_cfg"),
+    "Megatron-LM": ("tensor_model_parallel_size num_layers", "tensor-model-parallel-size"),
     "ms-swift": (
-        *(frozenset({key, "torch_dtype"}) for key in ("train_type", "sft_type")),
-        *(frozenset({key}) for key in ("tuner_type", "rlhf_type", "tuner_backend", "template_type")),
-        frozenset({"sft_type", "model_type"}),
+        *("train_type torch_dtype", "sft_type torch_dtype", "sft_type model_type"),
+        *("tuner_type", "rlhf_type", "tuner_backend", "template_type"),
     ),
-    "nanotron": (frozenset({"parallelism", "tokens", "checkpoints"}),),
-    "LitGPT": (frozenset({"checkpoint_dir", "out_dir", "train"}),),
-    "PyTorch Lightning": (frozenset({"trainer", "fit"}), frozenset({"trainer", "model", "seed_everything"})),
-    "OpenRLHF": (frozenset({"pretrain", "micro_train_batch_size"}),),
-    "LLaVA": (frozenset({"vision_tower"}), frozenset({"mm_projector_type"})),
-    "InternVL": (frozenset({"freeze_llm", "freeze_backbone"}),),
-    "Qwen-VL": (frozenset({"tune_mm_vision"}), frozenset({"tune_mm_llm"})),
+    "nanotron": ("parallelism tokens checkpoints",),
+    "LitGPT": ("checkpoint_dir out_dir train",),
+    "PyTorch Lightning": ("trainer fit", "trainer model seed_everything"),
+    "OpenRLHF": ("pretrain micro_train_batch_size",),
+    "LLaVA": ("vision_tower", "mm_projector_type"),
+    "InternVL": ("freeze_llm freeze_backbone",),
+    "Qwen-VL": ("tune_mm_vision", "tune_mm_llm"),
     # its keys may have hyphens or underscores
-    "GPT-NeoX": (
-        *(frozenset({f"pipe{mark}parallel{mark}size"}) for mark in "-_"),
-        *(frozenset({f"num{mark}layers", f"pos{mark}emb"}) for mark in "-_"),
-        *(frozenset({f"train{mark}data{mark}paths"}) for mark in "-_"),
-        *(frozenset({f"data{mark}path", f"vocab{mark}file"}) for mark in "-_"),
+    "GPT-NeoX": tuple(
+        keys.replace("-", mark)
+        for keys in ("pipe-parallel-size", "num-layers pos-emb", "train-data-paths", "data-path vocab-file")
+        for mark in "-_"
     ),
     "LLM Foundry": (
-        frozenset({"max_duration", "train_loader"}),
-        frozenset({"max_duration", "device_train_microbatch_size"}),
-        frozenset({"icl_tasks", "device_eval_batch_size"}),
+        *("max_duration train_loader", "max_duration device_train_microbatch_size"),
+        "icl_tasks device_eval_batch_size",
     ),
-    "EasyR1": (frozenset({"worker", "algorithm"}), frozenset({"worker", "trainer", "data"})),
+    "EasyR1": ("worker algorithm", "worker trainer data"),
 }
 
 
@@ -449,20 +355,15 @@ def foreign_framework(values: Mapping[str, Any]) -> str | None:
     model = values.get("model")
     if isinstance(model, Mapping) and "partial_pretrain" in model:
         return "verl"
-    return next((name for name, kinds in _KEYS.items() if any(keys <= values.keys() for keys in kinds)), None)
+    return next((name for name, kinds in _KEYS.items() if any(values.keys() >= _words(keys) for keys in kinds)), None)
 
 
 # ligerprof's own files: the recipe.json and result.json of a run, and any JSON that a command printed
 OWN = "ligerprof"
 # what each precision is made of: the dtype of the loaded weights, and autocast's
+_AUTOCASTS = {None: "no", "bfloat16": "bf16", "float16": "fp16"}
 PRECISIONS: Mapping[tuple[str, str], str] = {
-    ("float32", "no"): "fp32",
-    ("float32", "bf16"): "amp",
-    ("float32", "fp16"): "amp-fp16",
-    ("bfloat16", "no"): "bf16",
-    ("float16", "no"): "fp16",
-    ("bfloat16", "bf16"): "bf16-amp",
-    ("float16", "fp16"): "fp16-amp",
+    (each.weight_dtype, _AUTOCASTS[each.autocast]): each.value for each in Precision if not each.is_mixed
 }
 # under DeepSpeed, which keeps fp32 master copies of its own
 MIXED_PRECISIONS: Mapping[str, str] = {"bf16": "mixed", "fp16": "mixed-fp16"}
@@ -480,11 +381,7 @@ def recipe_values(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_recipe(values: Mapping[str, Any], file: str) -> Reading:
-    """Read the recipe of a document of ours.
-
-    Raises:
-        RecipeError: an unknown key, or a value that the option does not take.
-    """
+    """Read the recipe of a document of ours; raises RecipeError for an unknown key, or a value that is not allowed."""
     recipe = TrainingRecipe.from_json(values)
     reading = Reading(file=file, framework=OWN)
     for name in values:
@@ -692,7 +589,7 @@ def recognize(values: Mapping[str, Any], source: str) -> Framework:
     """
 
     def misfit(framework: Framework) -> tuple[int, int]:
-        return len(framework.unknown_keys(values)), -len(framework.signature & values.keys())
+        return len(values.keys() - framework.rows.keys()), -len(framework.signature & values.keys())
 
     if (foreign := foreign_framework(values)) is not None:
         raise RecipeError(

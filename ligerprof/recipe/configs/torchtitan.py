@@ -11,35 +11,8 @@ from typing import Any
 from ligerprof.errors import MissingDependencyError, RecipeError
 from ligerprof.models import ModelSpec
 from ligerprof.recipe.categories import Precision
-from ligerprof.recipe.configs.rows import (
-    Framework,
-    Row,
-    Spelling,
-    as_read,
-    count,
-    ignored_keys,
-    is_off,
-    lacking,
-    left_out,
-    number,
-    part_of,
-    section,
-    text,
-    turned_on,
-    words,
-)
-from ligerprof.recipe.configs.settings import (
-    OTHER_TRAINING,
-    ROUTER,
-    Ignored,
-    KeptOutputs,
-    Lacking,
-    LeftOut,
-    Reading,
-    Reason,
-    Setting,
-)
-from ligerprof.recipe.configs.shared import EVALUATION, whole_number_at
+from ligerprof.recipe.configs import rows, shared
+from ligerprof.recipe.configs.settings import OTHER_TRAINING, ROUTER, KeptOutputs, Lacking, LeftOut, Reading, Setting
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import error_line, printable, short_repr
 from ligerprof.torch_memory.chunked_losses import TITAN_CHUNKS
@@ -76,15 +49,15 @@ _LINEAR_LAYERS = {
     "moe.router.gate": ROUTER,
 }
 
-CHECKPOINTING_ROWS: Mapping[str, Row] = {
-    **ignored_keys("torchtitan", "activation_checkpoint"),
-    "mode": words(
+CHECKPOINTING_ROWS: Mapping[str, rows.Row] = {
+    **rows.ignored_keys("torchtitan", "activation_checkpoint"),
+    "mode": rows.words(
         Setting.CHECKPOINTING,
         {"none": False, "full": True, "selective": True, "memory_budget": _BUDGET},
         what="activation checkpointing",
     ),
-    **part_of("checkpointing", f"{CLASS} selective_ac_option"),
-    **part_of("products that are computed again", " ".join(_SHAPE_KEYS)),
+    **rows.part_of("checkpointing", f"{CLASS} selective_ac_option"),
+    **rows.part_of("products that are computed again", " ".join(_SHAPE_KEYS)),
 }
 
 
@@ -96,7 +69,7 @@ def set_from_file(reading: Reading, checkpointing: Mapping[str, Any]) -> None:
     if option == "op":
         _set_policy(reading, key, checkpointing)
     elif not option.isdecimal():
-        reading.lack(key, Lacking(what=f"the option {short_repr(option)}", setting=Setting.SELECTIVE))
+        reading.lack(key, f"the option {short_repr(option)}", setting=Setting.SELECTIVE)
     else:
         # 0 checkpoints every layer
         every = max(int(option), 1)
@@ -116,9 +89,9 @@ def set_from_class(reading: Reading, checkpointing: Mapping[str, Any]) -> None:
         reading.settings.pop(Setting.CHECKPOINTING, None)
         _set_policy(reading, SECTION, checkpointing)
     elif kind == "MemoryBudgetAC":
-        reading.lack(SECTION, _BUDGET)
+        reading.note(SECTION, None, _BUDGET)
     else:
-        reading.lack(SECTION, Lacking(what=f"checkpointing by {kind}", setting=Setting.CHECKPOINTING))
+        reading.lack(SECTION, f"checkpointing by {kind}", setting=Setting.CHECKPOINTING)
 
 
 def _set_policy(reading: Reading, key: str, checkpointing: Mapping[str, Any]) -> None:
@@ -129,7 +102,7 @@ def _set_policy(reading: Reading, key: str, checkpointing: Mapping[str, Any]) ->
     for name in names:
         if not any(_layers_named([name])):
             reading.assumed.append(f"no product of a decoder layer is known as {short_repr(name)}: none is left out")
-    if is_off(checkpointing.get("early_stop")):
+    if not rows.is_on(checkpointing, "early_stop"):
         reading.assumed.append(
             "recomputation stops at the last saved tensor; torchtitan's goes on (early_stop is off) and frees kept"
             " outputs a little earlier"
@@ -162,48 +135,46 @@ _PLAIN_LOSS = "CrossEntropyLoss"
 # the second is the name of 2026's first half
 _CHUNKED_LOSSES = ("ChunkedLossWrapper", "ChunkedCELoss")
 _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
-_OFF = Ignored(reason=Reason.UNSET)
 
 # flavors that the catalog names without their size
 _MODELS = {"deepseek_v3-671B": "deepseek-v3"}
 _TRAINING = {
-    **ignored_keys("torchtitan", "training"),
-    "local_batch_size": count(Setting.BATCH),
-    "batch_size": count(Setting.BATCH),
-    "seq_len": count(Setting.SEQ),
-    "max_context_length": count(Setting.SEQ),
+    **rows.ignored_keys("torchtitan", "training"),
+    **rows.each("local_batch_size batch_size", rows.count(Setting.BATCH)),
+    **rows.each("seq_len max_context_length", rows.count(Setting.SEQ)),
     # of flame, which is built on torchtitan
-    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM),
-    "max_norm": number(Setting.CLIP),
-    **part_of("tokens of a micro-batch", "num_tokens_per_microbatch_per_dp_rank num_tokens_per_train_step"),
-    **part_of("batch of all GPUs", "global_batch_size"),
-    "dtype": words(Setting.WEIGHTS, {"float32": "float32", "bfloat16": "bfloat16"}, what="weights in"),
-    "mixed_precision_param": words(Setting.AUTOCAST, _AUTOCAST, what="autocast to"),
-    "mixed_precision_reduce": words(
+    "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM),
+    "max_norm": rows.number(Setting.CLIP),
+    **rows.part_of("tokens of a micro-batch", "num_tokens_per_microbatch_per_dp_rank num_tokens_per_train_step"),
+    **rows.part_of("batch of all GPUs", "global_batch_size"),
+    "dtype": rows.words(Setting.WEIGHTS, {"float32": "float32", "bfloat16": "bfloat16"}, what="weights in"),
+    "mixed_precision_param": rows.words(Setting.AUTOCAST, _AUTOCAST, what="autocast to"),
+    "mixed_precision_reduce": rows.words(
         Setting.REDUCE_DTYPE, {"float32": "float32", "bfloat16": "bfloat16"}, what="reduction in"
     ),
-    "enable_cpu_offload": turned_on({Setting.OFFLOAD: "all"}),
-    "compile": turned_on({Setting.COMPILE: True}),
-    "disable_cuda_graphs": Row(
-        read=lambda value: LeftOut(what="the memory that CUDA graphs keep for themselves") if is_off(value) else _OFF
+    "enable_cpu_offload": rows.turned_on({Setting.OFFLOAD: "all"}),
+    "compile": rows.turned_on({Setting.COMPILE: True}),
+    "disable_cuda_graphs": rows.Row(
+        read=lambda value: (
+            LeftOut(what="the memory that CUDA graphs keep for themselves") if rows.is_off(value) else rows.UNSET
+        )
     ),
-    **lacking("float8 layers", "fp8_linear enable_fp8_linear"),
-    **lacking("tensor parallelism", "sequence_parallel_degree", harmless=(1, -1)),
+    **rows.lacking("float8 layers", "fp8_linear enable_fp8_linear"),
+    **rows.lacking("tensor parallelism", "sequence_parallel_degree", harmless=(1, -1)),
 }
 _PARALLELISM = {
-    **ignored_keys("torchtitan", "parallelism"),
-    **part_of("data parallelism", "data_parallel_replicate_degree data_parallel_shard_degree"),
-    **part_of("part of FSDP", "fsdp_reshard_after_forward enable_fsdp_symm_mem"),
-    **lacking("tensor parallelism", "tensor_parallel_degree", harmless=(1,)),
-    **lacking("pipeline parallelism", "pipeline_parallel_degree", harmless=(1,)),
-    **lacking("context parallelism", "context_parallel_degree", harmless=(1,)),
-    **lacking("expert parallelism", "expert_parallel_degree expert_tensor_parallel_degree", harmless=(1,)),
-    **lacking("compiled autograd", "enable_compiled_autograd"),
+    **rows.ignored_keys("torchtitan", "parallelism"),
+    **rows.part_of("data parallelism", "data_parallel_replicate_degree data_parallel_shard_degree"),
+    **rows.part_of("part of FSDP", "fsdp_reshard_after_forward enable_fsdp_symm_mem"),
+    **rows.parallelism(tensor="tensor_parallel_degree", pipeline="pipeline_parallel_degree"),
+    **rows.parallelism(context="context_parallel_degree"),
+    **rows.parallelism(expert="expert_parallel_degree expert_tensor_parallel_degree"),
+    **rows.lacking("compiled autograd", "enable_compiled_autograd"),
 }
 _OPTIMIZER = {
-    **ignored_keys("torchtitan", "optimizer"),
-    "name": words(Setting.OPTIMIZER, {"adamw": "adamw-fused", "adam": "adamw-fused"}, what="optimizer"),
-    "implementation": words(
+    **rows.ignored_keys("torchtitan", "optimizer"),
+    "name": rows.words(Setting.OPTIMIZER, {"adamw": "adamw-fused", "adam": "adamw-fused"}, what="optimizer"),
+    "implementation": rows.words(
         Setting.OPTIMIZER,
         {
             "fused": "adamw-fused",
@@ -213,27 +184,21 @@ _OPTIMIZER = {
         },
         what="optimizer",
     ),
-    **part_of("optimizer", "param_groups optimizer_factory_kwargs_by_name"),
-    **lacking("optimizer steps in the backward pass", "early_step_in_backward"),
+    **rows.part_of("optimizer", "param_groups optimizer_factory_kwargs_by_name"),
+    **rows.lacking("optimizer steps in the backward pass", "early_step_in_backward"),
 }
-_ROWS: Mapping[str, Row] = {
+_ROWS: Mapping[str, rows.Row] = {
     # the oldest versions have the degrees of parallelism here
-    **ignored_keys("torchtitan"),
-    "training": section({**_PARALLELISM, **_TRAINING, **part_of("data parallelism", "data_parallel_degree")}),
-    "parallelism": section(_PARALLELISM),
-    "experimental": section(
+    **rows.ignored_keys("torchtitan"),
+    "training": rows.section({**_PARALLELISM, **_TRAINING, **rows.part_of("data parallelism", "data_parallel_degree")}),
+    "parallelism": rows.section(_PARALLELISM),
+    "experimental": rows.section(_PARALLELISM, ignored="torchtitan.experimental"),
+    "activation_checkpoint": rows.section(CHECKPOINTING_ROWS),
+    "optimizer": rows.section(_OPTIMIZER),
+    "compile": rows.section(
         {
-            **_PARALLELISM,
-            **ignored_keys("torchtitan", "experimental"),
-        }
-    ),
-    "activation_checkpoint": section(CHECKPOINTING_ROWS),
-    "optimizer": section(_OPTIMIZER),
-    "compile": section(
-        {
-            **ignored_keys("torchtitan", "compile"),
-            "enable": turned_on({Setting.COMPILE: True}),
-            **part_of(
+            "enable": rows.turned_on({Setting.COMPILE: True}),
+            **rows.part_of(
                 "the graph trainer",
                 "mode passes enable_passes disable_passes debug_graph_passes memory_policy full_recompute_save_ops"
                 " pass_pipeline inductor_compilation numerics_changing_optim cpu_offload_prefetch_n_layers"
@@ -241,40 +206,26 @@ _ROWS: Mapping[str, Row] = {
                 " cpu_offload_budget_gb enable_fsdp_ag_rs_overlap enable_fsdp_dense_region_overlap ep_overlap"
                 " enable_autoparallel",
             ),
-        }
+        },
+        ignored="torchtitan.compile",
     ),
-    "model": section(
+    "model": rows.section(
         {
-            **ignored_keys("torchtitan", "model"),
-            **part_of("model", "name flavor"),
-            "config": text(Setting.MODEL),
-            **lacking("low-precision layers (float8, MXFP8, NVFP4)", "converters"),
-        }
+            **rows.part_of("model", "name flavor"),
+            "config": rows.text(Setting.MODEL),
+            **rows.lacking("low-precision layers (float8, MXFP8, NVFP4)", "converters"),
+        },
+        ignored="torchtitan.model",
     ),
-    **part_of("model", "model_spec hf_model"),
+    **rows.part_of("model", "model_spec hf_model"),
     # of the backend that trains transformers' models
-    "hf_transformers": section(
-        {
-            **ignored_keys("torchtitan", "hf_transformers"),
-            "model": text(Setting.MODEL),
-        }
-    ),
-    **part_of("loss", "loss"),
-    "validation": section(
-        {
-            **ignored_keys("torchtitan", "validation"),
-            **left_out(EVALUATION, "enable enabled"),
-        }
-    ),
-    **part_of(EVALUATION, "validator"),
-    "float8": section(
-        {
-            **ignored_keys("torchtitan", "float8"),
-            **lacking("float8 layers", "enable_float8_linear"),
-            # used where model.converters names float8
-        }
-    ),
-    **lacking("image generation", "encoder", remedy=OTHER_TRAINING),
+    "hf_transformers": rows.section({"model": rows.text(Setting.MODEL)}, ignored="torchtitan.hf_transformers"),
+    **rows.part_of("loss", "loss"),
+    "validation": rows.section(rows.left_out(shared.EVALUATION, "enable enabled"), ignored="torchtitan.validation"),
+    **rows.part_of(shared.EVALUATION, "validator"),
+    # used where model.converters names float8
+    "float8": rows.section(rows.lacking("float8 layers", "enable_float8_linear"), ignored="torchtitan.float8"),
+    **rows.lacking("image generation", "encoder", remedy=OTHER_TRAINING),
 }
 
 
@@ -282,23 +233,23 @@ def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: model, tokens, engine, checkpointing and loss."""
     _set_model(reading, values)
     _set_engine(
-        reading, {**_object(values, "training"), **_object(values, "experimental"), **_object(values, "parallelism")}
+        reading,
+        {
+            **rows.object_in(values, "training"),
+            **rows.object_in(values, "experimental"),
+            **rows.object_in(values, "parallelism"),
+        },
     )
-    _set_tokens(reading, _object(values, "training"))
+    _set_tokens(reading, rows.object_in(values, "training"))
     if "model_spec" not in values:
-        set_from_file(reading, _object(values, "activation_checkpoint"))
+        set_from_file(reading, rows.object_in(values, "activation_checkpoint"))
     _set_classes(reading, values)
     reading.assumed.append("the model code of transformers, not that of torchtitan")
 
 
-def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    inner = values.get(name)
-    return inner if isinstance(inner, Mapping) else {}
-
-
 def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
     key = "model_spec" if "model_spec" in values else "model"
-    name, flavor = (_object(values, key).get(part) for part in ("name", "flavor"))
+    name, flavor = (rows.object_in(values, key).get(part) for part in ("name", "flavor"))
     if isinstance(name, str) and isinstance(flavor, str) and Setting.MODEL not in reading.settings:
         # the catalog has short names of the same form: NAME-SIZE
         reading.set(key, {Setting.MODEL: _MODELS.get(f"{name}-{flavor}", f"{name}-{flavor}")})
@@ -306,7 +257,7 @@ def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
 
 def _number(reading: Reading, values: Mapping[str, Any], key: str, default: int = -1) -> int:
     """A whole number of at least -1; -1 means that it follows from other settings."""
-    return whole_number_at(reading, key, values.get(key, default), -1)
+    return rows.whole_number_at(reading, key, values.get(key, default), -1)
 
 
 def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:
@@ -334,11 +285,9 @@ def _set_tokens(reading: Reading, training: Mapping[str, Any]) -> None:
     tokens, length = training.get("num_tokens_per_microbatch_per_dp_rank"), reading.value(Setting.SEQ)
     key = "training.num_tokens_per_microbatch_per_dp_rank"
     if tokens is not None and length:
-        batch, rest = divmod(whole_number_at(reading, key, tokens), length)
+        batch, rest = divmod(rows.whole_number_at(reading, key, tokens), length)
         if rest or not batch:
-            reading.lack(
-                key, Lacking(what=f"a micro-batch of {tokens} tokens in sequences of {length}", setting=Setting.BATCH)
-            )
+            reading.lack(key, f"a micro-batch of {tokens} tokens in sequences of {length}", setting=Setting.BATCH)
         else:
             reading.set(key, {Setting.BATCH: batch})
     total = _number(reading, training, "global_batch_size")
@@ -354,9 +303,7 @@ def _set_step_tokens(reading: Reading, tokens: int, length: Any) -> None:
         return
     batch, rest = divmod(tokens, length)
     if rest or not batch:
-        reading.lack(
-            key, Lacking(what=f"a step of {tokens} tokens in sequences of {length}", setting=Setting.GRAD_ACCUM)
-        )
+        reading.lack(key, f"a step of {tokens} tokens in sequences of {length}", setting=Setting.GRAD_ACCUM)
     else:
         reading.set(key, {Setting.TRAIN_BATCH: batch})
 
@@ -365,15 +312,15 @@ def _set_classes(reading: Reading, values: Mapping[str, Any]) -> None:
     """What the classes of a function's configuration say: checkpointing, loss, attention and converters."""
     if "model_spec" not in values:
         return
-    set_from_class(reading, _object(values, "activation_checkpoint"))
-    _set_loss(reading, _object(values, "loss"))
+    set_from_class(reading, rows.object_in(values, "activation_checkpoint"))
+    _set_loss(reading, rows.object_in(values, "loss"))
     _refuse_classes(reading, values)
-    if not is_off(_object(values, "validator").get("enable")):
-        reading.left_out["validator"] = EVALUATION
+    if not rows.is_off(rows.object_in(values, "validator").get("enable")):
+        reading.left_out["validator"] = shared.EVALUATION
 
 
 def _set_loss(reading: Reading, values: Mapping[str, Any]) -> None:
-    loss, inner = values.get(CLASS), _object(values, "loss_fn").get(CLASS, _PLAIN_LOSS)
+    loss, inner = values.get(CLASS), rows.object_in(values, "loss_fn").get(CLASS, _PLAIN_LOSS)
     if loss == _PLAIN_LOSS:
         reading.set("loss", {Setting.LOSS: "hf"})
     elif loss in _CHUNKED_LOSSES and inner == _PLAIN_LOSS:
@@ -381,28 +328,28 @@ def _set_loss(reading: Reading, values: Mapping[str, Any]) -> None:
         if chunks == TITAN_CHUNKS:
             reading.set("loss", {Setting.LOSS: "titan-chunked"})
         else:
-            reading.lack("loss", Lacking(what=f"a loss in {chunks} chunks", setting=Setting.LOSS))
+            reading.lack("loss", f"a loss in {chunks} chunks", setting=Setting.LOSS)
     elif loss is not None:
         what = loss if inner == _PLAIN_LOSS else f"{loss} of {inner}"
-        reading.lack("loss", Lacking(what=f"the loss {what}", setting=Setting.LOSS))
+        reading.lack("loss", f"the loss {what}", setting=Setting.LOSS)
 
 
 def _refuse_classes(reading: Reading, values: Mapping[str, Any]) -> None:
     """Classes for which recipes have nothing: trainers, layers, attention and optimizers."""
     trainer = values.get(CLASS, "Trainer")
     if trainer != "Trainer":
-        reading.lack(CLASS, Lacking(what=f"the trainer {trainer}", remedy=OTHER_TRAINING))
-    classes = _classes(_object(values, "model_spec"))
+        reading.lack(CLASS, f"the trainer {trainer}", remedy=OTHER_TRAINING)
+    classes = _classes(rows.object_in(values, "model_spec"))
     if any(name.startswith("LoRA") for name in classes):
-        reading.lack("model_spec", Lacking(what="torchtitan's LoRA", remedy=OTHER_TRAINING))
+        reading.lack("model_spec", "torchtitan's LoRA", remedy=OTHER_TRAINING)
     if "FlexAttention" in classes:
         reading.assumed.append("flex attention keeps what sdpa's fused kernels keep: its output and a number per row")
     if low := sorted(name for name in classes if name.startswith(("Float8", "MXFP8", "NVFP4"))):
-        reading.lack("model_spec", Lacking(what=f"low-precision layers ({', '.join(low)})"))
-    optimizers = {group.get("optimizer_name") for group in _object(values, "optimizer").get("param_groups", ())}
+        reading.lack("model_spec", f"low-precision layers ({', '.join(low)})")
+    optimizers = {group.get("optimizer_name") for group in rows.object_in(values, "optimizer").get("param_groups", ())}
     if optimizers - {"AdamW"}:
         names = ", ".join(sorted(map(str, optimizers)))
-        reading.lack("optimizer", Lacking(what=f"optimizer {names}", setting=Setting.OPTIMIZER))
+        reading.lack("optimizer", f"optimizer {names}", setting=Setting.OPTIMIZER)
 
 
 def _classes(value: Any) -> set[str]:
@@ -465,10 +412,10 @@ class _Converter:
         return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
-_WRITES: Mapping[str, Spelling] = {
+_WRITES: Mapping[str, rows.Spelling] = {
     "precision": lambda recipe: (
         {"training.mixed_precision_param": "bfloat16"} if recipe.precision in (Precision.AMP, Precision.MIXED) else None
-    ),
+    )
 }
 
 
@@ -496,7 +443,7 @@ def _write_tokens(recipe: TrainingRecipe) -> Mapping[str, Any]:
 
 
 # of the functions of versions after 0.2
-FUNCTION_WRITES: Mapping[str, Spelling] = {
+FUNCTION_WRITES: Mapping[str, rows.Spelling] = {
     **_WRITES,
     "batch": _write_tokens,
     "seq": lambda recipe: {"training.max_context_length": recipe.seq, **_write_tokens(recipe)},
@@ -506,7 +453,7 @@ FUNCTION_WRITES: Mapping[str, Spelling] = {
     **dict.fromkeys(("checkpointing", "selective"), _write_class),
 }
 
-TORCHTITAN = Framework(
+TORCHTITAN = rows.Framework(
     name=NAME,
     title="a configuration of torchtitan",
     rows=_ROWS,
@@ -527,7 +474,7 @@ TORCHTITAN = Framework(
     finish=_finish,
     writes={
         **_WRITES,
-        **as_read(_ROWS, "batch seq"),
+        **rows.as_read(_ROWS, "batch seq"),
         "grad_accum": lambda recipe: {"training.global_batch_size": recipe.batch * recipe.grad_accum * recipe.gpus},
         **dict.fromkeys(("checkpointing", "checkpoint_every", "selective"), _write_mode),
         "optimizer": _write_implementation,

@@ -5,53 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.categories import LengthOrder, Precision
+from ligerprof.recipe.configs import rows, shared
 from ligerprof.recipe.configs.deepspeed import finish_deepspeed
-from ligerprof.recipe.configs.rows import (
-    Framework,
-    Row,
-    Spelling,
-    as_read,
-    count,
-    file_name,
-    ignored_keys,
-    is_off,
-    lacking,
-    left_out,
-    liger,
-    number,
-    part_of,
-    real_number,
-    section,
-    switch,
-    text,
-    turned_on,
-)
 from ligerprof.recipe.configs.settings import Ignored, Outcome, Reading, Reason, Sets, Setting
-from ligerprof.recipe.configs.shared import (
-    ACCELERATOR_CONFIG,
-    ATTENTION,
-    CHECKPOINTING_KWARGS,
-    DEEPSPEED_SECTION,
-    DTYPE,
-    EVALUATION_STRATEGY,
-    FSDP_ROWS,
-    FSDP_SWITCH,
-    LIGER_DEFAULTS,
-    OPTIMIZER,
-    liger_names,
-    set_fsdp,
-    write_every,
-    write_grad_sync,
-)
 
 # configurations that extend TrainingArguments; a file that fits several is read as the plainest
 FAMILY = "transformers"
-TRAINER_SIGNATURE = frozenset({"per_device_train_batch_size", "output_dir"})
-_ORDERS = {
-    "random": LengthOrder.RANDOM,
-    "group_by_length": LengthOrder.GROUPED,
-    "sequential": LengthOrder.FILE,
-}
+SIGNATURE = frozenset({"per_device_train_batch_size", "output_dir"})
+_ORDERS = {"random": LengthOrder.RANDOM, "group_by_length": LengthOrder.GROUPED, "sequential": LengthOrder.FILE}
 
 
 def _read_sampling(value: Any) -> Outcome:
@@ -60,67 +21,58 @@ def _read_sampling(value: Any) -> Outcome:
     return Ignored(reason=Reason.DATA) if order is None else Sets(values={Setting.LENGTH_ORDER: order})
 
 
-TRAINER_ROWS: Mapping[str, Row] = {
-    **ignored_keys("transformers"),
-    "per_device_train_batch_size": count(Setting.BATCH),
-    "gradient_accumulation_steps": count(Setting.GRAD_ACCUM, auto=True),
-    "max_grad_norm": number(Setting.CLIP),
-    "optim": OPTIMIZER,
-    "bf16": turned_on({Setting.AUTOCAST: "bf16"}),
-    "fp16": turned_on({Setting.AUTOCAST: "fp16"}),
-    "gradient_checkpointing": switch(Setting.CHECKPOINTING),
-    "activation_checkpointing": switch(Setting.CHECKPOINTING),
-    "gradient_checkpointing_kwargs": CHECKPOINTING_KWARGS,
-    "activation_checkpointing_kwargs": CHECKPOINTING_KWARGS,
-    "deepspeed": DEEPSPEED_SECTION,
-    "fsdp": FSDP_SWITCH,
-    "fsdp_config": section(FSDP_ROWS, read=file_name("fsdp")),
-    "torch_compile": turned_on({Setting.COMPILE: True}),
-    **part_of("liger-kernel", "use_liger_kernel liger_kernel_config use_liger"),
+ROWS: Mapping[str, rows.Row] = {
+    **rows.ignored_keys("transformers"),
+    "per_device_train_batch_size": rows.count(Setting.BATCH),
+    "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM, auto=True),
+    "max_grad_norm": rows.number(Setting.CLIP),
+    "optim": shared.OPTIMIZER,
+    "bf16": rows.turned_on({Setting.AUTOCAST: "bf16"}),
+    "fp16": rows.turned_on({Setting.AUTOCAST: "fp16"}),
+    **rows.each("gradient_checkpointing activation_checkpointing", rows.switch(Setting.CHECKPOINTING)),
+    **rows.each("gradient_checkpointing_kwargs activation_checkpointing_kwargs", shared.CHECKPOINTING_KWARGS),
+    "deepspeed": shared.DEEPSPEED_SECTION,
+    "fsdp": shared.FSDP_SWITCH,
+    "fsdp_config": rows.section(shared.FSDP_ROWS, read=rows.file_name("fsdp")),
+    "torch_compile": rows.turned_on({Setting.COMPILE: True}),
+    **rows.part_of("liger-kernel", "use_liger_kernel liger_kernel_config use_liger"),
     # names of older versions
-    "per_gpu_train_batch_size": count(Setting.BATCH),
-    "adafactor": turned_on({Setting.OPTIMIZER: "adafactor-hf"}),
-    "evaluation_strategy": EVALUATION_STRATEGY,
-    "eval_strategy": EVALUATION_STRATEGY,
-    "group_by_length": turned_on({Setting.LENGTH_ORDER: LengthOrder.GROUPED}),
-    "train_sampling_strategy": Row(read=_read_sampling),
-    "do_eval": EVALUATION_STRATEGY,
-    "eval_on_start": EVALUATION_STRATEGY,
-    "per_device_eval_batch_size": count(Setting.EVALUATION_BATCH),
-    "per_gpu_eval_batch_size": count(Setting.EVALUATION_BATCH),
-    **left_out(
+    "per_gpu_train_batch_size": rows.count(Setting.BATCH),
+    "adafactor": rows.turned_on({Setting.OPTIMIZER: "adafactor-hf"}),
+    **rows.each("evaluation_strategy eval_strategy do_eval eval_on_start", shared.EVALUATION_STRATEGY),
+    "group_by_length": rows.turned_on({Setting.LENGTH_ORDER: LengthOrder.GROUPED}),
+    "train_sampling_strategy": rows.Row(read=_read_sampling),
+    **rows.each("per_device_eval_batch_size per_gpu_eval_batch_size", rows.count(Setting.EVALUATION_BATCH)),
+    **rows.left_out(
         "buckets and options of DDP", "ddp_bucket_cap_mb ddp_static_graph ddp_find_unused_parameters", harmless=(25,)
     ),
-    **lacking("NEFTune's noise on embeddings", "neftune_noise_alpha"),
-    **lacking("label smoothing", "label_smoothing_factor"),
-    **lacking("a search for the batch size", "auto_find_batch_size"),
-    **lacking("a key-value cache while training", "use_cache"),
-    **lacking("sharded_ddp", "sharded_ddp"),
-    **lacking(
+    **rows.lacking("NEFTune's noise on embeddings", "neftune_noise_alpha"),
+    **rows.lacking("label smoothing", "label_smoothing_factor"),
+    **rows.lacking("a search for the batch size", "auto_find_batch_size"),
+    **rows.lacking("a key-value cache while training", "use_cache"),
+    **rows.lacking("sharded_ddp", "sharded_ddp"),
+    **rows.lacking(
         "training on a CPU or TPU",
         "use_cpu no_cuda use_mps_device tpu_num_cores use_ipex",
         remedy="Only training on NVIDIA's GPUs is covered.",
     ),
-    **lacking("tensor parallelism", "tp_size", harmless=(1,)),
-    **lacking("a configuration of parallelism", "parallelism_config"),
-    **part_of("GaLore's options", "optim_args optim_target_modules"),
-    "accelerator_config": ACCELERATOR_CONFIG,
-    **part_of("part of FSDP", "fsdp_transformer_layer_cls_to_wrap"),
+    **rows.parallelism(tensor="tp_size"),
+    **rows.lacking("a configuration of parallelism", "parallelism_config"),
+    **rows.part_of("GaLore's options", "optim_args optim_target_modules"),
+    "accelerator_config": shared.ACCELERATOR_CONFIG,
+    **rows.part_of("part of FSDP", "fsdp_transformer_layer_cls_to_wrap"),
 }
 # arguments of transformers' run_clm.py and its like
-_SCRIPT_ROWS: Mapping[str, Row] = {
-    **ignored_keys("transformers", "scripts"),
-    "model_name_or_path": text(Setting.MODEL),
-    "block_size": count(Setting.SEQ),
-    "max_seq_length": count(Setting.SEQ),
-    # of scripts that descend from Stanford's Alpaca
-    "model_max_length": count(Setting.SEQ),
-    "dtype": DTYPE,
-    "torch_dtype": DTYPE,
-    "attn_implementation": ATTENTION,
-    **lacking("another configuration of the model", "config_name config_overrides"),
+_SCRIPT_ROWS: Mapping[str, rows.Row] = {
+    **rows.ignored_keys("transformers", "scripts"),
+    "model_name_or_path": rows.text(Setting.MODEL),
+    # the last is in scripts that descend from Stanford's Alpaca
+    **rows.each("block_size max_seq_length model_max_length", rows.count(Setting.SEQ)),
+    **rows.each("dtype torch_dtype", shared.DTYPE),
+    "attn_implementation": shared.ATTENTION,
+    **rows.lacking("another configuration of the model", "config_name config_overrides"),
 }
-TRAINER_DEFAULTS: Mapping[Setting, Any] = {
+DEFAULTS: Mapping[Setting, Any] = {
     Setting.BATCH: 8,
     Setting.EVALUATION_BATCH: 8,
     Setting.GRAD_ACCUM: 1,
@@ -132,20 +84,19 @@ TRAINER_DEFAULTS: Mapping[Setting, Any] = {
 }
 
 
-def finish_trainer(reading: Reading, values: Mapping[str, Any]) -> None:
+def finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: liger-kernel, FSDP, DeepSpeed in the file, and GaLore."""
     for switch_key in ("use_liger_kernel", "use_liger"):
-        if not is_off(values.get(switch_key)):
-            details = values.get("liger_kernel_config")
-            chosen = liger_names(details if isinstance(details, Mapping) else {}, LIGER_DEFAULTS)
+        if rows.is_on(values, switch_key):
+            chosen = shared.liger_names(rows.object_in(values, "liger_kernel_config"), shared.LIGER_DEFAULTS)
             reading.set(switch_key, {Setting.LIGER: chosen, Setting.PROVIDER: "liger"})
-    if is_off(values.get("fsdp")):
+    if not rows.is_on(values, "fsdp"):
         # the Trainer reads fsdp_config with fsdp only
         reading.without("fsdp_config")
     else:
         # words in a text or a list
         legacy = " ".join(re.findall(r"\w+", str(values["fsdp"])))
-        set_fsdp(reading, "fsdp", values.get("fsdp_config"), version=2, legacy=legacy)
+        shared.set_fsdp(reading, "fsdp", values.get("fsdp_config"), version=2, legacy=legacy)
         if "offload" in legacy:
             reading.set("fsdp", {Setting.OFFLOAD: "all"})
     if isinstance(values.get("deepspeed"), Mapping):
@@ -159,21 +110,21 @@ def finish_trainer(reading: Reading, values: Mapping[str, Any]) -> None:
 def _set_optimizer_arguments(reading: Reading, arguments: str) -> None:
     for argument in arguments.split(","):
         name, _, value = argument.partition("=")
-        if name.strip() == "momentum" and reading.value(Setting.OPTIMIZER) == "sgd" and real_number(value.strip()):
+        if name.strip() == "momentum" and reading.value(Setting.OPTIMIZER) == "sgd" and rows.real_number(value.strip()):
             reading.set("optim_args", {Setting.OPTIMIZER: "sgd-momentum"})
         if name.strip() == "rank" and value.strip().isdecimal():
             reading.set("optim_args", {Setting.GALORE_RANK: int(value)})
 
 
 # how the Trainer's arguments write a recipe; other frameworks have most of these keys, too
-TRAINER_WRITES: Mapping[str, Spelling] = {
-    **as_read(TRAINER_ROWS, "batch grad_accum checkpointing optimizer"),
-    "checkpoint_every": write_every,
-    "grad_sync": write_grad_sync,
+WRITES: Mapping[str, rows.Spelling] = {
+    **rows.as_read(ROWS, "batch grad_accum checkpointing optimizer"),
+    "checkpoint_every": shared.write_every,
+    "grad_sync": shared.write_grad_sync,
     "precision": lambda recipe: {Precision.AMP: {"bf16": True}, Precision.AMP_FP16: {"fp16": True}}.get(
         recipe.precision
     ),
-    "liger": liger(
+    "liger": rows.liger(
         {"use_liger_kernel": True},
         fused_loss={
             "use_liger_kernel": True,
@@ -185,14 +136,14 @@ TRAINER_WRITES: Mapping[str, Spelling] = {
     ),
 }
 
-TRANSFORMERS = Framework(
+TRANSFORMERS = rows.Framework(
     name="transformers",
     title="transformers' TrainingArguments",
     family=FAMILY,
-    rows={**TRAINER_ROWS, **_SCRIPT_ROWS},
-    signature=TRAINER_SIGNATURE | {"block_size", "dataset_config_name", "do_train", "train_file", "tokenizer_name"},
+    rows={**ROWS, **_SCRIPT_ROWS},
+    signature=SIGNATURE | {"block_size", "dataset_config_name", "do_train", "train_file", "tokenizer_name"},
     # from_pretrained of version 5 loads the checkpoint's own dtype
-    defaults={**TRAINER_DEFAULTS, Setting.WEIGHTS: "checkpoint"},
-    finish=finish_trainer,
-    writes=TRAINER_WRITES,
+    defaults={**DEFAULTS, Setting.WEIGHTS: "checkpoint"},
+    finish=finish,
+    writes=WRITES,
 )

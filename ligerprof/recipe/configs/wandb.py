@@ -5,9 +5,8 @@ from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models import spec_from_config
-from ligerprof.recipe.configs.rows import Framework, apply_row, is_off
-from ligerprof.recipe.configs.settings import Lacking, Reading, Setting
-from ligerprof.recipe.configs.shared import ATTENTION, DTYPE, modules_at, quantization_rows, whole_number_at
+from ligerprof.recipe.configs import rows, shared
+from ligerprof.recipe.configs.settings import Reading, Setting
 from ligerprof.recipe.configs.trainer import TRANSFORMERS
 from ligerprof.recipe.configs.trl import TRL_DPO, TRL_REWARD, TRL_RL, TRL_SFT
 from ligerprof.text import printable
@@ -52,7 +51,7 @@ def arguments_of(run: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read_run(run: Mapping[str, Any], framework: Framework, file: str) -> Reading:
+def read_run(run: Mapping[str, Any], framework: rows.Framework, file: str) -> Reading:
     """Read the run of a Trainer.
 
     Args:
@@ -76,22 +75,22 @@ def read_run(run: Mapping[str, Any], framework: Framework, file: str) -> Reading
     reading.set("model_type", {Setting.MODEL: spec}, words=f"the sizes of {spec.name}")
     _set_weights(reading, run)
     for key in ("attn_implementation", "_attn_implementation"):
-        if not is_off(run.get(key)):
-            apply_row(ATTENTION, key, run[key], reading)
+        if rows.is_on(run, key):
+            rows.apply_row(shared.ATTENTION, key, run[key], reading)
     if isinstance(quantization, Mapping):
         _set_quantization(reading, quantization)
-    if not is_off(adapters):
+    if not rows.is_off(adapters):
         _set_adapter(reading, adapters)
     return reading
 
 
 def _set_weights(reading: Reading, run: Mapping[str, Any]) -> None:
     """The dtype of the model's config is that of the loaded weights, from version 4.48 on; null is float32 before 5."""
-    key = next((key for key in ("dtype", "torch_dtype") if not is_off(run.get(key))), None)
+    key = next((key for key in ("dtype", "torch_dtype") if rows.is_on(run, key)), None)
     version = str(run.get("transformers_version", ""))
     numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal() and len(part) < _LONGEST_NUMBER]
     if key is not None:
-        apply_row(DTYPE, key, run[key], reading)
+        rows.apply_row(shared.DTYPE, key, run[key], reading)
         before = "" if numbers >= _WRITES_LOADED else f", which before 4.48 may be the checkpoint's; it ran {version}"
         reading.assumed.append(printable(f"weights were loaded in {run[key]}, the {key} of the run{before}")[:160])
     elif numbers and numbers < _LOADS_CHECKPOINTS:
@@ -103,28 +102,28 @@ def _set_weights(reading: Reading, run: Mapping[str, Any]) -> None:
 
 def _set_quantization(reading: Reading, quantization: Mapping[str, Any]) -> None:
     if quantization.get("quant_method", "bitsandbytes") != "bitsandbytes":
-        reading.lack("quantization_config", Lacking(what=f"weights of {quantization['quant_method']}"))
+        reading.lack("quantization_config", f"weights of {quantization['quant_method']}")
         return
-    rows = quantization_rows()
+    known = shared.quantization_rows()
     for key, value in quantization.items():
-        if key in rows and value is not None:
-            apply_row(rows[key], f"quantization_config.{key}", value, reading)
+        if key in known and value is not None:
+            rows.apply_row(known[key], f"quantization_config.{key}", value, reading)
     if Setting.BITS in reading.settings:
-        reading.defaults[Setting.NESTED_QUANT] = not is_off(quantization.get(_NESTED_QUANT))
+        reading.defaults[Setting.NESTED_QUANT] = rows.is_on(quantization, _NESTED_QUANT)
 
 
 def _set_adapter(reading: Reading, adapters: Any) -> None:
     adapter = next(iter(adapters.values()), None) if isinstance(adapters, Mapping) and len(adapters) == 1 else None
     kind = adapter.get("peft_type", "LORA") if isinstance(adapter, Mapping) else "unreadable"
     if not isinstance(adapter, Mapping) or str(kind).rpartition(".")[2] != "LORA":
-        reading.lack("peft_config", Lacking(what=f"an adapter that is {str(kind)[:40]}", setting=Setting.RANK))
+        reading.lack("peft_config", f"an adapter that is {str(kind)[:40]}", setting=Setting.RANK)
         return
-    reading.set("peft_config", {Setting.RANK: whole_number_at(reading, "peft_config.r", adapter.get("r", 8))})
+    reading.set("peft_config", {Setting.RANK: rows.whole_number_at(reading, "peft_config.r", adapter.get("r", 8))})
     # peft's default
     reading.defaults[Setting.LORA_DROPOUT] = 0.0
     targets = adapter.get("target_modules")
     if targets:
-        named = targets if targets == "all-linear" else modules_at(reading, "peft_config.target_modules", targets)
+        named = targets if targets == "all-linear" else rows.modules_at(reading, "peft_config.target_modules", targets)
         reading.set("peft_config.target_modules", {Setting.LORA_TARGETS: named})
     for key, argument in (
         ("lora_dropout", "lora_dropout"),
@@ -132,4 +131,4 @@ def _set_adapter(reading: Reading, adapters: Any) -> None:
         ("modules_to_save", "lora_modules_to_save"),
         ("target_parameters", "lora_target_parameters"),
     ):
-        apply_row(TRL_SFT.rows[argument], f"peft_config.{key}", adapter.get(key), reading)
+        rows.apply_row(TRL_SFT.rows[argument], f"peft_config.{key}", adapter.get(key), reading)

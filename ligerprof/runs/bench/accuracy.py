@@ -79,11 +79,9 @@ def summarize(seconds: Sequence[float]) -> Quantiles:
 
 
 def time_in_turns(candidates: Sequence[TimedCall], clock: Clock, repetitions: Repetitions) -> Mapping[str, Quantiles]:
-    """Time candidates in rounds; each candidate has one turn per round.
+    """Time candidates in rounds; each candidate has one turn per round, which starts with untimed runs.
 
-    At its power limit, a GPU's clock depends on the work of the last tenths of a second: after a memory-bound
-    candidate, matrix products run faster than after other products. Each turn therefore starts with untimed runs of
-    the candidate. Rounds come in pairs, a random order and its reverse, so that remaining drift affects all alike.
+    Rounds come in pairs, a random order and its reverse, so that remaining drift affects all alike.
     """
     expected = _warm_up(candidates, clock)
     samples: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}

@@ -171,11 +171,6 @@ def _exact_rope(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> Outp
     return rotate(queries), rotate(keys)
 
 
-def _rope_sizes(shape: BenchShape) -> tuple[tuple[int, ...], ...]:
-    """Heads before tokens, the layout of SDPA's gradients."""
-    return tuple((shape.sequences, heads, shape.seq_len, shape.head_dim) for heads in (shape.heads, shape.kv_heads))
-
-
 def _moved(forward: int, backward: int) -> Mapping[Direction, int]:
     return {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.FULL: forward + backward}
 
@@ -258,7 +253,10 @@ _ROWS = (
         outputs=("queries", "keys"),
         wants=("queries", "keys"),
         make=_make_rope,
-        output_sizes=_rope_sizes,
+        # heads before tokens, the layout of SDPA's gradients
+        output_sizes=lambda shape: tuple(
+            (shape.sequences, heads, shape.seq_len, shape.head_dim) for heads in (shape.heads, shape.kv_heads)
+        ),
         arguments=_rope_arguments,
         exact=_exact_rope,
         sizes=lambda shape: f"{shape.sequences}x{shape.seq_len}x({shape.heads}+{shape.kv_heads})x{shape.head_dim}",

@@ -54,19 +54,10 @@ class BenchShape:
 
     def of_a_call(self, *, element_bytes: int, sm_count: int) -> KernelShape:
         """The sizes of one call on activations and weights of one dtype."""
-        return KernelShape(
-            tokens=self.tokens,
-            sequences=self.sequences,
-            hidden=self.hidden,
-            intermediate=self.intermediate,
-            vocab=self.vocab,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            activation_bytes=element_bytes,
-            parameter_bytes=element_bytes,
-            sm_count=sm_count,
-        )
+        sizes = {
+            each.name: getattr(self, each.name) for each in dataclasses.fields(KernelShape) if hasattr(self, each.name)
+        }
+        return KernelShape(**sizes, activation_bytes=element_bytes, parameter_bytes=element_bytes, sm_count=sm_count)
 
 
 # small enough that the device waits for the host
@@ -122,11 +113,7 @@ def _named(word: str) -> BenchShape:
 
 
 def shape_of_model(model: str, *, name: str, sequences: int, seq_len: int) -> BenchShape:
-    """The sizes of a model.
-
-    Raises:
-        UnknownModelError: it is not a known model.
-    """
+    """The sizes of a model; raises UnknownModelError if it is not known."""
     spec = load_model(model)
     return BenchShape(
         name=name,
@@ -293,11 +280,7 @@ class Finding:
 
 
 def finding_from_row(row: Mapping[str, Any]) -> Finding:
-    """Parse the result of `Finding.row`.
-
-    Raises:
-        BenchFileError: it is not a record.
-    """
+    """Parse the result of `Finding.row`; raises BenchFileError for anything else."""
     left = dict(row)
     try:
         if left.pop("schema") != SCHEMA:
@@ -320,11 +303,7 @@ def write_lines(findings: Iterable[Finding]) -> str:
 
 
 def read_lines(path: Path) -> list[Finding]:
-    """Findings of a JSON Lines file.
-
-    Raises:
-        BenchFileError: a line is not a record; the error names the file and the line.
-    """
+    """Findings of a JSON Lines file; raises BenchFileError, with file and line, for a line that is not a record."""
     findings = []
     for number, line in enumerate(read_text(path, _FILE).splitlines(), start=1):
         source = f"{path}, line {number}"

@@ -15,33 +15,8 @@ import torch
 from torch import Tensor
 
 from ligerprof.errors import MissingDependencyError
-from ligerprof.runs.bench.accuracy import (
-    EAGER,
-    BoundCall,
-    CallTensors,
-    Clock,
-    Quantiles,
-    Repetitions,
-    TimedCall,
-    describe_failure,
-    make_tensors,
-    measure_errors,
-    time_in_turns,
-)
+from ligerprof.runs.bench import accuracy, records
 from ligerprof.runs.bench.operations import DTYPES, OPERATIONS, Maker, Operation, Tensors, find_provided
-from ligerprof.runs.bench.records import (
-    TINY,
-    BenchShape,
-    Direction,
-    ErrorRecord,
-    Finding,
-    HostRecord,
-    MissingRecord,
-    Record,
-    Subject,
-    TimeRecord,
-    find_shapes,
-)
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.recording.device import NvmlDevice
 from ligerprof.units import GIB, MIB
@@ -96,7 +71,7 @@ class CudaMachine:
                 " Run it on a GPU, or show earlier results with --from FILE."
             )
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self.clock: Clock = CudaClock()
+        self.clock: accuracy.Clock = CudaClock()
 
     def copy(self, moved_bytes: int) -> Run:
         """A copy on the device that reads and writes `moved_bytes` in total."""
@@ -195,59 +170,61 @@ class BenchPlan:
     kernels: tuple[str, ...]
     providers: tuple[str, ...] | None = None
     shapes: str = "study"
-    directions: tuple[Direction, ...] = tuple(Direction)
+    directions: tuple[records.Direction, ...] = tuple(records.Direction)
     dtype: str = "bf16"
-    repetitions: Repetitions = field(default_factory=Repetitions)
+    repetitions: accuracy.Repetitions = field(default_factory=accuracy.Repetitions)
     errors: bool = True
     host: bool = True
 
 
-def run_bench(plan: BenchPlan, machine: CudaMachine, progress: Progress) -> Iterator[Finding]:
+def run_bench(plan: BenchPlan, machine: CudaMachine, progress: Progress) -> Iterator[records.Finding]:
     """Run the measurements; yields each finding."""
     environment = machine.environment()
     for kernel in plan.kernels:
         for record in _run_kernel(OPERATIONS[kernel], plan, machine, progress):
-            yield Finding(record=record, environment=environment)
+            yield records.Finding(record=record, environment=environment)
 
 
-def _run_kernel(operation: Operation, plan: BenchPlan, machine: CudaMachine, progress: Progress) -> Iterator[Record]:
-    for shape in find_shapes(operation.name, plan.shapes):
+def _run_kernel(
+    operation: Operation, plan: BenchPlan, machine: CudaMachine, progress: Progress
+) -> Iterator[records.Record]:
+    for shape in records.find_shapes(operation.name, plan.shapes):
         progress(f"{operation.name} {shape.name}: {operation.sizes(shape)} {plan.dtype}")
         yield from _Bench(operation, shape, plan, machine).run()
         machine.release()
     if plan.host:
         progress(f"{operation.name}: the host's cost")
-        yield from _Bench(operation, TINY, plan, machine).run_host()
+        yield from _Bench(operation, records.TINY, plan, machine).run_host()
         machine.release()
 
 
 class _Bench:
     """One kernel at one shape, for every provider, on the same tensors."""
 
-    def __init__(self, operation: Operation, shape: BenchShape, plan: BenchPlan, machine: CudaMachine) -> None:
+    def __init__(self, operation: Operation, shape: records.BenchShape, plan: BenchPlan, machine: CudaMachine) -> None:
         self._operation, self._shape, self._plan, self._machine = operation, shape, plan, machine
         self._dtype = DTYPES[plan.dtype]
         self._found, self._missing = find_provided(operation.name, plan.providers, machine.device.type)
 
-    def run(self) -> Iterator[Record]:
+    def run(self) -> Iterator[records.Record]:
         yield from self._run_times()
         self._machine.release()
         if self._plan.errors:
             yield from self._run_errors()
-        yield from (MissingRecord(subject=self._subject(name), reason=reason) for name, reason in self._missing)
+        yield from (records.MissingRecord(subject=self._subject(name), reason=reason) for name, reason in self._missing)
 
-    def run_host(self) -> Iterator[HostRecord]:
+    def run_host(self) -> Iterator[records.HostRecord]:
         """The host's cost of each call; missing providers are reported for the real shapes."""
         for call in self._usable_calls(self._make_tensors()):
             count, message = self._machine.synchronizations(call.full)
-            yield HostRecord(
+            yield records.HostRecord(
                 subject=self._subject(call.name),
                 host_seconds=self._machine.host_seconds(call.full),
                 synchronizations=count,
                 synchronization=message,
             )
 
-    def _run_times(self) -> Iterator[TimeRecord]:
+    def _run_times(self) -> Iterator[records.TimeRecord]:
         tensors = self._make_tensors()
         calls = self._usable_calls(tensors)
         peaks = {}
@@ -257,12 +234,14 @@ class _Bench:
         for direction in self._plan.directions if calls else ():
             moved_bytes = self._operation.fewest_bytes(self._shape, self._dtype.itemsize, direction)
             floors = self._floors(direction, moved_bytes, tensors.inputs)
-            candidates = [TimedCall(name=name, prepare=tensors.restore, run=run) for name, run in floors.items()]
+            candidates = [
+                accuracy.TimedCall(name=name, prepare=tensors.restore, run=run) for name, run in floors.items()
+            ]
             candidates += [call.candidate(direction) for call in calls]
-            times = time_in_turns(candidates, self._machine.clock, self._plan.repetitions)
+            times = accuracy.time_in_turns(candidates, self._machine.clock, self._plan.repetitions)
             for call in calls:
                 own = times[call.name]
-                yield TimeRecord(
+                yield records.TimeRecord(
                     subject=self._subject(call.name),
                     direction=direction,
                     median_seconds=own.median,
@@ -273,25 +252,25 @@ class _Bench:
                     **_compare_to_floor(own.median, times, moved_bytes),
                 )
 
-    def _floors(self, direction: Direction, moved_bytes: int | None, inputs: Tensors) -> dict[str, Run]:
+    def _floors(self, direction: records.Direction, moved_bytes: int | None, inputs: Tensors) -> dict[str, Run]:
         """The lower bound to time in turns with the kernels, and a copy large enough to measure bandwidth."""
-        if self._operation.name == "flce" and direction is Direction.FULL:
+        if self._operation.name == "flce" and direction is records.Direction.FULL:
             return {_FLOOR: three_products(inputs["hidden"], inputs["weight"])}
         if moved_bytes is None:
             return {}
         return {_FLOOR: self._machine.copy(moved_bytes), _LARGE_COPY: self._machine.copy(_LARGE_COPY_BYTES)}
 
-    def _run_errors(self) -> Iterator[ErrorRecord | MissingRecord]:
-        eager = next((provided for provided in self._found if provided.name == EAGER), None)
+    def _run_errors(self) -> Iterator[records.ErrorRecord | records.MissingRecord]:
+        eager = next((provided for provided in self._found if provided.name == accuracy.EAGER), None)
         if eager is None:
-            (eager,), _ = find_provided(self._operation.name, (EAGER,), self._machine.device.type)
-        yield from measure_errors(self._operation, self._shape, self._found, eager, self._maker())
+            (eager,), _ = find_provided(self._operation.name, (accuracy.EAGER,), self._machine.device.type)
+        yield from accuracy.measure_errors(self._operation, self._shape, self._found, eager, self._maker())
 
-    def _usable_calls(self, tensors: CallTensors) -> list[BoundCall]:
+    def _usable_calls(self, tensors: accuracy.CallTensors) -> list[accuracy.BoundCall]:
         """Providers whose first few calls succeed; the others are recorded as missing."""
         usable = []
         for provided in self._found:
-            call = BoundCall(self._operation, provided, tensors)
+            call = accuracy.BoundCall(self._operation, provided, tensors)
             reason = self._failure(call, tensors)
             if reason is None:
                 usable.append((provided, call))
@@ -300,31 +279,33 @@ class _Bench:
         self._found = [provided for provided, _ in usable]
         return [call for _, call in usable]
 
-    def _failure(self, call: BoundCall, tensors: CallTensors) -> str | None:
+    def _failure(self, call: accuracy.BoundCall, tensors: accuracy.CallTensors) -> str | None:
         """Warm a kernel up; if that fails in any way, the reason in one line, and the other kernels still run."""
         try:
             for _ in range(_WARM_UP_CALLS):
                 tensors.restore()
                 call.full()
         except Exception as error:
-            reason = describe_failure(error)
+            reason = accuracy.describe_failure(error)
         else:
             return None
         # outside of the handler, whose traceback holds the tensors of the call
         self._machine.release()
         return reason
 
-    def _make_tensors(self) -> CallTensors:
-        return make_tensors(self._operation, self._shape, self._maker())
+    def _make_tensors(self) -> accuracy.CallTensors:
+        return accuracy.make_tensors(self._operation, self._shape, self._maker())
 
     def _maker(self) -> Maker:
         return Maker(dtype=self._dtype, generator=torch.Generator(self._machine.device).manual_seed(0))
 
-    def _subject(self, provider: str) -> Subject:
+    def _subject(self, provider: str) -> records.Subject:
         return self._operation.subject(provider, self._shape, self._plan.dtype)
 
 
-def _compare_to_floor(seconds: float, times: Mapping[str, Quantiles], moved_bytes: int | None) -> dict[str, Any]:
+def _compare_to_floor(
+    seconds: float, times: Mapping[str, accuracy.Quantiles], moved_bytes: int | None
+) -> dict[str, Any]:
     """The fields of a time record that refer to the floor."""
     if _FLOOR not in times:
         return {}

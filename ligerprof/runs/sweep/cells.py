@@ -219,11 +219,7 @@ def read_cells(paths: Iterable[Path]) -> tuple[Cell, ...]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """The parsed lines of a file, or of a folder's results.jsonl, each with its source for errors.
-
-    Raises:
-        ResultFormatError: the file cannot be read, or a line other than the last is not JSON.
-    """
+    """The parsed lines of a file, or of a folder's results.jsonl, each with its source; raises ResultFormatError."""
     file = path / RESULTS_NAME if path.is_dir() else path
     text = read_text(file, _ROWS)
     # one result over several lines, as `step --json` prints it
@@ -243,11 +239,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def cell_from_json(values: object, source: str) -> Cell:
-    """The cell of an untrusted row; `source` names the row in errors.
-
-    Raises:
-        ResultFormatError: it is not a row.
-    """
+    """The cell of an untrusted row; raises ResultFormatError, with `source`, for anything else."""
     row = ResultReader(values, source)
     if (schema := row.get("schema")) not in (1, None):
         raise ResultFormatError(f"{source}: schema {schema!r:.40} is not 1. Was it written by another version?")
@@ -329,11 +321,7 @@ class SweepFolder:
         return self.path / "runs"
 
     def make(self) -> None:
-        """Make the folder unless it exists.
-
-        Raises:
-            RunDirectoryError: it contains something else.
-        """
+        """Make the folder unless it exists; raises RunDirectoryError if it contains something else."""
         with disk_errors_in_a_line(self.path):
             found = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
             # rows alone suffice: a sweep can continue from those of another machine
@@ -345,11 +333,7 @@ class SweepFolder:
             self.runs.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> dict[str, Cell]:
-        """The cells so far by key; of two rows with one key the later counts.
-
-        Raises:
-            ResultFormatError: a line was not written by a sweep.
-        """
+        """The cells so far by key, the later of two rows; raises ResultFormatError for a line that no sweep wrote."""
         return {cell.key: cell for cell in read_cells([self.results])} if self.results.exists() else {}
 
     def rows(self) -> dict[str, dict[str, Any]]:
@@ -394,11 +378,7 @@ class SweepFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other sweeps out of the folder; the lock ends with the process.
-
-        Raises:
-            RunDirectoryError: another sweep is running in it.
-        """
+        """Keep other sweeps out until the process ends; raises RunDirectoryError if another is running here."""
         import fcntl
 
         with disk_errors_in_a_line(self.path):

@@ -17,11 +17,7 @@ POLL_SECONDS = 0.05
 
 
 def main(command: list[str]) -> int:
-    """Run the command until it ends; when stdin is closed, end the process group.
-
-    Returns:
-        The command's exit code; 128 + N if signal N ended it, as in a shell.
-    """
+    """Run the command, or end the process group when stdin is closed; returns the exit code, 128 + N for signal N."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     # a handler rather than SIG_IGN, which children would inherit
     signal.signal(signal.SIGTERM, lambda *_: None)

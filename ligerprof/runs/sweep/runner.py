@@ -62,11 +62,7 @@ class SweepSettings:
 
 
 class CellProcess:
-    """A running cell.
-
-    Raises:
-        RunDirectoryError: its files cannot be written.
-    """
+    """A running cell; raises RunDirectoryError if its files cannot be written."""
 
     def __init__(
         self, recipe: TrainingRecipe, folder: SweepFolder, settings: SweepSettings, starter: CellStarter
@@ -210,13 +206,10 @@ class Runner:
         self.requested: dict[str, None] = {}
 
     def run(self, recipes: Sequence[TrainingRecipe]) -> tuple[TrainingRecipe, ...]:
-        """Run the recipes that are not finished, in order.
+        """Run the recipes that are not finished, in order; raises SweepInterruptedError on Ctrl-C.
 
         Returns:
             The recipes skipped because a smaller step of their line was out of memory.
-
-        Raises:
-            SweepInterruptedError: on Ctrl-C.
         """
         self.requested.update(dict.fromkeys(cell_key(recipe) for recipe in recipes))
         waiting = deque(recipe for recipe in recipes if self._settings.again or not self._is_finished(recipe))
@@ -311,11 +304,7 @@ class Border:
 
 
 def find_borders(runner: Runner, recipes: Iterable[TrainingRecipe], axis: Axis) -> tuple[Border, ...]:
-    """The border of every line of the recipes; the folder's finished cells narrow the search.
-
-    Raises:
-        SweepInterruptedError: on Ctrl-C.
-    """
+    """The border of each line of the recipes, narrowed by finished cells; raises SweepInterruptedError on Ctrl-C."""
     lines: dict[str, TrainingRecipe] = {}
     for recipe in recipes:
         lines.setdefault(_border_line(recipe, axis), recipe)

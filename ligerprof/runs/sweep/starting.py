@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ligerprof.recipe.categories import Device
@@ -80,9 +79,7 @@ class CellStarter:
     def __enter__(self) -> "CellStarter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self._close()
 
     def _close(self) -> None:

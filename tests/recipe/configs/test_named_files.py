@@ -8,7 +8,8 @@ import pytest
 
 from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.configs.resolve import load_recipe
-from ligerprof.recipe.configs.sources import TRL_PRESETS, recognize
+from ligerprof.recipe.configs.rows import known_keys
+from ligerprof.recipe.configs.sources import recognize
 from tests.recipe.configs.texts import read
 
 AXOLOTL = {"base_model": "tiny", "micro_batch_size": 1, "gradient_accumulation_steps": 2, "bf16": True}
@@ -45,7 +46,7 @@ def test_a_file_that_is_there_wins_over_the_shipped_one(tmp_path: Path) -> None:
     assert not any("is not here" in sentence for sentence in report.assumed)
 
 
-@pytest.mark.parametrize("name", sorted(TRL_PRESETS))
+@pytest.mark.parametrize("name", sorted(known_keys("trl")["files"]))
 def test_presets_of_trl(name: str, tmp_path: Path) -> None:
     recipe, _ = read(tmp_path, {**TRL, "accelerate_config": name})
     engine, gpus = {
