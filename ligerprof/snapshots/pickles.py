@@ -4,8 +4,8 @@ import io
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import compress, repeat
+from collections.abc import Callable, Sequence
+from itertools import chain, compress, pairwise, repeat
 from struct import unpack_from
 from sys import getrefcount
 from typing import Any, NoReturn
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.collector import collector_paused
-from ligerprof.snapshots.event_tables import FIRST_REFERENCE, KEPT, Cut, cut_alike
-from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
+from ligerprof.snapshots.event_tables import Cut, cut_alike
+from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable
 from ligerprof.snapshots.watch import Allowance, LimitError
 from ligerprof.text import printable
 
@@ -266,7 +266,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 _TRACES = "device_traces"
-# the items of a list of events after the cut: a number for the events that were read, whole events, and kept values
+# the items of a list of events after the cut: a number for each event that was read, whole events, and kept values
 _MARK, _EVENT, _LIST, _OTHER = range(4)
 _KIND_OF = {int: _MARK, dict: _EVENT, list: _LIST}
 # opcodes that append a list of memo entries to the snapshot and pair the two
@@ -314,27 +314,25 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
     has_lists = isinstance(traces, list) and {list}.issuperset(map(type, traces))
     if "action" not in keys or not {str}.issuperset(map(type, keys)) or not has_lists:
         return None
-    kinds = [np.fromiter(map(_KIND_OF.get, map(type, items), repeat(_OTHER)), np.int8, len(items)) for items in traces]
-    kept = [
-        item for items, kind in zip(traces, kinds, strict=True) for item in compress(items, (kind >= _LIST).tolist())
-    ]
-    are_lists = np.concatenate([kind[kind >= _LIST] for kind in kinds] or [np.empty(0, np.int8)]) == _LIST
-    marks = [
-        mark for items, kind in zip(traces, kinds, strict=True) for mark in compress(items, (kind == _MARK).tolist())
-    ]
+    items = list(chain.from_iterable(traces))
+    bounds = np.cumsum([0, *map(len, traces)]).tolist()
+    for trace in traces:
+        trace.clear()
+    kinds = np.fromiter(map(_KIND_OF.get, map(type, items), repeat(_OTHER)), np.int8, len(items))
+    marks, kept, dicts = (
+        list(compress(items, chosen.tolist())) for chosen in (kinds == _MARK, kinds >= _LIST, kinds == _EVENT)
+    )
     # something else refers to an event that was cut out
     is_missed = max(map(getrefcount, marks), default=0) > _COUNT_IN_TWO_LISTS
-    if len(marks) != len(cut.counts) or is_missed:
+    if len(marks) != len(cut.places) or len(kept) != cut.kept or is_missed:
         return None
-    del marks
-    if not _encode([column for column in cut.columns if column.min() < 0], cut.references, len(kept)):
+    if not _fill_copies(cut, kept, (kinds[kinds >= _LIST] == _LIST)):
         return None
-    if not _fill_copies(cut, len(cut.references), kept, are_lists):
-        return None
-    objects += kept
-    del kept
-    table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=objects)
-    values[_TRACES] = list(_traces(traces, kinds, table, cut))
+    table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=objects + kept)
+    rows = np.where(kinds == _MARK, cut.places[np.cumsum(kinds == _MARK) - 1], -np.cumsum(kinds == _EVENT))
+    # kept values are not events
+    pieces = (slice(start, end) for start, end in pairwise(bounds))
+    values[_TRACES] = [DeviceTrace(dicts, table, rows[piece][kinds[piece] < _LIST]) for piece in pieces]
     return values
 
 
@@ -357,57 +355,18 @@ def _load(cut: Cut, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], li
     return values, known[: len(cut.keys)], known[len(cut.keys) :]
 
 
-def _encode(columns: Sequence[Column], references: Int64s, kept_count: int) -> bool:
-    """Replace references, then kept values, in columns by -1 - index; False if `kept_count` does not match."""
-    places = [np.flatnonzero(column == KEPT) for column in columns]
-    if sum(map(len, places)) != kept_count:
-        return False
-    index_of = np.zeros(int(references[-1]) + 1 if len(references) else 0, dtype=np.int64)
-    index_of[references] = np.arange(len(references))
-    kept_before = np.zeros(max(map(len, columns), default=0), dtype=np.int64)
-    for kept in places:
-        kept_before[kept] += 1
-    kept_before = np.cumsum(kept_before) - kept_before + len(references)
-    for column, kept in zip(columns, places, strict=True):
-        referring = np.flatnonzero(column <= FIRST_REFERENCE)
-        column[referring] = -1 - index_of[FIRST_REFERENCE - column[referring]]
-        column[kept] = -1 - kept_before[kept]
-        kept_before[kept] += 1
-    return True
-
-
-def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any], are_lists: npt.NDArray[np.bool_]) -> bool:
+def _fill_copies(cut: Cut, kept: Sequence[Any], are_lists: npt.NDArray[np.bool_]) -> bool:
     """Make the table share equal lists, and fill those that were cut empty; False if any is not a list.
 
     Most of them are then not needed: only those that something else in the file refers to are filled.
     """
     column = cut.columns[-1]
-    copies, originals = (-1 - column[places] - reference_count for places in (cut.copies, cut.originals))
+    copies, originals = (-1 - column[places] - len(cut.references) for places in (cut.copies, cut.originals))
     if not are_lists[copies].all() or not are_lists[originals].all():
         return False
-    # the trace and `kept` hold each list
+    # the list of all items and `kept` hold each list
     counts = map(getrefcount, map(kept.__getitem__, copies.tolist()))
     for place in [place for place, count in enumerate(counts) if count > _COUNT_IN_TWO_LISTS]:
         kept[copies[place]].extend(kept[originals[place]])
     column[cut.copies] = column[cut.originals]
     return True
-
-
-def _traces(
-    traces: Sequence[Sequence[Any]], kinds: Sequence[npt.NDArray[np.int8]], table: EventTable, cut: Cut
-) -> Iterator[DeviceTrace]:
-    """The events of each device; each number is replaced by the number of table rows that `counts` states."""
-    first_places = np.append(0, np.cumsum(cut.counts))
-    marks = 0
-    for items, kind in zip(traces, kinds, strict=True):
-        is_mark, is_dict = kind == _MARK, kind == _EVENT
-        marks_after = marks + int(np.count_nonzero(is_mark))
-        # kept values are not events
-        sizes, firsts = is_dict.astype(np.int64), np.zeros(len(items), dtype=np.int64)
-        sizes[is_mark], firsts[is_mark] = cut.counts[marks:marks_after], first_places[marks:marks_after]
-        in_table = np.repeat(is_mark, sizes)
-        rows = np.repeat(firsts - np.cumsum(sizes) + sizes, sizes) + np.arange(len(in_table))
-        rows[in_table] = cut.places[rows[in_table]]
-        rows[~in_table] = np.arange(-1, -1 - np.count_nonzero(is_dict), -1)
-        yield DeviceTrace([items[place] for place in np.flatnonzero(is_dict).tolist()], table, rows)
-        marks = marks_after

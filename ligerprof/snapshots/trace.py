@@ -14,7 +14,7 @@ from ligerprof.text import short_repr
 Event = Mapping[str, Any]
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-Column = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 _NUMBER_LIMIT = 2**63
 _NO_NUMBER = -1
@@ -30,7 +30,7 @@ class EventTable:
         columns: the values of each key, one per event: a number, or -1 - i for `objects[i]`.
     """
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Int64s]
     objects: Sequence[Any]
 
     def event(self, row: int) -> dict[str, Any]:
@@ -38,14 +38,13 @@ class EventTable:
         cells = ((key, int(column[row])) for key, column in self.columns.items())
         return {key: cell if cell >= 0 else self.objects[-1 - cell] for key, cell in cells}
 
-    def distinct_objects(self, cells: Column) -> tuple[Int64s, list[Any]]:
+    def distinct_objects(self, cells: Int64s) -> tuple[Int64s, list[Any]]:
         """Index of the value of each of some cells, and the values."""
         if len(cells) and cells.max() >= 0:
             # unexpected numbers among them: each value gets its own index
             values = [cell if cell >= 0 else self.objects[-1 - cell] for cell in cells.tolist()]
             return np.arange(len(cells)), values
-        # as numpy would make them for each use
-        indices = np.subtract(-1, cells, dtype=np.int64)
+        indices = -1 - cells
         seen = np.zeros(len(self.objects), dtype=bool)
         seen[indices] = True
         used = np.flatnonzero(seen)
@@ -157,7 +156,7 @@ class DeviceTrace(Sequence[Event]):
             column[self._in_dicts] = [values.number_of(event.get(key)) for event in self._dicts()]
         return _equal_texts_once(column, found)
 
-    def _cells(self, key: str) -> Column:
+    def _cells(self, key: str) -> Int64s:
         """The table's cell of each event, not to be changed; any cell for those that are dicts."""
         if self._places is None:
             self._places = self._find_places()
@@ -285,8 +284,6 @@ def _numbers(trace: DeviceTrace, key: str, limit: int, where: str) -> Int64s:
         raise SnapshotFormatError(f"{where}: {key} number {wrong[0]} is {short_repr(value)}. Was the file damaged?")
     return numbers
 
-
-Flags = npt.NDArray[np.bool_]
 
 _ODD_NUMBER = 0x9E3779B97F4A7C15
 
