@@ -122,8 +122,7 @@ def _reference_at(words: Int64s, at: Int64s) -> Int64s:
     """The bytes of the reference at each offset, with its opcode; 0 for any other opcode."""
     found = words[at]
     opcodes = found & 0xFF
-    references: Int64s = found & np.where(_IS_REFERENCE[opcodes], _LOW_BYTES[1 + _ARGUMENT_BYTES[opcodes]], 0)
-    return references
+    return found & np.where(_IS_REFERENCE[opcodes], _LOW_BYTES[1 + _ARGUMENT_BYTES[opcodes]], 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -184,7 +183,7 @@ class _Cutter:
         self.gap_ends.append(ends[copies])
         self._keep_lookups(first_uses)
         self._write_numbers(self.starts[places])
-        references = np.flatnonzero(first_uses < len(self.starts)).astype(np.int64)
+        references = np.flatnonzero(first_uses < len(self.starts))
         return Cut(
             rest=b"".join(self._rest()),
             keys=np.array([key >> 8 for key in self.keys], dtype=np.int64),
@@ -218,8 +217,7 @@ class _Cutter:
     def _marks(self, rows: Int64s) -> Int64s:
         """Offset of the MARK of each dict."""
         starts = self.starts[rows]
-        marks: Int64s = starts + 1 + _PUT_BYTES[self.data[starts + 1]]
-        return marks
+        return starts + 1 + _PUT_BYTES[self.data[starts + 1]]
 
     def _read(self, rows: Int64s) -> _Read:
         """Those of the dicts whose keys are `keys`, and whose values are numbers, references, or can be kept."""
@@ -281,8 +279,7 @@ class _Cutter:
         return np.where(_IS_REFERENCE[opcodes], _FIRST_REFERENCE - digits, digits), ends
 
     def _after_put(self, at: Int64s) -> Int64s:
-        after: Int64s = at + _PUT_BYTES[self.data[at]]
-        return after
+        return at + _PUT_BYTES[self.data[at]]
 
     def _tails(self, limits: Int64s) -> Int64s:
         """Offset of each dict's end: right before the next dict, or before a new batch of the list; else 0."""

@@ -11,12 +11,11 @@ from sys import getrefcount
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.event_tables import Cut, cut_alike
-from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable
+from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable, Flags
 from ligerprof.snapshots.watch import Allowance, LimitError
 from ligerprof.text import printable
 
@@ -117,8 +116,7 @@ def _refuse(pickled: memoryview, position: int) -> int:
 def _argument(pickled: memoryview, position: int, layout: str, size: int) -> int:
     if position + 1 + size > len(pickled):
         raise SnapshotFormatError(f"the pickle ends inside the opcode at byte {position}. Was the file cut short?")
-    value: int = unpack_from(layout, pickled, position + 1)[0]
-    return value
+    return unpack_from(layout, pickled, position + 1)[0]
 
 
 def _skip_text(layout: str, size: int) -> Callable[[memoryview, int], int]:
@@ -355,7 +353,7 @@ def _load(cut: Cut, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], li
     return values, known[: len(cut.keys)], known[len(cut.keys) :]
 
 
-def _fill_copies(cut: Cut, kept: Sequence[Any], are_lists: npt.NDArray[np.bool_]) -> bool:
+def _fill_copies(cut: Cut, kept: Sequence[Any], are_lists: Flags) -> bool:
     """Make the table share equal lists, and fill those that were cut empty; False if any is not a list.
 
     Most of them are then not needed: only those that something else in the file refers to are filled.

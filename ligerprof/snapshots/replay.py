@@ -21,7 +21,6 @@ from ligerprof.snapshots.trace import (
     DeviceTrace,
     EventColumns,
     Int64s,
-    distinct,
 )
 from ligerprof.torch_memory.allocator.settings import SizeRules
 
@@ -87,7 +86,7 @@ class Replay:
         """Indices of the blocks that are allocated at a moment, oldest first."""
         made = np.searchsorted(self.allocated_by, moment)
         # as an unsigned number, -1 is the largest
-        return np.flatnonzero(self.freed_by[:made].view(np.uint64) >= np.uint64(moment)).astype(np.int64)
+        return np.flatnonzero(self.freed_by[:made].view(np.uint64) >= np.uint64(moment))
 
     def addresses_of(self, blocks: Int64s) -> Int64s:
         """Addresses of some blocks."""
@@ -221,7 +220,7 @@ class _Run:
 
     def _round_requests(self) -> dict[int, tuple[int, int]]:
         """For each requested size, the block's bytes and the smallest remainder that is split off it."""
-        requested = distinct(self.columns.sizes[self.columns.actions == ALLOC])
+        requested = np.unique(self.columns.sizes[self.columns.actions == ALLOC])
         rounded = {size: self.rules.round_request(size) for size in requested.tolist()}
         return {size: (block_bytes, self.rules.smallest_rest(block_bytes)) for size, block_bytes in rounded.items()}
 

@@ -18,7 +18,6 @@ from ligerprof.snapshots.trace import (
     SEGMENT_UNMAP,
     EventColumns,
     Int64s,
-    is_among,
 )
 from ligerprof.torch_memory.allocator.caching import SMALL_SEGMENT_BYTES
 
@@ -95,7 +94,7 @@ def segments_at(replayed: Replay, moment: int) -> tuple[Segment, ...]:
 
 
 def _ranges_at(replayed: Replay, columns: EventColumns, moment: int) -> dict[int, _Range]:
-    moves = np.flatnonzero(is_among(columns.actions, _GROWS + _SHRINKS))
+    moves = np.flatnonzero(np.isin(columns.actions, _GROWS + _SHRINKS))
     before, after = moves[moves < moment].tolist(), moves[moves >= moment].tolist()
     at_end = _Ranges()
     for segment in replayed.segments:
@@ -256,7 +255,7 @@ def _waiting_blocks(replayed: Replay, columns: EventColumns, moment: int) -> tup
     requests = ends[actions[ends] == FREE_REQUESTED]
     known = set(touched.tolist()) if replayed.older_waiting else set()
     older = [block for block in replayed.older_waiting if block.address not in known]
-    return np.flatnonzero(is_among(replayed.freed_by, requests)).astype(np.int64), older
+    return np.flatnonzero(np.isin(replayed.freed_by, requests)), older
 
 
 def _segments(ranges: Mapping[int, _Range], held: _Held) -> Iterator[Segment]:

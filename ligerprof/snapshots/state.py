@@ -11,7 +11,6 @@ from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.trace import (
@@ -27,8 +26,8 @@ from ligerprof.snapshots.trace import (
     TOTAL_LIMIT,
     DeviceTrace,
     EventColumns,
+    Flags,
     Int64s,
-    is_among,
 )
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.allocator.settings import SizeRules
@@ -140,8 +139,6 @@ class DeviceState:
     reserved_bytes: int = 0
 
 
-Flags = npt.NDArray[np.bool_]
-
 _ALLOCATED = "active_allocated"
 # active_pending_free, active_awaiting_free: waiting for another stream
 _HELD = "active"
@@ -226,8 +223,7 @@ class FinalSegments:
         """The bytes of each segment's blocks."""
         totals = np.append(0, np.cumsum(self.block_sizes))
         ends = np.cumsum(self.block_counts)
-        filled: Int64s = totals[ends] - totals[ends - self.block_counts]
-        return filled
+        return totals[ends] - totals[ends - self.block_counts]
 
     @cached_property
     def held_by_address(self) -> Int64s:
@@ -263,7 +259,7 @@ class FinalSegments:
             space = self.free_space().starts
             return np.array(list(space), dtype=np.int64), np.array(list(space.values()), dtype=np.int64)
         borders = self.starts[~self.is_expandable]
-        is_first = np.append(True, (starts[1:] != ends[:-1]) | is_among(starts[1:], borders))[: len(free)]
+        is_first = np.append(True, (starts[1:] != ends[:-1]) | np.isin(starts[1:], borders))[: len(free)]
         firsts = np.flatnonzero(is_first)
         return starts[firsts], ends[np.append(firsts[1:], len(free))[: len(firsts)] - 1] - starts[firsts]
 
@@ -410,7 +406,7 @@ class _OlderBlocks:
         first = np.append(True, addresses[1:] != addresses[:-1])[: len(order)]
         self._starts, self._made = addresses[first & (actions == ALLOC)], order[first & (actions == ALLOC)]
         held = final.held_by_address
-        untouched = held[~is_among(final.addresses[held], addresses[first])]
+        untouched = held[~np.isin(final.addresses[held], addresses[first])]
         found = {int(final.addresses[index]): final.held_block(index) for index in untouched.tolist()}
         at_end = dict(zip(final.addresses[held].tolist(), held.tolist(), strict=True))
         # the last event of each one's release

@@ -1,7 +1,7 @@
 """The events of a device: dicts as in the file, or table rows that become dicts on access; as checked columns."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -307,31 +307,9 @@ def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64s, I
     return first, kind.reshape(-1)
 
 
-def distinct(numbers: Int64s) -> Int64s:
-    """The distinct numbers in ascending order."""
-    found: Int64s = np.unique(numbers)
-    return found
-
-
-def is_among(numbers: Int64s, chosen: Iterable[int] | Int64s) -> Flags:
-    """Whether each number is one of the chosen."""
-    return np.isin(numbers, np.asarray(chosen if isinstance(chosen, np.ndarray) else list(chosen), dtype=np.int64))
-
-
-def common(numbers: Int64s, others: Int64s) -> Int64s:
-    """The distinct numbers that occur in both, in ascending order."""
-    return np.intersect1d(numbers, others)
-
-
-def numbered(numbers: Int64s) -> tuple[Int64s, Int64s]:
-    """The distinct numbers in ascending order, and the index of each number among them."""
-    found, index = np.unique(numbers, return_inverse=True)
-    return found, index
-
-
 def number_pairs(firsts: Int64s, seconds: Int64s) -> Int64s:
     """A number for each pair of numbers from 0, ascending without gaps, equal for equal pairs.
 
     The highest numbers must not be larger than the count of any array that fits in memory.
     """
-    return numbered(firsts * (int(seconds.max(initial=0)) + 1) + seconds)[1]
+    return np.unique(firsts * (int(seconds.max(initial=0)) + 1) + seconds, return_inverse=True)[1]

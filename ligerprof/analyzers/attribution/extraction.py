@@ -20,13 +20,13 @@ from ligerprof.analyzers.attribution.gradients import (
 from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECKPOINTS, Regions, layers_in_passes
 from ligerprof.analyzers.attribution.phases import GENERATE, BlockFinder, DeviceBlocks, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.rules import BlockFeatures, Feature
-from ligerprof.analyzers.attribution.stacks import WRAPPERS, CallSite, CallSites, Mask
+from ligerprof.analyzers.attribution.stacks import WRAPPERS, CallSite, CallSites
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary, is_look_up
 from ligerprof.analyzers.attribution.weights import EarlierModels, WeightCopies, Weights, find_older_weights
 from ligerprof.models.architectures import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s, distinct, distinct_rows, is_among
+from ligerprof.snapshots.trace import Flags, Int64s, distinct_rows
 from ligerprof.units import MIB
 
 _CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
@@ -44,7 +44,7 @@ _CONVERSIONS = frozenset({"convert", "<lambda>"})
 _LATEST_REPLACEMENT = 2
 
 
-def find_cached(blocks: DeviceBlocks) -> Mask:
+def find_cached(blocks: DeviceBlocks) -> Flags:
     """Whether each block holds keys and values between the forward passes of a generation.
 
     Passes whose tensors a backward pass frees belong to training, where keys and values are saved for backward. Of
@@ -86,7 +86,7 @@ def _decodes(blocks: DeviceBlocks) -> bool:
     return bool((sizes * _LEAST_TOKENS_BEFORE <= highest).any())
 
 
-def _paired(replayed: Replay, call_sites: CallSites, built: Mask) -> Mask:
+def _paired(replayed: Replay, call_sites: CallSites, built: Flags) -> Flags:
     """The largest tensors that the build of a model allocates two at a time, apart from weights.
 
     They are buffers of its modules, or tensors that its own constructors make. `Module._apply` moves weights first
@@ -101,7 +101,7 @@ def _paired(replayed: Replay, call_sites: CallSites, built: Mask) -> Mask:
     ]
     is_weight = built & ~np.array([*kinds, False], dtype=bool)[call_sites.site_of]
     sizes = replayed.requested_bytes
-    blocks = np.flatnonzero(built & ~is_weight & ~is_among(sizes, distinct(sizes[is_weight])))
+    blocks = np.flatnonzero(built & ~is_weight & ~np.isin(sizes, sizes[is_weight]))
     paired = np.zeros(len(built), dtype=bool)
     if not len(blocks):
         return paired
@@ -124,7 +124,7 @@ def _first_call(site: CallSite) -> str:
     return next((call.file for call in site.stack.calls if not WRAPPERS.search(call.file)), "torch/")
 
 
-def _trains(blocks: DeviceBlocks) -> Mask:
+def _trains(blocks: DeviceBlocks) -> Flags:
     """Whether each block was allocated in a span that backward frees a block of, or at such a span's sites."""
     phases, call_sites, in_forward = blocks.phases, blocks.call_sites, blocks.in_phase(Phase.FORWARD)
     saved = in_forward & (phases.codes_of(blocks.replayed.freed_by) == phase_code(Phase.BACKWARD))
@@ -133,11 +133,10 @@ def _trains(blocks: DeviceBlocks) -> Mask:
     in_span = is_saved_in[blocks.spans]
     in_site = np.zeros(len(call_sites.sites), dtype=bool)
     in_site[call_sites.site_of[in_span & in_forward]] = True
-    trains: Mask = in_span | in_site[call_sites.site_of]
-    return trains
+    return in_span | in_site[call_sites.site_of]
 
 
-def _growing(replayed: Replay, call_sites: CallSites, candidates: Mask) -> Iterator[Int64s]:
+def _growing(replayed: Replay, call_sites: CallSites, candidates: Flags) -> Iterator[Int64s]:
     """Blocks that a call replaces by larger ones in each pass, and the blocks that the first pass replaced."""
     blocks = np.flatnonzero(candidates)
     for chain in _chains(replayed, call_sites, blocks):
@@ -185,11 +184,10 @@ def _replaced_by(replayed: Replay, call_sites: CallSites, chain: Int64s, blocks:
     earlier = blocks[(replayed.allocated_by[blocks] < start) & (freed > start) & (freed < stop)]
     keys = np.stack([call_sites.site_of[earlier], replayed.requested_bytes[earlier]])
     _, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    replaced: Int64s = earlier[counts[group.reshape(-1)] >= 2]
-    return replaced
+    return earlier[counts[group.reshape(-1)] >= 2]
 
 
-def _named(replayed: Replay, call_sites: CallSites, kept: Mask) -> Mask:
+def _named(replayed: Replay, call_sites: CallSites, kept: Flags) -> Flags:
     """Kept blocks of functions named after a cache, if one allocates keys and values of several layers."""
     functions = [_cache_function(site) for site in call_sites.sites]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(functions))}
@@ -237,14 +235,14 @@ class ProgramFrames:
         self.layers = layers_in_passes(blocks)
         self.regions = Regions(blocks, self.layers)
         self.earlier_models = EarlierModels(blocks)
-        self.older_models: Mask = self.earlier_models.blocks & (replayed.allocated_by < 0)
+        self.older_models: Flags = self.earlier_models.blocks & (replayed.allocated_by < 0)
         self.older_weights = find_older_weights(blocks)
         self.cached = find_cached(blocks)
         generates = bool(self.cached.any() or blocks.call_sites.matching(GENERATE).any())
         self.score_sizes = _sizes_of_heads(blocks)
         self.vocabulary = Vocabulary(blocks, generates=generates)
-        self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
-        self.follows_pass: Mask = phases.follows_forward(replayed.allocated_by)
+        self.feeds_pass: Flags = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
+        self.follows_pass: Flags = phases.follows_forward(replayed.allocated_by)
 
 
 def _sizes_of_heads(blocks: DeviceBlocks) -> frozenset[int]:
@@ -301,7 +299,7 @@ class FeatureExtractor(BlockFinder):
         self._without_calls = call_sites.at(lambda site: site.stamp is not None and not site.has_calls)
         if self._without_calls.any():
             has_calls = call_sites.at(lambda site: site.has_calls)
-            self._without_calls &= ~is_among(self._spans, distinct(self._spans[has_calls]))
+            self._without_calls &= ~np.isin(self._spans, self._spans[has_calls])
         self._ends_of_steps = np.sort([phases.last_between_steps, phases.last_optimizer_end])
         self._site_features: dict[int, frozenset[Feature]] = {}
         self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
@@ -354,7 +352,7 @@ class FeatureExtractor(BlockFinder):
             np.minimum(index, _ENDS_OF_CALL),
             np.minimum(count - index, _ENDS_OF_CALL + 1),
             self._follows_bias[blocks],
-            is_among(blocks, self._first_workspaces),
+            np.isin(blocks, list(self._first_workspaces)),
             self._layers[blocks] < self._deepest_layer[spans],
             self._last_checkpointed[spans] <= blocks,
             self._program.vocabulary.follows_head[blocks],
@@ -365,7 +363,7 @@ class FeatureExtractor(BlockFinder):
         return blocks[first], list(keys), kinds
 
     @cached_property
-    def _masks(self) -> dict[Feature, Mask]:
+    def _masks(self) -> dict[Feature, Flags]:
         """Features that are known for all blocks at once."""
         program, copies, precedents = self._program, self._copies, self._precedents
         casts, casts_of_others = self._gradients.casts()
@@ -509,7 +507,7 @@ class FeatureExtractor(BlockFinder):
         first: dict[tuple[int, bool], int] = {}
         build, backward = phase_code(Phase.BUILD), phase_code(Phase.BACKWARD)
         sizes, size_of = self._call_sites.sizes
-        is_sized = is_among(sizes, _WORKSPACE_SIZES)[size_of]
+        is_sized = np.isin(sizes, list(_WORKSPACE_SIZES))[size_of]
         by_wrapper = self._call_sites.matching_inner(FSDP)
         sized = np.flatnonzero(is_sized & (self._replayed.freed_by < 0) & ~by_wrapper)
         older = sized[sized < len(self._replayed.older_blocks)]

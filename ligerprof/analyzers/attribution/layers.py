@@ -8,10 +8,10 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import DeviceBlocks, phase_of_code
-from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask, PythonCall
+from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, PythonCall
 from ligerprof.roles import ROLE_CODES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s, distinct, is_among, number_pairs, numbered
+from ligerprof.snapshots.trace import Flags, Int64s, number_pairs
 
 Chain = tuple[PythonCall, ...]
 
@@ -30,8 +30,7 @@ def layers_in_passes(blocks: DeviceBlocks) -> Int64s:
     call_sites = blocks.call_sites
     of_site = np.array([NO_LAYER if site.layer is None else site.layer for site in call_sites.sites], dtype=np.int64)
     if (of_site != NO_LAYER).any():
-        stamped: Int64s = of_site[call_sites.site_of]
-        return stamped
+        return of_site[call_sites.site_of]
     return _layers_by_loops(blocks)
 
 
@@ -71,7 +70,7 @@ def _loop(site_of: Int64s, chain_of: Callable[[int], Chain]) -> Int64s:
         chain_of: the model's calls behind a site, outermost first.
     """
     best, rounds = np.full(len(site_of), NO_LAYER, dtype=np.int64), 0
-    sites, index_of = numbered(site_of)
+    sites, index_of = np.unique(site_of, return_inverse=True)
     chains = [chain_of(site) for site in sites.tolist()]
     for depth in range(_DEEPEST_LOOP):
         heads: dict[Chain, int] = {}
@@ -242,20 +241,20 @@ class Regions:
             # without the layer, the region of a block is unknown, and so is the last block that it keeps
             by_policy |= in_region & (layers >= 0)
         outputs = _of_groups(blocks, spans, layers, last=True)
-        self.selected: Mask = kept & by_policy
+        self.selected: Flags = kept & by_policy
         self.selected[outputs] = False
-        self.inputs: Mask = np.zeros(len(spans), dtype=bool)
+        self.inputs: Flags = np.zeros(len(spans), dtype=bool)
         starts = _of_groups(regions, spans, layers)
         # a layer's output is as large as its input
         sizes = number_pairs(spans + 1, call_sites.sizes[1])
-        candidates = np.flatnonzero(kept & is_among(sizes, distinct(sizes[outputs])))
+        candidates = np.flatnonzero(kept & np.isin(sizes, sizes[outputs]))
         places = np.searchsorted(candidates, starts) - 1
         starts, before = starts[places >= 0], candidates[places[places >= 0]]
         self.inputs[before[spans[before] == spans[starts]]] = True
-        self.outside: Mask = np.zeros(len(spans), dtype=bool)
+        self.outside: Flags = np.zeros(len(spans), dtype=bool)
         if len(regions):
             of_layers = number_pairs(spans + 1, layers + 1)
-            self.outside = ~is_among(of_layers, distinct(of_layers[regions]))
+            self.outside = ~np.isin(of_layers, of_layers[regions])
             # the next layer of an unfinished pass may be another region
             ended = np.append(spans[outputs[1:]] == spans[outputs[:-1]], False)[: len(outputs)]
             ended |= spans[outputs] < device.phases.last_span

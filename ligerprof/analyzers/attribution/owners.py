@@ -9,14 +9,13 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.stacks import CallSite, Stack, StackReader
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.snapshots.stamp import SavedTensor, Stamp
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Flags, Int64s
 
 # what releases a block when its last reference is a variable of the program
 PYTHON = "Python"
@@ -209,11 +208,10 @@ class Keepers(BlockFinder):
         """The blocks of steps whose backward has ended, and that are freed."""
         replayed = self._replayed
         known = (replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end)
-        found: Int64s = np.flatnonzero(known & ~np.append(self._is_nameless, False)[replayed.freed_by])
-        return found
+        return np.flatnonzero(known & ~np.append(self._is_nameless, False)[replayed.freed_by])
 
     @cached_property
-    def _is_nameless(self) -> npt.NDArray[np.bool_]:
+    def _is_nameless(self) -> Flags:
         """Whether the stamp of each event is of backward without a node: most steps have only those of modules."""
         nameless = [_is_nameless(stamp) for stamp in self._phases.stamps]
         return np.array(nameless, dtype=bool)[self._phases.stamp_of]
@@ -237,8 +235,7 @@ class _Newest:
     def newest(self, number: int) -> list[int]:
         """The newest blocks of one group, oldest first; empty for an unknown group."""
         start, end = np.searchsorted(self._numbers, (number, number + 1)).tolist()
-        blocks: list[int] = self._blocks[max(start, end - _MOST_ALIKE) : end].tolist()
-        return blocks
+        return self._blocks[max(start, end - _MOST_ALIKE) : end].tolist()
 
 
 def _common(rows: Sequence[SavedTensor]) -> str:

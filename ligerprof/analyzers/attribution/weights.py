@@ -18,9 +18,8 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, are_codes_of, phase_code
-from ligerprof.analyzers.attribution.stacks import Mask
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Int64s, distinct, is_among, number_pairs
+from ligerprof.snapshots.trace import Flags, Int64s, number_pairs
 
 # a wrapper that shards weights moves them first
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$|fsdp/\S*:_move_states_to_device$", re.MULTILINE)
@@ -55,7 +54,7 @@ class Weights(BlockFinder):
     @cached_property
     def _possible(self) -> frozenset[int]:
         """Sizes of weights, of optimizer states and of all weights at once."""
-        states = frozenset(distinct(self._sizes[self._call_sites.matching(STATE)]).tolist())
+        states = frozenset(np.unique(self._sizes[self._call_sites.matching(STATE)]).tolist())
         total_bytes = sum(size * count for size, count in self.live_sizes.items())
         return self.sizes | states | {total_bytes}
 
@@ -85,10 +84,10 @@ class Weights(BlockFinder):
 _LARGEST_COUNTER_BYTES = 8
 
 
-def find_older_weights(blocks: DeviceBlocks) -> Mask:
+def find_older_weights(blocks: DeviceBlocks) -> Flags:
     """Whether each block is a weight from before the recording; none is if their number leaves any doubt."""
     replayed = blocks.replayed
-    weights: Mask = np.zeros(len(replayed.freed_by), dtype=bool)
+    weights: Flags = np.zeros(len(replayed.freed_by), dtype=bool)
     older = np.arange(len(replayed.older_blocks))
     unknown = blocks.call_sites.at(lambda site: not site.is_known)[older]
     older = older[unknown & (replayed.freed_by[older] < 0)]
@@ -96,7 +95,7 @@ def find_older_weights(blocks: DeviceBlocks) -> Mask:
     sizes = replayed.requested_bytes[older]
     held = Counter(sizes.tolist())
     if gradients and all(held[size] == count for size, count in gradients.items()):
-        weights[older[is_among(sizes, gradients)]] = True
+        weights[older[np.isin(sizes, list(gradients))]] = True
     return weights
 
 
@@ -127,7 +126,7 @@ class WeightCopies(BlockFinder):
         weights: the sizes of the live weights, and how many have each.
     """
 
-    def __init__(self, blocks: DeviceBlocks, *, lasting: Mask, weights: Counter[int]) -> None:
+    def __init__(self, blocks: DeviceBlocks, *, lasting: Flags, weights: Counter[int]) -> None:
         super().__init__(blocks)
         self._outside = blocks.in_phase(Phase.OUTSIDE)
         # a copy can take a second operator, whose result is dropped
@@ -136,12 +135,12 @@ class WeightCopies(BlockFinder):
         self._weights = weights
 
     @cached_property
-    def equal(self) -> Mask:
+    def equal(self) -> Flags:
         """Whether each block is one of as many as there are weights, of their sizes."""
         return self._found(1)
 
     @cached_property
-    def doubled(self) -> Mask:
+    def doubled(self) -> Flags:
         """The same with twice the bytes: fp32 next to 16-bit weights."""
         return self._found(2)
 
@@ -153,18 +152,17 @@ class WeightCopies(BlockFinder):
         return 2 * largest in states and largest not in states
 
     @cached_property
-    def flat(self) -> Mask:
+    def flat(self) -> Flags:
         """Whether each block is as large as all weights together, in 16 or 32 bit."""
         total_bytes = sum(size * count for size, count in self._weights.items())
         sizes = (total_bytes, 2 * total_bytes) if self._weights.total() >= _LEAST_BLOCKS else ()
-        found: Mask = self._outside & is_among(self._sizes, sizes)
-        return found
+        return self._outside & np.isin(self._sizes, sizes)
 
-    def _found(self, factor: int) -> Mask:
-        found: Mask = np.zeros(len(self._outside), dtype=bool)
+    def _found(self, factor: int) -> Flags:
+        found: Flags = np.zeros(len(self._outside), dtype=bool)
         sizes = Counter({factor * size: count for size, count in self._weights.items()})
         needed_bytes = _LEAST_SHARE * sum(size * count for size, count in sizes.items())
-        blocks = np.flatnonzero(self._outside & is_among(self._sizes, sizes))
+        blocks = np.flatnonzero(self._outside & np.isin(self._sizes, list(sizes)))
         blocks = blocks[np.argsort(self._groups[blocks], kind="stable")]
         for group in np.split(blocks, np.flatnonzero(np.diff(self._groups[blocks])) + 1):
             held = Counter(self._sizes[group].tolist())
@@ -192,7 +190,7 @@ class EarlierModels(BlockFinder):
     def __init__(self, blocks: DeviceBlocks) -> None:
         super().__init__(blocks)
         replayed, call_sites, phases = self._replayed, self._call_sites, self._phases
-        self.blocks: Mask = np.zeros(len(self._codes), dtype=bool)
+        self.blocks: Flags = np.zeros(len(self._codes), dtype=bool)
         self.since = self._last_build()
         if self.since < 0:
             return
@@ -205,7 +203,7 @@ class EarlierModels(BlockFinder):
         built = live[(replayed.allocated_by[live] >= self.since) & (codes == phase_code(Phase.BUILD))]
         sizes, weights = self._sizes, live[held & (codes == phase_code(Phase.BUILD))]
         # a library's workspace stays too
-        held &= (codes != phase_code(Phase.BACKWARD)) | is_among(sizes[live], sizes[weights])
+        held &= (codes != phase_code(Phase.BACKWARD)) | np.isin(sizes[live], sizes[weights])
         is_whole = len(built) > 0 and sizes[built].sum() >= _LEAST_SHARE_OF_MODEL * sizes[weights].sum()
         is_new = is_older[held].all() or self._starts_optimizer(built)
         if is_whole and is_new and self._trains_no_more(weights, built) and self._runs_one_model():
@@ -244,7 +242,7 @@ class EarlierModels(BlockFinder):
         chosen = self._device.in_phase(Phase.FORWARD) & (self._replayed.allocated_by >= self.since)
         site_of = self._call_sites.site_of
         in_backward, counts = set(site_of[chosen & used].tolist()), np.bincount(site_of[chosen])
-        passes = len(distinct(self._spans[chosen]))
+        passes = len(np.unique(self._spans[chosen]))
         layers: Counter[Hashable] = Counter()
         trained: set[Hashable] = set()
         lines: set[Hashable] = set()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.suggestions.case import Framework
@@ -27,6 +26,7 @@ from ligerprof.snapshots.trace import (
     SEGMENT_MAP,
     SEGMENT_UNMAP,
     EventColumns,
+    Flags,
     Int64s,
 )
 from ligerprof.torch_memory.allocator.caching import (
@@ -61,7 +61,6 @@ _GROWS = ". What grows from step to step fills this, too"
 _ALLOCATE, _FREE, _EMPTY_CACHE, _OTHER = range(4)
 
 Conf = Mapping[str, str]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,8 +346,7 @@ def _given_back_within_requests(actions: Int64s, stacks: Int64s) -> Flags:
     others = np.append(np.flatnonzero(~releases), len(actions))
     after = others[np.searchsorted(others, np.arange(len(actions)))]
     ends = np.append(np.isin(actions, (SEGMENT_ALLOC, SEGMENT_MAP, OUT_OF_MEMORY)), False)
-    found: Flags = releases & ends[after] & (np.append(stacks, -1)[after] == stacks)
-    return found
+    return releases & ends[after] & (np.append(stacks, -1)[after] == stacks)
 
 
 def _steps(columns: EventColumns, streams: Int64s, given_back: Flags, count: int) -> list[tuple[int, int, int, int]]:

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
@@ -14,7 +16,6 @@ from ligerprof.serialization import select, to_json
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.segments import Piece, PoolId, Segment, pool_id, segments_at
 from ligerprof.snapshots.stamp import Stamp
-from ligerprof.snapshots.trace import is_among
 from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES, segment_bytes
 from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, SizeRules
 from ligerprof.words import ExplainedWord
@@ -387,4 +388,4 @@ def _goes_on(attribution: Attribution, index: int) -> bool:
     """Whether a call site that allocated before a failure allocates again after it."""
     allocated, places = attribution.replayed.allocated_by, attribution.call_sites.place_of
     before, after = places[allocated < index], places[allocated > index]
-    return bool(is_among(after, before).any())
+    return bool(np.isin(after, before).any())

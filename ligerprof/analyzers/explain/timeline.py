@@ -10,7 +10,7 @@ from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_of_code
 from ligerprof.roles import ROLE_CODES, ROLES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s, distinct
+from ligerprof.snapshots.trace import Int64s
 
 # a recording of fewer moments has a column for each
 MOST_COLUMNS = 2**17
@@ -125,7 +125,7 @@ def _columns(replayed: Replay, marks: set[int], columns: int) -> tuple[Int64s, I
     for mark in marks:
         near = np.arange(max(0, mark - _EVENTS_AROUND_MARKS), min(count, mark + _EVENTS_AROUND_MARKS + 1))
         stretches.append(near.astype(np.int64))
-    starts: Int64s = distinct(np.concatenate(stretches))
+    starts: Int64s = np.unique(np.concatenate(stretches))
     if len(starts) == count:
         return starts, starts
     allocated = replayed.allocated_bytes
@@ -141,7 +141,7 @@ def _times(replayed: Replay, starts: Int64s) -> Int64s | None:
 
 def _bytes_by_role(replayed: Replay, moments: Int64s, role_codes: Int64s) -> dict[Role, Int64s]:
     held: dict[Role, Int64s] = {}
-    for code in sorted(set(distinct(role_codes).tolist()) - {ROLE_CODES[Role.ALLOCATOR_ROUNDING]}):
+    for code in sorted(set(np.unique(role_codes).tolist()) - {ROLE_CODES[Role.ALLOCATOR_ROUNDING]}):
         blocks = np.flatnonzero(role_codes == code)
         held[ROLES[code]] = held_bytes(replayed, blocks, replayed.requested_bytes[blocks])[moments]
     named = sum(held.values(), np.zeros(len(moments), dtype=np.int64))

@@ -16,7 +16,7 @@ from ligerprof.analyzers.attribution.phases import DeviceBlocks, EventPhases, ar
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.roles import ROLE_CODES, ROLES, STEP_PHASES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Flags, Int64s, distinct, is_among
+from ligerprof.snapshots.trace import Flags, Int64s
 from ligerprof.torch_memory.allocator.settings import SizeRules
 from ligerprof.words import ExplainedWord
 
@@ -60,7 +60,7 @@ def _role(attribution: Attribution, frames: object, peak_moment: int) -> Role | 
     if not stack.calls:
         return None
     sites = [number for number, site in enumerate(attribution.call_sites.sites) if site.stack.calls == stack.calls]
-    blocks = np.flatnonzero(is_among(attribution.call_sites.site_of, sites))
+    blocks = np.flatnonzero(np.isin(attribution.call_sites.site_of, sites))
     return attribution.roles_of(blocks[-1:], peak_moment)[0] if len(blocks) else None
 
 
@@ -200,7 +200,7 @@ class RoleBook:
         """The blocks that have one of the roles."""
         codes = self._known_codes()
         if roles not in self._found:
-            self._found[roles] = np.flatnonzero(_is_one_of(roles)[codes]).astype(np.int64)
+            self._found[roles] = np.flatnonzero(_is_one_of(roles)[codes])
         return self._found[roles]
 
     def live(self, moment: int, *roles: Role) -> Int64s:
@@ -219,7 +219,7 @@ class RoleBook:
         return self._all_codes
 
 
-def _is_one_of(roles: Sequence[Role]) -> npt.NDArray[np.bool_]:
+def _is_one_of(roles: Sequence[Role]) -> Flags:
     """Whether each code is that of one of the roles; the last one is of unknown roles."""
     chosen = np.zeros(len(ROLES) + 1, dtype=bool)
     chosen[[ROLE_CODES[role] for role in roles]] = True
@@ -283,7 +283,7 @@ class LayerPasses:
 def find_passes(device: DeviceBlocks, layers: Int64s) -> LayerPasses:
     """Find the passes; `layers` has the layer of each block, -1 for none."""
     replayed, phases = device.replayed, device.phases
-    forward = np.flatnonzero(device.in_phase(Phase.FORWARD)).astype(np.int64)
+    forward = np.flatnonzero(device.in_phase(Phase.FORWARD))
     places = np.flatnonzero(layers[forward] != NO_LAYER)
     blocks = forward[places]
     spans = device.spans[blocks]
@@ -328,8 +328,7 @@ def _ends(replayed: Replay, phases: EventPhases, forward: Int64s, last_places: I
     """The event of the next allocation of forward after each pass, or the end of its span."""
     events = np.append(replayed.allocated_by[forward], len(replayed.trace))
     span_ends = np.searchsorted(phases.spans, span, "right")
-    ends: Int64s = np.minimum(events[last_places + 1], span_ends)
-    return ends
+    return np.minimum(events[last_places + 1], span_ends)
 
 
 def _next_backward(phases: EventPhases) -> Int64s:
@@ -337,16 +336,14 @@ def _next_backward(phases: EventPhases) -> Int64s:
     starts = phases.span_starts
     backward = np.flatnonzero(phases.codes[starts] == phase_code(Phase.BACKWARD))
     after = np.searchsorted(backward, np.arange(len(starts)), "right")
-    found: Int64s = np.append(backward, phases.last_span + 2)[after]
-    return found
+    return np.append(backward, phases.last_span + 2)[after]
 
 
 def _rises(replayed: Replay, first: Int64s, end: Int64s) -> Int64s:
     """The highest allocated bytes from the first event of each pass to its end, above those before it."""
     bounds = np.column_stack([first, end + 1]).ravel()
     highest = np.maximum.reduceat(np.append(replayed.allocated_bytes, 0), bounds)[::2]
-    rises: Int64s = highest - replayed.allocated_bytes[first]
-    return rises
+    return highest - replayed.allocated_bytes[first]
 
 
 def frees_of_saved(device: DeviceBlocks) -> Int64s:
@@ -586,13 +583,13 @@ class Case:
     def evaluation(self) -> Int64s:
         """Blocks that an evaluation allocated, by a recorder's stamps or the calls of a trainer."""
         stamped = self._stamped(Phase.EVALUATION)
-        return distinct(np.append(stamped, self.blocks_from(frames.EVALUATION))) if self.program.evaluates else stamped
+        return np.unique(np.append(stamped, self.blocks_from(frames.EVALUATION))) if self.program.evaluates else stamped
 
     @cached_property
     def generation(self) -> Int64s:
         """Blocks that a generation allocated by a recorder's stamps, but none within a trainer's evaluation."""
         stamped = self._stamped(Phase.GENERATION)
-        return stamped[~is_among(stamped, self.evaluation)]
+        return stamped[~np.isin(stamped, self.evaluation)]
 
     def runs_in(self, phase: Phase) -> bool:
         """Whether a recorder stamped events with a phase."""
@@ -600,7 +597,7 @@ class Case:
 
     def _stamped(self, phase: Phase) -> Int64s:
         shown = self.attribution.phases.shown_of(self.replayed.allocated_by)
-        return np.flatnonzero(are_codes_of(shown, phase)).astype(np.int64)
+        return np.flatnonzero(are_codes_of(shown, phase))
 
     @property
     def failed_phase(self) -> Phase | None:
@@ -612,7 +609,7 @@ class Case:
         """The blocks of some roles that neither an evaluation nor a generation allocated."""
         blocks = self.book.blocks(*roles)
         others = np.append(self.evaluation, self.generation)
-        return blocks[~is_among(blocks, others)] if len(others) else blocks
+        return blocks[~np.isin(blocks, others)] if len(others) else blocks
 
     def edit(self) -> Edit:
         """An empty edit of the replay."""
@@ -623,8 +620,7 @@ class Case:
         key = (find, *arguments)
         if key not in self._found:
             self._found[key] = find(self, *arguments)
-        found: FoundT = self._found[key]
-        return found
+        return self._found[key]
 
     def without(self, *roles: Role) -> Edit:
         """An edit that removes every block of some roles, except those of evaluations."""
@@ -649,8 +645,7 @@ class Case:
 
     def made_in(self, phase: Phase, blocks: Int64s) -> Int64s:
         """Those of the blocks that a phase allocated."""
-        made: Int64s = blocks[self.attribution.device_blocks.codes[blocks] == phase_code(phase)]
-        return made
+        return blocks[self.attribution.device_blocks.codes[blocks] == phase_code(phase)]
 
     def end_in_backward(self, blocks: Int64s) -> Flags:
         """Whether backward frees each block."""
@@ -665,7 +660,7 @@ class Case:
         """Blocks whose stack has a call, as `file:function`, that matches a regular expression."""
         sites = self.attribution.call_sites
         found = [re.search(pattern, site.stack.text, re.MULTILINE) is not None for site in sites.sites]
-        return np.flatnonzero(np.array(found, dtype=bool)[sites.site_of]).astype(np.int64)
+        return np.flatnonzero(np.array(found, dtype=bool)[sites.site_of])
 
     def sizes(self, blocks: Int64s | Sequence[int]) -> Int64s:
         """Requested bytes of blocks."""

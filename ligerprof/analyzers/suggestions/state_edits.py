@@ -14,7 +14,7 @@ from ligerprof.analyzers.suggestions.fused_loss import LossShape, find_recipe, l
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Precision
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.trace import Int64s, is_among, numbered
+from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
@@ -105,8 +105,7 @@ def with_half_precision_reference(case: Case) -> Edit | None:
 def _kept_keys(case: Case, recipe: "TrainingRecipe") -> Int64s:
     """Keys and values in fp32 that a program keeps with the model's outputs."""
     kept, spec = case.blocks_from(_CACHE_UPDATE), recipe.spec
-    in_fp32: Int64s = kept[case.sizes(kept) == recipe.tokens * spec.kv_heads * spec.head_dim * FP32_BYTES]
-    return in_fp32
+    return kept[case.sizes(kept) == recipe.tokens * spec.kv_heads * spec.head_dim * FP32_BYTES]
 
 
 def with_eight_bit_states(case: Case) -> Edit | None:
@@ -116,7 +115,7 @@ def with_eight_bit_states(case: Case) -> Edit | None:
         return None
     edit = case.without(Role.OPTIMIZER_TEMPORARIES)
     moments = case.in_training(Role.OPTIMIZER_STATES)
-    sizes, size_of = numbered(case.sizes(moments))
+    sizes, size_of = np.unique(case.sizes(moments), return_inverse=True)
     smaller = [sum(eight_bit_state_sizes(size // width)) // 2 for size in sizes.tolist()]
     edit.set_size(moments, _rounded(np.array(smaller, dtype=np.int64))[size_of])
     if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
@@ -212,8 +211,7 @@ def _layer_matrices(case: Case, shape: LossShape) -> Int64s:
     weights = case.in_training(Role.PARAMETERS)
     elements = case.sizes(weights) // shape.parameter_bytes
     is_matrix = (elements % shape.hidden == 0) & (elements > shape.hidden) & (elements != shape.vocab * shape.hidden)
-    found: Int64s = weights[is_matrix]
-    return found
+    return weights[is_matrix]
 
 
 def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: Int64s, *, divisor: int = 1) -> None:
@@ -239,15 +237,14 @@ _LEAST_ADDED = 2
 
 
 def _rounded(sizes: Int64s) -> Int64s:
-    rounded: Int64s = -(-sizes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-    return rounded
+    return -(-sizes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
 def without_earlier_models(case: Case) -> Edit | None:
     """Free earlier models, and the states of their optimizers, when the build of the last one begins."""
     found = case.attribution.earlier_models
-    blocks = np.flatnonzero(found.blocks).astype(np.int64)
-    blocks = blocks[~is_among(blocks, case.book.blocks(Role.LIBRARY_WORKSPACE, Role.COMMUNICATION))]
+    blocks = np.flatnonzero(found.blocks)
+    blocks = blocks[~np.isin(blocks, case.book.blocks(Role.LIBRARY_WORKSPACE, Role.COMMUNICATION))]
     edit = case.edit()
     edit.end(blocks, np.full(len(blocks), found.since + 1))
     return edit if len(blocks) else None
@@ -268,14 +265,14 @@ def with_saved_tensors_on_host(case: Case) -> Edit | None:
         blocks, by = _checkpoints_by_pass(case, case.book.blocks(Role.CHECKPOINTS))
     else:
         candidates = case.book.blocks(*_SAVED_ROLES, Role.WEIGHT_CASTS)
-        chosen = is_among(passes.saved, candidates) & ran[passes.saved_by]
+        chosen = np.isin(passes.saved, candidates) & ran[passes.saved_by]
         outputs, readers = _outputs_by_reader(case, candidates)
         blocks, by = np.append(passes.saved[chosen], outputs), np.append(passes.saved_by[chosen], readers)
-        _move_others(case, edit, candidates[~is_among(candidates, blocks)])
+        _move_others(case, edit, candidates[~np.isin(candidates, blocks)])
     if not len(blocks):
         return None
     sizes, stops = replayed.block_bytes[blocks], edit.stops(blocks)
-    is_cast = is_among(blocks, case.book.blocks(Role.WEIGHT_CASTS))
+    is_cast = np.isin(blocks, case.book.blocks(Role.WEIGHT_CASTS))
     span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
     ends = np.minimum(np.where(is_cast, span_ends[by], passes.end[by]) + 1, stops)
     edit.release(sizes, ends, stops)
@@ -303,7 +300,7 @@ def _outputs_by_reader(case: Case, blocks: Int64s) -> tuple[Int64s, Int64s]:
     readers = 1 + np.flatnonzero((passes.span[1:] == passes.span[:-1]) & (passes.backward_last[1:] >= 0))
     outputs = passes.output[readers - 1]
     freed = case.replayed.freed_by[outputs]
-    kept = (outputs >= 0) & is_among(outputs, blocks) & (freed >= passes.backward_first[readers])
+    kept = (outputs >= 0) & np.isin(outputs, blocks) & (freed >= passes.backward_first[readers])
     return outputs[kept], readers[kept]
 
 
