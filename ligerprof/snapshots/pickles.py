@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pickletools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -54,33 +55,9 @@ _NEWEST_PROTOCOL = 5
 _CHECKED_BYTES = 2**18
 # Python's frames have 64 KiB and at most one more value
 _LONGEST_FRAME_BYTES = 2**20
-_HARMFUL_NAMES = {
-    ord("c"): "GLOBAL",
-    0x93: "STACK_GLOBAL",
-    ord("R"): "REDUCE",
-    ord("b"): "BUILD",
-    ord("i"): "INST",
-    ord("o"): "OBJ",
-    0x81: "NEWOBJ",
-    0x92: "NEWOBJ_EX",
-    0x82: "EXT1",
-    0x83: "EXT2",
-    0x84: "EXT4",
-    ord("P"): "PERSID",
-    ord("Q"): "BINPERSID",
-}
-_UNKNOWN_NAMES = {
-    0x96: "BYTEARRAY8",
-    0x97: "NEXT_BUFFER",
-    ord("p"): "PUT",
-    0x85: "TUPLE1",
-    0x86: "TUPLE2 of values other than small integers",
-    0x87: "TUPLE3",
-    ord("t"): "TUPLE",
-    0x90: "ADDITEMS",
-    0x91: "FROZENSET",
-    0x8A: "LONG1 of more than 64 bits",
-}
+_CALLS = ("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX")
+_HARMFUL_NAMES = frozenset((*_CALLS, "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"))
+_NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
 
 
 def require_plain_data(pickled: memoryview, allowance: Allowance) -> None:
@@ -106,10 +83,9 @@ def require_plain_data(pickled: memoryview, allowance: Allowance) -> None:
 
 
 def _refuse(pickled: memoryview, position: int) -> int:
-    opcode = pickled[position]
-    if opcode in _HARMFUL_NAMES:
-        raise SnapshotFormatError(f"refusing pickle opcode {_HARMFUL_NAMES[opcode]} at byte {position}. {_HARMFUL}")
-    name = _UNKNOWN_NAMES.get(opcode, f"0x{opcode:02x}")
+    name = _NAMES.get(pickled[position], f"0x{pickled[position]:02x}")
+    if name in _HARMFUL_NAMES:
+        raise SnapshotFormatError(f"refusing pickle opcode {name} at byte {position}. {_HARMFUL}")
     raise SnapshotFormatError(f"pickle opcode {name} at byte {position} is not supported. {_UNKNOWN}")
 
 

@@ -142,7 +142,6 @@ class DeviceState:
 _ALLOCATED = "active_allocated"
 # active_pending_free, active_awaiting_free: waiting for another stream
 _HELD = "active"
-_ROWS_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -196,10 +195,6 @@ class FinalSegments:
         if max(sizes.sum(dtype=np.float64), block_sizes.sum(dtype=np.float64)) >= TOTAL_LIMIT:
             raise SnapshotFormatError(f"{where}: its segments have more bytes than 62 bits can count. Was it damaged?")
         counts = np.fromiter(map(len, of_segments), dtype=np.int64, count=len(of_segments))
-        # most blocks share a few strings
-        state_of = dict(zip(map(id, states), states, strict=True))
-        is_held = {key: isinstance(state, str) and state.startswith(_HELD) for key, state in state_of.items()}
-        is_allocated = {key: state == _ALLOCATED for key, state in state_of.items()}
         return cls(
             starts=starts,
             sizes=sizes,
@@ -208,8 +203,8 @@ class FinalSegments:
             addresses=_addresses(starts, counts, block_sizes),
             requested=_numbers(requested, SIZE_LIMIT, f"{where}: a block's requested_size"),
             block_sizes=block_sizes,
-            held=np.fromiter(map(is_held.__getitem__, map(id, states)), bool, len(states)),
-            allocated=np.fromiter(map(is_allocated.__getitem__, map(id, states)), bool, len(states)),
+            held=np.array([isinstance(state, str) and state.startswith(_HELD) for state in states], dtype=bool),
+            allocated=np.array([state == _ALLOCATED for state in states], dtype=bool),
             frames=frames,
         )
 
@@ -217,13 +212,6 @@ class FinalSegments:
     def reserved_bytes(self) -> int:
         """The bytes of all segments."""
         return int(self.sizes.sum())
-
-    @cached_property
-    def filled(self) -> Int64s:
-        """The bytes of each segment's blocks."""
-        totals = np.append(0, np.cumsum(self.block_sizes))
-        ends = np.cumsum(self.block_counts)
-        return totals[ends] - totals[ends - self.block_counts]
 
     @cached_property
     def held_by_address(self) -> Int64s:
@@ -275,12 +263,10 @@ class FinalSegments:
 
 def _are_equal(known: Mapping[int, int], keys: Int64s, values: Int64s) -> bool:
     """Whether a mapping has exactly some distinct keys, with these values."""
-    return len(known) == len(keys) and all(
-        known.get(key) == value
-        for start in range(0, len(keys), _ROWS_AT_ONCE)
-        for key, value in zip(
-            keys[start : start + _ROWS_AT_ONCE].tolist(), values[start : start + _ROWS_AT_ONCE].tolist(), strict=True
-        )
+    known_keys, known_values = (np.fromiter(each, np.int64, len(known)) for each in (known.keys(), known.values()))
+    order, known_order = np.argsort(keys), np.argsort(known_keys)
+    return all(
+        np.array_equal(here[known_order], there[order]) for here, there in ((known_keys, keys), (known_values, values))
     )
 
 

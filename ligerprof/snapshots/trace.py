@@ -38,9 +38,12 @@ class EventTable:
         cells = ((key, int(column[row])) for key, column in self.columns.items())
         return {key: cell if cell >= 0 else self.objects[-1 - cell] for key, cell in cells}
 
-    def distinct_objects(self, cells: Int64s) -> tuple[Int64s, list[Any]]:
-        """Index of the value of each of some cells, and the values."""
-        if len(cells) and cells.max() >= 0:
+    def objects_of(self, key: str, rows: Int64s) -> tuple[Int64s, list[Any]]:
+        """Index of the value of a key in each of some rows, and the values."""
+        if key not in self.columns:
+            return np.zeros(len(rows), dtype=np.int64), [None]
+        cells = self.columns[key][rows]
+        if cells.max() >= 0:
             # unexpected numbers among them: each value gets its own index
             values = [cell if cell >= 0 else self.objects[-1 - cell] for cell in cells.tolist()]
             return np.arange(len(cells)), values
@@ -60,15 +63,14 @@ class DeviceTrace(Sequence[Event]):
         rows: for each event its row in the table, or -1 - i for `events[i]`; None if all events are dicts.
     """
 
-    __slots__ = ("_events", "_in_dicts", "_objects", "_places", "_rows", "_table")
+    __slots__ = ("_events", "_in_table", "_objects", "_rows", "_table")
 
     def __init__(self, events: Sequence[Event], table: EventTable | None = None, rows: Int64s | None = None) -> None:
         self._events = events
         self._table = table or EventTable(columns={}, objects=())
         self._rows = np.arange(-1, -1 - len(events), -1) if rows is None else rows
         self._objects: dict[str, tuple[Int64s, list[Any]]] = {}
-        self._in_dicts = np.flatnonzero(self._rows < 0)
-        self._places: Int64s | slice | None = None
+        self._in_table = self._rows >= 0
 
     @classmethod
     def in_columns(cls, events: list[dict[str, Any]]) -> "DeviceTrace":
@@ -122,9 +124,9 @@ class DeviceTrace(Sequence[Event]):
         """Values of `key`, one per event: 0 if missing, -1 if not an integer in [0, 2**63)."""
         column = np.zeros(len(self), dtype=np.int64)
         if key in self._table.columns:
-            np.maximum(self._cells(key), _NO_NUMBER, out=column)
+            column[self._in_table] = np.maximum(self._table.columns[key][self._rows[self._in_table]], _NO_NUMBER)
         values = (event.get(key, 0) for event in self._dicts())
-        column[self._in_dicts] = [
+        column[~self._in_table] = [
             value if type(value) is int and 0 <= value < _NUMBER_LIMIT else _NO_NUMBER for value in values
         ]
         return column
@@ -140,40 +142,16 @@ class DeviceTrace(Sequence[Event]):
         return self._objects[key]
 
     def _find_objects(self, key: str) -> tuple[Int64s, list[Any]]:
-        in_table = np.flatnonzero(self._rows >= 0)[:1]
-        if key not in self._table.columns:
-            column, found = np.zeros(len(self), dtype=np.int64), [None]
-        elif not len(in_table):
-            column, found = np.zeros(len(self), dtype=np.int64), []
-        else:
-            cells = self._cells(key)
-            if len(self._in_dicts):
-                cells = cells.copy()
-                cells[self._in_dicts] = cells[in_table]
-            column, found = self._table.distinct_objects(cells)
-        if len(self._in_dicts):
+        column, found = np.zeros(len(self), dtype=np.int64), list[Any]()
+        if self._in_table.any():
+            column[self._in_table], found = self._table.objects_of(key, self._rows[self._in_table])
+        if not self._in_table.all():
             values = _Numbered(found)
-            column[self._in_dicts] = [values.number_of(event.get(key)) for event in self._dicts()]
+            column[~self._in_table] = [values.number_of(event.get(key)) for event in self._dicts()]
         return _equal_texts_once(column, found)
 
-    def _cells(self, key: str) -> Int64s:
-        """The table's cell of each event, not to be changed; any cell for those that are dicts."""
-        if self._places is None:
-            self._places = self._find_places()
-        return self._table.columns[key][self._places]
-
-    def _find_places(self) -> Int64s | slice:
-        """A row of the table for each event; a slice if they follow each other, as those of a device do."""
-        columns, rows = self._table.columns, self._rows
-        known = np.flatnonzero(rows >= 0)
-        first = int(rows[known[0]] - known[0]) if len(known) else 0
-        end = first + len(rows)
-        if first >= 0 and end <= min(map(len, columns.values())) and np.array_equal(rows[known], known + first):
-            return slice(first, end)
-        return np.maximum(rows, 0)
-
     def _dicts(self) -> list[Event]:
-        return [self._events[-1 - row] for row in self._rows[self._in_dicts].tolist()]
+        return [self._events[-1 - row] for row in self._rows[~self._in_table].tolist()]
 
 
 def _equal_texts_once(column: Int64s, found: list[Any]) -> tuple[Int64s, list[Any]]:

@@ -228,6 +228,11 @@ class ProgramFrames:
         cached: whether each block holds keys and values between the passes of a generation.
         feeds_pass: whether each block is alive when a later forward pass runs.
         follows_pass: whether each block was allocated after a forward pass, with no other phase in between.
+        checkpointing: whether a call site checkpoints.
+        casts_gradients: whether backward casts gradients, as autocast's casts of weights make it do.
+        modules: names of all modules; `last_layer` is the highest layer in them.
+        bodies: modules that hold the decoder layers.
+        loss_modules: the head, the modules around it, and the loss.
     """
 
     def __init__(self, blocks: DeviceBlocks) -> None:
@@ -239,16 +244,21 @@ class ProgramFrames:
         self.older_weights = find_older_weights(blocks)
         self.cached = find_cached(blocks)
         generates = bool(self.cached.any() or blocks.call_sites.matching(GENERATE).any())
-        self.score_sizes = _sizes_of_heads(blocks)
+        in_head = blocks.call_sites.at(lambda site: site.stack.in_head) & blocks.in_phase(Phase.FORWARD)
+        sizes = set(replayed.requested_bytes[in_head].tolist())
+        self.score_sizes = frozenset(sizes | {2 * size for size in sizes})
         self.vocabulary = Vocabulary(blocks, generates=generates)
         self.feeds_pass: Flags = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
         self.follows_pass: Flags = phases.follows_forward(replayed.allocated_by)
-
-
-def _sizes_of_heads(blocks: DeviceBlocks) -> frozenset[int]:
-    in_head = blocks.call_sites.at(lambda site: site.stack.in_head) & blocks.in_phase(Phase.FORWARD)
-    sizes = set(blocks.replayed.requested_bytes[in_head].tolist())
-    return frozenset(sizes | {2 * size for size in sizes})
+        sites = blocks.call_sites.sites
+        self.checkpointing = any(site.recomputes or CHECKPOINT_CALL.search(site.stack.text) for site in sites)
+        self.casts_gradients = any(site.node.startswith("ToCopyBackward") for site in sites)
+        self.modules = frozenset(site.module for site in sites if site.stamp)
+        self.last_layer = max((site.layer for site in sites if site.layer is not None), default=-1)
+        self.bodies = frozenset(body for module in self.modules if (body := body_of_layer(module)) is not None)
+        heads = [module for module in self.modules if is_head(module)]
+        around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
+        self.loss_modules = frozenset({"", "loss"} | around) - self.bodies
 
 
 _WITHOUT_OUTPUT = re.compile(frames.TILED_LOSS, re.MULTILINE)
@@ -278,13 +288,15 @@ class FeatureExtractor(BlockFinder):
         self._program, self._layers = program, program.layers
         self._peak_bytes = int(replayed.allocated_bytes[moment])
         self._allocated_by = replayed.allocated_by
-        self._codes[: len(replayed.older_blocks)] = [*map(self._older_phase, range(len(replayed.older_blocks)))]
+        self._codes[: len(replayed.older_blocks)] = list(map(self._older_phase, range(len(replayed.older_blocks))))
         # code without Python calls that is not backward: events of one phase may follow those of another
         unknown = [
             site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
         ]
         self._codes[np.array(unknown, dtype=bool)[call_sites.site_of]] = phase_code(None)
         self._in_forward = self._device.in_phase(Phase.FORWARD)
+        of_buckets = self._call_sites.matching_inner(DDP_BUCKET)
+        self._forward_sizes = frozenset(self._sizes[self._in_forward & ~of_buckets].tolist())
         self._weights = Weights(self._device, moment)
         self._copies = WeightCopies(self._device, lasting=program.feeds_pass, weights=self._weights.live_sizes)
         self._reductions = Reductions(self._device, moment=moment)
@@ -302,7 +314,6 @@ class FeatureExtractor(BlockFinder):
             self._without_calls &= ~np.isin(self._spans, self._spans[has_calls])
         self._ends_of_steps = np.sort([phases.last_between_steps, phases.last_optimizer_end])
         self._site_features: dict[int, frozenset[Feature]] = {}
-        self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
 
     def _older_phase(self, block: int) -> int:
         """The phase code of a block older than the recording; unknown for weights if the recording starts with a build.
@@ -411,7 +422,7 @@ class FeatureExtractor(BlockFinder):
         if phase is not Phase.FORWARD and not self._has_modules(site):
             return
         if self._has_modules(site):
-            in_loss_area = bool(self._program.vocabulary) and site.module in self._loss_modules
+            in_loss_area = bool(self._program.vocabulary) and site.module in self._program.loss_modules
             yield Feature.IN_LOSS_AREA, in_loss_area
             # V is unknown, but the names of modules delimit the loss
             yield Feature.VOCABULARY_SIZED, in_loss_area and phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -473,22 +484,20 @@ class FeatureExtractor(BlockFinder):
         """Features that all blocks of a call site share."""
         number = int(self._call_sites.site_of[block])
         if number not in self._site_features:
-            found = frozenset(feature for feature, holds in self._place(site) if holds)
-            # most of thousands of sites have one of a few sets
-            self._site_features[number] = self._sets_of_features.setdefault(found, found)
+            self._site_features[number] = frozenset(feature for feature, holds in self._place(site) if holds)
         return self._site_features[number]
 
     def _place(self, site: CallSite) -> Iterator[tuple[Feature, bool]]:
         stack, module = site.stack, site.module
-        yield Feature.CHECKPOINTING, self._checkpointing
+        yield Feature.CHECKPOINTING, self._program.checkpointing
         yield Feature.RECOMPUTED, site.recomputes
-        yield Feature.CASTS_GRADIENTS, self._casts_gradients
+        yield Feature.CASTS_GRADIENTS, self._program.casts_gradients
         yield Feature.VOCABULARY_LOSS, bool(self._program.vocabulary)
         yield Feature.IN_EMBEDDING, is_token_embedding(module) or "nn/modules/sparse.py:forward" in stack.text
         if self._has_modules(site):
             yield Feature.IN_LAYER, site.layer is not None
-            yield Feature.AFTER_LAYERS, site.layer is not None and site.layer == self._last_layer
-            yield Feature.IN_MODEL_BODY, module in self._bodies
+            yield Feature.AFTER_LAYERS, site.layer is not None and site.layer == self._program.last_layer
+            yield Feature.IN_MODEL_BODY, module in self._program.bodies
             yield Feature.IN_HEAD, is_head(module)
         else:
             yield Feature.IN_LAYER, CHECKPOINT_CALL.search(stack.text) is not None
@@ -496,7 +505,7 @@ class FeatureExtractor(BlockFinder):
             yield Feature.IN_HEAD, stack.in_head
 
     def _has_modules(self, site: CallSite) -> bool:
-        return site.stamp is not None and len(self._modules) > 1
+        return site.stamp is not None and len(self._program.modules) > 1
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
@@ -534,10 +543,6 @@ class FeatureExtractor(BlockFinder):
         return self._highest_by_span(known, self._layers[known])
 
     @cached_property
-    def _forward_sizes(self) -> frozenset[int]:
-        return frozenset(self._sizes[self._in_forward & ~self._call_sites.matching_inner(DDP_BUCKET)].tolist())
-
-    @cached_property
     def _score_sizes(self) -> frozenset[int]:
         """Sizes of eager attention's score matrices, in either precision."""
         sizes = set(self._sizes[self._in_forward & self._call_sites.matching(_SOFTMAX)].tolist())
@@ -563,34 +568,3 @@ class FeatureExtractor(BlockFinder):
         highest = np.full(self._phases.last_span + 2, -1, dtype=np.int64)
         np.maximum.at(highest, self._spans[blocks], values)
         return highest
-
-    @cached_property
-    def _checkpointing(self) -> bool:
-        return any(
-            site.recomputes or CHECKPOINT_CALL.search(site.stack.text) is not None for site in self._call_sites.sites
-        )
-
-    @cached_property
-    def _casts_gradients(self) -> bool:
-        """Whether backward casts gradients, as autocast's casts of weights make it do."""
-        return any(site.node.startswith("ToCopyBackward") for site in self._call_sites.sites)
-
-    @cached_property
-    def _modules(self) -> frozenset[str]:
-        return frozenset(site.module for site in self._call_sites.sites if site.stamp)
-
-    @cached_property
-    def _last_layer(self) -> int:
-        return max((site.layer for site in self._call_sites.sites if site.layer is not None), default=-1)
-
-    @cached_property
-    def _bodies(self) -> frozenset[str]:
-        """Modules that hold the decoder layers."""
-        return frozenset(body for module in self._modules if (body := body_of_layer(module)) is not None)
-
-    @cached_property
-    def _loss_modules(self) -> frozenset[str]:
-        """The head, the modules around it, and the loss."""
-        heads = [module for module in self._modules if is_head(module)]
-        around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
-        return frozenset({"", "loss"} | around) - self._bodies

@@ -154,11 +154,22 @@ class Reductions(BlockFinder):
 
     Args:
         moment: at which `buckets_hold_gradients` holds.
+
+    Attributes:
+        gathered_sizes: sizes of gathered weights, which are those of their gradients.
     """
 
     def __init__(self, blocks: DeviceBlocks, *, moment: int) -> None:
         super().__init__(blocks)
         self._moment = moment
+        sites = blocks.call_sites
+        # blocks of backward, except those of recomputed forward passes and of the wrappers
+        computed = sites.at(lambda site: not site.recomputes) & ~sites.matching_inner(FSDP)
+        self._by_autograd: Flags = computed & blocks.in_phase(Phase.BACKWARD)
+        self._reducing = sites.matching_inner(_REDUCTION)
+        # the first of consecutive blocks that reductions allocate
+        self._run_starts: Flags = self._reducing & ~np.append(False, self._reducing[:-1])
+        self.gathered_sizes = frozenset(self._sizes[sites.matching_inner(_GATHERED)].tolist())
 
     @cached_property
     def inputs(self) -> Flags:
@@ -172,13 +183,10 @@ class Reductions(BlockFinder):
     @cached_property
     def gradients(self) -> Flags:
         """Blocks that autograd computed and the wrapper reduced, and the blocks that were added or joined into them."""
-        reduced = self._freed_in_reduction | self._freed_before_reshard | self._freed_by_wrapper | self._flat
-        return reduced | self._terms(reduced | (self._by_autograd & self._outlives_backward))
-
-    @cached_property
-    def gathered_sizes(self) -> frozenset[int]:
-        """Sizes of gathered weights, which are those of their gradients."""
-        return frozenset(self._sizes[self._call_sites.matching_inner(_GATHERED)].tolist())
+        reduced = self._freed_in_reduction() | self._freed_before_reshard() | self._freed_by_wrapper() | self._flat()
+        freed = self._replayed.freed_by
+        outlives = np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > self._spans
+        return reduced | self._terms(reduced | (self._by_autograd & outlives))
 
     @cached_property
     def buckets_hold_gradients(self) -> bool:
@@ -221,22 +229,6 @@ class Reductions(BlockFinder):
         after = starts[starts > backward[0]]
         return int(after[0]) if len(after) else None
 
-    @cached_property
-    def _by_autograd(self) -> Flags:
-        """Blocks of backward, except those of recomputed forward passes and of the wrappers."""
-        computed = self._call_sites.at(lambda site: not site.recomputes) & ~self._call_sites.matching_inner(FSDP)
-        return computed & self._device.in_phase(Phase.BACKWARD)
-
-    @cached_property
-    def _reducing(self) -> Flags:
-        return self._call_sites.matching_inner(_REDUCTION)
-
-    @cached_property
-    def _run_starts(self) -> Flags:
-        """The first of consecutive blocks that reductions allocate."""
-        return self._reducing & ~np.append(False, self._reducing[:-1])
-
-    @cached_property
     def _freed_in_reduction(self) -> Flags:
         """Blocks of autograd that were freed between the allocations of one reduction, and the last one after them."""
         found = np.zeros_like(self._by_autograd)
@@ -259,7 +251,6 @@ class Reductions(BlockFinder):
                 found[candidates[stop]] = True
         return found
 
-    @cached_property
     def _freed_before_reshard(self) -> Flags:
         """Blocks of autograd that were freed right before as many gathered weights of their sizes.
 
@@ -281,7 +272,6 @@ class Reductions(BlockFinder):
                 found[before] = ((padding >= 0) & (padding * _PADDING_SHARE <= sizes[weights])).all()
         return found
 
-    @cached_property
     def _freed_by_wrapper(self) -> Flags:
         """Blocks of autograd whose release has the wrapper's frames, as recordings with `context="all"` contain."""
         chosen = np.flatnonzero(self._by_autograd & (self._replayed.freed_by >= 0) & self._reducing.any())
@@ -290,16 +280,10 @@ class Reductions(BlockFinder):
         drops = {code for code in set(freed_at.tolist()) if _has_call(frames[code], _DROPS)}
         return self._mask(chosen[np.isin(freed_at, list(drops))])
 
-    @cached_property
     def _flat(self) -> Flags:
         """Blocks without Python frames that have the size of FSDP1's gathered flat parameters."""
         silent = self._call_sites.at(lambda site: not site.stack.calls)
         return silent & np.isin(self._sizes, self._sizes[self._call_sites.matching_inner(_FLAT)])
-
-    @cached_property
-    def _outlives_backward(self) -> Flags:
-        freed = self._replayed.freed_by
-        return np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > self._spans
 
     def _terms(self, results: Flags) -> Flags:
         """Blocks that were added or joined into these: freed before anything else was allocated, and of fitting size.

@@ -56,9 +56,9 @@ def with_layers_of_weights(
     for found in (
         _layers_of_states(states, weights, of_weights, call_sites, sizes),
         _layers_of_gradients(gradients, weights, of_weights, sizes),
-        (weights[of_weights != NO_LAYER], of_weights[of_weights != NO_LAYER]),
     ):
-        layers[found[0]] = found[1]
+        layers[list(found)] = list(found.values())
+    layers[weights[of_weights != NO_LAYER]] = of_weights[of_weights != NO_LAYER]
     return layers
 
 
@@ -77,10 +77,8 @@ def _loop(site_of: Int64s, chain_of: Callable[[int], Chain]) -> Int64s:
         reach = [heads.setdefault(chain[:depth], len(heads)) if len(chain) > depth else -1 for chain in chains]
         if not heads:
             break
-        head_of, lines = (
-            np.array(reach, dtype=np.int64)[index_of],
-            np.array([chain[depth].line if len(chain) > depth else 0 for chain in chains], dtype=np.int64)[index_of],
-        )
+        line = [chain[depth].line if len(chain) > depth else 0 for chain in chains]
+        head_of, lines = (np.array(each, dtype=np.int64)[index_of] for each in (reach, line))
         blocks = np.argsort(head_of, kind="stable")
         blocks = blocks[head_of[blocks] >= 0]
         counted, starts = _count_rounds(head_of[blocks], lines[blocks])
@@ -151,18 +149,16 @@ def _layers_in_span(site_of: Int64s, sites: Sequence[CallSite], phase: Phase | N
 
 def _layers_of_states(
     states: Int64s, weights: Int64s, layers: Int64s, call_sites: CallSites, sizes: Int64s
-) -> tuple[list[int], list[int]]:
-    """Optimizer states and their layers: each call site allocates one as large as each weight, in the weights' order.
+) -> dict[int, int]:
+    """The layers of optimizer states: each call site allocates one as large as each weight, in the weights' order.
 
     Args:
         layers: of the weights.
         sizes: of all blocks.
     """
     by_site: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    site_of, size_of = call_sites.site_of[states].tolist(), sizes[states].tolist()
-    description_of = {site: call_sites.sites[site].description for site in set(site_of)}
-    for block, site, size in zip(states.tolist(), site_of, size_of, strict=True):
-        by_site[description_of[site]].append((block, size))
+    for block, size in zip(states.tolist(), sizes[states].tolist(), strict=True):
+        by_site[call_sites.of(block).description].append((block, size))
     found: dict[int, int] = {}
     weight_sizes, weight_layers = sizes[weights].tolist(), layers.tolist()
     for allocated in by_site.values():
@@ -175,13 +171,11 @@ def _layers_of_states(
             after = weight + 1
             if weight_layers[weight] != NO_LAYER:
                 found[block] = weight_layers[weight]
-    return list(found), list(found.values())
+    return found
 
 
-def _layers_of_gradients(
-    gradients: Int64s, weights: Int64s, layers: Int64s, sizes: Int64s
-) -> tuple[list[int], list[int]]:
-    """Gradients and their layers: backward completes them layer by layer, from the last to the first."""
+def _layers_of_gradients(gradients: Int64s, weights: Int64s, layers: Int64s, sizes: Int64s) -> dict[int, int]:
+    """The layers of gradients: backward completes them layer by layer, from the last to the first."""
     weight_sizes, weight_layers = sizes[weights].tolist(), layers.tolist()
     outside = {size for size, layer in zip(weight_sizes, weight_layers, strict=True) if layer == NO_LAYER}
     missing: dict[int, Counter[int]] = defaultdict(Counter)
@@ -200,7 +194,7 @@ def _layers_of_gradients(
         missing[layer][size] -= 1
         if not +missing[layer]:
             del missing[layer]
-    return list(found), list(found.values())
+    return found
 
 
 CHECKPOINT_CALL = re.compile(f"{frames.CHECKPOINT}:")

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import KW_ONLY, dataclass, fields
-from enum import Enum, auto
+from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,76 +13,26 @@ from ligerprof.errors import RulesError
 from ligerprof.files import FileKind, parse_json, parse_toml, read_text
 from ligerprof.roles import Phase, Role
 
-
-class Feature(Enum):
-    """A property of a block that its stack alone does not show."""
-
+# properties of a block that its stack alone does not show
+Feature = Enum(
+    "Feature",
     # lifetime
-    DIES_IN_PHASE = auto()
-    OUTLIVES_PHASE = auto()
-    OUTLIVES_LAYER = auto()
-    NEVER_FREED = auto()
-    KEPT_BEFORE = auto()
-    KEPT_SO_FAR = auto()
-    UNFINISHED = auto()
-    DROPPED_BEFORE = auto()
+    "DIES_IN_PHASE OUTLIVES_PHASE OUTLIVES_LAYER NEVER_FREED KEPT_BEFORE KEPT_SO_FAR UNFINISHED DROPPED_BEFORE "
     # size
-    WEIGHT_SIZED = auto()
-    UNLIKE_FORWARD = auto()
-    UNLIKE_WEIGHTS = auto()
-    GATHERED_SIZED = auto()
-    HALF_WEIGHT_SIZED = auto()
-    HEAD_WEIGHT_SIZED = auto()
-    LOGITS_SIZED = auto()
-    SCORES_SIZED = auto()
-    SHIFTED_LOGITS_SIZED = auto()
-    VOCABULARY_SIZED = auto()
-    FIRST_WORKSPACE = auto()
-    SMALL = auto()
+    "WEIGHT_SIZED UNLIKE_FORWARD UNLIKE_WEIGHTS GATHERED_SIZED HALF_WEIGHT_SIZED HEAD_WEIGHT_SIZED LOGITS_SIZED "
+    "SCORES_SIZED SHIFTED_LOGITS_SIZED VOCABULARY_SIZED FIRST_WORKSPACE SMALL "
     # place in the program
-    RECOMPUTED = auto()
-    CHECKPOINTING = auto()
-    SELECTED = auto()
-    REGION_INPUT = auto()
-    OUTSIDE_REGIONS = auto()
-    IN_LAYER = auto()
-    AFTER_LAYERS = auto()
-    IN_EMBEDDING = auto()
-    IN_HEAD = auto()
-    IN_LOSS_AREA = auto()
-    VOCABULARY_LOSS = auto()
-    FIRST_COPY = auto()
-    IN_MODEL_BODY = auto()
-    FIRST_OF_CALL = auto()
-    LAST_OF_CALL = auto()
-    CASTS_GRADIENTS = auto()
-    CAST_OF_GRADIENT = auto()
-    CAST_OF_OTHER_GRADIENT = auto()
-    BY_PRODUCT = auto()
-    APPLIED = auto()
-    ONLY_OF_CALL = auto()
-    CAST_ARGUMENT = auto()
-    DIES_IN_CALL = auto()
-    ATTENTION_SCORES = auto()
-    IN_CACHE = auto()
-    FEEDS_PASS = auto()
-    FOLLOWS_PASS = auto()
-    OLDER_WEIGHT = auto()
-    OLDER_MODEL = auto()
-    COPIES_WEIGHTS = auto()
-    MASTER_OF_WEIGHTS = auto()
-    LIKE_WEIGHTS = auto()
+    "RECOMPUTED CHECKPOINTING SELECTED REGION_INPUT OUTSIDE_REGIONS IN_LAYER AFTER_LAYERS IN_EMBEDDING IN_HEAD "
+    "IN_LOSS_AREA VOCABULARY_LOSS FIRST_COPY IN_MODEL_BODY FIRST_OF_CALL LAST_OF_CALL CASTS_GRADIENTS "
+    "CAST_OF_GRADIENT CAST_OF_OTHER_GRADIENT BY_PRODUCT APPLIED ONLY_OF_CALL CAST_ARGUMENT DIES_IN_CALL "
+    "ATTENTION_SCORES IN_CACHE FEEDS_PASS FOLLOWS_PASS OLDER_WEIGHT OLDER_MODEL COPIES_WEIGHTS "
+    "MASTER_OF_WEIGHTS LIKE_WEIGHTS "
     # buffers and gradients of a data-parallel wrapper
-    REDUCED = auto()
-    REDUCTION_INPUT = auto()
-    GRADIENT_PARTITION = auto()
-    FLAT_WEIGHTS = auto()
-    MASTER_COPY = auto()
-    BUCKETS_HOLD_GRADIENTS = auto()
-    STAMPED_WITHOUT_CALLS = auto()
-
-    # the hash of Enum is a Python function, and sets of features are built and compared for every block
-    __hash__ = object.__hash__
+    "REDUCED REDUCTION_INPUT GRADIENT_PARTITION FLAT_WEIGHTS MASTER_COPY BUCKETS_HOLD_GRADIENTS "
+    "STAMPED_WITHOUT_CALLS ",
+)
+# the hash of Enum is a Python function, and sets of features are built and compared for every block
+Feature.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

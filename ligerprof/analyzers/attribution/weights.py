@@ -35,17 +35,22 @@ class Weights(BlockFinder):
 
     Args:
         moment: the blocks of the build that are live at this moment are weights.
+
+    Attributes:
+        sizes: sizes allocated while the model was built, including weights that an engine has since partitioned.
+        live_sizes: how many live blocks of the build have each size.
     """
 
     def __init__(self, blocks: DeviceBlocks, moment: int) -> None:
         super().__init__(blocks)
         self._in_build = blocks.in_phase(Phase.BUILD)
-        self._live = self._replayed.live_at(moment)
-
-    @cached_property
-    def sizes(self) -> frozenset[int]:
-        """Sizes allocated while the model was built, including weights that an engine has since partitioned."""
-        return frozenset(self._sizes[self._built].tolist())
+        live = self._replayed.live_at(moment)
+        live = live[self._in_build[live]]
+        # and blocks that constructors of torch's modules allocated, live or not
+        constructed = np.flatnonzero(self._call_sites.matching(_CONSTRUCTOR) & self._in_build)
+        self._built = np.append(live, constructed)
+        self.sizes = frozenset(self._sizes[self._built].tolist())
+        self.live_sizes = Counter(self._sizes[live].tolist())
 
     def excludes(self, size: int) -> bool:
         """Whether a gradient of a weight cannot have this size; False if the weights are unknown."""
@@ -59,11 +64,6 @@ class Weights(BlockFinder):
         return self.sizes | states | {total_bytes}
 
     @cached_property
-    def live_sizes(self) -> Counter[int]:
-        """How many live blocks of the build have each size."""
-        return Counter(self._sizes[self._live[self._in_build[self._live]]].tolist())
-
-    @cached_property
     def head_sizes(self) -> frozenset[int]:
         """Sizes of embeddings, which the head's weight shares; else the largest size of a weight."""
         tables = self._sizes[self._built[self._call_sites.matching(_TABLE)[self._built]]].tolist()
@@ -71,13 +71,6 @@ class Weights(BlockFinder):
             return frozenset(tables)
         own = self._sizes[self._in_build & ~self._call_sites.matching_inner(_ENGINE)]
         return frozenset(own.max(keepdims=True, initial=0).tolist())
-
-    @cached_property
-    def _built(self) -> Int64s:
-        """Live blocks of the build, and blocks that constructors of torch's modules allocated, live or not."""
-        live: Int64s = self._live[self._in_build[self._live]]
-        constructed = np.flatnonzero(self._call_sites.matching(_CONSTRUCTOR) & self._in_build)
-        return np.append(live, constructed).astype(np.int64)
 
 
 # step counters of an optimizer are as large as a weight of one element

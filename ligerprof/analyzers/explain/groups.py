@@ -190,7 +190,7 @@ def unattributed_notes(attribution: Attribution, owners: Owners, allocated_bytes
         sizes[_reason(attribution, unnamed, place)] += int(size)
     known = {_WITHOUT_STACKS: _known_part(attribution, unnamed.chosen(np.flatnonzero(is_older)))}
     notes = {f"are unattributed: {reason}{known.get(reason, '')}": size for reason, size in sizes.most_common()}
-    of_earlier = attribution.earlier_models.blocks[owners.blocks]
+    of_earlier = attribution.program.earlier_models.blocks[owners.blocks]
     notes[_OF_EARLIER_MODELS] = int(owners.requested_bytes[of_earlier].sum())
     return [f"{format_bytes(size)} {note}" for note, size in notes.items() if size > _LEAST_SHARE * allocated_bytes]
 

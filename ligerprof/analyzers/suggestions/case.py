@@ -402,29 +402,41 @@ _PEFT = rf"{_INSTALLED}peft/tuners/"
 _COMPILED = r"torch/_inductor/|/torchinductor_|torch/_functorch/_aot"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedProgram:
     """What the stacks of a recording show about its program.
 
-    Attributes:
+    Args:
         files: the files of all Python calls, installed packages by their package's path.
         calls: all of them as `file:function`.
+
+    Attributes:
+        loop: the framework that runs the training loop, None for a loop of its own.
+        engine: the engine that shards or replicates the model.
+        checkpoints: whether gradient checkpointing runs.
+        has_adapters: whether peft's adapters are trained.
+        has_fused_loss: whether a loss computes logits chunk by chunk.
+        has_cross_entropy: whether torch's cross-entropy runs.
+        generates: whether the recording is of text generation.
+        evaluates: whether a trainer evaluates in the recording.
+        is_compiled: whether torch.compile's code runs.
+        model_types: the `model_type` of each transformers model that runs.
     """
 
-    files: frozenset[str]
-    calls: frozenset[str]
+    def __init__(self, *, files: frozenset[str], calls: frozenset[str]) -> None:
+        self._files, self._calls = files, calls
+        self.loop, self.engine = (
+            next((one for one, pattern in rows if self.has_file(pattern)), None) for rows in (_LOOPS, _ENGINES)
+        )
+        self.checkpoints = self.has_file(f"{frames.CHECKPOINT}$")
+        self.has_adapters = self.has_file(_PEFT)
+        self.has_fused_loss = self.has_call(rf"{frames.FUSED_LOSS}|chunked")
+        self.has_cross_entropy = self.has_call(f"{frames.CROSS_ENTROPY}|{frames.LANGUAGE_MODEL_LOSS}")
+        self.generates = self.has_file(frames.GENERATION)
+        self.evaluates = self.has_call(frames.EVALUATION)
+        self.is_compiled = self.has_file(_COMPILED)
+        self.model_types = frozenset(match.group(1) for match in map(re.compile(_MODEL_TYPE).search, files) if match)
 
-    @cached_property
-    def loop(self) -> Framework | None:
-        """The framework that runs the training loop, None for a loop of its own."""
-        return next((one for one, pattern in _LOOPS if self.has_file(pattern)), None)
-
-    @cached_property
-    def engine(self) -> Framework | None:
-        """The engine that shards or replicates the model."""
-        return next((one for one, pattern in _ENGINES if self.has_file(pattern)), None)
-
-    @cached_property
+    @property
     def frameworks(self) -> tuple[Framework, ...]:
         """Everything that the program uses, the outermost first: how a change is made is looked up in this order.
 
@@ -439,54 +451,13 @@ class RecordedProgram:
             found += [Framework.MODEL if self.has_file(_MODEL) else None, Framework.TORCH]
         return tuple(one for one in found if one is not None)
 
-    @cached_property
-    def model_types(self) -> frozenset[str]:
-        """The `model_type` of each transformers model that runs."""
-        found = (re.search(_MODEL_TYPE, file) for file in self.files)
-        return frozenset(match.group(1) for match in found if match)
-
-    @cached_property
-    def checkpoints(self) -> bool:
-        """Whether gradient checkpointing runs."""
-        return self.has_file(f"{frames.CHECKPOINT}$")
-
-    @cached_property
-    def has_adapters(self) -> bool:
-        """Whether peft's adapters are trained."""
-        return self.has_file(_PEFT)
-
-    @cached_property
-    def has_fused_loss(self) -> bool:
-        """Whether a loss computes logits chunk by chunk."""
-        return self.has_call(rf"{frames.FUSED_LOSS}|chunked")
-
-    @cached_property
-    def has_cross_entropy(self) -> bool:
-        """Whether torch's cross-entropy runs."""
-        return self.has_call(f"{frames.CROSS_ENTROPY}|{frames.LANGUAGE_MODEL_LOSS}")
-
-    @cached_property
-    def generates(self) -> bool:
-        """Whether the recording is of text generation."""
-        return self.has_file(frames.GENERATION)
-
-    @cached_property
-    def evaluates(self) -> bool:
-        """Whether a trainer evaluates in the recording."""
-        return self.has_call(frames.EVALUATION)
-
-    @cached_property
-    def is_compiled(self) -> bool:
-        """Whether torch.compile's code runs."""
-        return self.has_file(_COMPILED)
-
     def has_file(self, pattern: str) -> bool:
         """Whether a call's file matches a regular expression."""
-        return any(re.search(pattern, file) for file in self.files)
+        return any(re.search(pattern, file) for file in self._files)
 
     def has_call(self, pattern: str) -> bool:
         """Whether a call, as `file:function`, matches a regular expression."""
-        return any(re.search(pattern, call) for call in self.calls)
+        return any(re.search(pattern, call) for call in self._calls)
 
 
 def read_program(attribution: Attribution) -> RecordedProgram:
@@ -547,7 +518,7 @@ class Case:
     @cached_property
     def passes(self) -> LayerPasses:
         """The forward passes of layers."""
-        return find_passes(self.attribution.device_blocks, self.attribution.layers)
+        return find_passes(self.attribution.device_blocks, self.attribution.program.layers)
 
     @cached_property
     def trains_model(self) -> bool:

@@ -433,7 +433,7 @@ def without_graphs(case: Case) -> Edit | None:
 def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     """The blocks of layers' forward passes, the pass of each, and whether a graph without backward holds it."""
     replayed, passes = case.replayed, case.passes
-    blocks = case.made_in(Phase.FORWARD, np.flatnonzero(case.attribution.layers != NO_LAYER))
+    blocks = case.made_in(Phase.FORWARD, np.flatnonzero(case.attribution.program.layers != NO_LAYER))
     pass_of = np.searchsorted(passes.first, replayed.allocated_by[blocks], "right") - 1
     freed = replayed.freed_by[blocks]
     kept = (freed < 0) | (freed > passes.end[pass_of])

@@ -242,7 +242,7 @@ def _rounded(sizes: Int64s) -> Int64s:
 
 def without_earlier_models(case: Case) -> Edit | None:
     """Free earlier models, and the states of their optimizers, when the build of the last one begins."""
-    found = case.attribution.earlier_models
+    found = case.attribution.program.earlier_models
     blocks = np.flatnonzero(found.blocks)
     blocks = blocks[~np.isin(blocks, case.book.blocks(Role.LIBRARY_WORKSPACE, Role.COMMUNICATION))]
     edit = case.edit()
