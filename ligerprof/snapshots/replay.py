@@ -228,11 +228,8 @@ class _Run:
         """Whether all events fit and the device now holds exactly `final`."""
         if self.mismatches or int(_reserved_bytes(self.before, self.columns)[-1]) != final.reserved_bytes:
             return False
-        return final.holds(self._block_sizes(), self.starts)
-
-    def _block_sizes(self) -> dict[int, int]:
-        """Bytes of the blocks that are not free now, by address."""
-        return {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
+        blocks = {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
+        return final.holds(blocks, self.starts)
 
 
 def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:

@@ -62,7 +62,7 @@ class FreeSpace:
         """Add a free block and merge it with adjacent ones."""
         end = start + size
         if end in self.starts and end not in self.borders:
-            end += self._pop(end)
+            end += self.starts.pop(end)
         if start in self.ends and start not in self.borders:
             start = self.ends.pop(start)
         self._put(start, end)
@@ -73,7 +73,7 @@ class FreeSpace:
         if holder is None or start + size > holder[0] + holder[1]:
             return False
         begin, end = holder[0], holder[0] + holder[1]
-        self._pop(begin)
+        del self.starts[begin]
         self.ends.pop(end, None)
         if begin < start:
             self._put(begin, start)
@@ -109,9 +109,6 @@ class FreeSpace:
     def _put(self, start: int, end: int) -> None:
         self.starts[start] = end - start
         self.ends[end] = start
-
-    def _pop(self, start: int) -> int:
-        return self.starts.pop(start)
 
 
 class HeldBlock(NamedTuple):

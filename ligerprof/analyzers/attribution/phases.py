@@ -135,8 +135,13 @@ class EventPhases:
     @property
     def span_starts(self) -> Int64s:
         """The first event of each span."""
-        starts: Int64s = np.searchsorted(self.spans, np.arange(self.last_span + 1))
-        return starts[: len(self.spans)]
+        return np.searchsorted(self.spans, np.arange(self.last_span + 1))[: len(self.spans)]
+
+    @property
+    def span_stops(self) -> Int64s:
+        """The event after the last one of each span."""
+        starts = self.span_starts
+        return np.append(starts[1:], len(self.spans))[: len(starts)]
 
     @property
     def last_span(self) -> int:

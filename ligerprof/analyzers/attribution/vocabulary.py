@@ -108,24 +108,22 @@ class CompiledPasses(BlockFinder):
         Args:
             losses: blocks of a library's loss for language models.
         """
-        largest = np.array(list(self._largest_blocks()), dtype=np.int64)
+        passes = ((blocks, self._sizes[blocks]) for blocks in _by_span(self._forward, self._spans))
+        last_of_largest = [blocks[np.flatnonzero(sizes == sizes.max())[-1]] for blocks, sizes in passes]
+        largest = np.array(last_of_largest, dtype=np.int64)
         gradients = np.unique(self._sizes[self._backward])
         of_loss = np.unique(self._sizes[self._backward[losses[self._backward]]])
         shape = None if len(of_loss) else self._shape(largest)
         row_bytes = 2 * shape.words if shape else 0
+        rows = (row_bytes, 2 * _PADDED_NUMBERS * -(-shape.words // _PADDED_NUMBERS)) if shape else ()
         sizes: set[int] = set()
         for size in set(self._sizes[largest].tolist()):
             alike = _near(size, gradients).tolist()
-            by_shape = shape is not None and _has_rows(size, shape.words) and len(alike) > 0
+            # rows of V 16-bit numbers, padded or not
+            by_shape = len(alike) > 0 and any(size % row == 0 for row in rows)
             if by_shape or len(_near(size, of_loss, ratios=_DTYPES)):
                 sizes |= {size, *alike}
         return CompiledHeads(largest[np.isin(self._sizes[largest], list(sizes))], frozenset(sizes), row_bytes)
-
-    def _largest_blocks(self) -> Iterator[int]:
-        """The last of the largest blocks of each forward pass."""
-        for blocks in _by_span(self._forward, self._spans):
-            sizes = self._sizes[blocks]
-            yield int(blocks[np.flatnonzero(sizes == sizes.max())[-1]])
 
     def _shape(self, largest: Int64s) -> Shape | None:
         """The shape of some pass's largest block, if it can be a head's output."""
@@ -174,11 +172,6 @@ def _near(size: int, sizes: Int64s, *, ratios: tuple[float, ...] = (1,)) -> Int6
         start, stop = np.searchsorted(sizes, (wide - margin, wide + margin + 1))
         found.append(sizes[start:stop])
     return np.concatenate(found)
-
-
-def _has_rows(size: int, words: int) -> bool:
-    """Whether a size is that of rows of V 16-bit numbers, padded or not."""
-    return any(size % (2 * width) == 0 for width in (words, -(-words // _PADDED_NUMBERS) * _PADDED_NUMBERS))
 
 
 def _by_span(blocks: Int64s, spans: Int64s) -> Iterator[Int64s]:
@@ -243,6 +236,16 @@ class Vocabulary(BlockFinder):
         library_loss = call_sites.matching(_LIBRARY_LOSS)
         self._has_library_loss = bool(library_loss.any())
         self._row_bytes = 0
+        # the number of the model's own forward methods around each block
+        self._depths: Int64s = np.array([len(site.stack.model_calls) for site in self._sites], np.int64)[self._site_of]
+        # sizes of weights, and of kept blocks older than the recording, which may be weights
+        is_weight = blocks.in_phase(Phase.BUILD) | (blocks.in_phase(None) & (self._replayed.freed_by < 0))
+        self._weights = self._sizes[is_weight & ~call_sites.matching_inner(DDP_BUCKET)]
+        self._counts = Counter(self._weights.tolist())
+        vectors = sorted(size for size in self._counts if _LARGEST_COUNTER_BYTES < size <= _LARGEST_VECTOR_BYTES)
+        # sizes of vectors that many weights share, as the weights of norms do
+        self._many = max(max((self._counts[size] for size in vectors), default=0) // 2, 1)
+        self._vectors = [size for size in vectors if self._counts[size] >= self._many]
         heads = self._find_heads(library_loss)
         outputs = set(self._sizes[heads].tolist())
         passes = CompiledPasses(blocks, tables=self._table_sizes, weights=self._weights)
@@ -347,7 +350,9 @@ class Vocabulary(BlockFinder):
                 rows = [row for row in rows if not len(losses) or (loss_sizes[loss_sizes >= row] % row == 0).any()]
                 if rows:
                     self._row_bytes = min(rows)
-                    return self._outermost(in_span[self._sizes[in_span] == size])
+                    sized = in_span[self._sizes[in_span] == size]
+                    # layers can be as wide as the vocabulary, but are called from further inside
+                    return sized[self._depths[sized] == self._depths[sized].min()]
         return None
 
     def _heads_by_indices(self, tables: Int64s) -> Int64s:
@@ -377,25 +382,6 @@ class Vocabulary(BlockFinder):
                     return outputs[self._sizes[outputs] % row == 0]
         return _NO_BLOCKS
 
-    @cached_property
-    def _vectors(self) -> list[int]:
-        """Sizes of vectors that many weights share, as the weights of norms do."""
-        needed = max(self._commonest_vectors // 2, 1)
-        counts = self._counts.items()
-        return [
-            size for size, count in counts if count >= needed and _LARGEST_COUNTER_BYTES < size <= _LARGEST_VECTOR_BYTES
-        ]
-
-    def _outermost(self, outputs: Int64s) -> Int64s:
-        """Those of the outputs that were called from furthest outside: layers can be as wide as the vocabulary."""
-        depths = self._depths[outputs]
-        return outputs[depths == depths.min()]
-
-    @cached_property
-    def _depths(self) -> Int64s:
-        """The number of the model's own forward methods around each block."""
-        return np.array([len(site.stack.model_calls) for site in self._sites], dtype=np.int64)[self._site_of]
-
     def _heads_by_library(self, outputs: Int64s, losses: Int64s) -> Int64s:
         """The output before each loss that is as large as the loss's largest tensor, or half of it in 16 bit."""
         heads: list[int] = []
@@ -424,46 +410,21 @@ class Vocabulary(BlockFinder):
         """Sizes that an embedding's table may have: of known tables, else of all weights and older blocks."""
         if len(self._known_tables):
             return self._known_tables
-        sizes, counts = np.unique(self._weights, return_counts=True)
-        return sizes[counts <= _MOST_TABLES]
-
-    @cached_property
-    def _weights(self) -> Int64s:
-        """Sizes of weights, and of kept blocks older than the recording, which may be weights."""
-        chosen = self._device.in_phase(Phase.BUILD) | (self._device.in_phase(None) & (self._replayed.freed_by < 0))
-        chosen &= ~self._call_sites.matching_inner(DDP_BUCKET)
-        return self._sizes[chosen]
+        return np.array(sorted(size for size, count in self._counts.items() if count <= _MOST_TABLES), dtype=np.int64)
 
     def _is_weight(self, size: int, factors: Sequence[int]) -> bool:
         """Whether some weights have a size, times a factor; without known tables, half as many as of any vector."""
-        needed = 1 if len(self._known_tables) else max(self._commonest_vectors // 2, 1)
+        needed = 1 if len(self._known_tables) else self._many
         return not len(self._weights) or any(self._counts[size * factor] >= needed for factor in factors)
 
-    @cached_property
-    def _counts(self) -> Counter[int]:
-        """How many weights have each size."""
-        sizes, counts = np.unique(self._weights, return_counts=True)
-        return Counter(dict(zip(sizes.tolist(), counts.tolist(), strict=True)))
-
-    @cached_property
-    def _commonest_vectors(self) -> int:
-        """The number of weights that have the commonest size of a vector."""
-        vectors = (
-            count for size, count in self._counts.items() if _LARGEST_COUNTER_BYTES < size <= _LARGEST_VECTOR_BYTES
-        )
-        return max(vectors, default=0)
-
-    def _outputs(self, chosen: Callable[[CallSite], bool], phase: Phase = Phase.FORWARD) -> Int64s:
-        """The last block of each call from the chosen sites."""
-        blocks = self._blocks(chosen, phase)
+    def _outputs(self, chosen: Callable[[CallSite], bool]) -> Int64s:
+        """The last block of each call of forward from the chosen sites."""
+        blocks = self._blocks(chosen, Phase.FORWARD)
         return blocks[self._is_last[blocks]]
 
     def _blocks(self, chosen: Callable[[CallSite], bool], *phases: Phase) -> Int64s:
         """Blocks that the chosen sites allocated in one of some phases."""
-        is_chosen = np.array([chosen(site) for site in self._sites], dtype=bool)
-        if not is_chosen.any():
-            return _NO_BLOCKS
-        return np.flatnonzero(is_chosen[self._site_of] & self._device.in_phase(*phases))
+        return np.flatnonzero(self._call_sites.at(chosen) & self._device.in_phase(*phases))
 
 
 def _last_of_calls(call_sites: CallSites) -> Flags:

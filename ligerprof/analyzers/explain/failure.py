@@ -13,7 +13,6 @@ from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
 from ligerprof.analyzers.explain.steps import Growth, find_growth, repetitions, size_ratio
 from ligerprof.roles import PASSES, MemoryBreakdown, Phase, Role
 from ligerprof.serialization import select, to_json
-from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.segments import Piece, PoolId, Segment, pool_id, segments_at
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES, segment_bytes
@@ -72,13 +71,10 @@ def request_of(event: Mapping[str, Any], segments: Sequence[Segment], rules: Siz
     stream = stream if type(stream) is int else None
     pool = pool_id(event.get("pool_id"))
     if pool is None:
-        newest = max((segment for segment in segments if segment.stream == stream), key=_newest_block, default=None)
-        pool = newest.pool if newest is not None and newest.blocks else None
+        on_stream = (segment for segment in segments if segment.stream == stream and segment.blocks)
+        newest = max(on_stream, key=lambda segment: max(segment.blocks), default=None)
+        pool = None if newest is None else newest.pool
     return FailedRequest(size_bytes=rules.round_request(size) if type(size) is int else 0, stream=stream, pool=pool)
-
-
-def _newest_block(segment: Segment) -> int:
-    return max(segment.blocks, default=-1)
 
 
 def free_memory(segments: Sequence[Segment], request: FailedRequest, rules: SizeRules) -> tuple[FreeMemory, ...]:
@@ -294,7 +290,7 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
     then = attribution.until(index)
     owners = then.owners_at(index)
     replayed, event, rules = attribution.replayed, attribution.replayed.trace[index], attribution.replayed.rules
-    segments = segments_at(replayed, index)
+    segments, allocated = segments_at(replayed, index), replayed.allocated_bytes[: index + 1]
     request = request_of(event, segments, rules)
     held = {owner.block: (owner.role, owner.requested_bytes) for owner in owners}
     stack = StackReader().read(event.get("frames"))
@@ -323,13 +319,8 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
         larger_than_before=size_ratio(then, index),
         earlier=tuple(_failure(attribution, each) for each in failures[-2 : -2 - _MOST_FAILURES : -1]),
         earlier_count=len(failures) - 1,
-        held_as_much_before=_held_as_much_before(replayed, index, request.size_bytes),
+        held_as_much_before=bool(allocated[-1] + request.size_bytes <= allocated.max()),
     )
-
-
-def _held_as_much_before(replayed: Replay, index: int, size_bytes: int) -> bool:
-    allocated = replayed.allocated_bytes[: index + 1]
-    return bool(allocated[-1] + size_bytes <= allocated.max())
 
 
 def _missing(
@@ -351,13 +342,14 @@ def _failure(attribution: Attribution, index: int) -> Failure:
     requested, stamp = event.get("size"), _stamp(event)
     stack = StackReader().read(event.get("frames"))
     phase = attribution.phases.shown_at(index) if stamp else _phase(attribution, index, stack)
+    allocated, places = replayed.allocated_by, attribution.call_sites.place_of
     return Failure(
         requested_bytes=requested if type(requested) is int else 0,
         allocated_bytes=int(replayed.allocated_bytes[index]),
         reserved_bytes=int(replayed.reserved_bytes[index]),
         phase=phase,
         step=stamp.step if stamp else _step(attribution, index, phase),
-        caught=_goes_on(attribution, index),
+        caught=bool(np.isin(places[allocated > index], places[allocated < index]).any()),
     )
 
 
@@ -382,10 +374,3 @@ def _step(attribution: Attribution, index: int, phase: Phase | None) -> int | No
     # the failing allocation may be the first of its step
     begins = phase is Phase.FORWARD and attribution.phases.phase_at(index - 1) not in PASSES
     return len(starts) + begins or None
-
-
-def _goes_on(attribution: Attribution, index: int) -> bool:
-    """Whether a call site that allocated before a failure allocates again after it."""
-    allocated, places = attribution.replayed.allocated_by, attribution.call_sites.place_of
-    before, after = places[allocated < index], places[allocated > index]
-    return bool(np.isin(after, before).any())

@@ -37,7 +37,7 @@ class PhasePeaks:
 
 def step_peaks(phases: EventPhases, replayed: Replay) -> tuple[PhasePeaks, ...]:
     """The highest allocated bytes in each phase of each step."""
-    starts, stops = _spans(phases)
+    starts, stops = phases.span_starts, phases.span_stops
     if not len(starts):
         return ()
     within = np.maximum.reduceat(replayed.allocated_bytes[:-1], starts)
@@ -77,7 +77,7 @@ def step_starts(phases: EventPhases) -> Int64s:
     """
     if phases.stamped:
         return np.flatnonzero(np.diff(phases.steps, prepend=0) > 0)
-    begins, _ = _spans(phases)
+    begins = phases.span_starts
     kinds = [phases.phase_at(begin) for begin in begins.tolist()]
     forward: Int64s = begins[np.array([kind is Phase.FORWARD for kind in kinds], dtype=bool)]
     ends = phases.optimizer_starts if len(phases.optimizer_starts) else np.flatnonzero(phases.are_in(Phase.BACKWARD))
@@ -86,15 +86,6 @@ def step_starts(phases: EventPhases) -> Int64s:
     before = [None, *kinds]
     chosen = [kind is Phase.FORWARD and last not in PASSES for kind, last in zip(kinds, before, strict=False)]
     return begins[np.array(chosen, dtype=bool)]
-
-
-def _spans(phases: EventPhases) -> tuple[Int64s, Int64s]:
-    """First event of each span of one phase, and the event after its last."""
-    spans = phases.spans
-    if not len(spans):
-        return spans, spans
-    starts = phases.span_starts
-    return starts, np.append(starts[1:], len(spans))
 
 
 _LEAST_STARTS = 3

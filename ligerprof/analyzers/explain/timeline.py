@@ -76,19 +76,21 @@ def role_timeline(
     replayed = attribution.replayed
     peak = replayed.peak_moment()
     starts, moments = _columns(replayed, {peak, *marks}, columns)
-    allocated = replayed.allocated_bytes
+    allocated, times = replayed.allocated_bytes, event_times(replayed)
+    moved = np.append(0, np.cumsum(np.abs(np.diff(allocated))))
     running, running_of = _running(attribution.phases, moments - 1)
     return RoleTimeline(
         device=replayed.device,
         starts=starts,
         moments=moments,
         last_moment=replayed.last_moment,
-        times_us=_times(replayed, starts),
+        # a moment begins with the event before it, and the first with the first event
+        times_us=None if times is None else np.append(times[np.maximum(starts - 1, 0)], times[-1]),
         allocated_bytes=allocated[moments],
         lowest_bytes=np.minimum.reduceat(allocated, starts),
         reserved_bytes=replayed.reserved_bytes[moments],
         roles=_bytes_by_role(replayed, moments, role_codes),
-        moved_bytes=_moved_bytes(allocated, starts),
+        moved_bytes=np.append(moved[starts], moved[-1]),
         peak_column=int(np.searchsorted(starts, peak, "right")) - 1,
         running=running,
         running_of=running_of,
@@ -133,12 +135,6 @@ def _columns(replayed: Replay, marks: set[int], columns: int) -> tuple[Int64s, I
     return starts, np.array(highest, dtype=np.int64)
 
 
-def _times(replayed: Replay, starts: Int64s) -> Int64s | None:
-    times = event_times(replayed)
-    # a moment begins with the event before it, and the first with the first event
-    return None if times is None else np.append(times[np.maximum(starts - 1, 0)], times[-1])
-
-
 def _bytes_by_role(replayed: Replay, moments: Int64s, role_codes: Int64s) -> dict[Role, Int64s]:
     held: dict[Role, Int64s] = {}
     for code in sorted(set(np.unique(role_codes).tolist()) - {ROLE_CODES[Role.ALLOCATOR_ROUNDING]}):
@@ -147,11 +143,6 @@ def _bytes_by_role(replayed: Replay, moments: Int64s, role_codes: Int64s) -> dic
     named = sum(held.values(), np.zeros(len(moments), dtype=np.int64))
     held[Role.ALLOCATOR_ROUNDING] = replayed.allocated_bytes[moments] - named
     return {role: held[role] for role in ROLES if role in held and held[role].any()}
-
-
-def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:
-    moved = np.append(0, np.cumsum(np.abs(np.diff(allocated_bytes))))
-    return np.append(moved[starts], moved[-1]).astype(np.int64)
 
 
 def _running(phases: EventPhases, events: Int64s) -> tuple[tuple[RunningTotals, ...], Int64s]:

@@ -604,10 +604,8 @@ class Case:
     def spans_of_phase(self, phase: Phase) -> list[tuple[int, int]]:
         """First event and end of each span of a phase."""
         phases = self.attribution.phases
-        starts = phases.span_starts
-        ends = np.append(starts[1:], len(phases.spans))
-        chosen = phases.codes[starts] == phase_code(phase)
-        return list(zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True))
+        chosen = phases.codes[phases.span_starts] == phase_code(phase)
+        return list(zip(*(each[chosen].tolist() for each in (phases.span_starts, phases.span_stops)), strict=True))
 
     @cached_property
     def forward_starts(self) -> Int64s:

@@ -97,10 +97,14 @@ def _left_behind(case: Case) -> tuple[Int64s, Int64s]:
 
 def with_earlier_zero_grad(case: Case) -> Edit | None:
     """Free gradients when the optimizer step ends, if they live on into the next forward phase."""
-    replayed = case.replayed
-    blocks, steps = _stepped_gradients(case)
+    replayed, blocks, steps = case.replayed, case.gradients, _ends_of_steps(case)
+    place = np.searchsorted(steps, replayed.allocated_by[blocks], "right")
+    blocks, place = blocks[place < len(steps)], place[place < len(steps)]
     if not len(blocks):
         return None
+    # the last step before the next forward phase
+    passes = np.searchsorted(case.forward_starts, steps)
+    steps = steps[np.searchsorted(passes, passes, "right") - 1][place]
     place = np.searchsorted(case.forward_starts, steps)
     next_forward = np.append(case.forward_starts, replayed.last_moment)[place]
     freed = replayed.freed_by[blocks]
@@ -109,15 +113,6 @@ def with_earlier_zero_grad(case: Case) -> Edit | None:
     edit = case.edit()
     edit.end(blocks[late], steps[late] + 1)
     return edit if late.any() else None
-
-
-def _stepped_gradients(case: Case) -> tuple[Int64s, Int64s]:
-    """Gradients, and the end of the optimizer step after each; those without one are left out."""
-    replayed, steps = case.replayed, _ends_of_steps(case)
-    blocks = case.gradients
-    place = np.searchsorted(steps, replayed.allocated_by[blocks], "right")
-    inside = place < len(steps)
-    return blocks[inside], _last_before_forward(case, steps)[place[inside]] if len(steps) else steps
 
 
 def _ends_of_steps(case: Case) -> Int64s:
@@ -129,13 +124,6 @@ def _ends_of_steps(case: Case) -> Int64s:
     elif not case.program.has_call(_STEP):
         return starts
     return np.unique(np.append(starts, [end for _, end in spans])).astype(np.int64)
-
-
-def _last_before_forward(case: Case, steps: Int64s) -> Int64s:
-    """For each end of an optimizer span, the last one before the next forward phase."""
-    group = np.searchsorted(case.forward_starts, steps)
-    last = np.searchsorted(group, group, "right") - 1
-    return steps[last]
 
 
 def with_half_the_batch(case: Case) -> Edit | None:
@@ -167,7 +155,9 @@ def with_half_the_batch(case: Case) -> Edit | None:
         edit.hold(sizes, np.full(len(made), zeroed), events + 1)
         edit.hold(sizes, events + 1, _added_at(case, made, start, end) + 1)
     if case.request is not None and forwards and (not case.backwards or case.backwards[-1][0] < forwards[-1][0]):
-        _hold_gradients_of_parameters(case, edit, forwards[-1][0])
+        # memory ran out in a forward phase: a gradient for each parameter
+        size_bytes = case.book.bytes_at(case.request.moment, Role.PARAMETERS)
+        edit.hold(size_bytes, np.array([forwards[-1][0]]), np.array([replayed.last_moment + 1]))
     return edit
 
 
@@ -176,13 +166,6 @@ def _with_halves(case: Case, blocks: Int64s) -> Edit:
     edit = case.edit()
     edit.resize(blocks, 2)
     return edit
-
-
-def _hold_gradients_of_parameters(case: Case, edit: Edit, start: int) -> None:
-    """Hold a gradient for each parameter from a forward phase on in which memory ran out."""
-    assert case.request is not None
-    size_bytes = case.book.bytes_at(case.request.moment, Role.PARAMETERS)
-    edit.hold(size_bytes, np.array([start]), np.array([case.replayed.last_moment + 1]))
 
 
 def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
@@ -363,7 +346,10 @@ def with_sharded_model(case: Case) -> Edit | None:
         edit.hold((_GATHERED + _REDUCED) * layer_bytes, begins + 1, ends + 1)
         root_bytes = max(0, model_bytes - int(layer_bytes.sum()))
         edit.hold(root_bytes, np.array([span[0] + 1]), np.array([end + 1]))
-        _gather_in_forward(case, edit, layer_bytes, span)
+        passes, sizes = case.passes, layer_bytes[::-1]
+        ran = np.flatnonzero((passes.first >= span[0]) & (passes.first < span[1]))
+        edit.hold(_GATHERED * sizes, passes.first[ran] + 1, passes.end[ran] + 1)
+        edit.spike(passes.first[ran] + 1, (_COPIED_OUT - _GATHERED) * sizes)
     return edit
 
 
@@ -387,14 +373,6 @@ def _layers(case: Case, made: Int64s, forward: tuple[int, int]) -> tuple[Int64s,
             groups[first : first + count * each] = np.repeat(np.arange(count), each)
             return groups, case.replayed.allocated_by[made[last]]
     return None
-
-
-def _gather_in_forward(case: Case, edit: Edit, layer_bytes: Int64s, forward: tuple[int, int]) -> None:
-    passes = case.passes
-    ran = np.flatnonzero((passes.first >= forward[0]) & (passes.first < forward[1]))
-    sizes = layer_bytes[::-1]
-    edit.hold(_GATHERED * sizes, passes.first[ran] + 1, passes.end[ran] + 1)
-    edit.spike(passes.first[ran] + 1, (_COPIED_OUT - _GATHERED) * sizes)
 
 
 # what autograd saves outside of layers
