@@ -9,20 +9,10 @@ import numpy as np
 
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.state import HeldBlock
-from ligerprof.snapshots.trace import (
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    EventColumns,
-    Int64s,
-)
+from ligerprof.snapshots.trace import GROWS, SHRINKS, Action, EventColumns, Int64s
 from ligerprof.torch_memory.allocator.caching import SMALL_SEGMENT_BYTES
 
 _WAITS = -1
-_GROWS, _SHRINKS = (SEGMENT_ALLOC, SEGMENT_MAP), (SEGMENT_FREE, SEGMENT_UNMAP)
 
 # the pool of a CUDA graph; (0, 0) is the default pool
 PoolId = tuple[int, int]
@@ -94,7 +84,7 @@ def segments_at(replayed: Replay, moment: int) -> tuple[Segment, ...]:
 
 
 def _ranges_at(replayed: Replay, columns: EventColumns, moment: int) -> dict[int, _Range]:
-    moves = np.flatnonzero(np.isin(columns.actions, _GROWS + _SHRINKS))
+    moves = np.flatnonzero(np.isin(columns.actions, GROWS + SHRINKS))
     before, after = moves[moves < moment].tolist(), moves[moves >= moment].tolist()
     at_end = _Ranges()
     for segment in replayed.segments:
@@ -129,8 +119,9 @@ class _Ranges:
     def apply(self, event: Mapping[str, Any], columns: EventColumns, index: int, *, undo: bool) -> None:
         """Apply an event of a segment, or undo it."""
         action, start, size = (int(column[index]) for column in (columns.actions, columns.addresses, columns.sizes))
-        if (action in _GROWS) != undo:
-            self.add(start, size, _kind_of_event(event, size, expandable=action in (SEGMENT_MAP, SEGMENT_UNMAP)))
+        if (action in GROWS) != undo:
+            is_expandable = action in (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+            self.add(start, size, _kind_of_event(event, size, expandable=is_expandable))
         else:
             self.remove(start, start + size)
 
@@ -248,11 +239,11 @@ def _held_blocks(replayed: Replay, columns: EventColumns, moment: int) -> _Held:
 def _waiting_blocks(replayed: Replay, columns: EventColumns, moment: int) -> tuple[Int64s, list[HeldBlock]]:
     """Blocks whose release was requested before a moment and completed later or never: of the trace, and older."""
     actions, addresses = columns.actions[:moment], columns.addresses[:moment]
-    frees = np.flatnonzero((actions == FREE_REQUESTED) | (actions == FREE_COMPLETED))
+    frees = np.flatnonzero((actions == Action.FREE_REQUESTED) | (actions == Action.FREE_COMPLETED))
     # the last such event of each address
     touched, last = np.unique(addresses[frees][::-1], return_index=True)
     ends = frees[len(frees) - 1 - last]
-    requests = ends[actions[ends] == FREE_REQUESTED]
+    requests = ends[actions[ends] == Action.FREE_REQUESTED]
     known = set(touched.tolist()) if replayed.older_waiting else set()
     older = [block for block in replayed.older_waiting if block.address not in known]
     return np.flatnonzero(np.isin(replayed.freed_by, requests)), older

@@ -15,15 +15,10 @@ import numpy as np
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.trace import (
     ADDRESS_LIMIT,
-    ALLOC,
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
+    GROWS,
     SIZE_LIMIT,
     TOTAL_LIMIT,
+    Action,
     DeviceTrace,
     EventColumns,
     Flags,
@@ -359,16 +354,18 @@ def _mapped_before(columns: EventColumns, final: FinalSegments) -> tuple[FreeSpa
     space.borders.update(final.starts[~final.is_expandable].tolist())
     for start, size in zip(final.starts.tolist(), final.sizes.tolist(), strict=True):
         _give(space, start, start + size)
-    of_segments = np.flatnonzero((columns.actions >= SEGMENT_ALLOC) & (columns.actions <= SEGMENT_UNMAP))[::-1]
+    of_segments = np.flatnonzero((columns.actions >= Action.SEGMENT_ALLOC) & (columns.actions <= Action.SEGMENT_UNMAP))[
+        ::-1
+    ]
     events = (column[of_segments].tolist() for column in (columns.actions, columns.addresses, columns.sizes))
     for action, address, size in zip(*events, strict=True):
-        if action in (SEGMENT_ALLOC, SEGMENT_MAP):
-            if action == SEGMENT_ALLOC:
+        if action in GROWS:
+            if action == Action.SEGMENT_ALLOC:
                 space.borders.discard(address)
             if space.cut(address, size):
                 reserved_bytes -= size
         else:
-            if action == SEGMENT_FREE:
+            if action == Action.SEGMENT_FREE:
                 space.borders.add(address)
             space.give(address, size)
             reserved_bytes += size
@@ -383,24 +380,25 @@ class _OlderBlocks:
     """
 
     def __init__(self, trace: DeviceTrace, columns: EventColumns, final: FinalSegments) -> None:
-        moves = np.flatnonzero(columns.actions <= FREE_COMPLETED)
+        moves = np.flatnonzero(columns.actions <= Action.FREE_COMPLETED)
         order = moves[np.argsort(columns.addresses[moves], kind="stable")]
         addresses, actions = columns.addresses[order], columns.actions[order]
         first = np.append(True, addresses[1:] != addresses[:-1])[: len(order)]
-        self._starts, self._made = addresses[first & (actions == ALLOC)], order[first & (actions == ALLOC)]
+        made = first & (actions == Action.ALLOC)
+        self._starts, self._made = addresses[made], order[made]
         held = final.held_by_address
         untouched = held[~np.isin(final.addresses[held], addresses[first])]
         found = {int(final.addresses[index]): final.held_block(index) for index in untouched.tolist()}
         at_end = dict(zip(final.addresses[held].tolist(), held.tolist(), strict=True))
         # the last event of each one's release
         self._freed: dict[int, int] = {}
-        for row in np.flatnonzero(first & (actions != ALLOC)).tolist():
-            address, allocated = int(addresses[row]), bool(actions[row] == FREE_REQUESTED)
+        for row in np.flatnonzero(first & (actions != Action.ALLOC)).tolist():
+            address, allocated = int(addresses[row]), bool(actions[row] == Action.FREE_REQUESTED)
             is_last = row + 1 == len(order) or bool(first[row + 1])
             if allocated and is_last and address in at_end:
                 found[address] = final.held_block(at_end[address])._replace(allocated=True)
                 continue
-            is_completed = allocated and not is_last and actions[row + 1] == FREE_COMPLETED
+            is_completed = allocated and not is_last and actions[row + 1] == Action.FREE_COMPLETED
             event = self._freed[address] = int(order[row + is_completed])
             found[address] = HeldBlock(address, int(columns.sizes[event]), 0, allocated)
         if self._freed and frees_carry_the_owners_stack(trace, columns):
@@ -423,9 +421,9 @@ def frees_carry_the_owners_stack(trace: DeviceTrace, columns: EventColumns) -> b
         piece = slice(start, start + _EVENTS_AT_ONCE)
         pairs = zip(columns.actions[piece].tolist(), columns.addresses[piece].tolist(), strict=True)
         for index, (action, address) in enumerate(pairs, start):
-            if action == ALLOC:
+            if action == Action.ALLOC:
                 made[address] = index
-            elif action == FREE_REQUESTED and address in made and (stack := trace[made[address]].get("frames")):
+            elif action == Action.FREE_REQUESTED and address in made and (stack := trace[made[address]].get("frames")):
                 return _same_stack(stack, trace[index].get("frames"))
     return False
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, overload
 
 import numpy as np
@@ -189,21 +190,25 @@ SIZE_LIMIT = 2**44
 # sums of sizes stay within 64 bits
 TOTAL_LIMIT = 2**62
 
-# events that move memory, and out-of-memory; of all others only the position counts
-ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-)
+
+class Action(IntEnum):
+    """Events that move memory, and out-of-memory, as the file names them; of others only the position counts."""
+
+    ALLOC = 0
+    FREE_REQUESTED = 1
+    FREE_COMPLETED = 2
+    SEGMENT_ALLOC = 3
+    SEGMENT_FREE = 4
+    SEGMENT_MAP = 5
+    SEGMENT_UNMAP = 6
+    OOM = 7
+
+
+ACTIONS = tuple(action.name.lower() for action in Action)
+# those that add memory of the driver, and those that give it back
+GROWS, SHRINKS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP), (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 # torch's other actions: a mark in time, a label for a block, a range of a profiler
 _MARKS = ("snapshot", "annotate", "user_defined")
-ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OUT_OF_MEMORY = range(8)
-_OTHER = len(ACTIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -232,7 +237,7 @@ class EventColumns:
         if len(nameless := np.flatnonzero(actions < 0)):
             raise SnapshotFormatError(f"{where}: event {nameless[0]} has no action. Was the file damaged?")
         addresses, sizes = _numbers(trace, "addr", ADDRESS_LIMIT, where), _numbers(trace, "size", SIZE_LIMIT, where)
-        if len(lost := np.flatnonzero((actions < OUT_OF_MEMORY) & (addresses == 0))):
+        if len(lost := np.flatnonzero((actions < Action.OOM) & (addresses == 0))):
             raise SnapshotFormatError(f"{where}: event {lost[0]} has no address. Was the file damaged?")
         if sizes.sum(dtype=np.float64) >= TOTAL_LIMIT:
             raise SnapshotFormatError(f"{where}: its events have more bytes than 62 bits can count. Was it damaged?")
@@ -252,7 +257,7 @@ def unknown_actions(trace: DeviceTrace) -> dict[str, int]:
 def _action(name: Any) -> int:
     if type(name) is not str:
         return -1
-    return ACTIONS.index(name) if name in ACTIONS else _OTHER
+    return ACTIONS.index(name) if name in ACTIONS else len(ACTIONS)
 
 
 def _numbers(trace: DeviceTrace, key: str, limit: int, where: str) -> Int64s:

@@ -17,18 +17,7 @@ from ligerprof.analyzers.suggestions.rows import Cost, Suggestion
 from ligerprof.errors import LigerprofError
 from ligerprof.serialization import select
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import (
-    ALLOC,
-    FREE_COMPLETED,
-    OUT_OF_MEMORY,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    EventColumns,
-    Flags,
-    Int64s,
-)
+from ligerprof.snapshots.trace import GROWS, SHRINKS, Action, EventColumns, Flags, Int64s
 from ligerprof.torch_memory.allocator.caching import (
     LARGE_SEGMENT_BYTES,
     AllocatorFullError,
@@ -342,10 +331,10 @@ def _given_back_within_requests(actions: Int64s, stacks: Int64s) -> Flags:
 
     Such releases come right before the new segment, or the failure, and have the request's stack.
     """
-    releases = np.isin(actions, (SEGMENT_FREE, SEGMENT_UNMAP))
+    releases = np.isin(actions, SHRINKS)
     others = np.append(np.flatnonzero(~releases), len(actions))
     after = others[np.searchsorted(others, np.arange(len(actions)))]
-    ends = np.append(np.isin(actions, (SEGMENT_ALLOC, SEGMENT_MAP, OUT_OF_MEMORY)), False)
+    ends = np.append(np.isin(actions, (*GROWS, Action.OOM)), False)
     return releases & ends[after] & (np.append(stacks, -1)[after] == stacks)
 
 
@@ -353,8 +342,8 @@ def _steps(columns: EventColumns, streams: Int64s, given_back: Flags, count: int
     """Kind, address, bytes and stream of each request, release and call of empty_cache() in the first events."""
     actions = columns.actions
     kinds = np.full(len(actions), _OTHER)
-    kinds[actions == ALLOC], kinds[actions == FREE_COMPLETED] = _ALLOCATE, _FREE
-    emptied = np.isin(actions, (SEGMENT_FREE, SEGMENT_UNMAP)) & ~given_back
+    kinds[actions == Action.ALLOC], kinds[actions == Action.FREE_COMPLETED] = _ALLOCATE, _FREE
+    emptied = np.isin(actions, SHRINKS) & ~given_back
     # one call gives back one segment after another
     kinds[emptied & ~np.append(False, emptied[:-1])] = _EMPTY_CACHE
     moves = np.flatnonzero(kinds[:count] != _OTHER)

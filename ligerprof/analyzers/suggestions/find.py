@@ -201,7 +201,7 @@ def _evaluate(
         lets_pass = False if basis is Basis.REPLAYED else None
         conditions.append(_ON_STATES.format(format_bytes(following.peak_bytes)))
     elif following is not None and following.must_free_gradients and _ZERO_GRAD.applies(case):
-        how = (*how, *_ZERO_GRAD.how[Framework.TORCH])
+        how = (*how, *_ZERO_GRAD.torch)
         conditions.append(_ON_GRADIENTS)
     yield Suggestion(
         name=row.name,
