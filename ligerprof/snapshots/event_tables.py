@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ligerprof.snapshots.trace import Bytes, Flags, Int64s
+from ligerprof.snapshots.trace import Bytes, Flags, Int64s, groups
 
 _DICT, _LIST, _MARK, _SET_ITEMS, _POP = (ord(opcode) for opcode in "}](u0")
 _LONG1, _TUPLE2, _SHORT_TEXT, _TEXT = 0x8A, 0x86, 0x8C, ord("X")
@@ -389,9 +389,8 @@ def _equal_lists(data: Bytes, contents: Int64s, sizes: Int64s) -> tuple[Int64s, 
     Returns:
         Indices of the copies and of each one's original; no list is both.
     """
-    order = np.argsort(sizes, kind="stable")
-    copies, originals = [order[:0]], [order[:0]]
-    for lists in np.split(order, np.flatnonzero(np.diff(sizes[order])) + 1):
+    copies, originals = [sizes[:0]], [sizes[:0]]
+    for lists in groups(np.arange(len(sizes)), sizes):
         if len(lists) >= _LEAST_ALIKE and (size := int(sizes[lists[0]])) > 0:
             alike, first = _equal_parts(data, contents[lists], size)
             copies.append(lists[alike])

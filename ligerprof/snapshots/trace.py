@@ -290,6 +290,17 @@ def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64s, I
     return first, kind.reshape(-1)
 
 
+def runs(items: Int64s, keys: Int64s) -> list[Int64s]:
+    """The items in parts of consecutive ones whose keys are equal; none without items."""
+    return np.split(items, np.flatnonzero(np.diff(keys)) + 1) if len(items) else []
+
+
+def groups(items: Int64s, keys: Int64s) -> list[Int64s]:
+    """The items of each key, in their order, by ascending keys."""
+    order = np.argsort(keys, kind="stable")
+    return runs(items[order], keys[order])
+
+
 def number_pairs(firsts: Int64s, seconds: Int64s) -> Int64s:
     """A number for each pair of numbers from 0, ascending without gaps, equal for equal pairs.
 

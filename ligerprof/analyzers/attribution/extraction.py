@@ -26,7 +26,7 @@ from ligerprof.analyzers.attribution.weights import EarlierModels, WeightCopies,
 from ligerprof.models.architectures import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Flags, Int64s, distinct_rows
+from ligerprof.snapshots.trace import Flags, Int64s, distinct_rows, groups
 from ligerprof.units import MIB
 
 _CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
@@ -146,9 +146,7 @@ def _growing(replayed: Replay, call_sites: CallSites, candidates: Flags) -> Iter
 
 def _chains(replayed: Replay, call_sites: CallSites, blocks: Int64s) -> Iterator[Int64s]:
     """Blocks of one call site that grow from pass to pass and live until the next pass has replaced them."""
-    sites = call_sites.site_of[blocks]
-    order = np.argsort(sites, kind="stable")
-    for of_site in np.split(blocks[order], np.flatnonzero(np.diff(sites[order])) + 1):
+    for of_site in groups(blocks, call_sites.site_of[blocks]):
         if len(of_site) < _FEWEST_PASSES:
             continue
         growth = np.diff(replayed.requested_bytes[of_site])

@@ -9,7 +9,7 @@ from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code
 from ligerprof.analyzers.attribution.stacks import CallSite
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Flags, Int64s
+from ligerprof.snapshots.trace import Flags, Int64s, runs
 
 _CAST = re.compile(r"^ToCopyBackward")
 _PRODUCT = re.compile(r"^B?[Mm]mBackward")
@@ -124,10 +124,7 @@ def is_by_product(site: CallSite, index: int, count: int) -> bool:
 _NONE = np.empty(0, dtype=np.int64)
 
 FSDP = re.compile(frames.FSDP)
-_REDUCTION = re.compile(
-    f"{frames.FSDP2_REDUCTION}|{frames.FSDP2_ACCUMULATION}|{frames.FSDP1_REDUCTION}",
-    re.MULTILINE,
-)
+_REDUCTION = re.compile(f"{frames.FSDP2_REDUCTION}|{frames.FSDP2_ACCUMULATION}|{frames.FSDP1_REDUCTION}", re.MULTILINE)
 # FSDP2 allocates the input and the output of each reduction with the same function, or in old versions by itself
 _REDUCTION_BUFFERS = (
     re.compile(rf"\A\S*:allocate\n\S*{frames.FSDP2_REDUCTION}", re.MULTILINE),
@@ -371,8 +368,7 @@ class Partitions(BlockFinder):
         blocks = np.flatnonzero(made | flattened)
         calls = np.cumsum(self._call_sites.index_in_call == 0)[blocks]
         has_weights = False
-        for start, end in _runs(calls):
-            of_call = blocks[start:end]
+        for of_call in runs(blocks, calls):
             if flattened[of_call[0]]:
                 has_weights = True
             elif has_weights:
@@ -385,12 +381,6 @@ class Partitions(BlockFinder):
         if has_weights and copies.any():
             flat[blocks[calls == calls[-1]]] = False
         return flat, copies
-
-
-def _runs(keys: Int64s) -> list[tuple[int, int]]:
-    """Start and end of each run of equal keys."""
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    return list(zip(starts.tolist(), np.append(starts, len(keys))[1:].tolist(), strict=True))
 
 
 class Precedents(BlockFinder):

@@ -11,7 +11,7 @@ from ligerprof.analyzers.attribution.phases import DeviceBlocks, phase_of_code
 from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, PythonCall
 from ligerprof.roles import ROLE_CODES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Flags, Int64s, number_pairs
+from ligerprof.snapshots.trace import Flags, Int64s, number_pairs, runs
 
 Chain = tuple[PythonCall, ...]
 
@@ -111,7 +111,7 @@ def _layers_by_loops(device: DeviceBlocks) -> Int64s:
     # all steps of a training loop allocate in the same order
     known: dict[tuple[Phase | None, int, bytes], tuple[Int64s, Int64s]] = {}
     within = np.flatnonzero(device.replayed.allocated_by >= 0)
-    for blocks in np.split(within, np.flatnonzero(np.diff(device.spans[within])) + 1) if len(within) else ():
+    for blocks in runs(within, device.spans[within]):
         phase, sites = phase_of_code(int(device.codes[blocks[0]])), device.call_sites.site_of[blocks]
         key = (phase, last_layer if phase is Phase.BACKWARD else 0, sites.tobytes())
         if key not in known:

@@ -190,10 +190,7 @@ COMMUNICATION_RULES: tuple[Rule, ...] = (
     Rule(Role.INPUTS, inner=r"distributed/utils\.py:(?:_to_kwargs|_recursive_to)$"),
     # a collective's result that backward needs, as of sequence parallelism
     Rule(
-        Role.ACTIVATIONS,
-        (Phase.FORWARD,),
-        inner=r"distributed/_functional_collectives",
-        has=(Feature.OUTLIVES_PHASE,),
+        Role.ACTIVATIONS, (Phase.FORWARD,), inner=r"distributed/_functional_collectives", has=(Feature.OUTLIVES_PHASE,)
     ),
     # gathered parameters, and buffers that move parameters and gradients between ranks or to the host
     Rule(Role.COMMUNICATION, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?(?:{_ZERO}|{_COLLECTIVES})"),
@@ -262,10 +259,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
     # its C++ frames name it where there are any
     Rule(
-        Role.LIBRARY_WORKSPACE,
-        (*_BUILD, *_PASSES),
-        native=r"\A\Z",
-        has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED),
+        Role.LIBRARY_WORKSPACE, (*_BUILD, *_PASSES), native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)
     ),
     Rule(Role.OTHER, stack=_MEASURES),
     Rule(Role.OTHER, has=(Feature.OLDER_MODEL,)),
@@ -371,17 +365,8 @@ RULES: tuple[Rule, ...] = (
     ),
     # the loss in forward
     Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_LOSS, has=(Feature.VOCABULARY_LOSS,)),
-    Rule(
-        Role.CE_TEMPORARIES,
-        _FORWARD,
-        native=_LOG_SOFTMAX,
-        has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED),
-    ),
-    Rule(
-        Role.SHIFT_LOGITS,
-        _FORWARD,
-        has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED, Feature.FIRST_COPY),
-    ),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, native=_LOG_SOFTMAX, has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED)),
+    Rule(Role.SHIFT_LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED, Feature.FIRST_COPY)),
     Rule(Role.LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.LOGITS_SIZED)),
     # slices of any length, cast or divided by a temperature
     Rule(
@@ -391,28 +376,13 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED, Feature.FIRST_COPY),
         lacks=(Feature.IN_HEAD,),
     ),
-    Rule(
-        Role.CE_TEMPORARIES,
-        _FORWARD,
-        has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED),
-        lacks=(Feature.IN_HEAD,),
-    ),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED), lacks=(Feature.IN_HEAD,)),
     # gradients that an optimizer applies within backward, or that are cast to their weights' dtype
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.APPLIED,), lacks=(Feature.RECOMPUTED, Feature.UNLIKE_WEIGHTS)),
-    Rule(
-        Role.GRADIENTS,
-        _BACKWARD,
-        has=(Feature.CAST_OF_GRADIENT, Feature.WEIGHT_SIZED),
-        lacks=(Feature.RECOMPUTED,),
-    ),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.CAST_OF_GRADIENT, Feature.WEIGHT_SIZED), lacks=(Feature.RECOMPUTED,)),
     # the loss in backward
     Rule(Role.KERNEL_WORKSPACE, _BACKWARD, stack=frames.TILED_LOSS, has=(Feature.DIES_IN_PHASE,)),
-    Rule(
-        Role.CE_TEMPORARIES,
-        _BACKWARD,
-        stack=r":_make_grads$|:scale_loss$|:scale$",
-        has=(Feature.VOCABULARY_LOSS,),
-    ),
+    Rule(Role.CE_TEMPORARIES, _BACKWARD, stack=r":_make_grads$|:scale_loss$|:scale$", has=(Feature.VOCABULARY_LOSS,)),
     Rule(
         Role.CE_TEMPORARIES,
         _BACKWARD,
@@ -464,12 +434,7 @@ RULES: tuple[Rule, ...] = (
         _BACKWARD,
         node=_NOT_ELEMENTWISE,
         has=(Feature.WEIGHT_SIZED, Feature.KEPT_SO_FAR),
-        lacks=(
-            Feature.RECOMPUTED,
-            Feature.DROPPED_BEFORE,
-            Feature.CAST_OF_OTHER_GRADIENT,
-            Feature.BY_PRODUCT,
-        ),
+        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE, Feature.CAST_OF_OTHER_GRADIENT, Feature.BY_PRODUCT),
     ),
     # attention, forward, recomputed and backward
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),

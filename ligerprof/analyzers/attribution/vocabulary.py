@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice, product
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks
 from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, PythonCall
 from ligerprof.models.architectures import is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Flags, Int64s
+from ligerprof.snapshots.trace import Flags, Int64s, runs
 
 # bytes of a number of the table, of the looked-up tokens, and of the head's output
 _WIDTHS = np.array(list(product((2, 4), repeat=3)), dtype=np.int64)
@@ -108,7 +108,7 @@ class CompiledPasses(BlockFinder):
         Args:
             losses: blocks of a library's loss for language models.
         """
-        passes = ((blocks, self._sizes[blocks]) for blocks in _by_span(self._forward, self._spans))
+        passes = ((blocks, self._sizes[blocks]) for blocks in runs(self._forward, self._spans[self._forward]))
         last_of_largest = [blocks[np.flatnonzero(sizes == sizes.max())[-1]] for blocks, sizes in passes]
         largest = np.array(last_of_largest, dtype=np.int64)
         gradients = np.unique(self._sizes[self._backward])
@@ -128,7 +128,7 @@ class CompiledPasses(BlockFinder):
     def _shape(self, largest: Int64s) -> Shape | None:
         """The shape of some pass's largest block, if it can be a head's output."""
         passes = dict(zip(self._spans[largest].tolist(), largest.tolist(), strict=True))
-        for blocks in list(_by_span(self._forward, self._spans))[:_PASSES_TO_SEARCH]:
+        for blocks in runs(self._forward, self._spans[self._forward])[:_PASSES_TO_SEARCH]:
             head = passes[int(self._spans[blocks[0]])]
             backward = self._next_backward(int(self._spans[head]))
             found = shapes_of(
@@ -174,19 +174,10 @@ def _near(size: int, sizes: Int64s, *, ratios: tuple[float, ...] = (1,)) -> Int6
     return np.concatenate(found)
 
 
-def _by_span(blocks: Int64s, spans: Int64s) -> Iterator[Int64s]:
-    if len(blocks):
-        yield from np.split(blocks, np.flatnonzero(np.diff(spans[blocks])) + 1)
-
-
 # losses of language models, by what their libraries document
-_LIBRARY_LOSS = re.compile(
-    f"{frames.LANGUAGE_MODEL_LOSS}|{frames.FUSED_LOSS}|{frames.NLL_CHUNK}",
-    re.MULTILINE,
-)
+_LIBRARY_LOSS = re.compile(f"{frames.LANGUAGE_MODEL_LOSS}|{frames.FUSED_LOSS}|{frames.NLL_CHUNK}", re.MULTILINE)
 _LOSS_CALL = re.compile(
-    f"{frames.CROSS_ENTROPY}|{frames.LOG_SOFTMAX}|{frames.ANY_MODEL_LOSS}|{frames.LOSS_KERNEL}",
-    re.MULTILINE,
+    f"{frames.CROSS_ENTROPY}|{frames.LOG_SOFTMAX}|{frames.ANY_MODEL_LOSS}|{frames.LOSS_KERNEL}", re.MULTILINE
 )
 _LOSS_OPERATORS = frozenset({"cross_entropy_loss", "nll_loss_nd", "nll_loss", "log_softmax_int", "logsumexp"})
 _LOSS_NODE = re.compile(r"NllLoss|LogSoftmax|CrossEntropy|Logsumexp")
@@ -385,8 +376,7 @@ class Vocabulary(BlockFinder):
     def _heads_by_library(self, outputs: Int64s, losses: Int64s) -> Int64s:
         """The output before each loss that is as large as the loss's largest tensor, or half of it in 16 bit."""
         heads: list[int] = []
-        bounds = np.flatnonzero(np.diff(self._spans[losses], prepend=-2))
-        for of_loss in np.split(losses, bounds[1:]) if len(losses) else ():
+        for of_loss in runs(losses, self._spans[losses]):
             largest = int(self._sizes[of_loss].max())
             first = np.searchsorted(self._spans, self._spans[of_loss[0]])
             before = outputs[slice(*np.searchsorted(outputs, (first, of_loss[0])))]

@@ -19,7 +19,7 @@ import numpy as np
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, are_codes_of, phase_code
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Flags, Int64s, number_pairs
+from ligerprof.snapshots.trace import Flags, Int64s, groups, number_pairs
 
 # a wrapper that shards weights moves them first
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$|fsdp/\S*:_move_states_to_device$", re.MULTILINE)
@@ -99,9 +99,7 @@ def gradients_of_passes(blocks: DeviceBlocks) -> Counter[int]:
     whole = blocks.in_phase(Phase.BACKWARD) & (blocks.spans < blocks.phases.last_span)
     made = np.flatnonzero(whole & (sizes > _LARGEST_COUNTER_BYTES))
     left = made[blocks.outlive_span(made)]
-    left = left[np.argsort(blocks.spans[left], kind="stable")]
-    passes = np.split(sizes[left], np.flatnonzero(np.diff(blocks.spans[left])) + 1)
-    found = [Counter(each.tolist()) for each in passes if len(each)]
+    found = [Counter(each.tolist()) for each in groups(sizes[left], blocks.spans[left])]
     # a library's workspace stays after the first pass alone
     return found[-1] & found[-2] if len(found) > 1 else Counter()
 
@@ -156,8 +154,7 @@ class WeightCopies(BlockFinder):
         sizes = Counter({factor * size: count for size, count in self._weights.items()})
         needed_bytes = _LEAST_SHARE * sum(size * count for size, count in sizes.items())
         blocks = np.flatnonzero(self._outside & np.isin(self._sizes, list(sizes)))
-        blocks = blocks[np.argsort(self._groups[blocks], kind="stable")]
-        for group in np.split(blocks, np.flatnonzero(np.diff(self._groups[blocks])) + 1):
+        for group in groups(blocks, self._groups[blocks]):
             held = Counter(self._sizes[group].tolist())
             if len(group) >= _LEAST_BLOCKS and held <= sizes and sum(held.elements()) >= needed_bytes:
                 found[group] = True

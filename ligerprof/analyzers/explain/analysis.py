@@ -136,10 +136,7 @@ class SnapshotAnalysis:
         failed = failures[-1] if failures and self._covers(failures[-1]) else None
         if failed is None:
             return Case(
-                attribution=self.attribution,
-                whole=self.attribution,
-                window=self.window,
-                peak_moment=self.peak_moment,
+                attribution=self.attribution, whole=self.attribution, window=self.window, peak_moment=self.peak_moment
             )
         # what follows a failure says nothing about what was held then; the event itself has the request
         window = self.window if isinstance(self.window, slice) else self.window[self.window <= failed]

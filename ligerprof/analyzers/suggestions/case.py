@@ -466,8 +466,7 @@ def read_program(attribution: Attribution) -> RecordedProgram:
     chosen = np.flatnonzero(np.bincount(sites.site_of[in_steps])).tolist() or range(len(sites.sites))
     calls = {call for site in chosen for call in sites.sites[site].stack.calls}
     return RecordedProgram(
-        files=frozenset(call.file for call in calls),
-        calls=frozenset(f"{call.file}:{call.function}" for call in calls),
+        files=frozenset(call.file for call in calls), calls=frozenset(f"{call.file}:{call.function}" for call in calls)
     )
 
 
