@@ -9,7 +9,7 @@ import numpy as np
 
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.state import HeldBlock
-from ligerprof.snapshots.trace import GROWS, SHRINKS, Action, EventColumns, Int64s
+from ligerprof.snapshots.trace import GROWS, SHRINKS, Action, EventColumns, Int64s, integer_of
 from ligerprof.torch_memory.allocator.caching import SMALL_SEGMENT_BYTES
 
 _WAITS = -1
@@ -169,7 +169,7 @@ class _Ranges:
 
 def _kind_of_segment(segment: Mapping[str, Any]) -> _Kind:
     return _Kind(
-        stream=_stream(segment),
+        stream=integer_of(segment, "stream"),
         pool=pool_id(segment.get("segment_pool_id", DEFAULT_POOL)),
         small=segment.get("segment_type") == "small",
         expandable=segment.get("is_expandable") is True,
@@ -178,16 +178,11 @@ def _kind_of_segment(segment: Mapping[str, Any]) -> _Kind:
 
 def _kind_of_event(event: Mapping[str, Any], size: int, *, expandable: bool) -> _Kind:
     return _Kind(
-        stream=_stream(event),
+        stream=integer_of(event, "stream"),
         pool=pool_id(event.get("pool_id")),
         small=size <= SMALL_SEGMENT_BYTES,
         expandable=expandable,
     )
-
-
-def _stream(values: Mapping[str, Any]) -> int | None:
-    stream = values.get("stream")
-    return stream if type(stream) is int else None
 
 
 def pool_id(value: Any) -> PoolId | None:

@@ -184,6 +184,12 @@ class _Numbered:
         return number
 
 
+def integer_of(values: Mapping[str, Any], key: str) -> int | None:
+    """The value of a key of an event or segment; None if it is missing or not an integer."""
+    value = values.get(key)
+    return value if type(value) is int else None
+
+
 # virtual addresses have at most 57 bits, and no device has 16 TiB
 ADDRESS_LIMIT = 2**62
 SIZE_LIMIT = 2**44

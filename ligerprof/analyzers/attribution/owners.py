@@ -127,8 +127,7 @@ class Keepers(BlockFinder):
 
     def _releaser(self, block: int, freed_by: int) -> Keeper:
         event = self._replayed.trace[freed_by]
-        text = event.get("user_metadata")
-        stamp = Stamp.parse(text) if isinstance(text, str) else None
+        stamp = Stamp.parse(event.get("user_metadata"))
         if stamp is not None and stamp.node:
             # nodes of a checkpointed module save nothing; the last one drops the checkpoint
             from_forward = not self._call_sites.of(block).recomputes

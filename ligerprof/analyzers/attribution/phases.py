@@ -194,8 +194,7 @@ def _at(values: Int64s, events: Int64s) -> Int64s:
 def _read_stamps(trace: DeviceTrace) -> tuple[Int64s, list[Stamp | None]]:
     """Index of each event's stamp, and the stamps; each text is parsed once."""
     text_of, texts = trace.objects("user_metadata")
-    parsed = {text: Stamp.parse(text) for text in {text for text in texts if isinstance(text, str)}}
-    return text_of, [parsed[text] if isinstance(text, str) else None for text in texts]
+    return text_of, list(map(Stamp.parse, texts))
 
 
 def _from_stamps(stamp_of: Int64s, stamps: Sequence[Stamp | None]) -> tuple[Int64s, Int64s] | None:

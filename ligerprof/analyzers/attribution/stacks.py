@@ -522,7 +522,7 @@ class CallSites:
             listed, text = frames[frame_of[first[pair]]], texts[text_of[first[pair]]]
             is_full = len(known) >= _MOST_SITES
             stack = reader.known(listed) if is_full else reader.read(listed)
-            stamp = Stamp.parse(text) if isinstance(text, str) and text else None
+            stamp = Stamp.parse(text)
             # the same call in another step
             key = (id(stack), replace(stamp, step=0) if stamp else None)
             if key not in known and is_full:

@@ -17,7 +17,7 @@ from ligerprof.analyzers.suggestions.rows import Cost, Suggestion
 from ligerprof.errors import LigerprofError
 from ligerprof.serialization import select
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import GROWS, SHRINKS, Action, EventColumns, Flags, Int64s
+from ligerprof.snapshots.trace import GROWS, SHRINKS, Action, EventColumns, Flags, Int64s, integer_of
 from ligerprof.torch_memory.allocator.caching import (
     LARGE_SEGMENT_BYTES,
     AllocatorFullError,
@@ -249,8 +249,8 @@ class Requests:
         event = {} if failed is None else replayed.trace[failed]
         self.until = replayed if failed is None else replayed.until(failed)
         self.recorded_bytes = int(self.until.reserved_bytes.max())
-        self.failed_bytes = None if failed is None else max(_number(event.get("size")), 1)
-        self._failed_stream = _number(event.get("stream"))
+        self.failed_bytes = None if failed is None else max(integer_of(event, "size") or 0, 1)
+        self._failed_stream = integer_of(event, "stream") or 0
         columns = EventColumns.of(replayed.trace, replayed.source)
         stacks = replayed.trace.objects("frames")[0]
         count = len(self.until.trace)
@@ -259,7 +259,7 @@ class Requests:
         if self.failed_bytes is not None:
             reserved_bytes = int(self.until.reserved_bytes[-1])
             needed_bytes = segment_bytes(self.until.rules.round_request(self.failed_bytes))
-            left_bytes = _number(event.get("device_free"))
+            left_bytes = integer_of(event, "device_free") or 0
             if left_bytes < needed_bytes:
                 self.limit_bytes = self._highest_limit_bytes = reserved_bytes + left_bytes
             else:
@@ -320,10 +320,6 @@ class Requests:
         except AllocatorFullError:
             return allocator, False
         return allocator, True
-
-
-def _number(value: object) -> int:
-    return value if type(value) is int else 0
 
 
 def _given_back_within_requests(actions: Int64s, stacks: Int64s) -> Flags:

@@ -15,6 +15,7 @@ from ligerprof.roles import PASSES, MemoryBreakdown, Phase, Role
 from ligerprof.serialization import select, to_json
 from ligerprof.snapshots.segments import Piece, PoolId, Segment, pool_id, segments_at
 from ligerprof.snapshots.stamp import Stamp
+from ligerprof.snapshots.trace import integer_of
 from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES, segment_bytes
 from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, SizeRules
 from ligerprof.words import ExplainedWord
@@ -67,14 +68,13 @@ def request_of(event: Mapping[str, Any], segments: Sequence[Segment], rules: Siz
 
     Events of older torch lack the pool; it is then that of the newest block on the same stream.
     """
-    size, stream = event.get("size"), event.get("stream")
-    stream = stream if type(stream) is int else None
+    size, stream = integer_of(event, "size"), integer_of(event, "stream")
     pool = pool_id(event.get("pool_id"))
     if pool is None:
         on_stream = (segment for segment in segments if segment.stream == stream and segment.blocks)
         newest = max(on_stream, key=lambda segment: max(segment.blocks), default=None)
         pool = None if newest is None else newest.pool
-    return FailedRequest(size_bytes=rules.round_request(size) if type(size) is int else 0, stream=stream, pool=pool)
+    return FailedRequest(size_bytes=0 if size is None else rules.round_request(size), stream=stream, pool=pool)
 
 
 def free_memory(segments: Sequence[Segment], request: FailedRequest, rules: SizeRules) -> tuple[FreeMemory, ...]:
@@ -294,9 +294,8 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
     request = request_of(event, segments, rules)
     held = {owner.block: (owner.role, owner.requested_bytes) for owner in owners}
     stack = StackReader().read(event.get("frames"))
-    stamp = _stamp(event)
-    device_free = event.get("device_free")
-    device_free = device_free if type(device_free) is int else None
+    stamp = Stamp.parse(event.get("user_metadata"))
+    device_free = integer_of(event, "device_free")
     needed_bytes = segment_bytes(request.size_bytes)
     missing_bytes, is_bound = _missing(attribution, index, needed_bytes, device_free)
     return FailedAllocation(
@@ -339,23 +338,18 @@ def _missing(
 def _failure(attribution: Attribution, index: int) -> Failure:
     replayed = attribution.replayed
     event = replayed.trace[index]
-    requested, stamp = event.get("size"), _stamp(event)
+    stamp = Stamp.parse(event.get("user_metadata"))
     stack = StackReader().read(event.get("frames"))
     phase = attribution.phases.shown_at(index) if stamp else _phase(attribution, index, stack)
     allocated, places = replayed.allocated_by, attribution.call_sites.place_of
     return Failure(
-        requested_bytes=requested if type(requested) is int else 0,
+        requested_bytes=integer_of(event, "size") or 0,
         allocated_bytes=int(replayed.allocated_bytes[index]),
         reserved_bytes=int(replayed.reserved_bytes[index]),
         phase=phase,
         step=stamp.step if stamp else _step(attribution, index, phase),
         caught=bool(np.isin(places[allocated > index], places[allocated < index]).any()),
     )
-
-
-def _stamp(event: Mapping[str, Any]) -> Stamp | None:
-    text = event.get("user_metadata")
-    return Stamp.parse(text) if isinstance(text, str) else None
 
 
 def _phase(attribution: Attribution, index: int, stack: Stack) -> Phase | None:

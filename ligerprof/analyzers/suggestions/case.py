@@ -16,7 +16,7 @@ from ligerprof.analyzers.attribution.phases import DeviceBlocks, EventPhases, ar
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.roles import ROLE_CODES, ROLES, STEP_PHASES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Flags, Int64s
+from ligerprof.snapshots.trace import Flags, Int64s, integer_of
 from ligerprof.torch_memory.allocator.settings import SizeRules
 from ligerprof.words import ExplainedWord
 
@@ -42,9 +42,7 @@ def find_request(attribution: Attribution, event: int, peak_moment: int) -> Requ
     """Read the failed allocation's event."""
     replayed = attribution.replayed
     found = replayed.trace[event]
-    requested, device_free = (found.get(key) for key in ("size", "device_free"))
-    requested_bytes = requested if type(requested) is int else 0
-    free_bytes = device_free if type(device_free) is int else 0
+    requested_bytes, free_bytes = (integer_of(found, key) or 0 for key in ("size", "device_free"))
     # with more than that on the device, a limit on the process was reached
     available = free_bytes if free_bytes < requested_bytes else 0
     return Request(
@@ -74,7 +72,7 @@ _MOST_ROUNDS = 40
 
 
 class Edit:
-    """Changes to the allocated bytes of a recording.
+    """Changes to the allocated bytes of a recording; each method returns the edit, for the next change.
 
     Attributes:
         request_divisor: the change divides the failed request by this number; 0 if it avoids the request.
@@ -87,39 +85,39 @@ class Edit:
         self._sizes = replayed.block_bytes
         self.request_divisor = 1
 
-    def hold(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> None:
+    def hold(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> "Edit":
         """Add blocks that live from each start up to the moment before each stop."""
         sizes = np.where(stops > starts, size_bytes, 0)
         np.add.at(self._changes, starts, sizes)
         np.add.at(self._changes, stops, -sizes)
+        return self
 
-    def release(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> None:
+    def release(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> "Edit":
         """Take blocks away from each start up to the moment before each stop."""
-        sizes = np.asarray(size_bytes, dtype=np.int64)
-        self.hold(-sizes, starts, stops)
+        return self.hold(-np.asarray(size_bytes, dtype=np.int64), starts, stops)
 
-    def remove(self, blocks: Int64s) -> None:
+    def remove(self, blocks: Int64s) -> "Edit":
         """Take blocks away for their whole lives."""
-        self.release(self._replayed.block_bytes[blocks], self.starts(blocks), self.stops(blocks))
+        return self.release(self._replayed.block_bytes[blocks], self.starts(blocks), self.stops(blocks))
 
-    def resize(self, blocks: Int64s, divisor: int) -> None:
+    def resize(self, blocks: Int64s, divisor: int) -> "Edit":
         """Divide the size of blocks."""
-        self.set_size(blocks, self._replayed.block_bytes[blocks] // divisor)
+        return self.set_size(blocks, self._replayed.block_bytes[blocks] // divisor)
 
-    def set_size(self, blocks: Int64s, sizes: Int64s) -> None:
+    def set_size(self, blocks: Int64s, sizes: Int64s) -> "Edit":
         """Give blocks other sizes."""
-        self.release(self._replayed.block_bytes[blocks] - sizes, self.starts(blocks), self.stops(blocks))
         self._sizes = self._sizes.copy()
         self._sizes[blocks] = sizes
+        return self.release(self._replayed.block_bytes[blocks] - sizes, self.starts(blocks), self.stops(blocks))
 
     def sizes(self, blocks: Int64s) -> Int64s:
         """The sizes of blocks, as far as they have been given others."""
         return self._sizes[blocks]
 
-    def end(self, blocks: Int64s, stops: Int64s) -> None:
+    def end(self, blocks: Int64s, stops: Int64s) -> "Edit":
         """End blocks at the given moments, if they live longer."""
         ends = self.stops(blocks)
-        self.release(self._replayed.block_bytes[blocks], np.minimum(stops, ends), ends)
+        return self.release(self._replayed.block_bytes[blocks], np.minimum(stops, ends), ends)
 
     def add(self, other: "Edit") -> None:
         """Add another edit of the same recording."""
@@ -585,6 +583,11 @@ class Case:
         """An empty edit of the replay."""
         return Edit(self.replayed)
 
+    def divide_request(self, edit: Edit, divisor: int, *roles: Role) -> None:
+        """Let an edit divide the failed request, if that is for one of some roles; 0 avoids it."""
+        if self.request is not None and self.request.role in roles:
+            edit.request_divisor = divisor
+
     def once(self, find: Callable[..., FoundT], *arguments: Hashable) -> FoundT:
         """The result of `find(self, *arguments)`, kept: a change is made until the roles at its peak are known."""
         key = (find, *arguments)
@@ -594,10 +597,8 @@ class Case:
 
     def without(self, *roles: Role) -> Edit:
         """An edit that removes every block of some roles, except those of evaluations."""
-        edit = self.edit()
-        edit.remove(self.in_training(*roles))
-        if self.request is not None and self.request.role in roles:
-            edit.request_divisor = 0
+        edit = self.edit().remove(self.in_training(*roles))
+        self.divide_request(edit, 0, *roles)
         return edit
 
     def spans_of_phase(self, phase: Phase) -> list[tuple[int, int]]:

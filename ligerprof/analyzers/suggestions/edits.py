@@ -43,9 +43,7 @@ def without_old_outputs(case: Case) -> Edit | None:
         return None
     place = np.searchsorted(ends, case.replayed.allocated_by[blocks], "right")
     inside = place < len(ends)
-    edit = case.edit()
-    edit.end(blocks[inside], ends[place[inside]] + 1)
-    return edit
+    return case.edit().end(blocks[inside], ends[place[inside]] + 1)
 
 
 def without_kept_outputs(case: Case) -> Edit | None:
@@ -63,9 +61,7 @@ def without_kept_outputs(case: Case) -> Edit | None:
     # what only one pass leaves behind is a buffer
     if len(np.unique(place)) < _LEAST_PASSES or len(np.unique(place[lived > 1])) < _LEAST_PASSES - 1:
         return None
-    edit = case.edit()
-    edit.end(blocks, np.append(starts, case.replayed.last_moment)[place] + 1)
-    return edit
+    return case.edit().end(blocks, np.append(starts, case.replayed.last_moment)[place] + 1)
 
 
 def _kept(case: Case) -> Int64s:
@@ -110,9 +106,7 @@ def with_earlier_zero_grad(case: Case) -> Edit | None:
     freed = replayed.freed_by[blocks]
     # those that are never freed are zeroed in place, which another edit would have to follow
     late = freed > next_forward
-    edit = case.edit()
-    edit.end(blocks[late], steps[late] + 1)
-    return edit if late.any() else None
+    return case.edit().end(blocks[late], steps[late] + 1) if late.any() else None
 
 
 def _ends_of_steps(case: Case) -> Int64s:
@@ -130,9 +124,8 @@ def with_half_the_batch(case: Case) -> Edit | None:
     """Halve what grows with the batch; gradients then live through the second micro-batch."""
     # what a program keeps of both halves is as large as before
     halved = case.in_training(*BATCH_ROLES)
-    replayed, edit = case.replayed, _with_halves(case, halved[~np.isin(halved, _kept(case))])
-    if case.request is not None and case.request.role in BATCH_ROLES:
-        edit.request_divisor = 2
+    replayed, edit = case.replayed, case.edit().resize(halved[~np.isin(halved, _kept(case))], 2)
+    case.divide_request(edit, 2, *BATCH_ROLES)
     gradients = case.gradients
     forwards = case.spans_of_phase(Phase.FORWARD)
     stops = [stop for _, stop in forwards]
@@ -161,13 +154,6 @@ def with_half_the_batch(case: Case) -> Edit | None:
     return edit
 
 
-def _with_halves(case: Case, blocks: Int64s) -> Edit:
-    """Halve the sizes of blocks."""
-    edit = case.edit()
-    edit.resize(blocks, 2)
-    return edit
-
-
 def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
     """When each gradient is added to the one before: at the next one, or with the other of a weight used twice."""
     events = case.replayed.allocated_by[gradients]
@@ -183,16 +169,15 @@ def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
 
 def with_half_the_evaluation(case: Case) -> Edit:
     """Halve what grows with the batch in evaluations."""
-    return _with_halves(case, np.intersect1d(case.book.blocks(*BATCH_ROLES), case.evaluation))
+    return case.edit().resize(np.intersect1d(case.book.blocks(*BATCH_ROLES), case.evaluation), 2)
 
 
 def with_half_the_prompts(case: Case) -> Edit:
     """Halve what grows with the number of prompts, in a program that trains only in its generations."""
     blocks = case.book.blocks(*BATCH_ROLES, Role.KV_CACHE)
-    edit = _with_halves(case, np.intersect1d(blocks, case.generation) if case.trains_model else blocks)
-    grows = case.request is not None and case.request.role in (*BATCH_ROLES, Role.KV_CACHE)
-    if grows and (case.failed_phase is Phase.GENERATION or not case.trains_model):
-        edit.request_divisor = 2
+    edit = case.edit().resize(np.intersect1d(blocks, case.generation) if case.trains_model else blocks, 2)
+    if case.failed_phase is Phase.GENERATION or not case.trains_model:
+        case.divide_request(edit, 2, *BATCH_ROLES, Role.KV_CACHE)
     return edit
 
 
@@ -250,9 +235,7 @@ def with_smaller_buckets(case: Case) -> Edit | None:
     buckets = np.intersect1d(case.blocks_from(_BUCKETS), case.book.blocks(Role.COMMUNICATION))
     if not len(buckets):
         return None
-    edit = case.edit()
-    edit.resize(buckets, BUCKET_DIVISOR)
-    return edit
+    return case.edit().resize(buckets, BUCKET_DIVISOR)
 
 
 def with_optimizer_on_host(case: Case) -> Edit:
@@ -303,8 +286,7 @@ def with_divided_states(case: Case) -> Edit | None:
         kept[rank] += together.tolist()
     if not sum(loads):
         return None
-    edit = case.edit()
-    edit.remove(np.setdiff1d(states, kept[loads.index(max(loads))]))
+    edit = case.edit().remove(np.setdiff1d(states, kept[loads.index(max(loads))]))
     temporaries = case.in_training(Role.OPTIMIZER_TEMPORARIES)
     edit.set_size(temporaries, case.replayed.block_bytes[temporaries] * max(loads) // sum(loads))
     return edit

@@ -65,8 +65,7 @@ def with_half_precision_weights(case: Case) -> Edit:
         precision = Precision.BF16 if case.program.loop in _ENDS_AUTOCAST else Precision.BF16_AMP
         keep_as(case, edit, dataclasses.replace(recipe, precision=precision), without=(Role.WEIGHT_CASTS,))
         edit.resize(_kept_keys(case, recipe), 2)
-    if case.request is not None and case.request.role in _TRAINING_STATES:
-        edit.request_divisor = 2
+    case.divide_request(edit, 2, *_TRAINING_STATES)
     return edit
 
 
@@ -97,9 +96,7 @@ def with_half_precision_reference(case: Case) -> Edit | None:
         start += count
     if not doubled or unpaired_bytes > _UNPAIRED_SHARE * int(case.sizes(weights).sum()):
         return None
-    edit = case.edit()
-    edit.resize(np.array(sorted(doubled), dtype=np.int64), 2)
-    return edit
+    return case.edit().resize(np.array(sorted(doubled), dtype=np.int64), 2)
 
 
 def _kept_keys(case: Case, recipe: "TrainingRecipe") -> Int64s:
@@ -118,8 +115,7 @@ def with_eight_bit_states(case: Case) -> Edit | None:
     sizes, size_of = np.unique(case.sizes(moments), return_inverse=True)
     smaller = [sum(eight_bit_state_sizes(size // width)) // 2 for size in sizes.tolist()]
     edit.set_size(moments, _rounded(np.array(smaller, dtype=np.int64))[size_of])
-    if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
-        edit.request_divisor = width
+    case.divide_request(edit, width, Role.OPTIMIZER_STATES)
     return edit
 
 
@@ -128,8 +124,7 @@ def with_paged_states(case: Case) -> Edit:
     edit = case.without(Role.OPTIMIZER_TEMPORARIES)
     moments = case.in_training(Role.OPTIMIZER_STATES)
     edit.remove(moments[case.sizes(moments) >= SMALLEST_PAGED * FP32_BYTES])
-    if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
-        edit.request_divisor = 0
+    case.divide_request(edit, 0, Role.OPTIMIZER_STATES)
     return edit
 
 
@@ -158,9 +153,7 @@ def without_adapter_dropout(case: Case) -> Edit:
     blocks = case.blocks_from(ADAPTER_DROPOUT)
     sizes = case.sizes(blocks)
     masks = blocks[:-1][(sizes[1:] == 2 * sizes[:-1]) | (sizes[1:] == FP32_BYTES * sizes[:-1])]
-    edit = case.edit()
-    edit.remove(masks)
-    return edit
+    return case.edit().remove(masks)
 
 
 def _with_known_adapters(case: Case) -> Edit | None:
@@ -201,8 +194,7 @@ def _train_adapters(case: Case, adapters_bytes: int) -> Edit:
     weights_bytes = case.book.bytes_at(start, Role.PARAMETERS)
     edit.set_size(trained, case.replayed.block_bytes[trained] * min(adapters_bytes, weights_bytes) // weights_bytes)
     edit.hold(adapters_bytes, np.array([start]), np.array([case.replayed.last_moment + 1]))
-    if case.request is not None and case.request.role in _TRAINED_ROLES:
-        edit.request_divisor = 0
+    case.divide_request(edit, 0, *_TRAINED_ROLES)
     return edit
 
 
@@ -245,9 +237,7 @@ def without_earlier_models(case: Case) -> Edit | None:
     found = case.attribution.program.earlier_models
     blocks = np.flatnonzero(found.blocks)
     blocks = blocks[~np.isin(blocks, case.book.blocks(Role.LIBRARY_WORKSPACE, Role.COMMUNICATION))]
-    edit = case.edit()
-    edit.end(blocks, np.full(len(blocks), found.since + 1))
-    return edit if len(blocks) else None
+    return case.edit().end(blocks, np.full(len(blocks), found.since + 1)) if len(blocks) else None
 
 
 def with_saved_tensors_on_host(case: Case) -> Edit | None:
