@@ -4,7 +4,6 @@ import io
 import pickle
 import pickletools
 import re
-import sys
 from collections.abc import Callable, Sequence
 from itertools import chain, compress, pairwise, repeat
 from struct import unpack_from
@@ -33,21 +32,13 @@ _SMALL_INTEGER = rb"(?:K.|M..|J....)"
 _INTEGER = (
     rb"(?:K.|M..|J....|\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{8}\x00))"
 )
-_REFERENCE = rb"(?:j....|h.)"
-# the start of the dict of a block or an event, four or eight keys at once; a snapshot can have a million in a row
-_VALUE = rb"(?:j....|h.|\x8a\x07.{7}|\x8a\x06.{6}|K.|J....|M..)"
-_FOUR_KEYS = (_REFERENCE + _VALUE) * 4
-# the last value is neither a lookup that is dropped at once, which ends in 0 (see below), nor a pair's first integer
-_DICT = rb"\}\x94\(" + _FOUR_KEYS + rb"(?:" + _FOUR_KEYS + rb")?(?![0KMJ])"
 # most texts are short; the lengths of the others are checked one by one
 _TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in range(1, 64)) + rb")"
 _PAIR = _SMALL_INTEGER * 2 + rb"\x86"
 # what remains of events that were read from their bytes: a memoized number, and lookups that are dropped at once
 _ANY = rb"j....0?|h.0?|\x94+|[()}\]ueas\x88\x89N]|M\xff\xff\x94+|" + _PAIR + rb"|" + _INTEGER + rb"|q.|G.{8}|" + _TEXT
-# bounded, because re keeps memory for each repetition of an unbounded one. A possessive one takes half the time:
-# nothing follows it, so re need not be able to undo a part. Before Python 3.11.5, it may match too much (gh-106052)
-_REPEATED = rb"{1,4096}" + (b"+" if sys.version_info >= (3, 11, 5) else b"")
-_RUN = re.compile(rb"(?s)(?:" + _DICT + rb"|" + _ANY + rb")" + _REPEATED)
+# bounded, because re keeps memory for each repetition of an unbounded one
+_RUN = re.compile(rb"(?s)(?:" + _ANY + rb"){1,4096}")
 _BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT = 0x58, 0x8C, 0x72
 _PROTO, FRAME, _STOP = 0x80, 0x95, 0x2E
 PROTO_BYTES, FRAME_HEAD_BYTES = 2, 9

@@ -43,7 +43,7 @@ class Stamp:
     @classmethod
     def parse(cls, text: object) -> "Stamp | None":
         """Read `user_metadata`; None if it is not the text of a stamp."""
-        parts = text.split(";") if isinstance(text, str) else ()
+        parts = text.split(";") if isinstance(text, str) else []
         if len(parts) not in (5, 6) or parts[0] != _MARK or (step := whole_number(parts[1])) is None:
             return None
         try:

@@ -135,12 +135,8 @@ class _Scanner:
 
     def require_end(self) -> None:
         """Raise if anything but white space is left."""
-        while True:
-            self._at = _WHITESPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
-            if self._at < len(self._text):
-                raise self._invalid(f"{self._text[self._at]!r} after the end")
-            if not self._read_on():
-                return
+        if self._skip_whitespace():
+            raise self._invalid(f"{self._text[self._at]!r} after the end")
 
     def members(self) -> Iterator[str]:
         """Yield the keys after an object's opening brace; the caller consumes each value before the next key."""
@@ -196,12 +192,18 @@ class _Scanner:
 
     def _peek(self) -> str:
         """Skip whitespace and return the next character without consuming it."""
+        if not self._skip_whitespace():
+            raise self._truncated()
+        return self._text[self._at]
+
+    def _skip_whitespace(self) -> bool:
+        """Skip whitespace; False at the end of the file."""
         while True:
             self._at = _WHITESPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
-                return self._text[self._at]
+                return True
             if not self._read_on():
-                raise self._truncated()
+                return False
 
     def _read_on(self) -> bool:
         """Append a chunk to the unconsumed text; False at the end of the file."""
