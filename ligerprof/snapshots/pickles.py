@@ -2,21 +2,20 @@
 
 import io
 import pickle
+import pickletools
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import compress, repeat
+from collections.abc import Callable, Sequence
+from itertools import chain, compress, pairwise, repeat
 from struct import unpack_from
 from sys import getrefcount
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.collector import collector_paused
-from ligerprof.snapshots.event_tables import FIRST_REFERENCE, KEPT, Cut, cut_alike
-from ligerprof.snapshots.trace import Bytes, Column, DeviceTrace, EventTable, Int64s
+from ligerprof.snapshots.event_tables import Cut, cut_alike
+from ligerprof.snapshots.trace import Bytes, DeviceTrace, EventTable, Flags
 from ligerprof.snapshots.watch import Allowance, LimitError
 from ligerprof.text import printable
 
@@ -33,21 +32,13 @@ _SMALL_INTEGER = rb"(?:K.|M..|J....)"
 _INTEGER = (
     rb"(?:K.|M..|J....|\x8a(?:\x00|\x01.|\x02..|\x03...|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{8}\x00))"
 )
-_REFERENCE = rb"(?:j....|h.)"
-# the start of the dict of a block or an event, four or eight keys at once; a snapshot can have a million in a row
-_VALUE = rb"(?:j....|h.|\x8a\x07.{7}|\x8a\x06.{6}|K.|J....|M..)"
-_FOUR_KEYS = (_REFERENCE + _VALUE) * 4
-# the last value is neither a lookup that is dropped at once, which ends in 0 (see below), nor a pair's first integer
-_DICT = rb"\}\x94\(" + _FOUR_KEYS + rb"(?:" + _FOUR_KEYS + rb")?(?![0KMJ])"
 # most texts are short; the lengths of the others are checked one by one
 _TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in range(1, 64)) + rb")"
 _PAIR = _SMALL_INTEGER * 2 + rb"\x86"
 # what remains of events that were read from their bytes: a memoized number, and lookups that are dropped at once
 _ANY = rb"j....0?|h.0?|\x94+|[()}\]ueas\x88\x89N]|M\xff\xff\x94+|" + _PAIR + rb"|" + _INTEGER + rb"|q.|G.{8}|" + _TEXT
-# bounded, because re keeps memory for each repetition of an unbounded one. A possessive one takes half the time:
-# nothing follows it, so re need not be able to undo a part. Before Python 3.11.5, it may match too much (gh-106052)
-_REPEATED = rb"{1,4096}" + (b"+" if sys.version_info >= (3, 11, 5) else b"")
-_RUN = re.compile(rb"(?s)(?:" + _DICT + rb"|" + _ANY + rb")" + _REPEATED)
+# bounded, because re keeps memory for each repetition of an unbounded one
+_RUN = re.compile(rb"(?s)(?:" + _ANY + rb"){1,4096}")
 _BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT = 0x58, 0x8C, 0x72
 _PROTO, FRAME, _STOP = 0x80, 0x95, 0x2E
 PROTO_BYTES, FRAME_HEAD_BYTES = 2, 9
@@ -55,33 +46,9 @@ _NEWEST_PROTOCOL = 5
 _CHECKED_BYTES = 2**18
 # Python's frames have 64 KiB and at most one more value
 _LONGEST_FRAME_BYTES = 2**20
-_HARMFUL_NAMES = {
-    ord("c"): "GLOBAL",
-    0x93: "STACK_GLOBAL",
-    ord("R"): "REDUCE",
-    ord("b"): "BUILD",
-    ord("i"): "INST",
-    ord("o"): "OBJ",
-    0x81: "NEWOBJ",
-    0x92: "NEWOBJ_EX",
-    0x82: "EXT1",
-    0x83: "EXT2",
-    0x84: "EXT4",
-    ord("P"): "PERSID",
-    ord("Q"): "BINPERSID",
-}
-_UNKNOWN_NAMES = {
-    0x96: "BYTEARRAY8",
-    0x97: "NEXT_BUFFER",
-    ord("p"): "PUT",
-    0x85: "TUPLE1",
-    0x86: "TUPLE2 of values other than small integers",
-    0x87: "TUPLE3",
-    ord("t"): "TUPLE",
-    0x90: "ADDITEMS",
-    0x91: "FROZENSET",
-    0x8A: "LONG1 of more than 64 bits",
-}
+_CALLS = ("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX")
+_HARMFUL_NAMES = frozenset((*_CALLS, "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"))
+_NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
 
 
 def require_plain_data(pickled: memoryview, allowance: Allowance) -> None:
@@ -107,18 +74,16 @@ def require_plain_data(pickled: memoryview, allowance: Allowance) -> None:
 
 
 def _refuse(pickled: memoryview, position: int) -> int:
-    opcode = pickled[position]
-    if opcode in _HARMFUL_NAMES:
-        raise SnapshotFormatError(f"refusing pickle opcode {_HARMFUL_NAMES[opcode]} at byte {position}. {_HARMFUL}")
-    name = _UNKNOWN_NAMES.get(opcode, f"0x{opcode:02x}")
+    name = _NAMES.get(pickled[position], f"0x{pickled[position]:02x}")
+    if name in _HARMFUL_NAMES:
+        raise SnapshotFormatError(f"refusing pickle opcode {name} at byte {position}. {_HARMFUL}")
     raise SnapshotFormatError(f"pickle opcode {name} at byte {position} is not supported. {_UNKNOWN}")
 
 
 def _argument(pickled: memoryview, position: int, layout: str, size: int) -> int:
     if position + 1 + size > len(pickled):
         raise SnapshotFormatError(f"the pickle ends inside the opcode at byte {position}. Was the file cut short?")
-    value: int = unpack_from(layout, pickled, position + 1)[0]
-    return value
+    return unpack_from(layout, pickled, position + 1)[0]
 
 
 def _skip_text(layout: str, size: int) -> Callable[[memoryview, int], int]:
@@ -266,7 +231,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 _TRACES = "device_traces"
-# the items of a list of events after the cut: a number for the events that were read, whole events, and kept values
+# the items of a list of events after the cut: a number for each event that was read, whole events, and kept values
 _MARK, _EVENT, _LIST, _OTHER = range(4)
 _KIND_OF = {int: _MARK, dict: _EVENT, list: _LIST}
 # opcodes that append a list of memo entries to the snapshot and pair the two
@@ -314,27 +279,25 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
     has_lists = isinstance(traces, list) and {list}.issuperset(map(type, traces))
     if "action" not in keys or not {str}.issuperset(map(type, keys)) or not has_lists:
         return None
-    kinds = [np.fromiter(map(_KIND_OF.get, map(type, items), repeat(_OTHER)), np.int8, len(items)) for items in traces]
-    kept = [
-        item for items, kind in zip(traces, kinds, strict=True) for item in compress(items, (kind >= _LIST).tolist())
-    ]
-    are_lists = np.concatenate([kind[kind >= _LIST] for kind in kinds] or [np.empty(0, np.int8)]) == _LIST
-    marks = [
-        mark for items, kind in zip(traces, kinds, strict=True) for mark in compress(items, (kind == _MARK).tolist())
-    ]
+    items = list(chain.from_iterable(traces))
+    bounds = np.cumsum([0, *map(len, traces)]).tolist()
+    for trace in traces:
+        trace.clear()
+    kinds = np.fromiter(map(_KIND_OF.get, map(type, items), repeat(_OTHER)), np.int8, len(items))
+    marks, kept, dicts = (
+        list(compress(items, chosen.tolist())) for chosen in (kinds == _MARK, kinds >= _LIST, kinds == _EVENT)
+    )
     # something else refers to an event that was cut out
     is_missed = max(map(getrefcount, marks), default=0) > _COUNT_IN_TWO_LISTS
-    if len(marks) != len(cut.counts) or is_missed:
+    if len(marks) != len(cut.places) or len(kept) != cut.kept or is_missed:
         return None
-    del marks
-    if not _encode([column for column in cut.columns if column.min() < 0], cut.references, len(kept)):
+    if not _fill_copies(cut, kept, (kinds[kinds >= _LIST] == _LIST)):
         return None
-    if not _fill_copies(cut, len(cut.references), kept, are_lists):
-        return None
-    objects += kept
-    del kept
-    table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=objects)
-    values[_TRACES] = list(_traces(traces, kinds, table, cut))
+    table = EventTable(columns=dict(zip(keys, cut.columns, strict=True)), objects=objects + kept)
+    rows = np.where(kinds == _MARK, cut.places[np.cumsum(kinds == _MARK) - 1], -np.cumsum(kinds == _EVENT))
+    # kept values are not events
+    pieces = (slice(start, end) for start, end in pairwise(bounds))
+    values[_TRACES] = [DeviceTrace(dicts, table, rows[piece][kinds[piece] < _LIST]) for piece in pieces]
     return values
 
 
@@ -357,57 +320,18 @@ def _load(cut: Cut, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], li
     return values, known[: len(cut.keys)], known[len(cut.keys) :]
 
 
-def _encode(columns: Sequence[Column], references: Int64s, kept_count: int) -> bool:
-    """Replace references, then kept values, in columns by -1 - index; False if `kept_count` does not match."""
-    places = [np.flatnonzero(column == KEPT) for column in columns]
-    if sum(map(len, places)) != kept_count:
-        return False
-    index_of = np.zeros(int(references[-1]) + 1 if len(references) else 0, dtype=np.int64)
-    index_of[references] = np.arange(len(references))
-    kept_before = np.zeros(max(map(len, columns), default=0), dtype=np.int64)
-    for kept in places:
-        kept_before[kept] += 1
-    kept_before = np.cumsum(kept_before) - kept_before + len(references)
-    for column, kept in zip(columns, places, strict=True):
-        referring = np.flatnonzero(column <= FIRST_REFERENCE)
-        column[referring] = -1 - index_of[FIRST_REFERENCE - column[referring]]
-        column[kept] = -1 - kept_before[kept]
-        kept_before[kept] += 1
-    return True
-
-
-def _fill_copies(cut: Cut, reference_count: int, kept: Sequence[Any], are_lists: npt.NDArray[np.bool_]) -> bool:
+def _fill_copies(cut: Cut, kept: Sequence[Any], are_lists: Flags) -> bool:
     """Make the table share equal lists, and fill those that were cut empty; False if any is not a list.
 
     Most of them are then not needed: only those that something else in the file refers to are filled.
     """
     column = cut.columns[-1]
-    copies, originals = (-1 - column[places] - reference_count for places in (cut.copies, cut.originals))
+    copies, originals = (-1 - column[places] - len(cut.references) for places in (cut.copies, cut.originals))
     if not are_lists[copies].all() or not are_lists[originals].all():
         return False
-    # the trace and `kept` hold each list
+    # the list of all items and `kept` hold each list
     counts = map(getrefcount, map(kept.__getitem__, copies.tolist()))
     for place in [place for place, count in enumerate(counts) if count > _COUNT_IN_TWO_LISTS]:
         kept[copies[place]].extend(kept[originals[place]])
     column[cut.copies] = column[cut.originals]
     return True
-
-
-def _traces(
-    traces: Sequence[Sequence[Any]], kinds: Sequence[npt.NDArray[np.int8]], table: EventTable, cut: Cut
-) -> Iterator[DeviceTrace]:
-    """The events of each device; each number is replaced by the number of table rows that `counts` states."""
-    first_places = np.append(0, np.cumsum(cut.counts))
-    marks = 0
-    for items, kind in zip(traces, kinds, strict=True):
-        is_mark, is_dict = kind == _MARK, kind == _EVENT
-        marks_after = marks + int(np.count_nonzero(is_mark))
-        # kept values are not events
-        sizes, firsts = is_dict.astype(np.int64), np.zeros(len(items), dtype=np.int64)
-        sizes[is_mark], firsts[is_mark] = cut.counts[marks:marks_after], first_places[marks:marks_after]
-        in_table = np.repeat(is_mark, sizes)
-        rows = np.repeat(firsts - np.cumsum(sizes) + sizes, sizes) + np.arange(len(in_table))
-        rows[in_table] = cut.places[rows[in_table]]
-        rows[~in_table] = np.arange(-1, -1 - np.count_nonzero(is_dict), -1)
-        yield DeviceTrace([items[place] for place in np.flatnonzero(is_dict).tolist()], table, rows)
-        marks = marks_after

@@ -8,31 +8,16 @@ import numpy as np
 
 from ligerprof.snapshots.reader import Snapshot
 from ligerprof.snapshots.state import DeviceState, FinalSegments, HeldBlock, state_before
-from ligerprof.snapshots.trace import (
-    ACTIONS,
-    ALLOC,
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    OUT_OF_MEMORY,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    DeviceTrace,
-    EventColumns,
-    Int64s,
-    distinct,
-)
+from ligerprof.snapshots.trace import ACTIONS, GROWS, SHRINKS, Action, DeviceTrace, EventColumns, Int64s
 from ligerprof.torch_memory.allocator.settings import SizeRules
 
 _MISSING = -1
 # a free_requested and the free_completed right after it
 _FREE = -1
 _EVENTS_AT_ONCE = 2**16
-_GROWS = (SEGMENT_ALLOC, SEGMENT_MAP)
 # by action: 1 if its size is added to the reserved bytes, -1 if it is subtracted
 _RESERVES = np.zeros(len(ACTIONS) + 1, dtype=np.int64)
-_RESERVES[[*_GROWS, SEGMENT_FREE, SEGMENT_UNMAP]] = 1, 1, -1, -1
+_RESERVES[[*GROWS, *SHRINKS]] = 1, 1, -1, -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +72,7 @@ class Replay:
         """Indices of the blocks that are allocated at a moment, oldest first."""
         made = np.searchsorted(self.allocated_by, moment)
         # as an unsigned number, -1 is the largest
-        return np.flatnonzero(self.freed_by[:made].view(np.uint64) >= np.uint64(moment)).astype(np.int64)
+        return np.flatnonzero(self.freed_by[:made].view(np.uint64) >= np.uint64(moment))
 
     def addresses_of(self, blocks: Int64s) -> Int64s:
         """Addresses of some blocks."""
@@ -158,7 +143,7 @@ class _Run:
     def play(self, *, stop_at_mismatch: bool = False) -> None:  # noqa: C901 - see below
         """Replay every event, or up to the first that does not fit those before it."""
         used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
-        rounded, waiting = self._round_requests(), self.waiting
+        rounded, waiting, alloc = self._round_requests(), self.waiting, int(Action.ALLOC)
         # the most frequent events, and FreeSpace.give, are inlined: a trace has a million of them
         for action, address, size in _steps(self.columns):
             if action == _FREE and address in used and address not in waiting:
@@ -171,7 +156,7 @@ class _Run:
                     low = ends.pop(low)
                 starts[low], ends[high] = high - low, low
                 continue
-            if action == ALLOC:
+            if action == alloc:
                 block_bytes, splits_from = rounded[size]
                 free = starts.pop(address, _MISSING)
                 remainder = free - block_bytes
@@ -197,31 +182,31 @@ class _Run:
     def _step(self, action: int, address: int, size: int) -> bool:
         """Replay a less frequent event; False if it does not fit the events before it."""
         if action == _FREE:
-            self.mismatches += not self._step(FREE_REQUESTED, address, size)
-            return self._step(FREE_COMPLETED, address, size)
-        if action == FREE_REQUESTED:
+            self.mismatches += not self._step(Action.FREE_REQUESTED, address, size)
+            return self._step(Action.FREE_COMPLETED, address, size)
+        if action == Action.FREE_REQUESTED:
             block = self.used.pop(address, _MISSING)
             self.freed.append(block)
             if block >= 0:
                 self.waiting[address] = block
             return block >= 0
-        if action == FREE_COMPLETED:
+        if action == Action.FREE_COMPLETED:
             block = self.waiting.pop(address, _MISSING)
             if block >= 0:
                 self.space.give(address, self.held[block])
             return block >= 0
-        if action == SEGMENT_ALLOC:
+        if action == Action.SEGMENT_ALLOC:
             self.space.borders.add(address)
-        elif action == SEGMENT_FREE:
+        elif action == Action.SEGMENT_FREE:
             self.space.borders.discard(address)
-        if action in _GROWS:
+        if action in GROWS:
             self.space.give(address, size)
             return True
         return self.space.cut(address, size)
 
     def _round_requests(self) -> dict[int, tuple[int, int]]:
         """For each requested size, the block's bytes and the smallest remainder that is split off it."""
-        requested = distinct(self.columns.sizes[self.columns.actions == ALLOC])
+        requested = np.unique(self.columns.sizes[self.columns.actions == Action.ALLOC])
         rounded = {size: self.rules.round_request(size) for size in requested.tolist()}
         return {size: (block_bytes, self.rules.smallest_rest(block_bytes)) for size, block_bytes in rounded.items()}
 
@@ -229,11 +214,8 @@ class _Run:
         """Whether all events fit and the device now holds exactly `final`."""
         if self.mismatches or int(_reserved_bytes(self.before, self.columns)[-1]) != final.reserved_bytes:
             return False
-        return final.holds(self._block_sizes(), self.starts)
-
-    def _block_sizes(self) -> dict[int, int]:
-        """Bytes of the blocks that are not free now, by address."""
-        return {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
+        blocks = {address: self.held[block] for address, block in (*self.waiting.items(), *self.used.items())}
+        return final.holds(blocks, self.starts)
 
 
 def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:
@@ -250,11 +232,11 @@ def _result(snapshot: Snapshot, device: int, run: _Run, *, complete: bool, verif
     actions = columns.actions
     block_bytes, freed = np.array(run.held, dtype=np.int64), np.array(run.freed, dtype=np.int64)
     older = np.array([block.requested_bytes for block in before], dtype=np.int64)
-    made = np.flatnonzero(actions == ALLOC)
+    made = np.flatnonzero(actions == Action.ALLOC)
     requested = np.append(older, columns.sizes[made])
     allocated_by = np.append(np.full(len(older), _MISSING), made)
     freed_by = np.full(len(block_bytes), _MISSING)
-    freed_by[freed[freed >= 0]] = np.flatnonzero(actions == FREE_REQUESTED)[freed >= 0]
+    freed_by[freed[freed >= 0]] = np.flatnonzero(actions == Action.FREE_REQUESTED)[freed >= 0]
     # a block that waits for another stream when the recording starts has been freed by the program
     waiting = [index for index, block in enumerate(before) if not block.allocated]
     if waiting:
@@ -285,7 +267,7 @@ def _result(snapshot: Snapshot, device: int, run: _Run, *, complete: bool, verif
         mismatches=run.mismatches,
         segments=snapshot.segments_of(device),
         rules=run.rules,
-        failures=tuple(np.flatnonzero(actions == OUT_OF_MEMORY).tolist()),
+        failures=tuple(np.flatnonzero(actions == Action.OOM).tolist()),
     )
 
 
@@ -294,9 +276,9 @@ def _steps(columns: EventColumns) -> Iterator[tuple[int, int, int]]:
     for start in range(0, len(columns.actions), _EVENTS_AT_ONCE):
         piece = slice(start, start + _EVENTS_AT_ONCE)
         actions, addresses = columns.actions[piece].copy(), columns.addresses[piece]
-        at_once = (actions[:-1] == FREE_REQUESTED) & (actions[1:] == FREE_COMPLETED) & (addresses[:-1] == addresses[1:])
-        requests = np.flatnonzero(at_once)
-        moves = actions < OUT_OF_MEMORY
+        at_once = (actions[:-1] == Action.FREE_REQUESTED) & (actions[1:] == Action.FREE_COMPLETED)
+        requests = np.flatnonzero(at_once & (addresses[:-1] == addresses[1:]))
+        moves = actions < Action.OOM
         actions[requests], moves[requests + 1] = _FREE, False
         sizes = columns.sizes[piece][moves]
         yield from zip(actions[moves].tolist(), addresses[moves].tolist(), sizes.tolist(), strict=True)

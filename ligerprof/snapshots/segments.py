@@ -9,21 +9,10 @@ import numpy as np
 
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.state import HeldBlock
-from ligerprof.snapshots.trace import (
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    EventColumns,
-    Int64s,
-    is_among,
-)
+from ligerprof.snapshots.trace import GROWS, SHRINKS, Action, EventColumns, Int64s, integer_of
 from ligerprof.torch_memory.allocator.caching import SMALL_SEGMENT_BYTES
 
 _WAITS = -1
-_GROWS, _SHRINKS = (SEGMENT_ALLOC, SEGMENT_MAP), (SEGMENT_FREE, SEGMENT_UNMAP)
 
 # the pool of a CUDA graph; (0, 0) is the default pool
 PoolId = tuple[int, int]
@@ -95,7 +84,7 @@ def segments_at(replayed: Replay, moment: int) -> tuple[Segment, ...]:
 
 
 def _ranges_at(replayed: Replay, columns: EventColumns, moment: int) -> dict[int, _Range]:
-    moves = np.flatnonzero(is_among(columns.actions, _GROWS + _SHRINKS))
+    moves = np.flatnonzero(np.isin(columns.actions, GROWS + SHRINKS))
     before, after = moves[moves < moment].tolist(), moves[moves >= moment].tolist()
     at_end = _Ranges()
     for segment in replayed.segments:
@@ -130,8 +119,9 @@ class _Ranges:
     def apply(self, event: Mapping[str, Any], columns: EventColumns, index: int, *, undo: bool) -> None:
         """Apply an event of a segment, or undo it."""
         action, start, size = (int(column[index]) for column in (columns.actions, columns.addresses, columns.sizes))
-        if (action in _GROWS) != undo:
-            self.add(start, size, _kind_of_event(event, size, expandable=action in (SEGMENT_MAP, SEGMENT_UNMAP)))
+        if (action in GROWS) != undo:
+            is_expandable = action in (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+            self.add(start, size, _kind_of_event(event, size, expandable=is_expandable))
         else:
             self.remove(start, start + size)
 
@@ -179,7 +169,7 @@ class _Ranges:
 
 def _kind_of_segment(segment: Mapping[str, Any]) -> _Kind:
     return _Kind(
-        stream=_stream(segment),
+        stream=integer_of(segment, "stream"),
         pool=pool_id(segment.get("segment_pool_id", DEFAULT_POOL)),
         small=segment.get("segment_type") == "small",
         expandable=segment.get("is_expandable") is True,
@@ -188,16 +178,11 @@ def _kind_of_segment(segment: Mapping[str, Any]) -> _Kind:
 
 def _kind_of_event(event: Mapping[str, Any], size: int, *, expandable: bool) -> _Kind:
     return _Kind(
-        stream=_stream(event),
+        stream=integer_of(event, "stream"),
         pool=pool_id(event.get("pool_id")),
         small=size <= SMALL_SEGMENT_BYTES,
         expandable=expandable,
     )
-
-
-def _stream(values: Mapping[str, Any]) -> int | None:
-    stream = values.get("stream")
-    return stream if type(stream) is int else None
 
 
 def pool_id(value: Any) -> PoolId | None:
@@ -249,14 +234,14 @@ def _held_blocks(replayed: Replay, columns: EventColumns, moment: int) -> _Held:
 def _waiting_blocks(replayed: Replay, columns: EventColumns, moment: int) -> tuple[Int64s, list[HeldBlock]]:
     """Blocks whose release was requested before a moment and completed later or never: of the trace, and older."""
     actions, addresses = columns.actions[:moment], columns.addresses[:moment]
-    frees = np.flatnonzero((actions == FREE_REQUESTED) | (actions == FREE_COMPLETED))
+    frees = np.flatnonzero((actions == Action.FREE_REQUESTED) | (actions == Action.FREE_COMPLETED))
     # the last such event of each address
     touched, last = np.unique(addresses[frees][::-1], return_index=True)
     ends = frees[len(frees) - 1 - last]
-    requests = ends[actions[ends] == FREE_REQUESTED]
+    requests = ends[actions[ends] == Action.FREE_REQUESTED]
     known = set(touched.tolist()) if replayed.older_waiting else set()
     older = [block for block in replayed.older_waiting if block.address not in known]
-    return np.flatnonzero(is_among(replayed.freed_by, requests)).astype(np.int64), older
+    return np.flatnonzero(np.isin(replayed.freed_by, requests)), older
 
 
 def _segments(ranges: Mapping[int, _Range], held: _Held) -> Iterator[Segment]:

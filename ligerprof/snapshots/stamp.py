@@ -41,9 +41,9 @@ class Stamp:
         return f"{_MARK};{step};{phase.value};"
 
     @classmethod
-    def parse(cls, text: str) -> "Stamp | None":
-        """Read `user_metadata`; None if the text is not a stamp."""
-        parts = text.split(";")
+    def parse(cls, text: object) -> "Stamp | None":
+        """Read `user_metadata`; None if it is not the text of a stamp."""
+        parts = text.split(";") if isinstance(text, str) else []
         if len(parts) not in (5, 6) or parts[0] != _MARK or (step := whole_number(parts[1])) is None:
             return None
         try:

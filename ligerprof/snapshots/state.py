@@ -11,24 +11,18 @@ from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.trace import (
     ADDRESS_LIMIT,
-    ALLOC,
-    FREE_COMPLETED,
-    FREE_REQUESTED,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
+    GROWS,
     SIZE_LIMIT,
     TOTAL_LIMIT,
+    Action,
     DeviceTrace,
     EventColumns,
+    Flags,
     Int64s,
-    is_among,
 )
 from ligerprof.text import short_repr
 from ligerprof.torch_memory.allocator.settings import SizeRules
@@ -63,7 +57,7 @@ class FreeSpace:
         """Add a free block and merge it with adjacent ones."""
         end = start + size
         if end in self.starts and end not in self.borders:
-            end += self._pop(end)
+            end += self.starts.pop(end)
         if start in self.ends and start not in self.borders:
             start = self.ends.pop(start)
         self._put(start, end)
@@ -74,7 +68,7 @@ class FreeSpace:
         if holder is None or start + size > holder[0] + holder[1]:
             return False
         begin, end = holder[0], holder[0] + holder[1]
-        self._pop(begin)
+        del self.starts[begin]
         self.ends.pop(end, None)
         if begin < start:
             self._put(begin, start)
@@ -111,9 +105,6 @@ class FreeSpace:
         self.starts[start] = end - start
         self.ends[end] = start
 
-    def _pop(self, start: int) -> int:
-        return self.starts.pop(start)
-
 
 class HeldBlock(NamedTuple):
     """A block at some moment.
@@ -140,12 +131,9 @@ class DeviceState:
     reserved_bytes: int = 0
 
 
-Flags = npt.NDArray[np.bool_]
-
 _ALLOCATED = "active_allocated"
 # active_pending_free, active_awaiting_free: waiting for another stream
 _HELD = "active"
-_ROWS_AT_ONCE = 2**14
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,10 +187,6 @@ class FinalSegments:
         if max(sizes.sum(dtype=np.float64), block_sizes.sum(dtype=np.float64)) >= TOTAL_LIMIT:
             raise SnapshotFormatError(f"{where}: its segments have more bytes than 62 bits can count. Was it damaged?")
         counts = np.fromiter(map(len, of_segments), dtype=np.int64, count=len(of_segments))
-        # most blocks share a few strings
-        state_of = dict(zip(map(id, states), states, strict=True))
-        is_held = {key: isinstance(state, str) and state.startswith(_HELD) for key, state in state_of.items()}
-        is_allocated = {key: state == _ALLOCATED for key, state in state_of.items()}
         return cls(
             starts=starts,
             sizes=sizes,
@@ -211,8 +195,8 @@ class FinalSegments:
             addresses=_addresses(starts, counts, block_sizes),
             requested=_numbers(requested, SIZE_LIMIT, f"{where}: a block's requested_size"),
             block_sizes=block_sizes,
-            held=np.fromiter(map(is_held.__getitem__, map(id, states)), bool, len(states)),
-            allocated=np.fromiter(map(is_allocated.__getitem__, map(id, states)), bool, len(states)),
+            held=np.array([isinstance(state, str) and state.startswith(_HELD) for state in states], dtype=bool),
+            allocated=np.array([state == _ALLOCATED for state in states], dtype=bool),
             frames=frames,
         )
 
@@ -220,14 +204,6 @@ class FinalSegments:
     def reserved_bytes(self) -> int:
         """The bytes of all segments."""
         return int(self.sizes.sum())
-
-    @cached_property
-    def filled(self) -> Int64s:
-        """The bytes of each segment's blocks."""
-        totals = np.append(0, np.cumsum(self.block_sizes))
-        ends = np.cumsum(self.block_counts)
-        filled: Int64s = totals[ends] - totals[ends - self.block_counts]
-        return filled
 
     @cached_property
     def held_by_address(self) -> Int64s:
@@ -263,7 +239,7 @@ class FinalSegments:
             space = self.free_space().starts
             return np.array(list(space), dtype=np.int64), np.array(list(space.values()), dtype=np.int64)
         borders = self.starts[~self.is_expandable]
-        is_first = np.append(True, (starts[1:] != ends[:-1]) | is_among(starts[1:], borders))[: len(free)]
+        is_first = np.append(True, (starts[1:] != ends[:-1]) | np.isin(starts[1:], borders))[: len(free)]
         firsts = np.flatnonzero(is_first)
         return starts[firsts], ends[np.append(firsts[1:], len(free))[: len(firsts)] - 1] - starts[firsts]
 
@@ -279,12 +255,10 @@ class FinalSegments:
 
 def _are_equal(known: Mapping[int, int], keys: Int64s, values: Int64s) -> bool:
     """Whether a mapping has exactly some distinct keys, with these values."""
-    return len(known) == len(keys) and all(
-        known.get(key) == value
-        for start in range(0, len(keys), _ROWS_AT_ONCE)
-        for key, value in zip(
-            keys[start : start + _ROWS_AT_ONCE].tolist(), values[start : start + _ROWS_AT_ONCE].tolist(), strict=True
-        )
+    known_keys, known_values = (np.fromiter(each, np.int64, len(known)) for each in (known.keys(), known.values()))
+    order, known_order = np.argsort(keys), np.argsort(known_keys)
+    return all(
+        np.array_equal(here[known_order], there[order]) for here, there in ((known_keys, keys), (known_values, values))
     )
 
 
@@ -380,16 +354,18 @@ def _mapped_before(columns: EventColumns, final: FinalSegments) -> tuple[FreeSpa
     space.borders.update(final.starts[~final.is_expandable].tolist())
     for start, size in zip(final.starts.tolist(), final.sizes.tolist(), strict=True):
         _give(space, start, start + size)
-    of_segments = np.flatnonzero((columns.actions >= SEGMENT_ALLOC) & (columns.actions <= SEGMENT_UNMAP))[::-1]
+    of_segments = np.flatnonzero((columns.actions >= Action.SEGMENT_ALLOC) & (columns.actions <= Action.SEGMENT_UNMAP))[
+        ::-1
+    ]
     events = (column[of_segments].tolist() for column in (columns.actions, columns.addresses, columns.sizes))
     for action, address, size in zip(*events, strict=True):
-        if action in (SEGMENT_ALLOC, SEGMENT_MAP):
-            if action == SEGMENT_ALLOC:
+        if action in GROWS:
+            if action == Action.SEGMENT_ALLOC:
                 space.borders.discard(address)
             if space.cut(address, size):
                 reserved_bytes -= size
         else:
-            if action == SEGMENT_FREE:
+            if action == Action.SEGMENT_FREE:
                 space.borders.add(address)
             space.give(address, size)
             reserved_bytes += size
@@ -404,24 +380,25 @@ class _OlderBlocks:
     """
 
     def __init__(self, trace: DeviceTrace, columns: EventColumns, final: FinalSegments) -> None:
-        moves = np.flatnonzero(columns.actions <= FREE_COMPLETED)
+        moves = np.flatnonzero(columns.actions <= Action.FREE_COMPLETED)
         order = moves[np.argsort(columns.addresses[moves], kind="stable")]
         addresses, actions = columns.addresses[order], columns.actions[order]
         first = np.append(True, addresses[1:] != addresses[:-1])[: len(order)]
-        self._starts, self._made = addresses[first & (actions == ALLOC)], order[first & (actions == ALLOC)]
+        made = first & (actions == Action.ALLOC)
+        self._starts, self._made = addresses[made], order[made]
         held = final.held_by_address
-        untouched = held[~is_among(final.addresses[held], addresses[first])]
+        untouched = held[~np.isin(final.addresses[held], addresses[first])]
         found = {int(final.addresses[index]): final.held_block(index) for index in untouched.tolist()}
         at_end = dict(zip(final.addresses[held].tolist(), held.tolist(), strict=True))
         # the last event of each one's release
         self._freed: dict[int, int] = {}
-        for row in np.flatnonzero(first & (actions != ALLOC)).tolist():
-            address, allocated = int(addresses[row]), bool(actions[row] == FREE_REQUESTED)
+        for row in np.flatnonzero(first & (actions != Action.ALLOC)).tolist():
+            address, allocated = int(addresses[row]), bool(actions[row] == Action.FREE_REQUESTED)
             is_last = row + 1 == len(order) or bool(first[row + 1])
             if allocated and is_last and address in at_end:
                 found[address] = final.held_block(at_end[address])._replace(allocated=True)
                 continue
-            is_completed = allocated and not is_last and actions[row + 1] == FREE_COMPLETED
+            is_completed = allocated and not is_last and actions[row + 1] == Action.FREE_COMPLETED
             event = self._freed[address] = int(order[row + is_completed])
             found[address] = HeldBlock(address, int(columns.sizes[event]), 0, allocated)
         if self._freed and frees_carry_the_owners_stack(trace, columns):
@@ -444,9 +421,9 @@ def frees_carry_the_owners_stack(trace: DeviceTrace, columns: EventColumns) -> b
         piece = slice(start, start + _EVENTS_AT_ONCE)
         pairs = zip(columns.actions[piece].tolist(), columns.addresses[piece].tolist(), strict=True)
         for index, (action, address) in enumerate(pairs, start):
-            if action == ALLOC:
+            if action == Action.ALLOC:
                 made[address] = index
-            elif action == FREE_REQUESTED and address in made and (stack := trace[made[address]].get("frames")):
+            elif action == Action.FREE_REQUESTED and address in made and (stack := trace[made[address]].get("frames")):
                 return _same_stack(stack, trace[index].get("frames"))
     return False
 

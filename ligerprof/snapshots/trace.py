@@ -1,8 +1,9 @@
 """The events of a device: dicts as in the file, or table rows that become dicts on access; as checked columns."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, overload
 
 import numpy as np
@@ -14,7 +15,7 @@ from ligerprof.text import short_repr
 Event = Mapping[str, Any]
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-Column = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 _NUMBER_LIMIT = 2**63
 _NO_NUMBER = -1
@@ -30,7 +31,7 @@ class EventTable:
         columns: the values of each key, one per event: a number, or -1 - i for `objects[i]`.
     """
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Int64s]
     objects: Sequence[Any]
 
     def event(self, row: int) -> dict[str, Any]:
@@ -38,14 +39,16 @@ class EventTable:
         cells = ((key, int(column[row])) for key, column in self.columns.items())
         return {key: cell if cell >= 0 else self.objects[-1 - cell] for key, cell in cells}
 
-    def distinct_objects(self, cells: Column) -> tuple[Int64s, list[Any]]:
-        """Index of the value of each of some cells, and the values."""
-        if len(cells) and cells.max() >= 0:
+    def objects_of(self, key: str, rows: Int64s) -> tuple[Int64s, list[Any]]:
+        """Index of the value of a key in each of some rows, and the values."""
+        if key not in self.columns:
+            return np.zeros(len(rows), dtype=np.int64), [None]
+        cells = self.columns[key][rows]
+        if cells.max() >= 0:
             # unexpected numbers among them: each value gets its own index
             values = [cell if cell >= 0 else self.objects[-1 - cell] for cell in cells.tolist()]
             return np.arange(len(cells)), values
-        # as numpy would make them for each use
-        indices = np.subtract(-1, cells, dtype=np.int64)
+        indices = -1 - cells
         seen = np.zeros(len(self.objects), dtype=bool)
         seen[indices] = True
         used = np.flatnonzero(seen)
@@ -61,15 +64,14 @@ class DeviceTrace(Sequence[Event]):
         rows: for each event its row in the table, or -1 - i for `events[i]`; None if all events are dicts.
     """
 
-    __slots__ = ("_events", "_in_dicts", "_objects", "_places", "_rows", "_table")
+    __slots__ = ("_events", "_in_table", "_objects", "_rows", "_table")
 
     def __init__(self, events: Sequence[Event], table: EventTable | None = None, rows: Int64s | None = None) -> None:
         self._events = events
         self._table = table or EventTable(columns={}, objects=())
         self._rows = np.arange(-1, -1 - len(events), -1) if rows is None else rows
         self._objects: dict[str, tuple[Int64s, list[Any]]] = {}
-        self._in_dicts = np.flatnonzero(self._rows < 0)
-        self._places: Int64s | slice | None = None
+        self._in_table = self._rows >= 0
 
     @classmethod
     def in_columns(cls, events: list[dict[str, Any]]) -> "DeviceTrace":
@@ -123,9 +125,9 @@ class DeviceTrace(Sequence[Event]):
         """Values of `key`, one per event: 0 if missing, -1 if not an integer in [0, 2**63)."""
         column = np.zeros(len(self), dtype=np.int64)
         if key in self._table.columns:
-            np.maximum(self._cells(key), _NO_NUMBER, out=column)
+            column[self._in_table] = np.maximum(self._table.columns[key][self._rows[self._in_table]], _NO_NUMBER)
         values = (event.get(key, 0) for event in self._dicts())
-        column[self._in_dicts] = [
+        column[~self._in_table] = [
             value if type(value) is int and 0 <= value < _NUMBER_LIMIT else _NO_NUMBER for value in values
         ]
         return column
@@ -141,40 +143,16 @@ class DeviceTrace(Sequence[Event]):
         return self._objects[key]
 
     def _find_objects(self, key: str) -> tuple[Int64s, list[Any]]:
-        in_table = np.flatnonzero(self._rows >= 0)[:1]
-        if key not in self._table.columns:
-            column, found = np.zeros(len(self), dtype=np.int64), [None]
-        elif not len(in_table):
-            column, found = np.zeros(len(self), dtype=np.int64), []
-        else:
-            cells = self._cells(key)
-            if len(self._in_dicts):
-                cells = cells.copy()
-                cells[self._in_dicts] = cells[in_table]
-            column, found = self._table.distinct_objects(cells)
-        if len(self._in_dicts):
+        column, found = np.zeros(len(self), dtype=np.int64), list[Any]()
+        if self._in_table.any():
+            column[self._in_table], found = self._table.objects_of(key, self._rows[self._in_table])
+        if not self._in_table.all():
             values = _Numbered(found)
-            column[self._in_dicts] = [values.number_of(event.get(key)) for event in self._dicts()]
+            column[~self._in_table] = [values.number_of(event.get(key)) for event in self._dicts()]
         return _equal_texts_once(column, found)
 
-    def _cells(self, key: str) -> Column:
-        """The table's cell of each event, not to be changed; any cell for those that are dicts."""
-        if self._places is None:
-            self._places = self._find_places()
-        return self._table.columns[key][self._places]
-
-    def _find_places(self) -> Int64s | slice:
-        """A row of the table for each event; a slice if they follow each other, as those of a device do."""
-        columns, rows = self._table.columns, self._rows
-        known = np.flatnonzero(rows >= 0)
-        first = int(rows[known[0]] - known[0]) if len(known) else 0
-        end = first + len(rows)
-        if first >= 0 and end <= min(map(len, columns.values())) and np.array_equal(rows[known], known + first):
-            return slice(first, end)
-        return np.maximum(rows, 0)
-
     def _dicts(self) -> list[Event]:
-        return [self._events[-1 - row] for row in self._rows[self._in_dicts].tolist()]
+        return [self._events[-1 - row] for row in self._rows[~self._in_table].tolist()]
 
 
 def _equal_texts_once(column: Int64s, found: list[Any]) -> tuple[Int64s, list[Any]]:
@@ -206,27 +184,37 @@ class _Numbered:
         return number
 
 
+def integer_of(values: Mapping[str, Any], key: str) -> int | None:
+    """The value of a key of an event or segment; None if it is missing or not an integer."""
+    value = values.get(key)
+    return value if type(value) is int else None
+
+
 # virtual addresses have at most 57 bits, and no device has 16 TiB
 ADDRESS_LIMIT = 2**62
 SIZE_LIMIT = 2**44
 # sums of sizes stay within 64 bits
 TOTAL_LIMIT = 2**62
 
-# events that move memory, and out-of-memory; of all others only the position counts
-ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-)
+
+class Action(IntEnum):
+    """Events that move memory, and out-of-memory, as the file names them; of others only the position counts."""
+
+    ALLOC = 0
+    FREE_REQUESTED = 1
+    FREE_COMPLETED = 2
+    SEGMENT_ALLOC = 3
+    SEGMENT_FREE = 4
+    SEGMENT_MAP = 5
+    SEGMENT_UNMAP = 6
+    OOM = 7
+
+
+ACTIONS = tuple(action.name.lower() for action in Action)
+# those that add memory of the driver, and those that give it back
+GROWS, SHRINKS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP), (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 # torch's other actions: a mark in time, a label for a block, a range of a profiler
 _MARKS = ("snapshot", "annotate", "user_defined")
-ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP, OUT_OF_MEMORY = range(8)
-_OTHER = len(ACTIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -255,7 +243,7 @@ class EventColumns:
         if len(nameless := np.flatnonzero(actions < 0)):
             raise SnapshotFormatError(f"{where}: event {nameless[0]} has no action. Was the file damaged?")
         addresses, sizes = _numbers(trace, "addr", ADDRESS_LIMIT, where), _numbers(trace, "size", SIZE_LIMIT, where)
-        if len(lost := np.flatnonzero((actions < OUT_OF_MEMORY) & (addresses == 0))):
+        if len(lost := np.flatnonzero((actions < Action.OOM) & (addresses == 0))):
             raise SnapshotFormatError(f"{where}: event {lost[0]} has no address. Was the file damaged?")
         if sizes.sum(dtype=np.float64) >= TOTAL_LIMIT:
             raise SnapshotFormatError(f"{where}: its events have more bytes than 62 bits can count. Was it damaged?")
@@ -275,7 +263,7 @@ def unknown_actions(trace: DeviceTrace) -> dict[str, int]:
 def _action(name: Any) -> int:
     if type(name) is not str:
         return -1
-    return ACTIONS.index(name) if name in ACTIONS else _OTHER
+    return ACTIONS.index(name) if name in ACTIONS else len(ACTIONS)
 
 
 def _numbers(trace: DeviceTrace, key: str, limit: int, where: str) -> Int64s:
@@ -285,8 +273,6 @@ def _numbers(trace: DeviceTrace, key: str, limit: int, where: str) -> Int64s:
         raise SnapshotFormatError(f"{where}: {key} number {wrong[0]} is {short_repr(value)}. Was the file damaged?")
     return numbers
 
-
-Flags = npt.NDArray[np.bool_]
 
 _ODD_NUMBER = 0x9E3779B97F4A7C15
 
@@ -310,26 +296,15 @@ def distinct_rows(columns: Sequence[npt.NDArray[np.generic]]) -> tuple[Int64s, I
     return first, kind.reshape(-1)
 
 
-def distinct(numbers: Int64s) -> Int64s:
-    """The distinct numbers in ascending order."""
-    found: Int64s = np.unique(numbers)
-    return found
+def runs(items: Int64s, keys: Int64s) -> list[Int64s]:
+    """The items in parts of consecutive ones whose keys are equal; none without items."""
+    return np.split(items, np.flatnonzero(np.diff(keys)) + 1) if len(items) else []
 
 
-def is_among(numbers: Int64s, chosen: Iterable[int] | Int64s) -> Flags:
-    """Whether each number is one of the chosen."""
-    return np.isin(numbers, np.asarray(chosen if isinstance(chosen, np.ndarray) else list(chosen), dtype=np.int64))
-
-
-def common(numbers: Int64s, others: Int64s) -> Int64s:
-    """The distinct numbers that occur in both, in ascending order."""
-    return np.intersect1d(numbers, others)
-
-
-def numbered(numbers: Int64s) -> tuple[Int64s, Int64s]:
-    """The distinct numbers in ascending order, and the index of each number among them."""
-    found, index = np.unique(numbers, return_inverse=True)
-    return found, index
+def groups(items: Int64s, keys: Int64s) -> list[Int64s]:
+    """The items of each key, in their order, by ascending keys."""
+    order = np.argsort(keys, kind="stable")
+    return runs(items[order], keys[order])
 
 
 def number_pairs(firsts: Int64s, seconds: Int64s) -> Int64s:
@@ -337,4 +312,4 @@ def number_pairs(firsts: Int64s, seconds: Int64s) -> Int64s:
 
     The highest numbers must not be larger than the count of any array that fits in memory.
     """
-    return numbered(firsts * (int(seconds.max(initial=0)) + 1) + seconds)[1]
+    return np.unique(firsts * (int(seconds.max(initial=0)) + 1) + seconds, return_inverse=True)[1]

@@ -1,8 +1,4 @@
-"""Which operators CUDA's autocast runs in fp32, in the widest of their types, or in its 16-bit type.
-
-ATen/autocast_mode.h: AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE, AT_FORALL_PROMOTE, and what
-AT_FORALL_LOWER_PRECISION_FP has that a CPU's list lacks.
-"""
+"""Which operators CUDA's autocast runs in fp32 (ATen/autocast_mode.h: AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE)."""
 
 # the operators of each list that occur in language models; losses of other kinds, convolutions and upsampling do not
 FP32 = (
@@ -46,5 +42,3 @@ FP32_RESULT = (
     "sum",
     "sum.dim_IntList",
 )
-WIDEST = ("addcdiv", "addcmul", "atan2", "dot", "index_put", "scatter_add", "tensordot", "vdot")
-LOWER = ("addmv", "addr", "einsum", "mv")

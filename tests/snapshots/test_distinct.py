@@ -6,12 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ligerprof.snapshots import trace as module
-from ligerprof.snapshots.trace import (
-    common,
-    distinct_rows,
-    is_among,
-    number_pairs,
-)
+from ligerprof.snapshots.trace import distinct_rows, number_pairs
 
 ROWS = st.lists(st.tuples(st.integers(-2, 2), st.booleans(), st.integers(0, 2**44)), min_size=1, max_size=40)
 
@@ -37,12 +32,3 @@ def test_pairs(pairs: list[tuple[int, int]], scale: int) -> None:
     firsts, seconds = np.array(pairs, dtype=np.int64).reshape(-1, 2).T * scale
 
     assert number_pairs(firsts, seconds).tolist() == [order[pair] for pair in pairs]
-
-
-@settings(max_examples=50, deadline=None)
-@given(numbers=st.lists(st.integers(0, 9), max_size=20), chosen=st.sets(st.integers(-2, 12)))
-def test_chosen_numbers(numbers: list[int], chosen: set[int]) -> None:
-    column = np.array(numbers, dtype=np.int64)
-
-    assert is_among(column, chosen).tolist() == [number in chosen for number in numbers]
-    assert common(column, np.array(sorted(chosen), dtype=np.int64)).tolist() == sorted(chosen & set(numbers))

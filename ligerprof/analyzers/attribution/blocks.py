@@ -8,11 +8,10 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.extraction import FeatureExtractor, ProgramFrames
 from ligerprof.analyzers.attribution.layers import NO_LAYER, with_layers_of_weights
-from ligerprof.analyzers.attribution.owners import Keepers, Owners
+from ligerprof.analyzers.attribution.owners import CHECKPOINT, Keepers, Owners
 from ligerprof.analyzers.attribution.phases import blocks_of, find_phases, phase_code
 from ligerprof.analyzers.attribution.rules import UserRule, role_of
 from ligerprof.analyzers.attribution.stacks import CallSites
-from ligerprof.analyzers.attribution.weights import EarlierModels
 from ligerprof.roles import ROLE_CODES, ROLES, MemoryBreakdown, Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import SavedTensor
@@ -61,8 +60,8 @@ class Attribution:
         times = self.replayed.trace.numbers("time_us")
         if moment >= len(times):
             return self._annotations
-        end = int(times[moment])
-        return [note for note in self._annotations if not _is_after(note.get("time_us"), end)]
+        noted = ((note, note.get("time_us")) for note in self._annotations)
+        return [note for note, time in noted if not isinstance(time, int) or time <= times[moment]]
 
     def owners_at(self, moment: int) -> Owners:
         """The owners of the blocks that are live at a moment, oldest first."""
@@ -72,7 +71,7 @@ class Attribution:
         """The owners of some blocks, based on their features as seen from `moment`."""
         finder, sites = self._finder_at(moment), self.call_sites
         codes = finder.role_codes(blocks)
-        layers = with_layers_of_weights(self.replayed, sites, blocks, codes, self.layers)[blocks]
+        layers = with_layers_of_weights(self.replayed, sites, blocks, codes, self.program.layers)[blocks]
         # a library keeps its workspace for all layers, not only for the one that first needed it
         layers[codes == ROLE_CODES[Role.LIBRARY_WORKSPACE]] = NO_LAYER
         phase_codes = finder.extractor.phase_codes(blocks)
@@ -89,7 +88,8 @@ class Attribution:
             site_of=sites.site_of[blocks],
             keeper_of=keeper_of,
             sites=sites.sites,
-            keepers=[*keepers, *(keeper.of_checkpoint() for keeper in keepers)],
+            # the node that releases a checkpoint only ran last
+            keepers=[*keepers, *(keeper._replace(name=CHECKPOINT, place="") for keeper in keepers)],
         )
 
     def role_codes_of(self, blocks: Int64s, moment: int) -> Int64s:
@@ -108,22 +108,13 @@ class Attribution:
 
     def _finder_at(self, moment: int) -> "_RoleFinder":
         if moment not in self._at_moment:
-            extractor = FeatureExtractor(self.device_blocks, program=self._program, moment=moment)
+            extractor = FeatureExtractor(self.device_blocks, program=self.program, moment=moment)
             self._at_moment[moment] = _RoleFinder(extractor, self._user_rules)
         return self._at_moment[moment]
 
-    @property
-    def layers(self) -> Int64s:
-        """The layer of each block that forward or backward allocated, -1 if unknown."""
-        return self._program.layers
-
-    @property
-    def earlier_models(self) -> EarlierModels:
-        """Blocks of models that the process built before the one that it trains."""
-        return self._program.earlier_models
-
     @cached_property
-    def _program(self) -> ProgramFrames:
+    def program(self) -> ProgramFrames:
+        """What the whole recording shows of each block: its layer, and models that the process built earlier."""
         return ProgramFrames(self.device_blocks)
 
 
@@ -148,7 +139,3 @@ class _RoleFinder:
             by_user = (rule.role for rule in self._user_rules if rule.matches(features))
             role = self._known[signature] = next(by_user, None) or role_of(features)
         return role
-
-
-def _is_after(time_us: object, end_us: int) -> bool:
-    return isinstance(time_us, int) and time_us > end_us

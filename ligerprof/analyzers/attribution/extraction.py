@@ -20,13 +20,13 @@ from ligerprof.analyzers.attribution.gradients import (
 from ligerprof.analyzers.attribution.layers import CHECKPOINT_CALL, NESTED_CHECKPOINTS, Regions, layers_in_passes
 from ligerprof.analyzers.attribution.phases import GENERATE, BlockFinder, DeviceBlocks, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.rules import BlockFeatures, Feature
-from ligerprof.analyzers.attribution.stacks import WRAPPERS, CallSite, CallSites, Mask
+from ligerprof.analyzers.attribution.stacks import WRAPPERS, CallSite, CallSites
 from ligerprof.analyzers.attribution.vocabulary import Vocabulary, is_look_up
 from ligerprof.analyzers.attribution.weights import EarlierModels, WeightCopies, Weights, find_older_weights
 from ligerprof.models.architectures import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s, distinct, distinct_rows, is_among
+from ligerprof.snapshots.trace import Flags, Int64s, distinct_rows, groups
 from ligerprof.units import MIB
 
 _CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
@@ -44,7 +44,7 @@ _CONVERSIONS = frozenset({"convert", "<lambda>"})
 _LATEST_REPLACEMENT = 2
 
 
-def find_cached(blocks: DeviceBlocks) -> Mask:
+def find_cached(blocks: DeviceBlocks) -> Flags:
     """Whether each block holds keys and values between the forward passes of a generation.
 
     Passes whose tensors a backward pass frees belong to training, where keys and values are saved for backward. Of
@@ -86,7 +86,7 @@ def _decodes(blocks: DeviceBlocks) -> bool:
     return bool((sizes * _LEAST_TOKENS_BEFORE <= highest).any())
 
 
-def _paired(replayed: Replay, call_sites: CallSites, built: Mask) -> Mask:
+def _paired(replayed: Replay, call_sites: CallSites, built: Flags) -> Flags:
     """The largest tensors that the build of a model allocates two at a time, apart from weights.
 
     They are buffers of its modules, or tensors that its own constructors make. `Module._apply` moves weights first
@@ -101,7 +101,7 @@ def _paired(replayed: Replay, call_sites: CallSites, built: Mask) -> Mask:
     ]
     is_weight = built & ~np.array([*kinds, False], dtype=bool)[call_sites.site_of]
     sizes = replayed.requested_bytes
-    blocks = np.flatnonzero(built & ~is_weight & ~is_among(sizes, distinct(sizes[is_weight])))
+    blocks = np.flatnonzero(built & ~is_weight & ~np.isin(sizes, sizes[is_weight]))
     paired = np.zeros(len(built), dtype=bool)
     if not len(blocks):
         return paired
@@ -124,7 +124,7 @@ def _first_call(site: CallSite) -> str:
     return next((call.file for call in site.stack.calls if not WRAPPERS.search(call.file)), "torch/")
 
 
-def _trains(blocks: DeviceBlocks) -> Mask:
+def _trains(blocks: DeviceBlocks) -> Flags:
     """Whether each block was allocated in a span that backward frees a block of, or at such a span's sites."""
     phases, call_sites, in_forward = blocks.phases, blocks.call_sites, blocks.in_phase(Phase.FORWARD)
     saved = in_forward & (phases.codes_of(blocks.replayed.freed_by) == phase_code(Phase.BACKWARD))
@@ -133,11 +133,10 @@ def _trains(blocks: DeviceBlocks) -> Mask:
     in_span = is_saved_in[blocks.spans]
     in_site = np.zeros(len(call_sites.sites), dtype=bool)
     in_site[call_sites.site_of[in_span & in_forward]] = True
-    trains: Mask = in_span | in_site[call_sites.site_of]
-    return trains
+    return in_span | in_site[call_sites.site_of]
 
 
-def _growing(replayed: Replay, call_sites: CallSites, candidates: Mask) -> Iterator[Int64s]:
+def _growing(replayed: Replay, call_sites: CallSites, candidates: Flags) -> Iterator[Int64s]:
     """Blocks that a call replaces by larger ones in each pass, and the blocks that the first pass replaced."""
     blocks = np.flatnonzero(candidates)
     for chain in _chains(replayed, call_sites, blocks):
@@ -147,9 +146,7 @@ def _growing(replayed: Replay, call_sites: CallSites, candidates: Mask) -> Itera
 
 def _chains(replayed: Replay, call_sites: CallSites, blocks: Int64s) -> Iterator[Int64s]:
     """Blocks of one call site that grow from pass to pass and live until the next pass has replaced them."""
-    sites = call_sites.site_of[blocks]
-    order = np.argsort(sites, kind="stable")
-    for of_site in np.split(blocks[order], np.flatnonzero(np.diff(sites[order])) + 1):
+    for of_site in groups(blocks, call_sites.site_of[blocks]):
         if len(of_site) < _FEWEST_PASSES:
             continue
         growth = np.diff(replayed.requested_bytes[of_site])
@@ -185,11 +182,10 @@ def _replaced_by(replayed: Replay, call_sites: CallSites, chain: Int64s, blocks:
     earlier = blocks[(replayed.allocated_by[blocks] < start) & (freed > start) & (freed < stop)]
     keys = np.stack([call_sites.site_of[earlier], replayed.requested_bytes[earlier]])
     _, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    replaced: Int64s = earlier[counts[group.reshape(-1)] >= 2]
-    return replaced
+    return earlier[counts[group.reshape(-1)] >= 2]
 
 
-def _named(replayed: Replay, call_sites: CallSites, kept: Mask) -> Mask:
+def _named(replayed: Replay, call_sites: CallSites, kept: Flags) -> Flags:
     """Kept blocks of functions named after a cache, if one allocates keys and values of several layers."""
     functions = [_cache_function(site) for site in call_sites.sites]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(functions))}
@@ -230,6 +226,11 @@ class ProgramFrames:
         cached: whether each block holds keys and values between the passes of a generation.
         feeds_pass: whether each block is alive when a later forward pass runs.
         follows_pass: whether each block was allocated after a forward pass, with no other phase in between.
+        checkpointing: whether a call site checkpoints.
+        casts_gradients: whether backward casts gradients, as autocast's casts of weights make it do.
+        modules: names of all modules; `last_layer` is the highest layer in them.
+        bodies: modules that hold the decoder layers.
+        loss_modules: the head, the modules around it, and the loss.
     """
 
     def __init__(self, blocks: DeviceBlocks) -> None:
@@ -237,20 +238,25 @@ class ProgramFrames:
         self.layers = layers_in_passes(blocks)
         self.regions = Regions(blocks, self.layers)
         self.earlier_models = EarlierModels(blocks)
-        self.older_models: Mask = self.earlier_models.blocks & (replayed.allocated_by < 0)
+        self.older_models: Flags = self.earlier_models.blocks & (replayed.allocated_by < 0)
         self.older_weights = find_older_weights(blocks)
         self.cached = find_cached(blocks)
         generates = bool(self.cached.any() or blocks.call_sites.matching(GENERATE).any())
-        self.score_sizes = _sizes_of_heads(blocks)
+        in_head = blocks.call_sites.at(lambda site: site.stack.in_head) & blocks.in_phase(Phase.FORWARD)
+        sizes = set(replayed.requested_bytes[in_head].tolist())
+        self.score_sizes = frozenset(sizes | {2 * size for size in sizes})
         self.vocabulary = Vocabulary(blocks, generates=generates)
-        self.feeds_pass: Mask = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
-        self.follows_pass: Mask = phases.follows_forward(replayed.allocated_by)
-
-
-def _sizes_of_heads(blocks: DeviceBlocks) -> frozenset[int]:
-    in_head = blocks.call_sites.at(lambda site: site.stack.in_head) & blocks.in_phase(Phase.FORWARD)
-    sizes = set(blocks.replayed.requested_bytes[in_head].tolist())
-    return frozenset(sizes | {2 * size for size in sizes})
+        self.feeds_pass: Flags = phases.feeds_forward(replayed.allocated_by, replayed.freed_by)
+        self.follows_pass: Flags = phases.follows_forward(replayed.allocated_by)
+        sites = blocks.call_sites.sites
+        self.checkpointing = any(site.recomputes or CHECKPOINT_CALL.search(site.stack.text) for site in sites)
+        self.casts_gradients = any(site.node.startswith("ToCopyBackward") for site in sites)
+        self.modules = frozenset(site.module for site in sites if site.stamp)
+        self.last_layer = max((site.layer for site in sites if site.layer is not None), default=-1)
+        self.bodies = frozenset(body for module in self.modules if (body := body_of_layer(module)) is not None)
+        heads = [module for module in self.modules if is_head(module)]
+        around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
+        self.loss_modules = frozenset({"", "loss"} | around) - self.bodies
 
 
 _WITHOUT_OUTPUT = re.compile(frames.TILED_LOSS, re.MULTILINE)
@@ -280,13 +286,15 @@ class FeatureExtractor(BlockFinder):
         self._program, self._layers = program, program.layers
         self._peak_bytes = int(replayed.allocated_bytes[moment])
         self._allocated_by = replayed.allocated_by
-        self._codes[: len(replayed.older_blocks)] = [*map(self._older_phase, range(len(replayed.older_blocks)))]
+        self._codes[: len(replayed.older_blocks)] = list(map(self._older_phase, range(len(replayed.older_blocks))))
         # code without Python calls that is not backward: events of one phase may follow those of another
         unknown = [
             site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
         ]
         self._codes[np.array(unknown, dtype=bool)[call_sites.site_of]] = phase_code(None)
         self._in_forward = self._device.in_phase(Phase.FORWARD)
+        of_buckets = self._call_sites.matching_inner(DDP_BUCKET)
+        self._forward_sizes = frozenset(self._sizes[self._in_forward & ~of_buckets].tolist())
         self._weights = Weights(self._device, moment)
         self._copies = WeightCopies(self._device, lasting=program.feeds_pass, weights=self._weights.live_sizes)
         self._reductions = Reductions(self._device, moment=moment)
@@ -301,10 +309,9 @@ class FeatureExtractor(BlockFinder):
         self._without_calls = call_sites.at(lambda site: site.stamp is not None and not site.has_calls)
         if self._without_calls.any():
             has_calls = call_sites.at(lambda site: site.has_calls)
-            self._without_calls &= ~is_among(self._spans, distinct(self._spans[has_calls]))
+            self._without_calls &= ~np.isin(self._spans, self._spans[has_calls])
         self._ends_of_steps = np.sort([phases.last_between_steps, phases.last_optimizer_end])
         self._site_features: dict[int, frozenset[Feature]] = {}
-        self._sets_of_features: dict[frozenset[Feature], frozenset[Feature]] = {}
 
     def _older_phase(self, block: int) -> int:
         """The phase code of a block older than the recording; unknown for weights if the recording starts with a build.
@@ -354,7 +361,7 @@ class FeatureExtractor(BlockFinder):
             np.minimum(index, _ENDS_OF_CALL),
             np.minimum(count - index, _ENDS_OF_CALL + 1),
             self._follows_bias[blocks],
-            is_among(blocks, self._first_workspaces),
+            np.isin(blocks, list(self._first_workspaces)),
             self._layers[blocks] < self._deepest_layer[spans],
             self._last_checkpointed[spans] <= blocks,
             self._program.vocabulary.follows_head[blocks],
@@ -365,7 +372,7 @@ class FeatureExtractor(BlockFinder):
         return blocks[first], list(keys), kinds
 
     @cached_property
-    def _masks(self) -> dict[Feature, Mask]:
+    def _masks(self) -> dict[Feature, Flags]:
         """Features that are known for all blocks at once."""
         program, copies, precedents = self._program, self._copies, self._precedents
         casts, casts_of_others = self._gradients.casts()
@@ -413,7 +420,7 @@ class FeatureExtractor(BlockFinder):
         if phase is not Phase.FORWARD and not self._has_modules(site):
             return
         if self._has_modules(site):
-            in_loss_area = bool(self._program.vocabulary) and site.module in self._loss_modules
+            in_loss_area = bool(self._program.vocabulary) and site.module in self._program.loss_modules
             yield Feature.IN_LOSS_AREA, in_loss_area
             # V is unknown, but the names of modules delimit the loss
             yield Feature.VOCABULARY_SIZED, in_loss_area and phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -475,22 +482,20 @@ class FeatureExtractor(BlockFinder):
         """Features that all blocks of a call site share."""
         number = int(self._call_sites.site_of[block])
         if number not in self._site_features:
-            found = frozenset(feature for feature, holds in self._place(site) if holds)
-            # most of thousands of sites have one of a few sets
-            self._site_features[number] = self._sets_of_features.setdefault(found, found)
+            self._site_features[number] = frozenset(feature for feature, holds in self._place(site) if holds)
         return self._site_features[number]
 
     def _place(self, site: CallSite) -> Iterator[tuple[Feature, bool]]:
         stack, module = site.stack, site.module
-        yield Feature.CHECKPOINTING, self._checkpointing
+        yield Feature.CHECKPOINTING, self._program.checkpointing
         yield Feature.RECOMPUTED, site.recomputes
-        yield Feature.CASTS_GRADIENTS, self._casts_gradients
+        yield Feature.CASTS_GRADIENTS, self._program.casts_gradients
         yield Feature.VOCABULARY_LOSS, bool(self._program.vocabulary)
         yield Feature.IN_EMBEDDING, is_token_embedding(module) or "nn/modules/sparse.py:forward" in stack.text
         if self._has_modules(site):
             yield Feature.IN_LAYER, site.layer is not None
-            yield Feature.AFTER_LAYERS, site.layer is not None and site.layer == self._last_layer
-            yield Feature.IN_MODEL_BODY, module in self._bodies
+            yield Feature.AFTER_LAYERS, site.layer is not None and site.layer == self._program.last_layer
+            yield Feature.IN_MODEL_BODY, module in self._program.bodies
             yield Feature.IN_HEAD, is_head(module)
         else:
             yield Feature.IN_LAYER, CHECKPOINT_CALL.search(stack.text) is not None
@@ -498,7 +503,7 @@ class FeatureExtractor(BlockFinder):
             yield Feature.IN_HEAD, stack.in_head
 
     def _has_modules(self, site: CallSite) -> bool:
-        return site.stamp is not None and len(self._modules) > 1
+        return site.stamp is not None and len(self._program.modules) > 1
 
     @cached_property
     def _first_workspaces(self) -> frozenset[int]:
@@ -509,7 +514,7 @@ class FeatureExtractor(BlockFinder):
         first: dict[tuple[int, bool], int] = {}
         build, backward = phase_code(Phase.BUILD), phase_code(Phase.BACKWARD)
         sizes, size_of = self._call_sites.sizes
-        is_sized = is_among(sizes, _WORKSPACE_SIZES)[size_of]
+        is_sized = np.isin(sizes, list(_WORKSPACE_SIZES))[size_of]
         by_wrapper = self._call_sites.matching_inner(FSDP)
         sized = np.flatnonzero(is_sized & (self._replayed.freed_by < 0) & ~by_wrapper)
         older = sized[sized < len(self._replayed.older_blocks)]
@@ -534,10 +539,6 @@ class FeatureExtractor(BlockFinder):
         """The last layer that began in each span; the last entry covers the time before the recording."""
         known = np.flatnonzero((self._layers >= 0) & (self._spans >= 0))
         return self._highest_by_span(known, self._layers[known])
-
-    @cached_property
-    def _forward_sizes(self) -> frozenset[int]:
-        return frozenset(self._sizes[self._in_forward & ~self._call_sites.matching_inner(DDP_BUCKET)].tolist())
 
     @cached_property
     def _score_sizes(self) -> frozenset[int]:
@@ -565,34 +566,3 @@ class FeatureExtractor(BlockFinder):
         highest = np.full(self._phases.last_span + 2, -1, dtype=np.int64)
         np.maximum.at(highest, self._spans[blocks], values)
         return highest
-
-    @cached_property
-    def _checkpointing(self) -> bool:
-        return any(
-            site.recomputes or CHECKPOINT_CALL.search(site.stack.text) is not None for site in self._call_sites.sites
-        )
-
-    @cached_property
-    def _casts_gradients(self) -> bool:
-        """Whether backward casts gradients, as autocast's casts of weights make it do."""
-        return any(site.node.startswith("ToCopyBackward") for site in self._call_sites.sites)
-
-    @cached_property
-    def _modules(self) -> frozenset[str]:
-        return frozenset(site.module for site in self._call_sites.sites if site.stamp)
-
-    @cached_property
-    def _last_layer(self) -> int:
-        return max((site.layer for site in self._call_sites.sites if site.layer is not None), default=-1)
-
-    @cached_property
-    def _bodies(self) -> frozenset[str]:
-        """Modules that hold the decoder layers."""
-        return frozenset(body for module in self._modules if (body := body_of_layer(module)) is not None)
-
-    @cached_property
-    def _loss_modules(self) -> frozenset[str]:
-        """The head, the modules around it, and the loss."""
-        heads = [module for module in self._modules if is_head(module)]
-        around = {".".join(head.split(".")[:depth]) for head in heads for depth in range(head.count(".") + 2)}
-        return frozenset({"", "loss"} | around) - self._bodies

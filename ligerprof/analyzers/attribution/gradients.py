@@ -7,9 +7,9 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code
-from ligerprof.analyzers.attribution.stacks import CallSite, Mask
+from ligerprof.analyzers.attribution.stacks import CallSite
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Int64s, is_among
+from ligerprof.snapshots.trace import Flags, Int64s, runs
 
 _CAST = re.compile(r"^ToCopyBackward")
 _PRODUCT = re.compile(r"^B?[Mm]mBackward")
@@ -46,8 +46,7 @@ class Gradients(BlockFinder):
         ends, made = freed[blocks], self._replayed.allocated_by[blocks]
         last_step = np.append(-1, steps)[np.searchsorted(steps, ends)]
         last_made = np.append(-1, of_backward)[np.searchsorted(of_backward, ends)]
-        applied: Int64s = blocks[(last_step >= made) & (last_step >= last_made)]
-        return applied
+        return blocks[(last_step >= made) & (last_step >= last_made)]
 
     def kept_so_far(self) -> Int64s:
         """Blocks of an unfinished pass that are never freed, in contrast to the gradients of activations.
@@ -69,8 +68,7 @@ class Gradients(BlockFinder):
         np.maximum.at(longest, number_of[dropped], lives)
         kept = of_pass[freed[of_pass] < 0]
         is_old = len(freed) - kept > longest[number_of[kept]]
-        kept_blocks: Int64s = kept[is_old | ~in_forward[number_of[kept]]]
-        return kept_blocks
+        return kept[is_old | ~in_forward[number_of[kept]]]
 
     def casts(self) -> tuple[Int64s, Int64s]:
         """Casts of gradients that products computed for their weight, and for their input.
@@ -103,7 +101,7 @@ class Gradients(BlockFinder):
             of_inputs |= is_source & for_input
         return casts[of_weights & ~of_inputs], casts[of_inputs]
 
-    def _at(self, node: re.Pattern[str]) -> Mask:
+    def _at(self, node: re.Pattern[str]) -> Flags:
         return self._call_sites.at(lambda site: node.match(site.node) is not None)
 
 
@@ -126,10 +124,7 @@ def is_by_product(site: CallSite, index: int, count: int) -> bool:
 _NONE = np.empty(0, dtype=np.int64)
 
 FSDP = re.compile(frames.FSDP)
-_REDUCTION = re.compile(
-    f"{frames.FSDP2_REDUCTION}|{frames.FSDP2_ACCUMULATION}|{frames.FSDP1_REDUCTION}",
-    re.MULTILINE,
-)
+_REDUCTION = re.compile(f"{frames.FSDP2_REDUCTION}|{frames.FSDP2_ACCUMULATION}|{frames.FSDP1_REDUCTION}", re.MULTILINE)
 # FSDP2 allocates the input and the output of each reduction with the same function, or in old versions by itself
 _REDUCTION_BUFFERS = (
     re.compile(rf"\A\S*:allocate\n\S*{frames.FSDP2_REDUCTION}", re.MULTILINE),
@@ -156,14 +151,25 @@ class Reductions(BlockFinder):
 
     Args:
         moment: at which `buckets_hold_gradients` holds.
+
+    Attributes:
+        gathered_sizes: sizes of gathered weights, which are those of their gradients.
     """
 
     def __init__(self, blocks: DeviceBlocks, *, moment: int) -> None:
         super().__init__(blocks)
         self._moment = moment
+        sites = blocks.call_sites
+        # blocks of backward, except those of recomputed forward passes and of the wrappers
+        computed = sites.at(lambda site: not site.recomputes) & ~sites.matching_inner(FSDP)
+        self._by_autograd: Flags = computed & blocks.in_phase(Phase.BACKWARD)
+        self._reducing = sites.matching_inner(_REDUCTION)
+        # the first of consecutive blocks that reductions allocate
+        self._run_starts: Flags = self._reducing & ~np.append(False, self._reducing[:-1])
+        self.gathered_sizes = frozenset(self._sizes[sites.matching_inner(_GATHERED)].tolist())
 
     @cached_property
-    def inputs(self) -> Mask:
+    def inputs(self) -> Flags:
         """The blocks into which FSDP2 copies gradients before it reduces them; each reduction then makes an output."""
         found = (np.flatnonzero(self._call_sites.matching_inner(pattern)) for pattern in _REDUCTION_BUFFERS)
         buffers = next((blocks for blocks in found if len(blocks)), _NONE)
@@ -172,15 +178,12 @@ class Reductions(BlockFinder):
         return self._mask(buffers[place_in_run % 2 == 0])
 
     @cached_property
-    def gradients(self) -> Mask:
+    def gradients(self) -> Flags:
         """Blocks that autograd computed and the wrapper reduced, and the blocks that were added or joined into them."""
-        reduced = self._freed_in_reduction | self._freed_before_reshard | self._freed_by_wrapper | self._flat
-        return reduced | self._terms(reduced | (self._by_autograd & self._outlives_backward))
-
-    @cached_property
-    def gathered_sizes(self) -> frozenset[int]:
-        """Sizes of gathered weights, which are those of their gradients."""
-        return frozenset(self._sizes[self._call_sites.matching_inner(_GATHERED)].tolist())
+        reduced = self._freed_in_reduction() | self._freed_before_reshard() | self._freed_by_wrapper() | self._flat()
+        freed = self._replayed.freed_by
+        outlives = np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > self._spans
+        return reduced | self._terms(reduced | (self._by_autograd & outlives))
 
     @cached_property
     def buckets_hold_gradients(self) -> bool:
@@ -195,7 +198,7 @@ class Reductions(BlockFinder):
             return False
         sizes, freed = self._sizes, self._replayed.freed_by
         built = sizes[self._device.in_phase(Phase.BUILD)]
-        of_weights = np.flatnonzero(self._by_autograd & is_among(sizes, built))
+        of_weights = np.flatnonzero(self._by_autograd & np.isin(sizes, built))
         if self._holds_own(of_weights, buckets, self._moment):
             return False
         step = self._first_step_after_backward
@@ -209,7 +212,7 @@ class Reductions(BlockFinder):
     def _holds_own(self, gradients: Int64s, buckets: Int64s, moment: int) -> bool:
         """Whether the gradients that are live at a moment are half as many bytes as the live buckets."""
         live = self._replayed.live_at(moment)
-        own, held = (int(self._sizes[blocks[is_among(blocks, live)]].sum()) for blocks in (gradients, buckets))
+        own, held = (int(self._sizes[blocks[np.isin(blocks, live)]].sum()) for blocks in (gradients, buckets))
         return 2 * own >= held
 
     @cached_property
@@ -223,23 +226,7 @@ class Reductions(BlockFinder):
         after = starts[starts > backward[0]]
         return int(after[0]) if len(after) else None
 
-    @cached_property
-    def _by_autograd(self) -> Mask:
-        """Blocks of backward, except those of recomputed forward passes and of the wrappers."""
-        computed = self._call_sites.at(lambda site: not site.recomputes) & ~self._call_sites.matching_inner(FSDP)
-        return np.asarray(computed & self._device.in_phase(Phase.BACKWARD))
-
-    @cached_property
-    def _reducing(self) -> Mask:
-        return self._call_sites.matching_inner(_REDUCTION)
-
-    @cached_property
-    def _run_starts(self) -> Mask:
-        """The first of consecutive blocks that reductions allocate."""
-        return np.asarray(self._reducing & ~np.append(False, self._reducing[:-1]))
-
-    @cached_property
-    def _freed_in_reduction(self) -> Mask:
+    def _freed_in_reduction(self) -> Flags:
         """Blocks of autograd that were freed between the allocations of one reduction, and the last one after them."""
         found = np.zeros_like(self._by_autograd)
         if not self._reducing.any():
@@ -261,8 +248,7 @@ class Reductions(BlockFinder):
                 found[candidates[stop]] = True
         return found
 
-    @cached_property
-    def _freed_before_reshard(self) -> Mask:
+    def _freed_before_reshard(self) -> Flags:
         """Blocks of autograd that were freed right before as many gathered weights of their sizes.
 
         FSDP2 adds a later micro-batch's gradients to the accumulated ones before it frees the gathered weights.
@@ -283,27 +269,20 @@ class Reductions(BlockFinder):
                 found[before] = ((padding >= 0) & (padding * _PADDING_SHARE <= sizes[weights])).all()
         return found
 
-    @cached_property
-    def _freed_by_wrapper(self) -> Mask:
+    def _freed_by_wrapper(self) -> Flags:
         """Blocks of autograd whose release has the wrapper's frames, as recordings with `context="all"` contain."""
         chosen = np.flatnonzero(self._by_autograd & (self._replayed.freed_by >= 0) & self._reducing.any())
         codes, frames = self._replayed.trace.objects("frames")
         freed_at = codes[self._replayed.freed_by[chosen]]
         drops = {code for code in set(freed_at.tolist()) if _has_call(frames[code], _DROPS)}
-        return self._mask(chosen[is_among(freed_at, drops)])
+        return self._mask(chosen[np.isin(freed_at, list(drops))])
 
-    @cached_property
-    def _flat(self) -> Mask:
+    def _flat(self) -> Flags:
         """Blocks without Python frames that have the size of FSDP1's gathered flat parameters."""
         silent = self._call_sites.at(lambda site: not site.stack.calls)
-        return np.asarray(silent & is_among(self._sizes, self._sizes[self._call_sites.matching_inner(_FLAT)]))
+        return silent & np.isin(self._sizes, self._sizes[self._call_sites.matching_inner(_FLAT)])
 
-    @cached_property
-    def _outlives_backward(self) -> Mask:
-        freed = self._replayed.freed_by
-        return np.asarray(np.where(freed < 0, self._phases.last_span, self._phases.spans_of(freed)) > self._spans)
-
-    def _terms(self, results: Mask) -> Mask:
+    def _terms(self, results: Flags) -> Flags:
         """Blocks that were added or joined into these: freed before anything else was allocated, and of fitting size.
 
         Gradients of a weight that the model uses twice are added. FSDP1 joins the gradients of a flat parameter.
@@ -356,7 +335,7 @@ class Partitions(BlockFinder):
         self.flat_weights, self.master_copies = self._constructed()
 
     @cached_property
-    def gradients(self) -> Mask:
+    def gradients(self) -> Flags:
         """ZeRO-3's buffer for a rank's gradients: as many elements as the fp32 copies, in 16 or 32 bit.
 
         The bucket that the same function allocates has a size of its own.
@@ -368,17 +347,16 @@ class Partitions(BlockFinder):
         found[blocks] = (sizes == copied) | (sizes == copied // 2)
         return found
 
-    def _live_bytes(self, chosen: Mask, moments: Int64s) -> Int64s:
+    def _live_bytes(self, chosen: Flags, moments: Int64s) -> Int64s:
         """Requested bytes of the chosen blocks that are live at each moment."""
         sizes, freed = self._sizes[chosen], self._replayed.freed_by[chosen]
         order = np.argsort(freed, kind="stable")
         order = order[freed[order] >= 0]
         allocated = np.append(0, np.cumsum(sizes))[np.searchsorted(self._replayed.allocated_by[chosen], moments)]
         released = np.append(0, np.cumsum(sizes[order]))[np.searchsorted(freed[order], moments)]
-        live: Int64s = allocated - released
-        return live
+        return allocated - released
 
-    def _constructed(self) -> tuple[Mask, Mask]:
+    def _constructed(self) -> tuple[Flags, Flags]:
         """Flat weights and master copies: the constructor makes one of each per group of weights, in this order.
 
         Weights that were flattened on the GPU come from a function of their own. Last, offloading makes a buffer that
@@ -390,8 +368,7 @@ class Partitions(BlockFinder):
         blocks = np.flatnonzero(made | flattened)
         calls = np.cumsum(self._call_sites.index_in_call == 0)[blocks]
         has_weights = False
-        for start, end in _runs(calls):
-            of_call = blocks[start:end]
+        for of_call in runs(blocks, calls):
             if flattened[of_call[0]]:
                 has_weights = True
             elif has_weights:
@@ -406,12 +383,6 @@ class Partitions(BlockFinder):
         return flat, copies
 
 
-def _runs(keys: Int64s) -> list[tuple[int, int]]:
-    """Start and end of each run of equal keys."""
-    starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    return list(zip(starts.tolist(), np.append(starts, len(keys))[1:].tolist(), strict=True))
-
-
 class Precedents(BlockFinder):
     """What became of blocks that earlier passes allocated at the same place, in the same size.
 
@@ -419,22 +390,22 @@ class Precedents(BlockFinder):
         gradients: gradients that a wrapper reduced, which backward drops but had computed to keep.
     """
 
-    def __init__(self, blocks: DeviceBlocks, *, gradients: Mask) -> None:
+    def __init__(self, blocks: DeviceBlocks, *, gradients: Flags) -> None:
         super().__init__(blocks)
         self._gradients = gradients
 
     @cached_property
-    def kept(self) -> Mask:
+    def kept(self) -> Flags:
         """Unfinished blocks whose precedents all outlived their pass."""
         return self._outcomes[0]
 
     @cached_property
-    def dropped(self) -> Mask:
+    def dropped(self) -> Flags:
         """Unfinished blocks whose precedents all died in their pass."""
         return self._outcomes[1]
 
     @cached_property
-    def _outcomes(self) -> tuple[Mask, Mask]:
+    def _outcomes(self) -> tuple[Flags, Flags]:
         """Whether each block of the last span that is never freed has precedents that were all kept, or all dropped.
 
         The precedents are those of the latest pass that has any, of passes with the same place in their step if there
@@ -446,7 +417,7 @@ class Precedents(BlockFinder):
         if not len(unfinished):
             return kept, dropped
         surroundings, sizes = self._call_sites.surroundings, self._sizes
-        alike = is_among(surroundings, surroundings[unfinished]) & is_among(sizes, sizes[unfinished])
+        alike = np.isin(surroundings, surroundings[unfinished]) & np.isin(sizes, sizes[unfinished])
         earlier = np.flatnonzero(alike & (self._spans < last) & (self._spans >= 0))
         in_place = self._places_in_step[self._spans[earlier]] == self._places_in_step[last]
         earlier = earlier[in_place] if in_place.any() else earlier
@@ -472,5 +443,4 @@ class Precedents(BlockFinder):
         codes = self._phases.codes[self._phases.span_starts]
         passes = np.cumsum(codes == phase_code(Phase.BACKWARD))
         before = np.maximum.accumulate(np.where(codes == phase_code(Phase.OPTIMIZER), passes, 0))
-        places: Int64s = passes - before
-        return places
+        return passes - before

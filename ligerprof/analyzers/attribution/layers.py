@@ -8,10 +8,10 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import DeviceBlocks, phase_of_code
-from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask, PythonCall
+from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, PythonCall
 from ligerprof.roles import ROLE_CODES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s, distinct, is_among, number_pairs, numbered
+from ligerprof.snapshots.trace import Flags, Int64s, number_pairs, runs
 
 Chain = tuple[PythonCall, ...]
 
@@ -30,8 +30,7 @@ def layers_in_passes(blocks: DeviceBlocks) -> Int64s:
     call_sites = blocks.call_sites
     of_site = np.array([NO_LAYER if site.layer is None else site.layer for site in call_sites.sites], dtype=np.int64)
     if (of_site != NO_LAYER).any():
-        stamped: Int64s = of_site[call_sites.site_of]
-        return stamped
+        return of_site[call_sites.site_of]
     return _layers_by_loops(blocks)
 
 
@@ -57,9 +56,9 @@ def with_layers_of_weights(
     for found in (
         _layers_of_states(states, weights, of_weights, call_sites, sizes),
         _layers_of_gradients(gradients, weights, of_weights, sizes),
-        (weights[of_weights != NO_LAYER], of_weights[of_weights != NO_LAYER]),
     ):
-        layers[found[0]] = found[1]
+        layers[list(found)] = list(found.values())
+    layers[weights[of_weights != NO_LAYER]] = of_weights[of_weights != NO_LAYER]
     return layers
 
 
@@ -71,17 +70,15 @@ def _loop(site_of: Int64s, chain_of: Callable[[int], Chain]) -> Int64s:
         chain_of: the model's calls behind a site, outermost first.
     """
     best, rounds = np.full(len(site_of), NO_LAYER, dtype=np.int64), 0
-    sites, index_of = numbered(site_of)
+    sites, index_of = np.unique(site_of, return_inverse=True)
     chains = [chain_of(site) for site in sites.tolist()]
     for depth in range(_DEEPEST_LOOP):
         heads: dict[Chain, int] = {}
         reach = [heads.setdefault(chain[:depth], len(heads)) if len(chain) > depth else -1 for chain in chains]
         if not heads:
             break
-        head_of, lines = (
-            np.array(reach, dtype=np.int64)[index_of],
-            np.array([chain[depth].line if len(chain) > depth else 0 for chain in chains], dtype=np.int64)[index_of],
-        )
+        line = [chain[depth].line if len(chain) > depth else 0 for chain in chains]
+        head_of, lines = (np.array(each, dtype=np.int64)[index_of] for each in (reach, line))
         blocks = np.argsort(head_of, kind="stable")
         blocks = blocks[head_of[blocks] >= 0]
         counted, starts = _count_rounds(head_of[blocks], lines[blocks])
@@ -114,7 +111,7 @@ def _layers_by_loops(device: DeviceBlocks) -> Int64s:
     # all steps of a training loop allocate in the same order
     known: dict[tuple[Phase | None, int, bytes], tuple[Int64s, Int64s]] = {}
     within = np.flatnonzero(device.replayed.allocated_by >= 0)
-    for blocks in np.split(within, np.flatnonzero(np.diff(device.spans[within])) + 1) if len(within) else ():
+    for blocks in runs(within, device.spans[within]):
         phase, sites = phase_of_code(int(device.codes[blocks[0]])), device.call_sites.site_of[blocks]
         key = (phase, last_layer if phase is Phase.BACKWARD else 0, sites.tobytes())
         if key not in known:
@@ -152,18 +149,16 @@ def _layers_in_span(site_of: Int64s, sites: Sequence[CallSite], phase: Phase | N
 
 def _layers_of_states(
     states: Int64s, weights: Int64s, layers: Int64s, call_sites: CallSites, sizes: Int64s
-) -> tuple[list[int], list[int]]:
-    """Optimizer states and their layers: each call site allocates one as large as each weight, in the weights' order.
+) -> dict[int, int]:
+    """The layers of optimizer states: each call site allocates one as large as each weight, in the weights' order.
 
     Args:
         layers: of the weights.
         sizes: of all blocks.
     """
     by_site: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    site_of, size_of = call_sites.site_of[states].tolist(), sizes[states].tolist()
-    description_of = {site: call_sites.sites[site].description for site in set(site_of)}
-    for block, site, size in zip(states.tolist(), site_of, size_of, strict=True):
-        by_site[description_of[site]].append((block, size))
+    for block, size in zip(states.tolist(), sizes[states].tolist(), strict=True):
+        by_site[call_sites.of(block).description].append((block, size))
     found: dict[int, int] = {}
     weight_sizes, weight_layers = sizes[weights].tolist(), layers.tolist()
     for allocated in by_site.values():
@@ -176,13 +171,11 @@ def _layers_of_states(
             after = weight + 1
             if weight_layers[weight] != NO_LAYER:
                 found[block] = weight_layers[weight]
-    return list(found), list(found.values())
+    return found
 
 
-def _layers_of_gradients(
-    gradients: Int64s, weights: Int64s, layers: Int64s, sizes: Int64s
-) -> tuple[list[int], list[int]]:
-    """Gradients and their layers: backward completes them layer by layer, from the last to the first."""
+def _layers_of_gradients(gradients: Int64s, weights: Int64s, layers: Int64s, sizes: Int64s) -> dict[int, int]:
+    """The layers of gradients: backward completes them layer by layer, from the last to the first."""
     weight_sizes, weight_layers = sizes[weights].tolist(), layers.tolist()
     outside = {size for size, layer in zip(weight_sizes, weight_layers, strict=True) if layer == NO_LAYER}
     missing: dict[int, Counter[int]] = defaultdict(Counter)
@@ -201,7 +194,7 @@ def _layers_of_gradients(
         missing[layer][size] -= 1
         if not +missing[layer]:
             del missing[layer]
-    return list(found), list(found.values())
+    return found
 
 
 CHECKPOINT_CALL = re.compile(f"{frames.CHECKPOINT}:")
@@ -242,20 +235,20 @@ class Regions:
             # without the layer, the region of a block is unknown, and so is the last block that it keeps
             by_policy |= in_region & (layers >= 0)
         outputs = _of_groups(blocks, spans, layers, last=True)
-        self.selected: Mask = kept & by_policy
+        self.selected: Flags = kept & by_policy
         self.selected[outputs] = False
-        self.inputs: Mask = np.zeros(len(spans), dtype=bool)
+        self.inputs: Flags = np.zeros(len(spans), dtype=bool)
         starts = _of_groups(regions, spans, layers)
         # a layer's output is as large as its input
         sizes = number_pairs(spans + 1, call_sites.sizes[1])
-        candidates = np.flatnonzero(kept & is_among(sizes, distinct(sizes[outputs])))
+        candidates = np.flatnonzero(kept & np.isin(sizes, sizes[outputs]))
         places = np.searchsorted(candidates, starts) - 1
         starts, before = starts[places >= 0], candidates[places[places >= 0]]
         self.inputs[before[spans[before] == spans[starts]]] = True
-        self.outside: Mask = np.zeros(len(spans), dtype=bool)
+        self.outside: Flags = np.zeros(len(spans), dtype=bool)
         if len(regions):
             of_layers = number_pairs(spans + 1, layers + 1)
-            self.outside = ~is_among(of_layers, distinct(of_layers[regions]))
+            self.outside = ~np.isin(of_layers, of_layers[regions])
             # the next layer of an unfinished pass may be another region
             ended = np.append(spans[outputs[1:]] == spans[outputs[:-1]], False)[: len(outputs)]
             ended |= spans[outputs] < device.phases.last_span

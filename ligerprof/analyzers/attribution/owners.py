@@ -4,19 +4,18 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code, phase_of_code
 from ligerprof.analyzers.attribution.stacks import CallSite, Stack, StackReader
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.snapshots.stamp import SavedTensor, Stamp
-from ligerprof.snapshots.trace import Int64s
+from ligerprof.snapshots.trace import Flags, Int64s
 
 # what releases a block when its last reference is a variable of the program
 PYTHON = "Python"
@@ -39,10 +38,6 @@ class Keeper(NamedTuple):
     place: str
     operation: str = ""
 
-    def of_checkpoint(self) -> "Keeper":
-        """The keeper of a checkpoint; the node that releases it only ran last."""
-        return self._replace(name=CHECKPOINT, place="")
-
 
 NOT_KNOWN = Keeper("", "")
 
@@ -60,6 +55,10 @@ class Keepers(BlockFinder):
         super().__init__(blocks)
         self._saved = saved
         self._reader = StackReader()
+        self._times = self._replayed.trace.numbers("time_us")
+        recomputing = [site for site in self._call_sites.sites if site.recomputes]
+        self._checkpointing = bool(recomputing)
+        self._recomputed_modules = frozenset(site.module for site in recomputing if site.stamp)
         # by surroundings and size, and by surroundings
         self._borrowed: dict[int, Keeper] = {}
         self._borrowed_at: dict[int, frozenset[Keeper]] = {}
@@ -111,7 +110,9 @@ class Keepers(BlockFinder):
         ]
         if not self._call_sites.of(block).recomputes:
             # what recomputation saves again was held by the checkpoint until then
-            rows = [row for row in rows if not self._is_in_backward(row.time_us)]
+            events = (np.searchsorted(self._times, [row.time_us for row in rows]) - 1).tolist()
+            phases = map(self._phases.phase_at, events)
+            rows = [row for row, phase in zip(rows, phases, strict=True) if phase is not Phase.BACKWARD]
         operation = next((row.operation for row in rows if row.operation), "")
         return Keeper(", ".join(dict.fromkeys(row.node for row in rows)), _common(rows), operation)
 
@@ -124,26 +125,9 @@ class Keepers(BlockFinder):
                 found[row.address].append(row)
         return found
 
-    def _is_in_backward(self, time_us: int) -> bool:
-        return self._phases.phase_at(int(np.searchsorted(self._times, time_us)) - 1) is Phase.BACKWARD
-
-    @cached_property
-    def _recomputed_modules(self) -> frozenset[str]:
-        """The modules that backward ran again."""
-        return frozenset(site.module for site in self._call_sites.sites if site.stamp and site.recomputes)
-
-    @cached_property
-    def _checkpointing(self) -> bool:
-        return any(site.recomputes for site in self._call_sites.sites)
-
-    @cached_property
-    def _times(self) -> Int64s:
-        return self._replayed.trace.numbers("time_us")
-
     def _releaser(self, block: int, freed_by: int) -> Keeper:
         event = self._replayed.trace[freed_by]
-        text = event.get("user_metadata")
-        stamp = Stamp.parse(text) if isinstance(text, str) else None
+        stamp = Stamp.parse(event.get("user_metadata"))
         if stamp is not None and stamp.node:
             # nodes of a checkpointed module save nothing; the last one drops the checkpoint
             from_forward = not self._call_sites.of(block).recomputes
@@ -168,8 +152,9 @@ class Keepers(BlockFinder):
         place, kind = int(self._call_sites.surroundings[block]), int(self._places_and_sizes[block])
         if kind not in self._borrowed:
             # sequences of another length have other sizes
-            found = self._releasers(self._released_by_size.newest(kind)) or self._releasers_at(place)
-            self._borrowed[kind] = next(iter(found)) if len(found) == 1 else NOT_KNOWN
+            self._borrowed[kind] = _agreed(
+                self._releasers(self._released_by_size.newest(kind)) or self._releasers_at(place)
+            )
         return self._borrowed[kind]
 
     def _of_detailed_steps(self, block: int) -> Keeper:
@@ -177,9 +162,8 @@ class Keepers(BlockFinder):
         kind = int(self._places_and_sizes[block])
         if kind not in self._borrowed_in_detail:
             alike = self._released_by_size.newest(kind)
-            known = [self._noted(each) for each in alike]
-            found = frozenset(each for each in known if each.name) or self._releasers(alike)
-            self._borrowed_in_detail[kind] = next(iter(found)) if len(found) == 1 else NOT_KNOWN
+            noted = frozenset(each for each in map(self._noted, alike) if each.name)
+            self._borrowed_in_detail[kind] = _agreed(noted or self._releasers(alike))
         return self._borrowed_in_detail[kind]
 
     def _releasers_at(self, place: int) -> frozenset[Keeper]:
@@ -209,13 +193,14 @@ class Keepers(BlockFinder):
         """The blocks of steps whose backward has ended, and that are freed."""
         replayed = self._replayed
         known = (replayed.freed_by >= 0) & (replayed.allocated_by <= self._last_backward_end)
-        found: Int64s = np.flatnonzero(known & ~np.append(self._is_nameless, False)[replayed.freed_by])
-        return found
+        return np.flatnonzero(known & ~np.append(self._is_nameless, False)[replayed.freed_by])
 
     @cached_property
-    def _is_nameless(self) -> npt.NDArray[np.bool_]:
+    def _is_nameless(self) -> Flags:
         """Whether the stamp of each event is of backward without a node: most steps have only those of modules."""
-        nameless = [_is_nameless(stamp) for stamp in self._phases.stamps]
+        nameless = [
+            stamp is not None and stamp.phase is Phase.BACKWARD and not stamp.node for stamp in self._phases.stamps
+        ]
         return np.array(nameless, dtype=bool)[self._phases.stamp_of]
 
     @cached_property
@@ -237,18 +222,17 @@ class _Newest:
     def newest(self, number: int) -> list[int]:
         """The newest blocks of one group, oldest first; empty for an unknown group."""
         start, end = np.searchsorted(self._numbers, (number, number + 1)).tolist()
-        blocks: list[int] = self._blocks[max(start, end - _MOST_ALIKE) : end].tolist()
-        return blocks
+        return self._blocks[max(start, end - _MOST_ALIKE) : end].tolist()
+
+
+def _agreed(found: frozenset[Keeper]) -> Keeper:
+    return next(iter(found)) if len(found) == 1 else NOT_KNOWN
 
 
 def _common(rows: Sequence[SavedTensor]) -> str:
     paths = [row.module.split(".") for row in rows]
     levels = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
     return ".".join(names[0] for names in levels)
-
-
-def _is_nameless(stamp: Stamp | None) -> bool:
-    return stamp is not None and stamp.phase is Phase.BACKWARD and not stamp.node
 
 
 def _drops_a_variable(released: Stack, allocated: Stack) -> bool:
@@ -313,27 +297,21 @@ class Owners:
         return next(iter(self.chosen(np.array([index], dtype=np.int64))))
 
     def __iter__(self) -> Iterator[Owner]:
-        site_of, roles = self.site_of.tolist(), [ROLES[code] for code in self.role_codes.tolist()]
-        used = {site: self.sites[site] for site in set(site_of)}
-        modules = {site: used[site].module for site in used}
-        frames = {site: used[site].description for site in used}
-        operations = {site: used[site].operation for site in used}
-        keepers = [self.keepers[number] for number in self.keeper_of.tolist()]
-        # in the order of the fields, column by column: there may be a million blocks
-        columns = (
-            self.blocks.tolist(),
-            self.requested_bytes.tolist(),
-            roles,
-            [modules[site] for site in site_of],
-            [frames[site] for site in site_of],
-            map(phase_of_code, self.phase_codes.tolist()),
-            [None if layer == NO_LAYER else layer for layer in self.layers.tolist()],
-            site_of,
-            [keeper.operation or operations[site] for keeper, site in zip(keepers, site_of, strict=True)],
-            keepers,
-        )
-        # `Owner._make` is a Python function, which takes three times as long
-        return map(partial(tuple.__new__, Owner), zip(*columns, strict=True))
+        columns = (getattr(self, name).tolist() for name in _COLUMNS)
+        for block, size_bytes, role, phase, layer, number, keeper_number in zip(*columns, strict=True):
+            site, keeper = self.sites[number], self.keepers[keeper_number]
+            yield Owner(
+                block=block,
+                requested_bytes=size_bytes,
+                role=ROLES[role],
+                module=site.module,
+                frame=site.description,
+                phase=phase_of_code(phase) or Phase.OUTSIDE,
+                layer=None if layer == NO_LAYER else layer,
+                site=number,
+                operation=keeper.operation or site.operation,
+                keeper=keeper,
+            )
 
     def chosen(self, places: Int64s) -> "Owners":
         """Some of the owners."""

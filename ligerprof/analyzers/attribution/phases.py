@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.stacks import CallSites
 from ligerprof.roles import INFERENCE_PHASES, Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
-from ligerprof.snapshots.trace import DeviceTrace, Int64s, is_among
+from ligerprof.snapshots.trace import DeviceTrace, Flags, Int64s
 
 _PHASES = tuple(Phase)
 _CODES = {phase: code for code, phase in enumerate(_PHASES)}
@@ -45,7 +44,7 @@ def phase_of_code(code: int) -> Phase | None:
     return None if code == _UNKNOWN else _PHASES[code]
 
 
-def are_codes_of(codes: Int64s, *phases: Phase | None) -> npt.NDArray[np.bool_]:
+def are_codes_of(codes: Int64s, *phases: Phase | None) -> Flags:
     """Whether each code is that of one of some phases."""
     # the last entry is that of an unknown phase
     chosen = np.zeros(len(_PHASES) + 1, dtype=bool)
@@ -103,33 +102,31 @@ class EventPhases:
         """Phase codes of several events in reports; -1 before the recording or if unknown."""
         return _at(self.shown, events)
 
-    def are_in(self, phase: Phase) -> npt.NDArray[np.bool_]:
+    def are_in(self, phase: Phase) -> Flags:
         """Whether each event is in a phase."""
-        return np.asarray(self.codes == _CODES[phase])
+        return self.codes == _CODES[phase]
 
     def spans_of(self, events: Int64s) -> Int64s:
         """Spans of several events, -1 before the recording."""
         return _at(self.spans, events)
 
-    def feeds_forward(self, allocated: Int64s, freed: Int64s) -> npt.NDArray[np.bool_]:
+    def feeds_forward(self, allocated: Int64s, freed: Int64s) -> Flags:
         """Whether blocks are alive when a forward pass runs after their allocation; `freed` is -1 for kept blocks."""
         forward = np.append(np.flatnonzero(self.codes == _CODES[Phase.FORWARD]), len(self.codes))
         following = forward[np.searchsorted(forward, allocated)]
-        feeds: npt.NDArray[np.bool_] = (following < len(self.codes)) & ((freed < 0) | (freed > following))
-        return feeds
+        return (following < len(self.codes)) & ((freed < 0) | (freed > following))
 
-    def follows_forward(self, events: Int64s) -> npt.NDArray[np.bool_]:
+    def follows_forward(self, events: Int64s) -> Flags:
         """Whether the last phase up to each event, apart from `outside`, was forward."""
         passes = _filled_forward(np.where(self.codes == _CODES[Phase.OUTSIDE], _UNKNOWN, self.codes))
-        follows: npt.NDArray[np.bool_] = _at(passes, events) == _CODES[Phase.FORWARD]
-        return follows
+        return _at(passes, events) == _CODES[Phase.FORWARD]
 
     def moments_of(self, phase: Phase, step: int | None = None) -> list[Int64s]:
         """The moments around each event of a phase, and for the optimizer its starts; `step` selects a stamped step."""
         chosen = self.shown == _CODES[phase]
         if step is not None:
             chosen &= self.steps == step
-        events = np.flatnonzero(chosen).astype(np.int64)
+        events = np.flatnonzero(chosen)
         if phase is not Phase.OPTIMIZER:
             return [events, events + 1]
         starts = self.optimizer_starts
@@ -138,8 +135,13 @@ class EventPhases:
     @property
     def span_starts(self) -> Int64s:
         """The first event of each span."""
-        starts: Int64s = np.searchsorted(self.spans, np.arange(self.last_span + 1))
-        return starts[: len(self.spans)]
+        return np.searchsorted(self.spans, np.arange(self.last_span + 1))[: len(self.spans)]
+
+    @property
+    def span_stops(self) -> Int64s:
+        """The event after the last one of each span."""
+        starts = self.span_starts
+        return np.append(starts[1:], len(self.spans))[: len(starts)]
 
     @property
     def last_span(self) -> int:
@@ -192,8 +194,7 @@ def _at(values: Int64s, events: Int64s) -> Int64s:
 def _read_stamps(trace: DeviceTrace) -> tuple[Int64s, list[Stamp | None]]:
     """Index of each event's stamp, and the stamps; each text is parsed once."""
     text_of, texts = trace.objects("user_metadata")
-    parsed = {text: Stamp.parse(text) for text in {text for text in texts if isinstance(text, str)}}
-    return text_of, [parsed[text] if isinstance(text, str) else None for text in texts]
+    return text_of, list(map(Stamp.parse, texts))
 
 
 def _from_stamps(stamp_of: Int64s, stamps: Sequence[Stamp | None]) -> tuple[Int64s, Int64s] | None:
@@ -228,7 +229,7 @@ def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[_Rang
     passes = (_CODES[Phase.FORWARD], _CODES[Phase.BACKWARD])
     for phase, start, stop, _ in ranges:
         within_range = codes[start:stop].copy()
-        within_range[~is_among(within_range, (_UNKNOWN, *passes))] = _CODES[phase]
+        within_range[~np.isin(within_range, (_UNKNOWN, *passes))] = _CODES[phase]
         if len(within_range) and within_range[0] == _UNKNOWN:
             within_range[0] = _CODES[phase]
         filled[start:stop] = _filled_forward(within_range)
@@ -241,8 +242,7 @@ def _with_generation(codes: Int64s, replayed: Replay, call_sites: CallSites) -> 
     generates = np.full(len(codes), _UNKNOWN, dtype=np.int64)
     generates[replayed.allocated_by[allocated]] = call_sites.matching(GENERATE)[allocated]
     within = (_filled_forward(generates) == 1) & (codes == _CODES[Phase.FORWARD])
-    shown: Int64s = np.where(within, _CODES[Phase.GENERATION], codes)
-    return shown
+    return np.where(within, _CODES[Phase.GENERATION], codes)
 
 
 # of the output's size: what a script makes of it, and not the next batch
@@ -421,15 +421,14 @@ class DeviceBlocks:
     codes: Int64s
     spans: Int64s
 
-    def in_phase(self, *phases: Phase | None) -> npt.NDArray[np.bool_]:
+    def in_phase(self, *phases: Phase | None) -> Flags:
         """Whether each block was allocated in one of some phases."""
         return are_codes_of(self.codes, *phases)
 
-    def outlive_span(self, blocks: Int64s) -> npt.NDArray[np.bool_]:
+    def outlive_span(self, blocks: Int64s) -> Flags:
         """Whether blocks are kept, or freed in a later span than the one that allocated them."""
         freed = self.replayed.freed_by[blocks]
-        outlive: npt.NDArray[np.bool_] = (freed < 0) | (self.phases.spans_of(freed) > self.spans[blocks])
-        return outlive
+        return (freed < 0) | (self.phases.spans_of(freed) > self.spans[blocks])
 
 
 def blocks_of(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> DeviceBlocks:
@@ -452,7 +451,7 @@ class BlockFinder:
         self._codes, self._spans = blocks.codes, blocks.spans
         self._sizes = blocks.replayed.requested_bytes
 
-    def _mask(self, blocks: Int64s) -> npt.NDArray[np.bool_]:
+    def _mask(self, blocks: Int64s) -> Flags:
         """Whether each block is one of these."""
         mask = np.zeros(len(self._sizes), dtype=bool)
         mask[blocks] = True

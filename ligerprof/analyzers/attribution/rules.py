@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import KW_ONLY, dataclass, fields
-from enum import Enum, auto
+from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,76 +13,26 @@ from ligerprof.errors import RulesError
 from ligerprof.files import FileKind, parse_json, parse_toml, read_text
 from ligerprof.roles import Phase, Role
 
-
-class Feature(Enum):
-    """A property of a block that its stack alone does not show."""
-
+# properties of a block that its stack alone does not show
+Feature = Enum(
+    "Feature",
     # lifetime
-    DIES_IN_PHASE = auto()
-    OUTLIVES_PHASE = auto()
-    OUTLIVES_LAYER = auto()
-    NEVER_FREED = auto()
-    KEPT_BEFORE = auto()
-    KEPT_SO_FAR = auto()
-    UNFINISHED = auto()
-    DROPPED_BEFORE = auto()
+    "DIES_IN_PHASE OUTLIVES_PHASE OUTLIVES_LAYER NEVER_FREED KEPT_BEFORE KEPT_SO_FAR UNFINISHED DROPPED_BEFORE "
     # size
-    WEIGHT_SIZED = auto()
-    UNLIKE_FORWARD = auto()
-    UNLIKE_WEIGHTS = auto()
-    GATHERED_SIZED = auto()
-    HALF_WEIGHT_SIZED = auto()
-    HEAD_WEIGHT_SIZED = auto()
-    LOGITS_SIZED = auto()
-    SCORES_SIZED = auto()
-    SHIFTED_LOGITS_SIZED = auto()
-    VOCABULARY_SIZED = auto()
-    FIRST_WORKSPACE = auto()
-    SMALL = auto()
+    "WEIGHT_SIZED UNLIKE_FORWARD UNLIKE_WEIGHTS GATHERED_SIZED HALF_WEIGHT_SIZED HEAD_WEIGHT_SIZED LOGITS_SIZED "
+    "SCORES_SIZED SHIFTED_LOGITS_SIZED VOCABULARY_SIZED FIRST_WORKSPACE SMALL "
     # place in the program
-    RECOMPUTED = auto()
-    CHECKPOINTING = auto()
-    SELECTED = auto()
-    REGION_INPUT = auto()
-    OUTSIDE_REGIONS = auto()
-    IN_LAYER = auto()
-    AFTER_LAYERS = auto()
-    IN_EMBEDDING = auto()
-    IN_HEAD = auto()
-    IN_LOSS_AREA = auto()
-    VOCABULARY_LOSS = auto()
-    FIRST_COPY = auto()
-    IN_MODEL_BODY = auto()
-    FIRST_OF_CALL = auto()
-    LAST_OF_CALL = auto()
-    CASTS_GRADIENTS = auto()
-    CAST_OF_GRADIENT = auto()
-    CAST_OF_OTHER_GRADIENT = auto()
-    BY_PRODUCT = auto()
-    APPLIED = auto()
-    ONLY_OF_CALL = auto()
-    CAST_ARGUMENT = auto()
-    DIES_IN_CALL = auto()
-    ATTENTION_SCORES = auto()
-    IN_CACHE = auto()
-    FEEDS_PASS = auto()
-    FOLLOWS_PASS = auto()
-    OLDER_WEIGHT = auto()
-    OLDER_MODEL = auto()
-    COPIES_WEIGHTS = auto()
-    MASTER_OF_WEIGHTS = auto()
-    LIKE_WEIGHTS = auto()
+    "RECOMPUTED CHECKPOINTING SELECTED REGION_INPUT OUTSIDE_REGIONS IN_LAYER AFTER_LAYERS IN_EMBEDDING IN_HEAD "
+    "IN_LOSS_AREA VOCABULARY_LOSS FIRST_COPY IN_MODEL_BODY FIRST_OF_CALL LAST_OF_CALL CASTS_GRADIENTS "
+    "CAST_OF_GRADIENT CAST_OF_OTHER_GRADIENT BY_PRODUCT APPLIED ONLY_OF_CALL CAST_ARGUMENT DIES_IN_CALL "
+    "ATTENTION_SCORES IN_CACHE FEEDS_PASS FOLLOWS_PASS OLDER_WEIGHT OLDER_MODEL COPIES_WEIGHTS "
+    "MASTER_OF_WEIGHTS LIKE_WEIGHTS "
     # buffers and gradients of a data-parallel wrapper
-    REDUCED = auto()
-    REDUCTION_INPUT = auto()
-    GRADIENT_PARTITION = auto()
-    FLAT_WEIGHTS = auto()
-    MASTER_COPY = auto()
-    BUCKETS_HOLD_GRADIENTS = auto()
-    STAMPED_WITHOUT_CALLS = auto()
-
-    # the hash of Enum is a Python function, and sets of features are built and compared for every block
-    __hash__ = object.__hash__
+    "REDUCED REDUCTION_INPUT GRADIENT_PARTITION FLAT_WEIGHTS MASTER_COPY BUCKETS_HOLD_GRADIENTS "
+    "STAMPED_WITHOUT_CALLS ",
+)
+# the hash of Enum is a Python function, and sets of features are built and compared for every block
+Feature.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,10 +190,7 @@ COMMUNICATION_RULES: tuple[Rule, ...] = (
     Rule(Role.INPUTS, inner=r"distributed/utils\.py:(?:_to_kwargs|_recursive_to)$"),
     # a collective's result that backward needs, as of sequence parallelism
     Rule(
-        Role.ACTIVATIONS,
-        (Phase.FORWARD,),
-        inner=r"distributed/_functional_collectives",
-        has=(Feature.OUTLIVES_PHASE,),
+        Role.ACTIVATIONS, (Phase.FORWARD,), inner=r"distributed/_functional_collectives", has=(Feature.OUTLIVES_PHASE,)
     ),
     # gathered parameters, and buffers that move parameters and gradients between ranks or to the host
     Rule(Role.COMMUNICATION, inner=rf"\A(?![\s\S]*?(?:{_COPIES}))[\s\S]*?(?:{_ZERO}|{_COLLECTIVES})"),
@@ -312,10 +259,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.LIBRARY_WORKSPACE, native=r"CUDABlas|cublas\w*[wW]orkspace|[cC]udnn\w*[wW]orkspace"),
     # its C++ frames name it where there are any
     Rule(
-        Role.LIBRARY_WORKSPACE,
-        (*_BUILD, *_PASSES),
-        native=r"\A\Z",
-        has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED),
+        Role.LIBRARY_WORKSPACE, (*_BUILD, *_PASSES), native=r"\A\Z", has=(Feature.FIRST_WORKSPACE, Feature.NEVER_FREED)
     ),
     Rule(Role.OTHER, stack=_MEASURES),
     Rule(Role.OTHER, has=(Feature.OLDER_MODEL,)),
@@ -421,17 +365,8 @@ RULES: tuple[Rule, ...] = (
     ),
     # the loss in forward
     Rule(Role.CE_TEMPORARIES, _FORWARD, stack=_LOSS, has=(Feature.VOCABULARY_LOSS,)),
-    Rule(
-        Role.CE_TEMPORARIES,
-        _FORWARD,
-        native=_LOG_SOFTMAX,
-        has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED),
-    ),
-    Rule(
-        Role.SHIFT_LOGITS,
-        _FORWARD,
-        has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED, Feature.FIRST_COPY),
-    ),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, native=_LOG_SOFTMAX, has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED)),
+    Rule(Role.SHIFT_LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.SHIFTED_LOGITS_SIZED, Feature.FIRST_COPY)),
     Rule(Role.LOGITS, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.LOGITS_SIZED)),
     # slices of any length, cast or divided by a temperature
     Rule(
@@ -441,28 +376,13 @@ RULES: tuple[Rule, ...] = (
         has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED, Feature.FIRST_COPY),
         lacks=(Feature.IN_HEAD,),
     ),
-    Rule(
-        Role.CE_TEMPORARIES,
-        _FORWARD,
-        has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED),
-        lacks=(Feature.IN_HEAD,),
-    ),
+    Rule(Role.CE_TEMPORARIES, _FORWARD, has=(Feature.IN_LOSS_AREA, Feature.VOCABULARY_SIZED), lacks=(Feature.IN_HEAD,)),
     # gradients that an optimizer applies within backward, or that are cast to their weights' dtype
     Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.APPLIED,), lacks=(Feature.RECOMPUTED, Feature.UNLIKE_WEIGHTS)),
-    Rule(
-        Role.GRADIENTS,
-        _BACKWARD,
-        has=(Feature.CAST_OF_GRADIENT, Feature.WEIGHT_SIZED),
-        lacks=(Feature.RECOMPUTED,),
-    ),
+    Rule(Role.GRADIENTS, _BACKWARD, has=(Feature.CAST_OF_GRADIENT, Feature.WEIGHT_SIZED), lacks=(Feature.RECOMPUTED,)),
     # the loss in backward
     Rule(Role.KERNEL_WORKSPACE, _BACKWARD, stack=frames.TILED_LOSS, has=(Feature.DIES_IN_PHASE,)),
-    Rule(
-        Role.CE_TEMPORARIES,
-        _BACKWARD,
-        stack=r":_make_grads$|:scale_loss$|:scale$",
-        has=(Feature.VOCABULARY_LOSS,),
-    ),
+    Rule(Role.CE_TEMPORARIES, _BACKWARD, stack=r":_make_grads$|:scale_loss$|:scale$", has=(Feature.VOCABULARY_LOSS,)),
     Rule(
         Role.CE_TEMPORARIES,
         _BACKWARD,
@@ -514,12 +434,7 @@ RULES: tuple[Rule, ...] = (
         _BACKWARD,
         node=_NOT_ELEMENTWISE,
         has=(Feature.WEIGHT_SIZED, Feature.KEPT_SO_FAR),
-        lacks=(
-            Feature.RECOMPUTED,
-            Feature.DROPPED_BEFORE,
-            Feature.CAST_OF_OTHER_GRADIENT,
-            Feature.BY_PRODUCT,
-        ),
+        lacks=(Feature.RECOMPUTED, Feature.DROPPED_BEFORE, Feature.CAST_OF_OTHER_GRADIENT, Feature.BY_PRODUCT),
     ),
     # attention, forward, recomputed and backward
     Rule(Role.ATTENTION_TEMPORARIES, has=(Feature.ATTENTION_SCORES,)),

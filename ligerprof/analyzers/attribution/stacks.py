@@ -8,14 +8,13 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.models.architectures import layer_index
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.stamp import Stamp
-from ligerprof.snapshots.trace import Int64s, number_pairs, numbered
+from ligerprof.snapshots.trace import Flags, Int64s, number_pairs
 from ligerprof.text import printable
 
 # torch writes an unknown line, -1, as an unsigned 64-bit integer
@@ -369,8 +368,6 @@ def _describe(call: PythonCall) -> str:
     return f"{place}:{call.line} {call.function}" if call.line else f"{place} {call.function}"
 
 
-Mask = npt.NDArray[np.bool_]
-
 # a program of thousands of modules has about as many; each takes time
 _MOST_SITES = 30_000
 
@@ -468,7 +465,7 @@ class CallSites:
     @cached_property
     def sizes(self) -> tuple[Int64s, Int64s]:
         """The distinct numbers of requested bytes, ascending, and the index of each block's among them."""
-        return numbered(self._requested_bytes)
+        return np.unique(self._requested_bytes, return_inverse=True)
 
     @cached_property
     def size_at_place(self) -> Int64s:
@@ -479,23 +476,23 @@ class CallSites:
         """The call site of one block."""
         return self.sites[self._site_by_block[block]]
 
-    def at(self, chosen: Callable[[CallSite], bool]) -> Mask:
+    def at(self, chosen: Callable[[CallSite], bool]) -> Flags:
         """Whether each block was allocated at a chosen site."""
-        of_sites: Mask = np.array([chosen(site) for site in self.sites], dtype=bool)
+        of_sites: Flags = np.array([chosen(site) for site in self.sites], dtype=bool)
         return of_sites[self.site_of]
 
-    def matching(self, pattern: re.Pattern[str]) -> Mask:
+    def matching(self, pattern: re.Pattern[str]) -> Flags:
         """Whether a pattern occurs in the Python calls of each block."""
         return self._of_stacks(pattern, lambda stack: stack.text)
 
-    def matching_inner(self, pattern: re.Pattern[str]) -> Mask:
+    def matching_inner(self, pattern: re.Pattern[str]) -> Flags:
         """Whether a pattern occurs in the Python calls of each block below the innermost call of a module."""
         return self._of_stacks(pattern, lambda stack: stack.inner_text)
 
-    def _of_stacks(self, pattern: re.Pattern[str], text_of: Callable[[Stack], str]) -> Mask:
+    def _of_stacks(self, pattern: re.Pattern[str], text_of: Callable[[Stack], str]) -> Flags:
         stacks, stack_of = self._stacks
         search = pattern.search
-        matches: Mask = np.array([search(text_of(stack)) is not None for stack in stacks], dtype=bool)
+        matches: Flags = np.array([search(text_of(stack)) is not None for stack in stacks], dtype=bool)
         return matches[stack_of]
 
     @cached_property
@@ -525,7 +522,7 @@ class CallSites:
             listed, text = frames[frame_of[first[pair]]], texts[text_of[first[pair]]]
             is_full = len(known) >= _MOST_SITES
             stack = reader.known(listed) if is_full else reader.read(listed)
-            stamp = Stamp.parse(text) if isinstance(text, str) and text else None
+            stamp = Stamp.parse(text)
             # the same call in another step
             key = (id(stack), replace(stamp, step=0) if stamp else None)
             if key not in known and is_full:

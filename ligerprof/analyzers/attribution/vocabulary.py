@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice, product
 from typing import NamedTuple
@@ -12,10 +12,10 @@ import numpy as np
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.gradients import DDP_BUCKET
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks
-from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, Mask, PythonCall
+from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, PythonCall
 from ligerprof.models.architectures import is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Int64s, distinct, is_among
+from ligerprof.snapshots.trace import Flags, Int64s, runs
 
 # bytes of a number of the table, of the looked-up tokens, and of the head's output
 _WIDTHS = np.array(list(product((2, 4), repeat=3)), dtype=np.int64)
@@ -44,7 +44,7 @@ def shapes_of(
         padding: rows of the output may be padded to a multiple of this many numbers.
         casts: whether looked-up tokens may have another dtype than the table.
     """
-    tables, looked_up = (distinct(sizes)[-_MOST_SIZES:, None] for sizes in (tables, looked_up))
+    tables, looked_up = (np.unique(sizes)[-_MOST_SIZES:, None] for sizes in (tables, looked_up))
     widths = _WIDTHS if casts else _WIDTHS[_WIDTHS[:, 0] == _WIDTHS[:, 1]]
     table, found = tables[:, None] // widths[:, 0], looked_up[None] // widths[:, 1]
     scores = np.maximum(output_bytes // widths[:, 2], 1)
@@ -102,35 +102,33 @@ class CompiledPasses(BlockFinder):
         self._backward = np.flatnonzero(generated & blocks.in_phase(Phase.BACKWARD))
         self._tables, self._weights = tables, weights
 
-    def heads(self, losses: Mask) -> CompiledHeads:
+    def heads(self, losses: Flags) -> CompiledHeads:
         """The head's outputs, none without evidence of a head.
 
         Args:
             losses: blocks of a library's loss for language models.
         """
-        largest = np.array(list(self._largest_blocks()), dtype=np.int64)
-        gradients = distinct(self._sizes[self._backward])
-        of_loss = distinct(self._sizes[self._backward[losses[self._backward]]])
+        passes = ((blocks, self._sizes[blocks]) for blocks in runs(self._forward, self._spans[self._forward]))
+        last_of_largest = [blocks[np.flatnonzero(sizes == sizes.max())[-1]] for blocks, sizes in passes]
+        largest = np.array(last_of_largest, dtype=np.int64)
+        gradients = np.unique(self._sizes[self._backward])
+        of_loss = np.unique(self._sizes[self._backward[losses[self._backward]]])
         shape = None if len(of_loss) else self._shape(largest)
         row_bytes = 2 * shape.words if shape else 0
+        rows = (row_bytes, 2 * _PADDED_NUMBERS * -(-shape.words // _PADDED_NUMBERS)) if shape else ()
         sizes: set[int] = set()
         for size in set(self._sizes[largest].tolist()):
             alike = _near(size, gradients).tolist()
-            by_shape = shape is not None and _has_rows(size, shape.words) and len(alike) > 0
+            # rows of V 16-bit numbers, padded or not
+            by_shape = len(alike) > 0 and any(size % row == 0 for row in rows)
             if by_shape or len(_near(size, of_loss, ratios=_DTYPES)):
                 sizes |= {size, *alike}
-        return CompiledHeads(largest[is_among(self._sizes[largest], sizes)], frozenset(sizes), row_bytes)
-
-    def _largest_blocks(self) -> Iterator[int]:
-        """The last of the largest blocks of each forward pass."""
-        for blocks in _by_span(self._forward, self._spans):
-            sizes = self._sizes[blocks]
-            yield int(blocks[np.flatnonzero(sizes == sizes.max())[-1]])
+        return CompiledHeads(largest[np.isin(self._sizes[largest], list(sizes))], frozenset(sizes), row_bytes)
 
     def _shape(self, largest: Int64s) -> Shape | None:
         """The shape of some pass's largest block, if it can be a head's output."""
         passes = dict(zip(self._spans[largest].tolist(), largest.tolist(), strict=True))
-        for blocks in list(_by_span(self._forward, self._spans))[:_PASSES_TO_SEARCH]:
+        for blocks in runs(self._forward, self._spans[self._forward])[:_PASSES_TO_SEARCH]:
             head = passes[int(self._spans[blocks[0]])]
             backward = self._next_backward(int(self._spans[head]))
             found = shapes_of(
@@ -146,7 +144,7 @@ class CompiledPasses(BlockFinder):
         sizes = self._sizes[backward]
         return (
             shape.hidden_bytes in self._weights
-            and len(_near(int(self._sizes[head]), distinct(sizes))) > 0
+            and len(_near(int(self._sizes[head]), np.unique(sizes))) > 0
             and int(((sizes == table_bytes) | (sizes == 2 * table_bytes)).sum()) >= _FEWEST_GRADIENTS
             and has_indices(self._device, shape.tokens, head)
         )
@@ -176,24 +174,10 @@ def _near(size: int, sizes: Int64s, *, ratios: tuple[float, ...] = (1,)) -> Int6
     return np.concatenate(found)
 
 
-def _has_rows(size: int, words: int) -> bool:
-    """Whether a size is that of rows of V 16-bit numbers, padded or not."""
-    return any(size % (2 * width) == 0 for width in (words, -(-words // _PADDED_NUMBERS) * _PADDED_NUMBERS))
-
-
-def _by_span(blocks: Int64s, spans: Int64s) -> Iterator[Int64s]:
-    if len(blocks):
-        yield from np.split(blocks, np.flatnonzero(np.diff(spans[blocks])) + 1)
-
-
 # losses of language models, by what their libraries document
-_LIBRARY_LOSS = re.compile(
-    f"{frames.LANGUAGE_MODEL_LOSS}|{frames.FUSED_LOSS}|{frames.NLL_CHUNK}",
-    re.MULTILINE,
-)
+_LIBRARY_LOSS = re.compile(f"{frames.LANGUAGE_MODEL_LOSS}|{frames.FUSED_LOSS}|{frames.NLL_CHUNK}", re.MULTILINE)
 _LOSS_CALL = re.compile(
-    f"{frames.CROSS_ENTROPY}|{frames.LOG_SOFTMAX}|{frames.ANY_MODEL_LOSS}|{frames.LOSS_KERNEL}",
-    re.MULTILINE,
+    f"{frames.CROSS_ENTROPY}|{frames.LOG_SOFTMAX}|{frames.ANY_MODEL_LOSS}|{frames.LOSS_KERNEL}", re.MULTILINE
 )
 _LOSS_OPERATORS = frozenset({"cross_entropy_loss", "nll_loss_nd", "nll_loss", "log_softmax_int", "logsumexp"})
 _LOSS_NODE = re.compile(r"NllLoss|LogSoftmax|CrossEntropy|Logsumexp")
@@ -243,11 +227,21 @@ class Vocabulary(BlockFinder):
         library_loss = call_sites.matching(_LIBRARY_LOSS)
         self._has_library_loss = bool(library_loss.any())
         self._row_bytes = 0
+        # the number of the model's own forward methods around each block
+        self._depths: Int64s = np.array([len(site.stack.model_calls) for site in self._sites], np.int64)[self._site_of]
+        # sizes of weights, and of kept blocks older than the recording, which may be weights
+        is_weight = blocks.in_phase(Phase.BUILD) | (blocks.in_phase(None) & (self._replayed.freed_by < 0))
+        self._weights = self._sizes[is_weight & ~call_sites.matching_inner(DDP_BUCKET)]
+        self._counts = Counter(self._weights.tolist())
+        vectors = sorted(size for size in self._counts if _LARGEST_COUNTER_BYTES < size <= _LARGEST_VECTOR_BYTES)
+        # sizes of vectors that many weights share, as the weights of norms do
+        self._many = max(max((self._counts[size] for size in vectors), default=0) // 2, 1)
+        self._vectors = [size for size in vectors if self._counts[size] >= self._many]
         heads = self._find_heads(library_loss)
         outputs = set(self._sizes[heads].tolist())
         passes = CompiledPasses(blocks, tables=self._table_sizes, weights=self._weights)
         compiled = passes.heads(library_loss)
-        self._heads = distinct(np.append(heads, compiled.outputs))
+        self._heads = np.unique(np.append(heads, compiled.outputs))
         self._row_bytes = self._row_bytes or compiled.row_bytes
         self.sizes = frozenset(outputs | {2 * size for size in outputs} | compiled.sizes)
 
@@ -263,18 +257,17 @@ class Vocabulary(BlockFinder):
         return any(logits // 2 < size < logits and logits % (logits - size) == 0 for logits in self.sizes)
 
     @cached_property
-    def follows_head(self) -> Mask:
+    def follows_head(self) -> Flags:
         """Whether each block comes after a head's output in the same pass, and from code as far outside as the head.
 
         Layers that run after the head of another model in the same pass are called from further inside.
         """
         head = self._last_head
         depths = self._depths
-        follows: Mask = (head >= 0) & (self._spans[head] == self._spans) & (depths <= depths[head])
-        return follows
+        return (head >= 0) & (self._spans[head] == self._spans) & (depths <= depths[head])
 
     @cached_property
-    def first_of_size(self) -> Mask:
+    def first_of_size(self) -> Flags:
         """Whether each block is the first of its size after the head's output that precedes it."""
         first = np.zeros(len(self._sizes), dtype=bool)
         follows = np.flatnonzero(self.follows_head)
@@ -289,7 +282,7 @@ class Vocabulary(BlockFinder):
         last[self._heads] = self._heads
         return np.maximum.accumulate(last)
 
-    def _find_heads(self, library_loss: Mask) -> Int64s:
+    def _find_heads(self, library_loss: Flags) -> Int64s:
         losses = self._blocks(_is_loss, Phase.FORWARD)
         has_loss = len(losses) > 0 or any(_LOSS_NODE.search(site.node) for site in self._sites)
         if self._generates and not has_loss:
@@ -315,7 +308,7 @@ class Vocabulary(BlockFinder):
         calls = {_head_call(self._sites[site]) for site in self._site_of[heads].tolist()}
         of_head = self._call_sites.at(lambda site: _head_call(site) in calls)[outputs]
         # layers of a Sequential share their call
-        sized = self._sizes[outputs] % self._row_bytes == 0 if self._row_bytes else is_among(outputs, heads)
+        sized = self._sizes[outputs] % self._row_bytes == 0 if self._row_bytes else np.isin(outputs, heads)
         return outputs[of_head & sized]
 
     def _heads_by_sizes(self, outputs: Int64s, losses: Int64s, tables: Int64s) -> Int64s | None:
@@ -327,14 +320,14 @@ class Vocabulary(BlockFinder):
         found = self._heads_by_vectors(outputs, losses, tables, 1)
         if found is None and len(losses):
             sizes = self._sizes[losses]
-            as_large = outputs[is_among(self._sizes[outputs], np.append(sizes, sizes // 2))]
+            as_large = outputs[np.isin(self._sizes[outputs], np.append(sizes, sizes // 2))]
             found = self._heads_by_vectors(as_large, losses, tables, *_GATES)
         return found
 
     def _heads_by_vectors(self, outputs: Int64s, losses: Int64s, tables: Int64s, *gates: int) -> Int64s | None:
         """The outputs of a head for which some weight is a vector of D numbers per gate."""
         looked_up = self._outputs(is_look_up)
-        loss_sizes = distinct(self._sizes[losses])
+        loss_sizes = np.unique(self._sizes[losses])
         for span in islice(dict.fromkeys(self._spans[looked_up].tolist()), _PASSES_TO_SEARCH):
             look_ups = looked_up[self._spans[looked_up] == span]
             tokens = self._sizes[look_ups]
@@ -342,13 +335,15 @@ class Vocabulary(BlockFinder):
             if not len(losses):
                 # a head is called from about as far outside as the table, layers from further inside
                 in_span = in_span[self._depths[in_span] <= self._depths[look_ups].max() + 1]
-            for size in distinct(self._sizes[in_span])[::-1][:_SIZES_TO_SEARCH].tolist():
+            for size in np.unique(self._sizes[in_span])[::-1][:_SIZES_TO_SEARCH].tolist():
                 found = shapes_of(size, tables, tokens, casts=len(losses) > 0)
                 rows = [2 * shape.words for shape in found if self._is_weight(shape.hidden_bytes, gates)]
                 rows = [row for row in rows if not len(losses) or (loss_sizes[loss_sizes >= row] % row == 0).any()]
                 if rows:
                     self._row_bytes = min(rows)
-                    return self._outermost(in_span[self._sizes[in_span] == size])
+                    sized = in_span[self._sizes[in_span] == size]
+                    # layers can be as wide as the vocabulary, but are called from further inside
+                    return sized[self._depths[sized] == self._depths[sized].min()]
         return None
 
     def _heads_by_indices(self, tables: Int64s) -> Int64s:
@@ -359,7 +354,7 @@ class Vocabulary(BlockFinder):
         outputs = self._outputs(lambda site: site.stack.in_head)
         looked_up = self._outputs(is_look_up)
         # the loss of a pass that backward does not follow is outside of it
-        loss_sizes = distinct(self._sizes[self._blocks(_is_named_loss, Phase.FORWARD, Phase.OUTSIDE)])
+        loss_sizes = np.unique(self._sizes[self._blocks(_is_named_loss, Phase.FORWARD, Phase.OUTSIDE)])
         if not (len(outputs) and len(loss_sizes)):
             return _NO_BLOCKS
         for block in looked_up[:_PASSES_TO_SEARCH].tolist():
@@ -375,40 +370,17 @@ class Vocabulary(BlockFinder):
                     and has_indices(self._device, tokens, block)
                 ):
                     self._row_bytes = row
-                    heads: Int64s = outputs[self._sizes[outputs] % row == 0]
-                    return heads
+                    return outputs[self._sizes[outputs] % row == 0]
         return _NO_BLOCKS
-
-    @cached_property
-    def _vectors(self) -> list[int]:
-        """Sizes of vectors that many weights share, as the weights of norms do."""
-        needed = max(self._commonest_vectors // 2, 1)
-        counts = self._counts.items()
-        return [
-            size for size, count in counts if count >= needed and _LARGEST_COUNTER_BYTES < size <= _LARGEST_VECTOR_BYTES
-        ]
-
-    def _outermost(self, outputs: Int64s) -> Int64s:
-        """Those of the outputs that were called from furthest outside: layers can be as wide as the vocabulary."""
-        depths = self._depths[outputs]
-        outermost: Int64s = outputs[depths == depths.min()]
-        return outermost
-
-    @cached_property
-    def _depths(self) -> Int64s:
-        """The number of the model's own forward methods around each block."""
-        depths: Int64s = np.array([len(site.stack.model_calls) for site in self._sites], dtype=np.int64)[self._site_of]
-        return depths
 
     def _heads_by_library(self, outputs: Int64s, losses: Int64s) -> Int64s:
         """The output before each loss that is as large as the loss's largest tensor, or half of it in 16 bit."""
         heads: list[int] = []
-        bounds = np.flatnonzero(np.diff(self._spans[losses], prepend=-2))
-        for of_loss in np.split(losses, bounds[1:]) if len(losses) else ():
+        for of_loss in runs(losses, self._spans[losses]):
             largest = int(self._sizes[of_loss].max())
             first = np.searchsorted(self._spans, self._spans[of_loss[0]])
             before = outputs[slice(*np.searchsorted(outputs, (first, of_loss[0])))]
-            sized = before[is_among(self._sizes[before], (largest, largest // 2))]
+            sized = before[np.isin(self._sizes[before], (largest, largest // 2))]
             heads.extend(sized[-1:].tolist())
         return np.array(heads, dtype=np.int64)
 
@@ -421,60 +393,33 @@ class Vocabulary(BlockFinder):
             # the table's gradient is larger than the sorted tokens
             calls = np.flatnonzero(np.diff(self._calls[backward], prepend=-1))
             constructed = np.append(constructed, np.maximum.reduceat(self._sizes[backward], calls))
-        return distinct(constructed)
+        return np.unique(constructed)
 
     @cached_property
     def _table_sizes(self) -> Int64s:
         """Sizes that an embedding's table may have: of known tables, else of all weights and older blocks."""
         if len(self._known_tables):
             return self._known_tables
-        sizes, counts = np.unique(self._weights, return_counts=True)
-        return sizes[counts <= _MOST_TABLES]
-
-    @cached_property
-    def _weights(self) -> Int64s:
-        """Sizes of weights, and of kept blocks older than the recording, which may be weights."""
-        chosen = self._device.in_phase(Phase.BUILD) | (self._device.in_phase(None) & (self._replayed.freed_by < 0))
-        chosen &= ~self._call_sites.matching_inner(DDP_BUCKET)
-        weights: Int64s = self._sizes[chosen]
-        return weights
+        return np.array(sorted(size for size, count in self._counts.items() if count <= _MOST_TABLES), dtype=np.int64)
 
     def _is_weight(self, size: int, factors: Sequence[int]) -> bool:
         """Whether some weights have a size, times a factor; without known tables, half as many as of any vector."""
-        needed = 1 if len(self._known_tables) else max(self._commonest_vectors // 2, 1)
+        needed = 1 if len(self._known_tables) else self._many
         return not len(self._weights) or any(self._counts[size * factor] >= needed for factor in factors)
 
-    @cached_property
-    def _counts(self) -> Counter[int]:
-        """How many weights have each size."""
-        sizes, counts = np.unique(self._weights, return_counts=True)
-        return Counter(dict(zip(sizes.tolist(), counts.tolist(), strict=True)))
-
-    @cached_property
-    def _commonest_vectors(self) -> int:
-        """The number of weights that have the commonest size of a vector."""
-        vectors = (
-            count for size, count in self._counts.items() if _LARGEST_COUNTER_BYTES < size <= _LARGEST_VECTOR_BYTES
-        )
-        return max(vectors, default=0)
-
-    def _outputs(self, chosen: Callable[[CallSite], bool], phase: Phase = Phase.FORWARD) -> Int64s:
-        """The last block of each call from the chosen sites."""
-        blocks = self._blocks(chosen, phase)
-        outputs: Int64s = blocks[self._is_last[blocks]]
-        return outputs
+    def _outputs(self, chosen: Callable[[CallSite], bool]) -> Int64s:
+        """The last block of each call of forward from the chosen sites."""
+        blocks = self._blocks(chosen, Phase.FORWARD)
+        return blocks[self._is_last[blocks]]
 
     def _blocks(self, chosen: Callable[[CallSite], bool], *phases: Phase) -> Int64s:
         """Blocks that the chosen sites allocated in one of some phases."""
-        is_chosen = np.array([chosen(site) for site in self._sites], dtype=bool)
-        if not is_chosen.any():
-            return _NO_BLOCKS
-        return np.flatnonzero(is_chosen[self._site_of] & self._device.in_phase(*phases)).astype(np.int64)
+        return np.flatnonzero(self._call_sites.at(chosen) & self._device.in_phase(*phases))
 
 
-def _last_of_calls(call_sites: CallSites) -> Mask:
+def _last_of_calls(call_sites: CallSites) -> Flags:
     """Whether each block is its call's last, apart from a workspace that cuBLAS allocates for the first product."""
-    last: Mask = call_sites.index_in_call == call_sites.blocks_in_call - 1
+    last: Flags = call_sites.index_in_call == call_sites.blocks_in_call - 1
     workspaces = call_sites.at(lambda site: _WORKSPACE.search(site.stack.native_text) is not None)
     for block in np.flatnonzero(workspaces & (call_sites.index_in_call > 0))[::-1].tolist():
         if last[block]:

@@ -18,9 +18,8 @@ import numpy as np
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, are_codes_of, phase_code
-from ligerprof.analyzers.attribution.stacks import Mask
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Int64s, distinct, is_among, number_pairs
+from ligerprof.snapshots.trace import Flags, Int64s, groups, number_pairs
 
 # a wrapper that shards weights moves them first
 _CONSTRUCTOR = re.compile(r"nn/modules/\w+\.py:__init__$|fsdp/\S*:_move_states_to_device$", re.MULTILINE)
@@ -36,17 +35,22 @@ class Weights(BlockFinder):
 
     Args:
         moment: the blocks of the build that are live at this moment are weights.
+
+    Attributes:
+        sizes: sizes allocated while the model was built, including weights that an engine has since partitioned.
+        live_sizes: how many live blocks of the build have each size.
     """
 
     def __init__(self, blocks: DeviceBlocks, moment: int) -> None:
         super().__init__(blocks)
         self._in_build = blocks.in_phase(Phase.BUILD)
-        self._live = self._replayed.live_at(moment)
-
-    @cached_property
-    def sizes(self) -> frozenset[int]:
-        """Sizes allocated while the model was built, including weights that an engine has since partitioned."""
-        return frozenset(self._sizes[self._built].tolist())
+        live = self._replayed.live_at(moment)
+        live = live[self._in_build[live]]
+        # and blocks that constructors of torch's modules allocated, live or not
+        constructed = np.flatnonzero(self._call_sites.matching(_CONSTRUCTOR) & self._in_build)
+        self._built = np.append(live, constructed)
+        self.sizes = frozenset(self._sizes[self._built].tolist())
+        self.live_sizes = Counter(self._sizes[live].tolist())
 
     def excludes(self, size: int) -> bool:
         """Whether a gradient of a weight cannot have this size; False if the weights are unknown."""
@@ -55,14 +59,9 @@ class Weights(BlockFinder):
     @cached_property
     def _possible(self) -> frozenset[int]:
         """Sizes of weights, of optimizer states and of all weights at once."""
-        states = frozenset(distinct(self._sizes[self._call_sites.matching(STATE)]).tolist())
+        states = frozenset(np.unique(self._sizes[self._call_sites.matching(STATE)]).tolist())
         total_bytes = sum(size * count for size, count in self.live_sizes.items())
         return self.sizes | states | {total_bytes}
-
-    @cached_property
-    def live_sizes(self) -> Counter[int]:
-        """How many live blocks of the build have each size."""
-        return Counter(self._sizes[self._live[self._in_build[self._live]]].tolist())
 
     @cached_property
     def head_sizes(self) -> frozenset[int]:
@@ -73,22 +72,15 @@ class Weights(BlockFinder):
         own = self._sizes[self._in_build & ~self._call_sites.matching_inner(_ENGINE)]
         return frozenset(own.max(keepdims=True, initial=0).tolist())
 
-    @cached_property
-    def _built(self) -> Int64s:
-        """Live blocks of the build, and blocks that constructors of torch's modules allocated, live or not."""
-        live: Int64s = self._live[self._in_build[self._live]]
-        constructed = np.flatnonzero(self._call_sites.matching(_CONSTRUCTOR) & self._in_build)
-        return np.append(live, constructed).astype(np.int64)
-
 
 # step counters of an optimizer are as large as a weight of one element
 _LARGEST_COUNTER_BYTES = 8
 
 
-def find_older_weights(blocks: DeviceBlocks) -> Mask:
+def find_older_weights(blocks: DeviceBlocks) -> Flags:
     """Whether each block is a weight from before the recording; none is if their number leaves any doubt."""
     replayed = blocks.replayed
-    weights: Mask = np.zeros(len(replayed.freed_by), dtype=bool)
+    weights: Flags = np.zeros(len(replayed.freed_by), dtype=bool)
     older = np.arange(len(replayed.older_blocks))
     unknown = blocks.call_sites.at(lambda site: not site.is_known)[older]
     older = older[unknown & (replayed.freed_by[older] < 0)]
@@ -96,7 +88,7 @@ def find_older_weights(blocks: DeviceBlocks) -> Mask:
     sizes = replayed.requested_bytes[older]
     held = Counter(sizes.tolist())
     if gradients and all(held[size] == count for size, count in gradients.items()):
-        weights[older[is_among(sizes, gradients)]] = True
+        weights[older[np.isin(sizes, list(gradients))]] = True
     return weights
 
 
@@ -107,9 +99,7 @@ def gradients_of_passes(blocks: DeviceBlocks) -> Counter[int]:
     whole = blocks.in_phase(Phase.BACKWARD) & (blocks.spans < blocks.phases.last_span)
     made = np.flatnonzero(whole & (sizes > _LARGEST_COUNTER_BYTES))
     left = made[blocks.outlive_span(made)]
-    left = left[np.argsort(blocks.spans[left], kind="stable")]
-    passes = np.split(sizes[left], np.flatnonzero(np.diff(blocks.spans[left])) + 1)
-    found = [Counter(each.tolist()) for each in passes if len(each)]
+    found = [Counter(each.tolist()) for each in groups(sizes[left], blocks.spans[left])]
     # a library's workspace stays after the first pass alone
     return found[-1] & found[-2] if len(found) > 1 else Counter()
 
@@ -127,7 +117,7 @@ class WeightCopies(BlockFinder):
         weights: the sizes of the live weights, and how many have each.
     """
 
-    def __init__(self, blocks: DeviceBlocks, *, lasting: Mask, weights: Counter[int]) -> None:
+    def __init__(self, blocks: DeviceBlocks, *, lasting: Flags, weights: Counter[int]) -> None:
         super().__init__(blocks)
         self._outside = blocks.in_phase(Phase.OUTSIDE)
         # a copy can take a second operator, whose result is dropped
@@ -136,12 +126,12 @@ class WeightCopies(BlockFinder):
         self._weights = weights
 
     @cached_property
-    def equal(self) -> Mask:
+    def equal(self) -> Flags:
         """Whether each block is one of as many as there are weights, of their sizes."""
         return self._found(1)
 
     @cached_property
-    def doubled(self) -> Mask:
+    def doubled(self) -> Flags:
         """The same with twice the bytes: fp32 next to 16-bit weights."""
         return self._found(2)
 
@@ -153,20 +143,18 @@ class WeightCopies(BlockFinder):
         return 2 * largest in states and largest not in states
 
     @cached_property
-    def flat(self) -> Mask:
+    def flat(self) -> Flags:
         """Whether each block is as large as all weights together, in 16 or 32 bit."""
         total_bytes = sum(size * count for size, count in self._weights.items())
         sizes = (total_bytes, 2 * total_bytes) if self._weights.total() >= _LEAST_BLOCKS else ()
-        found: Mask = self._outside & is_among(self._sizes, sizes)
-        return found
+        return self._outside & np.isin(self._sizes, sizes)
 
-    def _found(self, factor: int) -> Mask:
-        found: Mask = np.zeros(len(self._outside), dtype=bool)
+    def _found(self, factor: int) -> Flags:
+        found: Flags = np.zeros(len(self._outside), dtype=bool)
         sizes = Counter({factor * size: count for size, count in self._weights.items()})
         needed_bytes = _LEAST_SHARE * sum(size * count for size, count in sizes.items())
-        blocks = np.flatnonzero(self._outside & is_among(self._sizes, sizes))
-        blocks = blocks[np.argsort(self._groups[blocks], kind="stable")]
-        for group in np.split(blocks, np.flatnonzero(np.diff(self._groups[blocks])) + 1):
+        blocks = np.flatnonzero(self._outside & np.isin(self._sizes, list(sizes)))
+        for group in groups(blocks, self._groups[blocks]):
             held = Counter(self._sizes[group].tolist())
             if len(group) >= _LEAST_BLOCKS and held <= sizes and sum(held.elements()) >= needed_bytes:
                 found[group] = True
@@ -192,7 +180,7 @@ class EarlierModels(BlockFinder):
     def __init__(self, blocks: DeviceBlocks) -> None:
         super().__init__(blocks)
         replayed, call_sites, phases = self._replayed, self._call_sites, self._phases
-        self.blocks: Mask = np.zeros(len(self._codes), dtype=bool)
+        self.blocks: Flags = np.zeros(len(self._codes), dtype=bool)
         self.since = self._last_build()
         if self.since < 0:
             return
@@ -205,7 +193,7 @@ class EarlierModels(BlockFinder):
         built = live[(replayed.allocated_by[live] >= self.since) & (codes == phase_code(Phase.BUILD))]
         sizes, weights = self._sizes, live[held & (codes == phase_code(Phase.BUILD))]
         # a library's workspace stays too
-        held &= (codes != phase_code(Phase.BACKWARD)) | is_among(sizes[live], sizes[weights])
+        held &= (codes != phase_code(Phase.BACKWARD)) | np.isin(sizes[live], sizes[weights])
         is_whole = len(built) > 0 and sizes[built].sum() >= _LEAST_SHARE_OF_MODEL * sizes[weights].sum()
         is_new = is_older[held].all() or self._starts_optimizer(built)
         if is_whole and is_new and self._trains_no_more(weights, built) and self._runs_one_model():
@@ -244,7 +232,7 @@ class EarlierModels(BlockFinder):
         chosen = self._device.in_phase(Phase.FORWARD) & (self._replayed.allocated_by >= self.since)
         site_of = self._call_sites.site_of
         in_backward, counts = set(site_of[chosen & used].tolist()), np.bincount(site_of[chosen])
-        passes = len(distinct(self._spans[chosen]))
+        passes = len(np.unique(self._spans[chosen]))
         layers: Counter[Hashable] = Counter()
         trained: set[Hashable] = set()
         lines: set[Hashable] = set()

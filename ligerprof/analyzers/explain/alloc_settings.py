@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.suggestions.case import Framework
@@ -18,17 +17,7 @@ from ligerprof.analyzers.suggestions.rows import Cost, Suggestion
 from ligerprof.errors import LigerprofError
 from ligerprof.serialization import select
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import (
-    ALLOC,
-    FREE_COMPLETED,
-    OUT_OF_MEMORY,
-    SEGMENT_ALLOC,
-    SEGMENT_FREE,
-    SEGMENT_MAP,
-    SEGMENT_UNMAP,
-    EventColumns,
-    Int64s,
-)
+from ligerprof.snapshots.trace import GROWS, SHRINKS, Action, EventColumns, Flags, Int64s, integer_of
 from ligerprof.torch_memory.allocator.caching import (
     LARGE_SEGMENT_BYTES,
     AllocatorFullError,
@@ -61,7 +50,6 @@ _GROWS = ". What grows from step to step fills this, too"
 _ALLOCATE, _FREE, _EMPTY_CACHE, _OTHER = range(4)
 
 Conf = Mapping[str, str]
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,8 +249,8 @@ class Requests:
         event = {} if failed is None else replayed.trace[failed]
         self.until = replayed if failed is None else replayed.until(failed)
         self.recorded_bytes = int(self.until.reserved_bytes.max())
-        self.failed_bytes = None if failed is None else max(_number(event.get("size")), 1)
-        self._failed_stream = _number(event.get("stream"))
+        self.failed_bytes = None if failed is None else max(integer_of(event, "size") or 0, 1)
+        self._failed_stream = integer_of(event, "stream") or 0
         columns = EventColumns.of(replayed.trace, replayed.source)
         stacks = replayed.trace.objects("frames")[0]
         count = len(self.until.trace)
@@ -271,7 +259,7 @@ class Requests:
         if self.failed_bytes is not None:
             reserved_bytes = int(self.until.reserved_bytes[-1])
             needed_bytes = segment_bytes(self.until.rules.round_request(self.failed_bytes))
-            left_bytes = _number(event.get("device_free"))
+            left_bytes = integer_of(event, "device_free") or 0
             if left_bytes < needed_bytes:
                 self.limit_bytes = self._highest_limit_bytes = reserved_bytes + left_bytes
             else:
@@ -334,29 +322,24 @@ class Requests:
         return allocator, True
 
 
-def _number(value: object) -> int:
-    return value if type(value) is int else 0
-
-
 def _given_back_within_requests(actions: Int64s, stacks: Int64s) -> Flags:
     """Whether each event gives a segment back to make room for a request, and not for a call of empty_cache().
 
     Such releases come right before the new segment, or the failure, and have the request's stack.
     """
-    releases = np.isin(actions, (SEGMENT_FREE, SEGMENT_UNMAP))
+    releases = np.isin(actions, SHRINKS)
     others = np.append(np.flatnonzero(~releases), len(actions))
     after = others[np.searchsorted(others, np.arange(len(actions)))]
-    ends = np.append(np.isin(actions, (SEGMENT_ALLOC, SEGMENT_MAP, OUT_OF_MEMORY)), False)
-    found: Flags = releases & ends[after] & (np.append(stacks, -1)[after] == stacks)
-    return found
+    ends = np.append(np.isin(actions, (*GROWS, Action.OOM)), False)
+    return releases & ends[after] & (np.append(stacks, -1)[after] == stacks)
 
 
 def _steps(columns: EventColumns, streams: Int64s, given_back: Flags, count: int) -> list[tuple[int, int, int, int]]:
     """Kind, address, bytes and stream of each request, release and call of empty_cache() in the first events."""
     actions = columns.actions
     kinds = np.full(len(actions), _OTHER)
-    kinds[actions == ALLOC], kinds[actions == FREE_COMPLETED] = _ALLOCATE, _FREE
-    emptied = np.isin(actions, (SEGMENT_FREE, SEGMENT_UNMAP)) & ~given_back
+    kinds[actions == Action.ALLOC], kinds[actions == Action.FREE_COMPLETED] = _ALLOCATE, _FREE
+    emptied = np.isin(actions, SHRINKS) & ~given_back
     # one call gives back one segment after another
     kinds[emptied & ~np.append(False, emptied[:-1])] = _EMPTY_CACHE
     moves = np.flatnonzero(kinds[:count] != _OTHER)

@@ -30,7 +30,7 @@ from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import Replay, replay
-from ligerprof.snapshots.trace import Int64s, distinct, is_among
+from ligerprof.snapshots.trace import Int64s
 from ligerprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -136,10 +136,7 @@ class SnapshotAnalysis:
         failed = failures[-1] if failures and self._covers(failures[-1]) else None
         if failed is None:
             return Case(
-                attribution=self.attribution,
-                whole=self.attribution,
-                window=self.window,
-                peak_moment=self.peak_moment,
+                attribution=self.attribution, whole=self.attribution, window=self.window, peak_moment=self.peak_moment
             )
         # what follows a failure says nothing about what was held then; the event itself has the request
         window = self.window if isinstance(self.window, slice) else self.window[self.window <= failed]
@@ -212,7 +209,7 @@ class SnapshotAnalysis:
         if not phases.stamped:
             raise SnapshotFormatError(f"{source}: the events have no steps. `ligerprof step` records them.")
         moments = [each for phase in STEP_PHASES for each in phases.moments_of(phase, self._step)]
-        window = distinct(np.concatenate(moments))
+        window = np.unique(np.concatenate(moments))
         if not len(window):
             raise SnapshotFormatError(f"{source}: no event of step {self._step}. Record that step.")
         return window
@@ -222,9 +219,9 @@ class SnapshotAnalysis:
         if not phases.stamped:
             return slice(None)
         has_calls = self.attribution.call_sites.at(lambda site: site.has_calls)
-        known, steps = (distinct(phases.steps[made[each & (made >= 0)]]) for each in (has_calls, ~has_calls))
-        without = steps[~is_among(steps, known)]
-        moments = np.flatnonzero(~is_among(np.append(0, phases.steps), without))
+        known, steps = (np.unique(phases.steps[made[each & (made >= 0)]]) for each in (has_calls, ~has_calls))
+        without = steps[~np.isin(steps, known)]
+        moments = np.flatnonzero(~np.isin(np.append(0, phases.steps), without))
         failed_there = self.replayed.failures and self.replayed.failures[-1] not in moments
         return slice(None) if not len(known) or not len(without) or failed_there else moments
 

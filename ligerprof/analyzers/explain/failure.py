@@ -5,16 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.stacks import Stack, StackReader
 from ligerprof.analyzers.explain.groups import BlockGroup, group_blocks
 from ligerprof.analyzers.explain.steps import Growth, find_growth, repetitions, size_ratio
 from ligerprof.roles import PASSES, MemoryBreakdown, Phase, Role
 from ligerprof.serialization import select, to_json
-from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.segments import Piece, PoolId, Segment, pool_id, segments_at
 from ligerprof.snapshots.stamp import Stamp
-from ligerprof.snapshots.trace import is_among
+from ligerprof.snapshots.trace import integer_of
 from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES, segment_bytes
 from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, SizeRules
 from ligerprof.words import ExplainedWord
@@ -67,17 +68,13 @@ def request_of(event: Mapping[str, Any], segments: Sequence[Segment], rules: Siz
 
     Events of older torch lack the pool; it is then that of the newest block on the same stream.
     """
-    size, stream = event.get("size"), event.get("stream")
-    stream = stream if type(stream) is int else None
+    size, stream = integer_of(event, "size"), integer_of(event, "stream")
     pool = pool_id(event.get("pool_id"))
     if pool is None:
-        newest = max((segment for segment in segments if segment.stream == stream), key=_newest_block, default=None)
-        pool = newest.pool if newest is not None and newest.blocks else None
-    return FailedRequest(size_bytes=rules.round_request(size) if type(size) is int else 0, stream=stream, pool=pool)
-
-
-def _newest_block(segment: Segment) -> int:
-    return max(segment.blocks, default=-1)
+        on_stream = (segment for segment in segments if segment.stream == stream and segment.blocks)
+        newest = max(on_stream, key=lambda segment: max(segment.blocks), default=None)
+        pool = None if newest is None else newest.pool
+    return FailedRequest(size_bytes=0 if size is None else rules.round_request(size), stream=stream, pool=pool)
 
 
 def free_memory(segments: Sequence[Segment], request: FailedRequest, rules: SizeRules) -> tuple[FreeMemory, ...]:
@@ -293,13 +290,12 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
     then = attribution.until(index)
     owners = then.owners_at(index)
     replayed, event, rules = attribution.replayed, attribution.replayed.trace[index], attribution.replayed.rules
-    segments = segments_at(replayed, index)
+    segments, allocated = segments_at(replayed, index), replayed.allocated_bytes[: index + 1]
     request = request_of(event, segments, rules)
     held = {owner.block: (owner.role, owner.requested_bytes) for owner in owners}
     stack = StackReader().read(event.get("frames"))
-    stamp = _stamp(event)
-    device_free = event.get("device_free")
-    device_free = device_free if type(device_free) is int else None
+    stamp = Stamp.parse(event.get("user_metadata"))
+    device_free = integer_of(event, "device_free")
     needed_bytes = segment_bytes(request.size_bytes)
     missing_bytes, is_bound = _missing(attribution, index, needed_bytes, device_free)
     return FailedAllocation(
@@ -322,13 +318,8 @@ def judge_failures(attribution: Attribution, *, stacks: bool = False) -> FailedA
         larger_than_before=size_ratio(then, index),
         earlier=tuple(_failure(attribution, each) for each in failures[-2 : -2 - _MOST_FAILURES : -1]),
         earlier_count=len(failures) - 1,
-        held_as_much_before=_held_as_much_before(replayed, index, request.size_bytes),
+        held_as_much_before=bool(allocated[-1] + request.size_bytes <= allocated.max()),
     )
-
-
-def _held_as_much_before(replayed: Replay, index: int, size_bytes: int) -> bool:
-    allocated = replayed.allocated_bytes[: index + 1]
-    return bool(allocated[-1] + size_bytes <= allocated.max())
 
 
 def _missing(
@@ -347,22 +338,18 @@ def _missing(
 def _failure(attribution: Attribution, index: int) -> Failure:
     replayed = attribution.replayed
     event = replayed.trace[index]
-    requested, stamp = event.get("size"), _stamp(event)
+    stamp = Stamp.parse(event.get("user_metadata"))
     stack = StackReader().read(event.get("frames"))
     phase = attribution.phases.shown_at(index) if stamp else _phase(attribution, index, stack)
+    allocated, places = replayed.allocated_by, attribution.call_sites.place_of
     return Failure(
-        requested_bytes=requested if type(requested) is int else 0,
+        requested_bytes=integer_of(event, "size") or 0,
         allocated_bytes=int(replayed.allocated_bytes[index]),
         reserved_bytes=int(replayed.reserved_bytes[index]),
         phase=phase,
         step=stamp.step if stamp else _step(attribution, index, phase),
-        caught=_goes_on(attribution, index),
+        caught=bool(np.isin(places[allocated > index], places[allocated < index]).any()),
     )
-
-
-def _stamp(event: Mapping[str, Any]) -> Stamp | None:
-    text = event.get("user_metadata")
-    return Stamp.parse(text) if isinstance(text, str) else None
 
 
 def _phase(attribution: Attribution, index: int, stack: Stack) -> Phase | None:
@@ -381,10 +368,3 @@ def _step(attribution: Attribution, index: int, phase: Phase | None) -> int | No
     # the failing allocation may be the first of its step
     begins = phase is Phase.FORWARD and attribution.phases.phase_at(index - 1) not in PASSES
     return len(starts) + begins or None
-
-
-def _goes_on(attribution: Attribution, index: int) -> bool:
-    """Whether a call site that allocated before a failure allocates again after it."""
-    allocated, places = attribution.replayed.allocated_by, attribution.call_sites.place_of
-    before, after = places[allocated < index], places[allocated > index]
-    return bool(is_among(after, before).any())

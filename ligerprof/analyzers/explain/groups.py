@@ -15,7 +15,7 @@ from ligerprof.models.architectures import without_indices
 from ligerprof.roles import ROLE_CODES, Phase, Role
 from ligerprof.serialization import select
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s, distinct, distinct_rows, number_pairs, numbered
+from ligerprof.snapshots.trace import Int64s, distinct_rows, number_pairs
 from ligerprof.units import format_bytes
 
 
@@ -92,7 +92,7 @@ def group_blocks(owners: Owners, *, by_stack: bool = False) -> tuple[BlockGroup,
 
 def _kinds(owners: Owners, *, by_stack: bool) -> tuple[Int64s, Int64s]:
     """The first owner of each group, and the group of each owner."""
-    used, used_of = numbered(owners.site_of)
+    used, used_of = np.unique(owners.site_of, return_inverse=True)
     places: dict[Hashable, int] = {}
     operations: dict[str, int] = {}
     of_sites = []
@@ -167,7 +167,7 @@ def list_lives(replayed: Replay, moments: Sequence[int], *, most: int = MOST_LIS
     for moment in moments:
         live = replayed.live_at(moment)
         chosen.append(live[np.argsort(-sizes[live], kind="stable")[:_MOST_AT_A_MOMENT]])
-    blocks = distinct(np.concatenate(chosen)).astype(np.int64)
+    blocks = np.unique(np.concatenate(chosen)).astype(np.int64)
     return BlockLives(blocks=blocks, least_bytes=least_bytes)
 
 
@@ -180,7 +180,7 @@ _WITHOUT_STACKS = f"{_BEFORE}, so that it has no stacks of them"
 
 def unattributed_notes(attribution: Attribution, owners: Owners, allocated_bytes: int) -> list[str]:
     """Why blocks of some owners are unattributed, the reason with the most bytes first; and earlier models' bytes."""
-    unnamed = owners.chosen(np.flatnonzero(owners.role_codes == ROLE_CODES[Role.UNATTRIBUTED]).astype(np.int64))
+    unnamed = owners.chosen(np.flatnonzero(owners.role_codes == ROLE_CODES[Role.UNATTRIBUTED]))
     is_older = unnamed.blocks < len(attribution.replayed.older_blocks)
     in_step = unnamed.phase_codes == phase_code(Phase.OPTIMIZER)
     kinds = number_pairs(unnamed.site_of, 2 * is_older.astype(np.int64) + in_step)
@@ -188,9 +188,9 @@ def unattributed_notes(attribution: Attribution, owners: Owners, allocated_bytes
     sizes: Counter[str] = Counter()
     for place, size in zip(first.tolist(), np.bincount(kind_of, unnamed.requested_bytes).tolist(), strict=True):
         sizes[_reason(attribution, unnamed, place)] += int(size)
-    known = {_WITHOUT_STACKS: _known_part(attribution, unnamed.chosen(np.flatnonzero(is_older).astype(np.int64)))}
+    known = {_WITHOUT_STACKS: _known_part(attribution, unnamed.chosen(np.flatnonzero(is_older)))}
     notes = {f"are unattributed: {reason}{known.get(reason, '')}": size for reason, size in sizes.most_common()}
-    of_earlier = attribution.earlier_models.blocks[owners.blocks]
+    of_earlier = attribution.program.earlier_models.blocks[owners.blocks]
     notes[_OF_EARLIER_MODELS] = int(owners.requested_bytes[of_earlier].sum())
     return [f"{format_bytes(size)} {note}" for note, size in notes.items() if size > _LEAST_SHARE * allocated_bytes]
 

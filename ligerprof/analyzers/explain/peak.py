@@ -274,7 +274,8 @@ Matched = tuple[list[BlockGroup], list[BlockGroup]]
 
 def _match(left: list[BlockGroup], right: list[BlockGroup], *, one_part: bool) -> Iterator[Matched]:
     """Pair the groups of one place; each is in exactly one pair; one side of a pair may be empty."""
-    for name in (_file_and_function, _function):
+    # by file and function without the line, then by function
+    for name in (lambda block: _LINE.sub(" ", block.frame), lambda block: block.frame.rpartition(" ")[2]):
         named = [_grouped(blocks, name) for blocks in (left, right)]
         shared = named[0].keys() & named[1].keys()
         for key in sorted(shared):
@@ -292,14 +293,6 @@ def _grouped(blocks: Iterable[BlockGroup], name: Callable[[BlockGroup], str]) ->
     for block in blocks:
         named[name(block)].append(block)
     return named
-
-
-def _file_and_function(block: BlockGroup) -> str:
-    return _LINE.sub(" ", block.frame)
-
-
-def _function(block: BlockGroup) -> str:
-    return block.frame.rpartition(" ")[2]
 
 
 def _change(place: Place, before: Sequence[BlockGroup], after: Sequence[BlockGroup]) -> GroupChange:

@@ -15,7 +15,7 @@ from ligerprof.analyzers.attribution.stacks import PythonCall
 from ligerprof.roles import PASSES, STEP_PHASES, Phase, Role
 from ligerprof.serialization import select, to_json
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import SIZE_LIMIT, Int64s, is_among, numbered
+from ligerprof.snapshots.trace import SIZE_LIMIT, Int64s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class PhasePeaks:
 
 def step_peaks(phases: EventPhases, replayed: Replay) -> tuple[PhasePeaks, ...]:
     """The highest allocated bytes in each phase of each step."""
-    starts, stops = _spans(phases)
+    starts, stops = phases.span_starts, phases.span_stops
     if not len(starts):
         return ()
     within = np.maximum.reduceat(replayed.allocated_bytes[:-1], starts)
@@ -76,27 +76,16 @@ def step_starts(phases: EventPhases) -> Int64s:
     passes, each forward pass that does not follow another directly starts a step.
     """
     if phases.stamped:
-        return np.flatnonzero(np.diff(phases.steps, prepend=0) > 0).astype(np.int64)
-    begins, _ = _spans(phases)
+        return np.flatnonzero(np.diff(phases.steps, prepend=0) > 0)
+    begins = phases.span_starts
     kinds = [phases.phase_at(begin) for begin in begins.tolist()]
     forward: Int64s = begins[np.array([kind is Phase.FORWARD for kind in kinds], dtype=bool)]
     ends = phases.optimizer_starts if len(phases.optimizer_starts) else np.flatnonzero(phases.are_in(Phase.BACKWARD))
     if len(ends):
-        first: Int64s = forward[np.diff(np.searchsorted(ends, forward, "right"), prepend=-1) > 0]
-        return first
+        return forward[np.diff(np.searchsorted(ends, forward, "right"), prepend=-1) > 0]
     before = [None, *kinds]
     chosen = [kind is Phase.FORWARD and last not in PASSES for kind, last in zip(kinds, before, strict=False)]
-    apart: Int64s = begins[np.array(chosen, dtype=bool)]
-    return apart
-
-
-def _spans(phases: EventPhases) -> tuple[Int64s, Int64s]:
-    """First event of each span of one phase, and the event after its last."""
-    spans = phases.spans
-    if not len(spans):
-        return spans, spans
-    starts = phases.span_starts
-    return starts, np.append(starts[1:], len(spans))
+    return begins[np.array(chosen, dtype=bool)]
 
 
 _LEAST_STARTS = 3
@@ -225,7 +214,7 @@ def find_growth(attribution: Attribution, moment: int, owners: Owners, *, least_
     if len(starts) <= least_steps:
         return ()
     keys = _site_keys(attribution)
-    chosen, group_of = numbered(keys[owners.blocks])
+    chosen, group_of = np.unique(keys[owners.blocks], return_inverse=True)
     # the owners group by group, each oldest first
     order = np.argsort(group_of, kind="stable")
     bounds = np.searchsorted(group_of[order], np.arange(len(chosen) + 1)).tolist()
@@ -255,8 +244,7 @@ def _site_keys(attribution: Attribution) -> Int64s:
     sites, requested = attribution.call_sites, attribution.replayed.requested_bytes
     is_known = np.array([site.is_known for site in sites.sites], dtype=bool)
     apart = np.where(is_known[sites.site_of], 0, requested) if len(is_known) else requested
-    keys: Int64s = sites.place_of * SIZE_LIMIT + apart
-    return keys
+    return sites.place_of * SIZE_LIMIT + apart
 
 
 def _held_at(
@@ -267,7 +255,7 @@ def _held_at(
     first = np.searchsorted(starts, replayed.allocated_by, "right")
     freed = np.where(replayed.freed_by < 0, moment, replayed.freed_by)
     end = np.searchsorted(starts, freed, "right")
-    is_chosen = is_among(keys, chosen)
+    is_chosen = np.isin(keys, chosen)
     blocks = np.flatnonzero((first < end) & (replayed.allocated_by < moment) & is_chosen)
     number = np.searchsorted(chosen, keys[blocks])
     held = []

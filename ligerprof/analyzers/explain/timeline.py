@@ -10,7 +10,7 @@ from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.phases import EventPhases, phase_of_code
 from ligerprof.roles import ROLE_CODES, ROLES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Int64s, distinct
+from ligerprof.snapshots.trace import Int64s
 
 # a recording of fewer moments has a column for each
 MOST_COLUMNS = 2**17
@@ -76,19 +76,21 @@ def role_timeline(
     replayed = attribution.replayed
     peak = replayed.peak_moment()
     starts, moments = _columns(replayed, {peak, *marks}, columns)
-    allocated = replayed.allocated_bytes
+    allocated, times = replayed.allocated_bytes, event_times(replayed)
+    moved = np.append(0, np.cumsum(np.abs(np.diff(allocated))))
     running, running_of = _running(attribution.phases, moments - 1)
     return RoleTimeline(
         device=replayed.device,
         starts=starts,
         moments=moments,
         last_moment=replayed.last_moment,
-        times_us=_times(replayed, starts),
+        # a moment begins with the event before it, and the first with the first event
+        times_us=None if times is None else np.append(times[np.maximum(starts - 1, 0)], times[-1]),
         allocated_bytes=allocated[moments],
         lowest_bytes=np.minimum.reduceat(allocated, starts),
         reserved_bytes=replayed.reserved_bytes[moments],
         roles=_bytes_by_role(replayed, moments, role_codes),
-        moved_bytes=_moved_bytes(allocated, starts),
+        moved_bytes=np.append(moved[starts], moved[-1]),
         peak_column=int(np.searchsorted(starts, peak, "right")) - 1,
         running=running,
         running_of=running_of,
@@ -125,7 +127,7 @@ def _columns(replayed: Replay, marks: set[int], columns: int) -> tuple[Int64s, I
     for mark in marks:
         near = np.arange(max(0, mark - _EVENTS_AROUND_MARKS), min(count, mark + _EVENTS_AROUND_MARKS + 1))
         stretches.append(near.astype(np.int64))
-    starts: Int64s = distinct(np.concatenate(stretches))
+    starts: Int64s = np.unique(np.concatenate(stretches))
     if len(starts) == count:
         return starts, starts
     allocated = replayed.allocated_bytes
@@ -133,25 +135,14 @@ def _columns(replayed: Replay, marks: set[int], columns: int) -> tuple[Int64s, I
     return starts, np.array(highest, dtype=np.int64)
 
 
-def _times(replayed: Replay, starts: Int64s) -> Int64s | None:
-    times = event_times(replayed)
-    # a moment begins with the event before it, and the first with the first event
-    return None if times is None else np.append(times[np.maximum(starts - 1, 0)], times[-1])
-
-
 def _bytes_by_role(replayed: Replay, moments: Int64s, role_codes: Int64s) -> dict[Role, Int64s]:
     held: dict[Role, Int64s] = {}
-    for code in sorted(set(distinct(role_codes).tolist()) - {ROLE_CODES[Role.ALLOCATOR_ROUNDING]}):
+    for code in sorted(set(np.unique(role_codes).tolist()) - {ROLE_CODES[Role.ALLOCATOR_ROUNDING]}):
         blocks = np.flatnonzero(role_codes == code)
         held[ROLES[code]] = held_bytes(replayed, blocks, replayed.requested_bytes[blocks])[moments]
     named = sum(held.values(), np.zeros(len(moments), dtype=np.int64))
     held[Role.ALLOCATOR_ROUNDING] = replayed.allocated_bytes[moments] - named
     return {role: held[role] for role in ROLES if role in held and held[role].any()}
-
-
-def _moved_bytes(allocated_bytes: Int64s, starts: Int64s) -> Int64s:
-    moved = np.append(0, np.cumsum(np.abs(np.diff(allocated_bytes))))
-    return np.append(moved[starts], moved[-1]).astype(np.int64)
 
 
 def _running(phases: EventPhases, events: Int64s) -> tuple[tuple[RunningTotals, ...], Int64s]:

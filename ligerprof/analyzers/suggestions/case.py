@@ -16,7 +16,7 @@ from ligerprof.analyzers.attribution.phases import DeviceBlocks, EventPhases, ar
 from ligerprof.analyzers.attribution.stacks import StackReader
 from ligerprof.roles import ROLE_CODES, ROLES, STEP_PHASES, Phase, Role
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Flags, Int64s, distinct, is_among
+from ligerprof.snapshots.trace import Flags, Int64s, integer_of
 from ligerprof.torch_memory.allocator.settings import SizeRules
 from ligerprof.words import ExplainedWord
 
@@ -42,9 +42,7 @@ def find_request(attribution: Attribution, event: int, peak_moment: int) -> Requ
     """Read the failed allocation's event."""
     replayed = attribution.replayed
     found = replayed.trace[event]
-    requested, device_free = (found.get(key) for key in ("size", "device_free"))
-    requested_bytes = requested if type(requested) is int else 0
-    free_bytes = device_free if type(device_free) is int else 0
+    requested_bytes, free_bytes = (integer_of(found, key) or 0 for key in ("size", "device_free"))
     # with more than that on the device, a limit on the process was reached
     available = free_bytes if free_bytes < requested_bytes else 0
     return Request(
@@ -60,7 +58,7 @@ def _role(attribution: Attribution, frames: object, peak_moment: int) -> Role | 
     if not stack.calls:
         return None
     sites = [number for number, site in enumerate(attribution.call_sites.sites) if site.stack.calls == stack.calls]
-    blocks = np.flatnonzero(is_among(attribution.call_sites.site_of, sites))
+    blocks = np.flatnonzero(np.isin(attribution.call_sites.site_of, sites))
     return attribution.roles_of(blocks[-1:], peak_moment)[0] if len(blocks) else None
 
 
@@ -74,7 +72,7 @@ _MOST_ROUNDS = 40
 
 
 class Edit:
-    """Changes to the allocated bytes of a recording.
+    """Changes to the allocated bytes of a recording; each method returns the edit, for the next change.
 
     Attributes:
         request_divisor: the change divides the failed request by this number; 0 if it avoids the request.
@@ -87,39 +85,39 @@ class Edit:
         self._sizes = replayed.block_bytes
         self.request_divisor = 1
 
-    def hold(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> None:
+    def hold(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> "Edit":
         """Add blocks that live from each start up to the moment before each stop."""
         sizes = np.where(stops > starts, size_bytes, 0)
         np.add.at(self._changes, starts, sizes)
         np.add.at(self._changes, stops, -sizes)
+        return self
 
-    def release(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> None:
+    def release(self, size_bytes: Int64s | int, starts: Int64s, stops: Int64s) -> "Edit":
         """Take blocks away from each start up to the moment before each stop."""
-        sizes = np.asarray(size_bytes, dtype=np.int64)
-        self.hold(-sizes, starts, stops)
+        return self.hold(-np.asarray(size_bytes, dtype=np.int64), starts, stops)
 
-    def remove(self, blocks: Int64s) -> None:
+    def remove(self, blocks: Int64s) -> "Edit":
         """Take blocks away for their whole lives."""
-        self.release(self._replayed.block_bytes[blocks], self.starts(blocks), self.stops(blocks))
+        return self.release(self._replayed.block_bytes[blocks], self.starts(blocks), self.stops(blocks))
 
-    def resize(self, blocks: Int64s, divisor: int) -> None:
+    def resize(self, blocks: Int64s, divisor: int) -> "Edit":
         """Divide the size of blocks."""
-        self.set_size(blocks, self._replayed.block_bytes[blocks] // divisor)
+        return self.set_size(blocks, self._replayed.block_bytes[blocks] // divisor)
 
-    def set_size(self, blocks: Int64s, sizes: Int64s) -> None:
+    def set_size(self, blocks: Int64s, sizes: Int64s) -> "Edit":
         """Give blocks other sizes."""
-        self.release(self._replayed.block_bytes[blocks] - sizes, self.starts(blocks), self.stops(blocks))
         self._sizes = self._sizes.copy()
         self._sizes[blocks] = sizes
+        return self.release(self._replayed.block_bytes[blocks] - sizes, self.starts(blocks), self.stops(blocks))
 
     def sizes(self, blocks: Int64s) -> Int64s:
         """The sizes of blocks, as far as they have been given others."""
         return self._sizes[blocks]
 
-    def end(self, blocks: Int64s, stops: Int64s) -> None:
+    def end(self, blocks: Int64s, stops: Int64s) -> "Edit":
         """End blocks at the given moments, if they live longer."""
         ends = self.stops(blocks)
-        self.release(self._replayed.block_bytes[blocks], np.minimum(stops, ends), ends)
+        return self.release(self._replayed.block_bytes[blocks], np.minimum(stops, ends), ends)
 
     def add(self, other: "Edit") -> None:
         """Add another edit of the same recording."""
@@ -200,7 +198,7 @@ class RoleBook:
         """The blocks that have one of the roles."""
         codes = self._known_codes()
         if roles not in self._found:
-            self._found[roles] = np.flatnonzero(_is_one_of(roles)[codes]).astype(np.int64)
+            self._found[roles] = np.flatnonzero(_is_one_of(roles)[codes])
         return self._found[roles]
 
     def live(self, moment: int, *roles: Role) -> Int64s:
@@ -219,7 +217,7 @@ class RoleBook:
         return self._all_codes
 
 
-def _is_one_of(roles: Sequence[Role]) -> npt.NDArray[np.bool_]:
+def _is_one_of(roles: Sequence[Role]) -> Flags:
     """Whether each code is that of one of the roles; the last one is of unknown roles."""
     chosen = np.zeros(len(ROLES) + 1, dtype=bool)
     chosen[[ROLE_CODES[role] for role in roles]] = True
@@ -283,7 +281,7 @@ class LayerPasses:
 def find_passes(device: DeviceBlocks, layers: Int64s) -> LayerPasses:
     """Find the passes; `layers` has the layer of each block, -1 for none."""
     replayed, phases = device.replayed, device.phases
-    forward = np.flatnonzero(device.in_phase(Phase.FORWARD)).astype(np.int64)
+    forward = np.flatnonzero(device.in_phase(Phase.FORWARD))
     places = np.flatnonzero(layers[forward] != NO_LAYER)
     blocks = forward[places]
     spans = device.spans[blocks]
@@ -328,8 +326,7 @@ def _ends(replayed: Replay, phases: EventPhases, forward: Int64s, last_places: I
     """The event of the next allocation of forward after each pass, or the end of its span."""
     events = np.append(replayed.allocated_by[forward], len(replayed.trace))
     span_ends = np.searchsorted(phases.spans, span, "right")
-    ends: Int64s = np.minimum(events[last_places + 1], span_ends)
-    return ends
+    return np.minimum(events[last_places + 1], span_ends)
 
 
 def _next_backward(phases: EventPhases) -> Int64s:
@@ -337,16 +334,14 @@ def _next_backward(phases: EventPhases) -> Int64s:
     starts = phases.span_starts
     backward = np.flatnonzero(phases.codes[starts] == phase_code(Phase.BACKWARD))
     after = np.searchsorted(backward, np.arange(len(starts)), "right")
-    found: Int64s = np.append(backward, phases.last_span + 2)[after]
-    return found
+    return np.append(backward, phases.last_span + 2)[after]
 
 
 def _rises(replayed: Replay, first: Int64s, end: Int64s) -> Int64s:
     """The highest allocated bytes from the first event of each pass to its end, above those before it."""
     bounds = np.column_stack([first, end + 1]).ravel()
     highest = np.maximum.reduceat(np.append(replayed.allocated_bytes, 0), bounds)[::2]
-    rises: Int64s = highest - replayed.allocated_bytes[first]
-    return rises
+    return highest - replayed.allocated_bytes[first]
 
 
 def frees_of_saved(device: DeviceBlocks) -> Int64s:
@@ -405,29 +400,41 @@ _PEFT = rf"{_INSTALLED}peft/tuners/"
 _COMPILED = r"torch/_inductor/|/torchinductor_|torch/_functorch/_aot"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedProgram:
     """What the stacks of a recording show about its program.
 
-    Attributes:
+    Args:
         files: the files of all Python calls, installed packages by their package's path.
         calls: all of them as `file:function`.
+
+    Attributes:
+        loop: the framework that runs the training loop, None for a loop of its own.
+        engine: the engine that shards or replicates the model.
+        checkpoints: whether gradient checkpointing runs.
+        has_adapters: whether peft's adapters are trained.
+        has_fused_loss: whether a loss computes logits chunk by chunk.
+        has_cross_entropy: whether torch's cross-entropy runs.
+        generates: whether the recording is of text generation.
+        evaluates: whether a trainer evaluates in the recording.
+        is_compiled: whether torch.compile's code runs.
+        model_types: the `model_type` of each transformers model that runs.
     """
 
-    files: frozenset[str]
-    calls: frozenset[str]
+    def __init__(self, *, files: frozenset[str], calls: frozenset[str]) -> None:
+        self._files, self._calls = files, calls
+        self.loop, self.engine = (
+            next((one for one, pattern in rows if self.has_file(pattern)), None) for rows in (_LOOPS, _ENGINES)
+        )
+        self.checkpoints = self.has_file(f"{frames.CHECKPOINT}$")
+        self.has_adapters = self.has_file(_PEFT)
+        self.has_fused_loss = self.has_call(rf"{frames.FUSED_LOSS}|chunked")
+        self.has_cross_entropy = self.has_call(f"{frames.CROSS_ENTROPY}|{frames.LANGUAGE_MODEL_LOSS}")
+        self.generates = self.has_file(frames.GENERATION)
+        self.evaluates = self.has_call(frames.EVALUATION)
+        self.is_compiled = self.has_file(_COMPILED)
+        self.model_types = frozenset(match.group(1) for match in map(re.compile(_MODEL_TYPE).search, files) if match)
 
-    @cached_property
-    def loop(self) -> Framework | None:
-        """The framework that runs the training loop, None for a loop of its own."""
-        return next((one for one, pattern in _LOOPS if self.has_file(pattern)), None)
-
-    @cached_property
-    def engine(self) -> Framework | None:
-        """The engine that shards or replicates the model."""
-        return next((one for one, pattern in _ENGINES if self.has_file(pattern)), None)
-
-    @cached_property
+    @property
     def frameworks(self) -> tuple[Framework, ...]:
         """Everything that the program uses, the outermost first: how a change is made is looked up in this order.
 
@@ -442,54 +449,13 @@ class RecordedProgram:
             found += [Framework.MODEL if self.has_file(_MODEL) else None, Framework.TORCH]
         return tuple(one for one in found if one is not None)
 
-    @cached_property
-    def model_types(self) -> frozenset[str]:
-        """The `model_type` of each transformers model that runs."""
-        found = (re.search(_MODEL_TYPE, file) for file in self.files)
-        return frozenset(match.group(1) for match in found if match)
-
-    @cached_property
-    def checkpoints(self) -> bool:
-        """Whether gradient checkpointing runs."""
-        return self.has_file(f"{frames.CHECKPOINT}$")
-
-    @cached_property
-    def has_adapters(self) -> bool:
-        """Whether peft's adapters are trained."""
-        return self.has_file(_PEFT)
-
-    @cached_property
-    def has_fused_loss(self) -> bool:
-        """Whether a loss computes logits chunk by chunk."""
-        return self.has_call(rf"{frames.FUSED_LOSS}|chunked")
-
-    @cached_property
-    def has_cross_entropy(self) -> bool:
-        """Whether torch's cross-entropy runs."""
-        return self.has_call(f"{frames.CROSS_ENTROPY}|{frames.LANGUAGE_MODEL_LOSS}")
-
-    @cached_property
-    def generates(self) -> bool:
-        """Whether the recording is of text generation."""
-        return self.has_file(frames.GENERATION)
-
-    @cached_property
-    def evaluates(self) -> bool:
-        """Whether a trainer evaluates in the recording."""
-        return self.has_call(frames.EVALUATION)
-
-    @cached_property
-    def is_compiled(self) -> bool:
-        """Whether torch.compile's code runs."""
-        return self.has_file(_COMPILED)
-
     def has_file(self, pattern: str) -> bool:
         """Whether a call's file matches a regular expression."""
-        return any(re.search(pattern, file) for file in self.files)
+        return any(re.search(pattern, file) for file in self._files)
 
     def has_call(self, pattern: str) -> bool:
         """Whether a call, as `file:function`, matches a regular expression."""
-        return any(re.search(pattern, call) for call in self.calls)
+        return any(re.search(pattern, call) for call in self._calls)
 
 
 def read_program(attribution: Attribution) -> RecordedProgram:
@@ -498,8 +464,7 @@ def read_program(attribution: Attribution) -> RecordedProgram:
     chosen = np.flatnonzero(np.bincount(sites.site_of[in_steps])).tolist() or range(len(sites.sites))
     calls = {call for site in chosen for call in sites.sites[site].stack.calls}
     return RecordedProgram(
-        files=frozenset(call.file for call in calls),
-        calls=frozenset(f"{call.file}:{call.function}" for call in calls),
+        files=frozenset(call.file for call in calls), calls=frozenset(f"{call.file}:{call.function}" for call in calls)
     )
 
 
@@ -550,7 +515,7 @@ class Case:
     @cached_property
     def passes(self) -> LayerPasses:
         """The forward passes of layers."""
-        return find_passes(self.attribution.device_blocks, self.attribution.layers)
+        return find_passes(self.attribution.device_blocks, self.attribution.program.layers)
 
     @cached_property
     def trains_model(self) -> bool:
@@ -586,13 +551,13 @@ class Case:
     def evaluation(self) -> Int64s:
         """Blocks that an evaluation allocated, by a recorder's stamps or the calls of a trainer."""
         stamped = self._stamped(Phase.EVALUATION)
-        return distinct(np.append(stamped, self.blocks_from(frames.EVALUATION))) if self.program.evaluates else stamped
+        return np.unique(np.append(stamped, self.blocks_from(frames.EVALUATION))) if self.program.evaluates else stamped
 
     @cached_property
     def generation(self) -> Int64s:
         """Blocks that a generation allocated by a recorder's stamps, but none within a trainer's evaluation."""
         stamped = self._stamped(Phase.GENERATION)
-        return stamped[~is_among(stamped, self.evaluation)]
+        return stamped[~np.isin(stamped, self.evaluation)]
 
     def runs_in(self, phase: Phase) -> bool:
         """Whether a recorder stamped events with a phase."""
@@ -600,7 +565,7 @@ class Case:
 
     def _stamped(self, phase: Phase) -> Int64s:
         shown = self.attribution.phases.shown_of(self.replayed.allocated_by)
-        return np.flatnonzero(are_codes_of(shown, phase)).astype(np.int64)
+        return np.flatnonzero(are_codes_of(shown, phase))
 
     @property
     def failed_phase(self) -> Phase | None:
@@ -612,35 +577,35 @@ class Case:
         """The blocks of some roles that neither an evaluation nor a generation allocated."""
         blocks = self.book.blocks(*roles)
         others = np.append(self.evaluation, self.generation)
-        return blocks[~is_among(blocks, others)] if len(others) else blocks
+        return blocks[~np.isin(blocks, others)] if len(others) else blocks
 
     def edit(self) -> Edit:
         """An empty edit of the replay."""
         return Edit(self.replayed)
+
+    def divide_request(self, edit: Edit, divisor: int, *roles: Role) -> None:
+        """Let an edit divide the failed request, if that is for one of some roles; 0 avoids it."""
+        if self.request is not None and self.request.role in roles:
+            edit.request_divisor = divisor
 
     def once(self, find: Callable[..., FoundT], *arguments: Hashable) -> FoundT:
         """The result of `find(self, *arguments)`, kept: a change is made until the roles at its peak are known."""
         key = (find, *arguments)
         if key not in self._found:
             self._found[key] = find(self, *arguments)
-        found: FoundT = self._found[key]
-        return found
+        return self._found[key]
 
     def without(self, *roles: Role) -> Edit:
         """An edit that removes every block of some roles, except those of evaluations."""
-        edit = self.edit()
-        edit.remove(self.in_training(*roles))
-        if self.request is not None and self.request.role in roles:
-            edit.request_divisor = 0
+        edit = self.edit().remove(self.in_training(*roles))
+        self.divide_request(edit, 0, *roles)
         return edit
 
     def spans_of_phase(self, phase: Phase) -> list[tuple[int, int]]:
         """First event and end of each span of a phase."""
         phases = self.attribution.phases
-        starts = phases.span_starts
-        ends = np.append(starts[1:], len(phases.spans))
-        chosen = phases.codes[starts] == phase_code(phase)
-        return list(zip(starts[chosen].tolist(), ends[chosen].tolist(), strict=True))
+        chosen = phases.codes[phases.span_starts] == phase_code(phase)
+        return list(zip(*(each[chosen].tolist() for each in (phases.span_starts, phases.span_stops)), strict=True))
 
     @cached_property
     def forward_starts(self) -> Int64s:
@@ -649,8 +614,7 @@ class Case:
 
     def made_in(self, phase: Phase, blocks: Int64s) -> Int64s:
         """Those of the blocks that a phase allocated."""
-        made: Int64s = blocks[self.attribution.device_blocks.codes[blocks] == phase_code(phase)]
-        return made
+        return blocks[self.attribution.device_blocks.codes[blocks] == phase_code(phase)]
 
     def end_in_backward(self, blocks: Int64s) -> Flags:
         """Whether backward frees each block."""
@@ -665,7 +629,7 @@ class Case:
         """Blocks whose stack has a call, as `file:function`, that matches a regular expression."""
         sites = self.attribution.call_sites
         found = [re.search(pattern, site.stack.text, re.MULTILINE) is not None for site in sites.sites]
-        return np.flatnonzero(np.array(found, dtype=bool)[sites.site_of]).astype(np.int64)
+        return np.flatnonzero(np.array(found, dtype=bool)[sites.site_of])
 
     def sizes(self, blocks: Int64s | Sequence[int]) -> Int64s:
         """Requested bytes of blocks."""

@@ -5,14 +5,13 @@ from bisect import bisect_right
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 
 from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import phase_code
 from ligerprof.analyzers.suggestions.case import Case, Edit, LayerPasses
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.trace import Flags, Int64s, common, distinct, is_among
+from ligerprof.snapshots.trace import Flags, Int64s
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 
 BATCH_ROLES = (
@@ -38,15 +37,13 @@ _STEP = r"optim\w*/\w+\.py:step$"
 def without_old_outputs(case: Case) -> Edit | None:
     """Free what forward made when the backward phase after it ends, if it lives into the next forward phase."""
     blocks, lived = _left_behind(case)
-    blocks = blocks[(lived <= 1) & ~is_among(blocks, _kept(case))]
+    blocks = blocks[(lived <= 1) & ~np.isin(blocks, _kept(case))]
     ends = np.array([end for _, end in case.backwards], dtype=np.int64)
     if not len(ends) or not len(blocks):
         return None
     place = np.searchsorted(ends, case.replayed.allocated_by[blocks], "right")
     inside = place < len(ends)
-    edit = case.edit()
-    edit.end(blocks[inside], ends[place[inside]] + 1)
-    return edit
+    return case.edit().end(blocks[inside], ends[place[inside]] + 1)
 
 
 def without_kept_outputs(case: Case) -> Edit | None:
@@ -57,42 +54,38 @@ def without_kept_outputs(case: Case) -> Edit | None:
     # a graph that no backward pass frees is another mistake
     _, pass_of, held = case.once(_held_blocks)
     spans = case.attribution.phases.spans_of(case.replayed.allocated_by[blocks])
-    kept &= ~is_among(spans, distinct(case.passes.span[pass_of[held]]))
+    kept &= ~np.isin(spans, case.passes.span[pass_of[held]])
     blocks, lived = blocks[kept], lived[kept]
     starts = case.forward_starts
     place = np.searchsorted(starts, case.replayed.allocated_by[blocks], "right")
     # what only one pass leaves behind is a buffer
-    if len(distinct(place)) < _LEAST_PASSES or len(distinct(place[lived > 1])) < _LEAST_PASSES - 1:
+    if len(np.unique(place)) < _LEAST_PASSES or len(np.unique(place[lived > 1])) < _LEAST_PASSES - 1:
         return None
-    edit = case.edit()
-    edit.end(blocks, np.append(starts, case.replayed.last_moment)[place] + 1)
-    return edit
+    return case.edit().end(blocks, np.append(starts, case.replayed.last_moment)[place] + 1)
 
 
 def _kept(case: Case) -> Int64s:
     """Outputs and activations that outlive two forward passes, and the like of the last passes."""
     blocks, lived = _left_behind(case)
     places = case.attribution.call_sites.size_at_place
-    alike = is_among(places[blocks], distinct(places[blocks[lived > 1]]))
-    kept: Int64s = blocks[(lived > 1) | (alike & _outlive_backward(case, blocks))]
-    return kept
+    alike = np.isin(places[blocks], places[blocks[lived > 1]])
+    return blocks[(lived > 1) | (alike & _outlive_backward(case, blocks))]
 
 
-def _outlive_backward(case: Case, blocks: Int64s) -> npt.NDArray[np.bool_]:
+def _outlive_backward(case: Case, blocks: Int64s) -> Flags:
     """Whether each block is alive after the last allocation of backward; a program may free it at its own end."""
     freed, events = case.replayed.freed_by[blocks], case.replayed.allocated_by
     end = case.backwards[-1][1] if case.backwards else case.replayed.last_moment
     before = int(np.searchsorted(events, end))
     last = int(events[before - 1]) if before else -1
-    outlive: npt.NDArray[np.bool_] = (freed < 0) | (freed > last)
-    return outlive
+    return (freed < 0) | (freed > last)
 
 
 def _left_behind(case: Case) -> tuple[Int64s, Int64s]:
     """Outputs and activations of forward, caches of generations, and in how many later forward phases each is alive."""
     replayed, starts = case.replayed, case.forward_starts
-    caches = common(case.book.blocks(Role.KV_CACHE), case.generation)
-    blocks = distinct(np.append(case.made_in(Phase.FORWARD, case.book.blocks(*_OUTPUT_ROLES)), caches))
+    caches = np.intersect1d(case.book.blocks(Role.KV_CACHE), case.generation)
+    blocks = np.unique(np.append(case.made_in(Phase.FORWARD, case.book.blocks(*_OUTPUT_ROLES)), caches))
     freed = np.where(replayed.freed_by[blocks] < 0, replayed.last_moment, replayed.freed_by[blocks])
     lived = np.searchsorted(starts, freed) - np.searchsorted(starts, replayed.allocated_by[blocks], "right")
     return blocks, lived
@@ -100,27 +93,20 @@ def _left_behind(case: Case) -> tuple[Int64s, Int64s]:
 
 def with_earlier_zero_grad(case: Case) -> Edit | None:
     """Free gradients when the optimizer step ends, if they live on into the next forward phase."""
-    replayed = case.replayed
-    blocks, steps = _stepped_gradients(case)
+    replayed, blocks, steps = case.replayed, case.gradients, _ends_of_steps(case)
+    place = np.searchsorted(steps, replayed.allocated_by[blocks], "right")
+    blocks, place = blocks[place < len(steps)], place[place < len(steps)]
     if not len(blocks):
         return None
+    # the last step before the next forward phase
+    passes = np.searchsorted(case.forward_starts, steps)
+    steps = steps[np.searchsorted(passes, passes, "right") - 1][place]
     place = np.searchsorted(case.forward_starts, steps)
     next_forward = np.append(case.forward_starts, replayed.last_moment)[place]
     freed = replayed.freed_by[blocks]
     # those that are never freed are zeroed in place, which another edit would have to follow
     late = freed > next_forward
-    edit = case.edit()
-    edit.end(blocks[late], steps[late] + 1)
-    return edit if late.any() else None
-
-
-def _stepped_gradients(case: Case) -> tuple[Int64s, Int64s]:
-    """Gradients, and the end of the optimizer step after each; those without one are left out."""
-    replayed, steps = case.replayed, _ends_of_steps(case)
-    blocks = case.gradients
-    place = np.searchsorted(steps, replayed.allocated_by[blocks], "right")
-    inside = place < len(steps)
-    return blocks[inside], _last_before_forward(case, steps)[place[inside]] if len(steps) else steps
+    return case.edit().end(blocks[late], steps[late] + 1) if late.any() else None
 
 
 def _ends_of_steps(case: Case) -> Int64s:
@@ -131,23 +117,15 @@ def _ends_of_steps(case: Case) -> Int64s:
         spans = [span for span in spans if ((span[0] <= starts) & (starts <= span[1])).any()]
     elif not case.program.has_call(_STEP):
         return starts
-    return distinct(np.append(starts, [end for _, end in spans])).astype(np.int64)
-
-
-def _last_before_forward(case: Case, steps: Int64s) -> Int64s:
-    """For each end of an optimizer span, the last one before the next forward phase."""
-    group = np.searchsorted(case.forward_starts, steps)
-    last = np.searchsorted(group, group, "right") - 1
-    return steps[last]
+    return np.unique(np.append(starts, [end for _, end in spans])).astype(np.int64)
 
 
 def with_half_the_batch(case: Case) -> Edit | None:
     """Halve what grows with the batch; gradients then live through the second micro-batch."""
     # what a program keeps of both halves is as large as before
     halved = case.in_training(*BATCH_ROLES)
-    replayed, edit = case.replayed, _with_halves(case, halved[~is_among(halved, _kept(case))])
-    if case.request is not None and case.request.role in BATCH_ROLES:
-        edit.request_divisor = 2
+    replayed, edit = case.replayed, case.edit().resize(halved[~np.isin(halved, _kept(case))], 2)
+    case.divide_request(edit, 2, *BATCH_ROLES)
     gradients = case.gradients
     forwards = case.spans_of_phase(Phase.FORWARD)
     stops = [stop for _, stop in forwards]
@@ -170,22 +148,10 @@ def with_half_the_batch(case: Case) -> Edit | None:
         edit.hold(sizes, np.full(len(made), zeroed), events + 1)
         edit.hold(sizes, events + 1, _added_at(case, made, start, end) + 1)
     if case.request is not None and forwards and (not case.backwards or case.backwards[-1][0] < forwards[-1][0]):
-        _hold_gradients_of_parameters(case, edit, forwards[-1][0])
+        # memory ran out in a forward phase: a gradient for each parameter
+        size_bytes = case.book.bytes_at(case.request.moment, Role.PARAMETERS)
+        edit.hold(size_bytes, np.array([forwards[-1][0]]), np.array([replayed.last_moment + 1]))
     return edit
-
-
-def _with_halves(case: Case, blocks: Int64s) -> Edit:
-    """Halve the sizes of blocks."""
-    edit = case.edit()
-    edit.resize(blocks, 2)
-    return edit
-
-
-def _hold_gradients_of_parameters(case: Case, edit: Edit, start: int) -> None:
-    """Hold a gradient for each parameter from a forward phase on in which memory ran out."""
-    assert case.request is not None
-    size_bytes = case.book.bytes_at(case.request.moment, Role.PARAMETERS)
-    edit.hold(size_bytes, np.array([start]), np.array([case.replayed.last_moment + 1]))
 
 
 def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
@@ -203,16 +169,15 @@ def _added_at(case: Case, gradients: Int64s, start: int, end: int) -> Int64s:
 
 def with_half_the_evaluation(case: Case) -> Edit:
     """Halve what grows with the batch in evaluations."""
-    return _with_halves(case, common(case.book.blocks(*BATCH_ROLES), case.evaluation))
+    return case.edit().resize(np.intersect1d(case.book.blocks(*BATCH_ROLES), case.evaluation), 2)
 
 
 def with_half_the_prompts(case: Case) -> Edit:
     """Halve what grows with the number of prompts, in a program that trains only in its generations."""
     blocks = case.book.blocks(*BATCH_ROLES, Role.KV_CACHE)
-    edit = _with_halves(case, common(blocks, case.generation) if case.trains_model else blocks)
-    grows = case.request is not None and case.request.role in (*BATCH_ROLES, Role.KV_CACHE)
-    if grows and (case.failed_phase is Phase.GENERATION or not case.trains_model):
-        edit.request_divisor = 2
+    edit = case.edit().resize(np.intersect1d(blocks, case.generation) if case.trains_model else blocks, 2)
+    if case.failed_phase is Phase.GENERATION or not case.trains_model:
+        case.divide_request(edit, 2, *BATCH_ROLES, Role.KV_CACHE)
     return edit
 
 
@@ -247,10 +212,10 @@ def with_resharding(case: Case) -> Edit | None:
     blocks, place = blocks[known], place[known]
     events, stops = replayed.allocated_by[blocks], replayed.freed_by[blocks]
     follows = (place > 0) & (events >= passes.first[place - 1]) & (passes.span[place] == passes.span[place - 1])
-    of_layers = distinct(case.sizes(blocks[follows]))
+    of_layers = np.unique(case.sizes(blocks[follows]))
     # the root gathers its own weights before the first layer
     keeps = (stops > passes.backward_first[place]) & (passes.backward_last[place] >= 0)
-    keeps &= follows | is_among(case.sizes(blocks), of_layers)
+    keeps &= follows | np.isin(case.sizes(blocks), of_layers)
     blocks, place = blocks[keeps], place[keeps]
     if not len(blocks):
         return None
@@ -267,12 +232,10 @@ def with_resharding(case: Case) -> Edit | None:
 
 def with_smaller_buckets(case: Case) -> Edit | None:
     """Divide DeepSpeed's flat buffers for the reduction of gradients by ten."""
-    buckets = common(case.blocks_from(_BUCKETS), case.book.blocks(Role.COMMUNICATION))
+    buckets = np.intersect1d(case.blocks_from(_BUCKETS), case.book.blocks(Role.COMMUNICATION))
     if not len(buckets):
         return None
-    edit = case.edit()
-    edit.resize(buckets, BUCKET_DIVISOR)
-    return edit
+    return case.edit().resize(buckets, BUCKET_DIVISOR)
 
 
 def with_optimizer_on_host(case: Case) -> Edit:
@@ -282,11 +245,11 @@ def with_optimizer_on_host(case: Case) -> Edit:
     # its constructor makes the fp32 copy of the weights
     edit.remove(np.setdiff1d(case.blocks_from(frames.ZERO_CONSTRUCTOR), case.in_training(Role.OPTIMIZER_STATES)))
     gradients = case.gradients
-    by_engine = common(gradients, case.blocks_from(_ENGINE))
+    by_engine = np.intersect1d(gradients, case.blocks_from(_ENGINE))
     edit.remove(by_engine)
     if case.program.has_file(_STAGE_1_OR_2):
         # temp_grad_buffer_for_gpu_offload, as large as the largest weight
-        built = np.flatnonzero(case.attribution.device_blocks.in_phase(Phase.BUILD)).astype(np.int64)
+        built = np.flatnonzero(case.attribution.device_blocks.in_phase(Phase.BUILD))
         weights = np.setdiff1d(built, case.blocks_from(_ENGINE))
         if len(weights):
             largest = weights[[np.argmax(replayed.block_bytes[weights])]]
@@ -323,8 +286,7 @@ def with_divided_states(case: Case) -> Edit | None:
         kept[rank] += together.tolist()
     if not sum(loads):
         return None
-    edit = case.edit()
-    edit.remove(np.setdiff1d(states, kept[loads.index(max(loads))]))
+    edit = case.edit().remove(np.setdiff1d(states, kept[loads.index(max(loads))]))
     temporaries = case.in_training(Role.OPTIMIZER_TEMPORARIES)
     edit.set_size(temporaries, case.replayed.block_bytes[temporaries] * max(loads) // sum(loads))
     return edit
@@ -366,7 +328,10 @@ def with_sharded_model(case: Case) -> Edit | None:
         edit.hold((_GATHERED + _REDUCED) * layer_bytes, begins + 1, ends + 1)
         root_bytes = max(0, model_bytes - int(layer_bytes.sum()))
         edit.hold(root_bytes, np.array([span[0] + 1]), np.array([end + 1]))
-        _gather_in_forward(case, edit, layer_bytes, span)
+        passes, sizes = case.passes, layer_bytes[::-1]
+        ran = np.flatnonzero((passes.first >= span[0]) & (passes.first < span[1]))
+        edit.hold(_GATHERED * sizes, passes.first[ran] + 1, passes.end[ran] + 1)
+        edit.spike(passes.first[ran] + 1, (_COPIED_OUT - _GATHERED) * sizes)
     return edit
 
 
@@ -390,14 +355,6 @@ def _layers(case: Case, made: Int64s, forward: tuple[int, int]) -> tuple[Int64s,
             groups[first : first + count * each] = np.repeat(np.arange(count), each)
             return groups, case.replayed.allocated_by[made[last]]
     return None
-
-
-def _gather_in_forward(case: Case, edit: Edit, layer_bytes: Int64s, forward: tuple[int, int]) -> None:
-    passes = case.passes
-    ran = np.flatnonzero((passes.first >= forward[0]) & (passes.first < forward[1]))
-    sizes = layer_bytes[::-1]
-    edit.hold(_GATHERED * sizes, passes.first[ran] + 1, passes.end[ran] + 1)
-    edit.spike(passes.first[ran] + 1, (_COPIED_OUT - _GATHERED) * sizes)
 
 
 # what autograd saves outside of layers
@@ -425,9 +382,9 @@ def without_graphs(case: Case) -> Edit | None:
     edit.end(saved, until + 1)
     # the loss lies behind the layers
     others = case.book.blocks(*_LOSS_ROLES)
-    others = others[~is_among(others, blocks)]
+    others = others[~np.isin(others, blocks)]
     of_span = case.attribution.phases.spans_of(replayed.allocated_by[others])
-    chosen = is_among(of_span, distinct(passes.span[saved_by])) & ~case.end_in_backward(others)
+    chosen = np.isin(of_span, passes.span[saved_by]) & ~case.end_in_backward(others)
     others = others[chosen]
     edit.end(others, np.searchsorted(spans, of_span[chosen], "right") + 1)
     return edit
@@ -436,26 +393,26 @@ def without_graphs(case: Case) -> Edit | None:
 def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     """The blocks of layers' forward passes, the pass of each, and whether a graph without backward holds it."""
     replayed, passes = case.replayed, case.passes
-    blocks = case.made_in(Phase.FORWARD, np.flatnonzero(case.attribution.layers != NO_LAYER).astype(np.int64))
+    blocks = case.made_in(Phase.FORWARD, np.flatnonzero(case.attribution.program.layers != NO_LAYER))
     pass_of = np.searchsorted(passes.first, replayed.allocated_by[blocks], "right") - 1
     freed = replayed.freed_by[blocks]
     kept = (freed < 0) | (freed > passes.end[pass_of])
     ends_in_backward = kept & case.end_in_backward(blocks)
     sites = case.attribution.call_sites
     chains = [site.stack.script_calls for site in sites.sites]
-    trains = {chains[site] for site in distinct(sites.site_of[blocks[ends_in_backward]]).tolist()}
+    trains = {chains[site] for site in np.unique(sites.site_of[blocks[ends_in_backward]]).tolist()}
     # what a program keeps of a pass that it trained outlives backward, too
     followed = _last_before_backward(case)[pass_of]
-    trains |= {chains[site] for site in distinct(sites.site_of[blocks[followed]]).tolist()}
+    trains |= {chains[site] for site in np.unique(sites.site_of[blocks[followed]]).tolist()}
     evaluates = sites.at(lambda site: _EVALUATES.search(site.stack.text) is not None)[blocks]
-    evaluates |= is_among(blocks, case.evaluation)
+    evaluates |= np.isin(blocks, case.evaluation)
     differs = np.array([chain not in trains for chain in chains], dtype=bool)[sites.site_of[blocks]]
     held = kept & ~ends_in_backward & np.where(freed < 0, evaluates, differs | evaluates)
     # a pass that ran out of memory has no backward pass either
     failures = np.array(replayed.failures, dtype=np.int64)
     failed = np.searchsorted(failures, passes.end[pass_of]) != np.searchsorted(failures, freed)
     held &= evaluates | ~failed
-    places = distinct(pass_of[held] * (int(sites.place_of.max(initial=0)) + 1) + sites.place_of[blocks[held]])
+    places = np.unique(pass_of[held] * (int(sites.place_of.max(initial=0)) + 1) + sites.place_of[blocks[held]])
     counts = np.bincount(places // (int(sites.place_of.max(initial=0)) + 1), minlength=len(passes))
     return blocks, pass_of, held & (counts[pass_of] >= _LEAST_PLACES)
 
@@ -466,8 +423,7 @@ def _last_before_backward(case: Case) -> Flags:
     codes = phases.codes[phases.span_starts]
     follows = np.append(codes[1:], -1) == phase_code(Phase.BACKWARD)
     is_last = np.append(passes.span[1:] != passes.span[:-1], True)
-    last: Flags = follows[passes.span] & is_last
-    return last
+    return follows[passes.span] & is_last
 
 
 _NO_SPAN = -1
@@ -487,11 +443,11 @@ def with_checkpointing(case: Case) -> Edit | None:
     if np.count_nonzero(chosen) < _FEWEST_LAYERS or not len(passes.saved):
         return None
     edit, sizes = case.edit(), case.replayed.block_bytes
-    kept = chosen[passes.saved_by] & ~is_among(passes.saved, case.book.blocks(*_STAYING_ROLES))
+    kept = chosen[passes.saved_by] & ~np.isin(passes.saved, case.book.blocks(*_STAYING_ROLES))
     saved, saved_by = passes.saved[kept], passes.saved_by[kept]
     stops = edit.stops(saved)
     # autocast's copies stay in its cache until the end of the forward pass
-    is_cast = is_among(saved, case.book.blocks(Role.WEIGHT_CASTS))
+    is_cast = np.isin(saved, case.book.blocks(Role.WEIGHT_CASTS))
     span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
     first_ends = np.where(is_cast, span_ends[saved_by], passes.end[saved_by]) + 1
     edit.release(sizes[saved], np.minimum(first_ends, stops), stops)
@@ -516,8 +472,7 @@ def interrupted_passes(case: Case) -> Flags:
     failed = int(phases.spans_of(np.array([moment]))[0])
     if phases.codes[moment] == phase_code(Phase.BACKWARD):
         failed = int(np.max(passes.span, where=passes.span < failed, initial=_NO_SPAN))
-    interrupted: Flags = (passes.span == failed) & (passes.backward_last < 0)
-    return interrupted
+    return (passes.span == failed) & (passes.backward_last < 0)
 
 
 def _keep_inputs(case: Case, edit: Edit, passes: LayerPasses, ran_backward: Flags) -> None:

@@ -53,16 +53,15 @@ def _ends(row: SuggestionRow, case: Case) -> list[int]:
         return []
     built = int(case.edit().starts(rebuilt).min())
     starts = [start for start, _ in case.backwards if start >= built]
-    collectives = [_first_reduction(case, start) + 1 for start in starts]
+    # when the first gradient of each backward pass is there
+    made = (case.allocated_within(case.gradients, start, case.replayed.last_moment)[:1] for start in starts)
+    collectives = [
+        int(case.replayed.allocated_by[first[0]] if len(first) else start) + 1
+        for start, first in zip(starts, made, strict=True)
+    ]
     reduced = max((end for _, end in case.backwards if end <= built), default=built)
     earliest = min(built, int(case.edit().stops(first).max()))
     return [earliest, *collectives[: 1 + _missed_by_watchdog(case, reduced, collectives)]]
-
-
-def _first_reduction(case: Case, backward: int) -> int:
-    """When the first gradient of a backward pass is there."""
-    made = case.allocated_within(case.gradients, backward, case.replayed.last_moment)
-    return int(case.replayed.allocated_by[made[0]]) if len(made) else backward
 
 
 def _missed_by_watchdog(case: Case, reduced: int, collectives: list[int]) -> int:
@@ -202,7 +201,7 @@ def _evaluate(
         lets_pass = False if basis is Basis.REPLAYED else None
         conditions.append(_ON_STATES.format(format_bytes(following.peak_bytes)))
     elif following is not None and following.must_free_gradients and _ZERO_GRAD.applies(case):
-        how = (*how, *_ZERO_GRAD.how[Framework.TORCH])
+        how = (*how, *_ZERO_GRAD.torch)
         conditions.append(_ON_GRADIENTS)
     yield Suggestion(
         name=row.name,

@@ -267,8 +267,7 @@ def _of_size(case: Case, size_bytes: int, span: tuple[int, int] | None) -> Int64
     if span is None:
         return np.empty(0, dtype=np.int64)
     first, last = np.searchsorted(case.replayed.allocated_by, span)
-    found: Int64s = first + np.flatnonzero(case.replayed.requested_bytes[first:last] == size_bytes)
-    return found
+    return first + np.flatnonzero(case.replayed.requested_bytes[first:last] == size_bytes)
 
 
 def _event_of_first(case: Case, blocks: Int64s) -> int | None:

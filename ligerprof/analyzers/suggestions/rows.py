@@ -143,7 +143,8 @@ class SuggestionRow:
     Attributes:
         applies: whether the change is possible and not made yet.
         edit: its effect; returns None if this cannot be computed.
-        how: lines by framework, for frameworks whose lines do not follow from `changes`.
+        torch: lines in plain torch.
+        how: lines by framework, for other frameworks whose lines do not follow from `changes`.
         changes: the recipe's options that the suggestion sets; frameworks have them as their files write them.
         skips: frameworks whose lines do not hold for this program.
         changed: a recipe after it, where `changes` alone does not say that; None if it does not apply.
@@ -159,7 +160,8 @@ class SuggestionRow:
     without: tuple[Role, ...]
     applies: Callable[[Case], bool]
     edit: Callable[[Case], Edit | None]
-    how: Mapping[Framework, Lines]
+    torch: Lines = ()
+    how: Mapping[Framework, Lines] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
     skips: Callable[[Case], tuple[Framework, ...]] = field(default=lambda _case: ())
     changed: "Callable[[TrainingRecipe], TrainingRecipe | None] | None" = None
@@ -176,7 +178,8 @@ class SuggestionRow:
 
     def lines(self, framework: Framework) -> Lines:
         """The lines of a framework; none if it is changed in another way, or not at all."""
-        return self.how.get(framework) or _written(framework, self.changes)
+        own = self.torch if framework is Framework.TORCH else self.how.get(framework)
+        return own or _written(framework, self.changes)
 
 
 def _written(framework: Framework, changes: Mapping[str, Any]) -> Lines:
@@ -292,12 +295,12 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
             ),
             Framework.LLAMA_FACTORY: ("enable_liger_kernel: true",),
             Framework.MODEL: ('ligerprof.kernels.apply(model, "flce")  # once it is on the GPU',),
-            Framework.TORCH: (
-                "from ligerprof.kernels.linear_cross_entropy import triton",
-                "# in place of the head and the loss:",
-                "loss = triton.fused_linear_cross_entropy(hidden, head.weight, labels)",
-            ),
         },
+        torch=(
+            "from ligerprof.kernels.linear_cross_entropy import triton",
+            "# in place of the head and the loss:",
+            "loss = triton.fused_linear_cross_entropy(hidden, head.weight, labels)",
+        ),
         skips=lambda case: () if knows_model(case) else (Framework.MODEL,),
         changes={"liger": "flce"},
         changed=_add_flce,
@@ -311,15 +314,13 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         applies=_can_fuse_log_probabilities,
         edit=with_linear_log_probs,
         basis=Basis.ESTIMATED,
-        how={
-            Framework.TORCH: (
-                "from ligerprof.kernels.linear_cross_entropy import scores",
-                "# in place of the head, log_softmax and gather; hidden: of the last norm",
-                "found = scores.linear_log_probs(hidden, head.weight, labels)",
-                "logps = found.log_probs  # labels of -100 give 0; entropy=True: entropies",
-                "# scores.linear_label_logits: the labels' logits alone",
-            ),
-        },
+        torch=(
+            "from ligerprof.kernels.linear_cross_entropy import scores",
+            "# in place of the head, log_softmax and gather; hidden: of the last norm",
+            "found = scores.linear_log_probs(hidden, head.weight, labels)",
+            "logps = found.log_probs  # labels of -100 give 0; entropy=True: entropies",
+            "# scores.linear_label_logits: the labels' logits alone",
+        ),
     ),
     SuggestionRow(
         name="fused-optimizer",
@@ -330,7 +331,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         applies=lambda case: case.program.has_call(r"torch/optim/\w+\.py:_(?:multi|single)_tensor_(?:adam|adamw|sgd)$"),
         edit=without(Role.OPTIMIZER_TEMPORARIES),
         changes={"optimizer": Optimizer.ADAMW_FUSED},
-        how={Framework.TORCH: ("optimizer = torch.optim.AdamW(..., fused=True)  # or Adam, SGD",)},
+        torch=("optimizer = torch.optim.AdamW(..., fused=True)  # or Adam, SGD",),
     ),
     SuggestionRow(
         name="sdpa",
@@ -352,12 +353,10 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         without=LOSS_ROLES,
         applies=lambda case: case.trains_model and owns_loop(case),
         edit=without_old_outputs,
-        how={
-            Framework.TORCH: (
-                "loss.backward()",
-                "del outputs, logits, loss  # each name of an output; keep loss.item()",
-            ),
-        },
+        torch=(
+            "loss.backward()",
+            "del outputs, logits, loss  # each name of an output; keep loss.item()",
+        ),
     ),
     SuggestionRow(
         name="kept-outputs",
@@ -367,13 +366,11 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         without=(*LOSS_ROLES, Role.KV_CACHE),
         applies=lambda case: (case.trains_model or not case.program.generates) and owns_loop(case),
         edit=without_kept_outputs,
-        how={
-            Framework.TORCH: (
-                "total += loss.item()  # not loss, which keeps its graph",
-                "collected.append(logits.detach().cpu())  # not logits",
-                "sequences.append(out.sequences)  # not out.past_key_values",
-            ),
-        },
+        torch=(
+            "total += loss.item()  # not loss, which keeps its graph",
+            "collected.append(logits.detach().cpu())  # not logits",
+            "sequences.append(out.sequences)  # not out.past_key_values",
+        ),
     ),
     SuggestionRow(
         name="earlier-models",
@@ -383,13 +380,11 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         without=(Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OTHER),
         applies=lambda case: case.trains_model,
         edit=without_earlier_models,
-        how={
-            Framework.TORCH: (
-                "del model, optimizer  # of the earlier training, and what else holds them",
-                "gc.collect()",
-                "# or each training in a process of its own",
-            ),
-        },
+        torch=(
+            "del model, optimizer  # of the earlier training, and what else holds them",
+            "gc.collect()",
+            "# or each training in a process of its own",
+        ),
     ),
     SuggestionRow(
         name="no-grad",
@@ -400,13 +395,11 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         applies=lambda case: not case.program.is_compiled,
         edit=without_graphs,
         basis=Basis.AT_LEAST,
-        how={
-            Framework.TORCH: (
-                "model.eval()",
-                "with torch.no_grad():  # around the evaluation",
-                "    outputs = model(...)",
-            ),
-        },
+        torch=(
+            "model.eval()",
+            "with torch.no_grad():  # around the evaluation",
+            "    outputs = model(...)",
+        ),
     ),
     SuggestionRow(
         name="zero-grad",
@@ -416,7 +409,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         without=(Role.GRADIENTS,),
         applies=lambda case: case.trains_model and owns_loop(case) and case.program.engine is None,
         edit=with_earlier_zero_grad,
-        how={Framework.TORCH: ("optimizer.step()", "optimizer.zero_grad(set_to_none=True)")},
+        torch=("optimizer.step()", "optimizer.zero_grad(set_to_none=True)"),
     ),
     SuggestionRow(
         name="eval-batch",
@@ -431,8 +424,8 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
             Framework.AXOLOTL: ("eval_batch_size: half of now",),
             Framework.LLAMA_FACTORY: ("per_device_eval_batch_size: half of now",),
             Framework.LIGHTNING: ("DataLoader(..., batch_size=half)  # in val_dataloader",),
-            Framework.TORCH: ("DataLoader(..., batch_size=half)  # of the evaluation",),
         },
+        torch=("DataLoader(..., batch_size=half)  # of the evaluation",),
     ),
     SuggestionRow(
         name="half-prompts",
@@ -466,12 +459,12 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
                 TRAINERS, "gradient_checkpointing=True,", 'gradient_checkpointing_kwargs={"use_reentrant": False},'
             ),
             Framework.MODEL: ('model.gradient_checkpointing_enable({"use_reentrant": False})',),
-            Framework.TORCH: (
-                "from torch.utils.checkpoint import checkpoint",
-                "# in the loop over the layers, for x = layer(x):",
-                "x = checkpoint(layer, x, use_reentrant=False)",
-            ),
         },
+        torch=(
+            "from torch.utils.checkpoint import checkpoint",
+            "# in the loop over the layers, for x = layer(x):",
+            "x = checkpoint(layer, x, use_reentrant=False)",
+        ),
         changes={"checkpointing": True},
     ),
     SuggestionRow(
@@ -486,11 +479,11 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
         how={
             Framework.TRL: ("activation_offloading=True,",),
             Framework.AXOLOTL: ("activation_offloading: true",),
-            Framework.TORCH: (
-                "# around the forward pass:",
-                "with torch.autograd.graph.save_on_cpu(pin_memory=True):",
-            ),
         },
+        torch=(
+            "# around the forward pass:",
+            "with torch.autograd.graph.save_on_cpu(pin_memory=True):",
+        ),
     ),
     SuggestionRow(
         name="half-batch",
@@ -516,11 +509,11 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
                 '"gradient_accumulation_steps": twice as many',
             ),
             Framework.LIGERPROF: ("--grad-accum 2  # and half of --batch; twice as many as now",),
-            Framework.TORCH: (
-                "for part in batch.chunk(2):  # then optimizer.step() once",
-                "    (loss_of(part) / 2).backward()",
-            ),
         },
+        torch=(
+            "for part in batch.chunk(2):  # then optimizer.step() once",
+            "    (loss_of(part) / 2).backward()",
+        ),
         changed=_half_batch,
     ),
 )
@@ -700,7 +693,7 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
         applies=lambda case: _has_adam(case) and has(Role.OPTIMIZER_STATES)(case),
         edit=with_paged_states,
         changes={"optimizer": Optimizer.PAGED_ADAMW},
-        how={Framework.TORCH: ("optimizer = bitsandbytes.optim.PagedAdamW32bit(...)",)},
+        torch=("optimizer = bitsandbytes.optim.PagedAdamW32bit(...)",),
     ),
     SuggestionRow(
         name="8-bit-optimizer",
@@ -711,7 +704,7 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
         applies=lambda case: _has_adam(case) and has(Role.OPTIMIZER_STATES)(case),
         edit=with_eight_bit_states,
         changes={"optimizer": Optimizer.ADAMW_8BIT},
-        how={Framework.TORCH: ("optimizer = bitsandbytes.optim.AdamW8bit(...)  # or Adam8bit",)},
+        torch=("optimizer = bitsandbytes.optim.AdamW8bit(...)  # or Adam8bit",),
     ),
     SuggestionRow(
         name="lora-dropout",
@@ -724,8 +717,8 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
         basis=Basis.AT_LEAST,
         how={
             Framework.TRL: ("# of LoraConfig, or of TRL's ModelConfig:", "lora_dropout=0.0,"),
-            Framework.TORCH: ("LoraConfig(..., lora_dropout=0.0)",),
         },
+        torch=("LoraConfig(..., lora_dropout=0.0)",),
         changes={"lora_dropout": 0.0},
         changed=lambda recipe: dataclasses.replace(recipe, lora_dropout=0.0) if recipe.lora_dropout else None,
     ),
@@ -743,8 +736,8 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
             Framework.LLAMA_FACTORY: ("pure_bf16: true  # instead of bf16: true",),
             Framework.LIGHTNING: ('Trainer(..., precision="bf16-true")',),
             Framework.MODEL: ("model = AutoModel….from_pretrained(..., dtype=torch.bfloat16)",),
-            Framework.TORCH: ("model = model.to(torch.bfloat16)  # before the optimizer",),
         },
+        torch=("model = model.to(torch.bfloat16)  # before the optimizer",),
         changes={"precision": Precision.BF16},
         changed=_bf16_weights,
     ),
@@ -758,8 +751,8 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
         edit=with_half_precision_reference,
         how={
             Framework.MODEL: ("reference = AutoModel….from_pretrained(..., dtype=torch.bfloat16)",),
-            Framework.TORCH: ("reference = reference.to(torch.bfloat16)",),
         },
+        torch=("reference = reference.to(torch.bfloat16)",),
     ),
     SuggestionRow(
         name="lora",

@@ -14,7 +14,7 @@ from ligerprof.analyzers.suggestions.fused_loss import LossShape, find_recipe, l
 from ligerprof.errors import LigerprofError
 from ligerprof.recipe.categories import Precision
 from ligerprof.roles import Phase, Role
-from ligerprof.snapshots.trace import Int64s, is_among, numbered
+from ligerprof.snapshots.trace import Int64s
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.low_bit import eight_bit_state_sizes
@@ -65,8 +65,7 @@ def with_half_precision_weights(case: Case) -> Edit:
         precision = Precision.BF16 if case.program.loop in _ENDS_AUTOCAST else Precision.BF16_AMP
         keep_as(case, edit, dataclasses.replace(recipe, precision=precision), without=(Role.WEIGHT_CASTS,))
         edit.resize(_kept_keys(case, recipe), 2)
-    if case.request is not None and case.request.role in _TRAINING_STATES:
-        edit.request_divisor = 2
+    case.divide_request(edit, 2, *_TRAINING_STATES)
     return edit
 
 
@@ -97,16 +96,13 @@ def with_half_precision_reference(case: Case) -> Edit | None:
         start += count
     if not doubled or unpaired_bytes > _UNPAIRED_SHARE * int(case.sizes(weights).sum()):
         return None
-    edit = case.edit()
-    edit.resize(np.array(sorted(doubled), dtype=np.int64), 2)
-    return edit
+    return case.edit().resize(np.array(sorted(doubled), dtype=np.int64), 2)
 
 
 def _kept_keys(case: Case, recipe: "TrainingRecipe") -> Int64s:
     """Keys and values in fp32 that a program keeps with the model's outputs."""
     kept, spec = case.blocks_from(_CACHE_UPDATE), recipe.spec
-    in_fp32: Int64s = kept[case.sizes(kept) == recipe.tokens * spec.kv_heads * spec.head_dim * FP32_BYTES]
-    return in_fp32
+    return kept[case.sizes(kept) == recipe.tokens * spec.kv_heads * spec.head_dim * FP32_BYTES]
 
 
 def with_eight_bit_states(case: Case) -> Edit | None:
@@ -116,11 +112,10 @@ def with_eight_bit_states(case: Case) -> Edit | None:
         return None
     edit = case.without(Role.OPTIMIZER_TEMPORARIES)
     moments = case.in_training(Role.OPTIMIZER_STATES)
-    sizes, size_of = numbered(case.sizes(moments))
+    sizes, size_of = np.unique(case.sizes(moments), return_inverse=True)
     smaller = [sum(eight_bit_state_sizes(size // width)) // 2 for size in sizes.tolist()]
     edit.set_size(moments, _rounded(np.array(smaller, dtype=np.int64))[size_of])
-    if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
-        edit.request_divisor = width
+    case.divide_request(edit, width, Role.OPTIMIZER_STATES)
     return edit
 
 
@@ -129,8 +124,7 @@ def with_paged_states(case: Case) -> Edit:
     edit = case.without(Role.OPTIMIZER_TEMPORARIES)
     moments = case.in_training(Role.OPTIMIZER_STATES)
     edit.remove(moments[case.sizes(moments) >= SMALLEST_PAGED * FP32_BYTES])
-    if case.request is not None and case.request.role is Role.OPTIMIZER_STATES:
-        edit.request_divisor = 0
+    case.divide_request(edit, 0, Role.OPTIMIZER_STATES)
     return edit
 
 
@@ -159,9 +153,7 @@ def without_adapter_dropout(case: Case) -> Edit:
     blocks = case.blocks_from(ADAPTER_DROPOUT)
     sizes = case.sizes(blocks)
     masks = blocks[:-1][(sizes[1:] == 2 * sizes[:-1]) | (sizes[1:] == FP32_BYTES * sizes[:-1])]
-    edit = case.edit()
-    edit.remove(masks)
-    return edit
+    return case.edit().remove(masks)
 
 
 def _with_known_adapters(case: Case) -> Edit | None:
@@ -202,8 +194,7 @@ def _train_adapters(case: Case, adapters_bytes: int) -> Edit:
     weights_bytes = case.book.bytes_at(start, Role.PARAMETERS)
     edit.set_size(trained, case.replayed.block_bytes[trained] * min(adapters_bytes, weights_bytes) // weights_bytes)
     edit.hold(adapters_bytes, np.array([start]), np.array([case.replayed.last_moment + 1]))
-    if case.request is not None and case.request.role in _TRAINED_ROLES:
-        edit.request_divisor = 0
+    case.divide_request(edit, 0, *_TRAINED_ROLES)
     return edit
 
 
@@ -212,8 +203,7 @@ def _layer_matrices(case: Case, shape: LossShape) -> Int64s:
     weights = case.in_training(Role.PARAMETERS)
     elements = case.sizes(weights) // shape.parameter_bytes
     is_matrix = (elements % shape.hidden == 0) & (elements > shape.hidden) & (elements != shape.vocab * shape.hidden)
-    found: Int64s = weights[is_matrix]
-    return found
+    return weights[is_matrix]
 
 
 def _add_adapter_inputs(case: Case, edit: Edit, shape: LossShape, other_sides: Int64s, *, divisor: int = 1) -> None:
@@ -239,18 +229,15 @@ _LEAST_ADDED = 2
 
 
 def _rounded(sizes: Int64s) -> Int64s:
-    rounded: Int64s = -(-sizes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-    return rounded
+    return -(-sizes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
 def without_earlier_models(case: Case) -> Edit | None:
     """Free earlier models, and the states of their optimizers, when the build of the last one begins."""
-    found = case.attribution.earlier_models
-    blocks = np.flatnonzero(found.blocks).astype(np.int64)
-    blocks = blocks[~is_among(blocks, case.book.blocks(Role.LIBRARY_WORKSPACE, Role.COMMUNICATION))]
-    edit = case.edit()
-    edit.end(blocks, np.full(len(blocks), found.since + 1))
-    return edit if len(blocks) else None
+    found = case.attribution.program.earlier_models
+    blocks = np.flatnonzero(found.blocks)
+    blocks = blocks[~np.isin(blocks, case.book.blocks(Role.LIBRARY_WORKSPACE, Role.COMMUNICATION))]
+    return case.edit().end(blocks, np.full(len(blocks), found.since + 1)) if len(blocks) else None
 
 
 def with_saved_tensors_on_host(case: Case) -> Edit | None:
@@ -268,14 +255,14 @@ def with_saved_tensors_on_host(case: Case) -> Edit | None:
         blocks, by = _checkpoints_by_pass(case, case.book.blocks(Role.CHECKPOINTS))
     else:
         candidates = case.book.blocks(*_SAVED_ROLES, Role.WEIGHT_CASTS)
-        chosen = is_among(passes.saved, candidates) & ran[passes.saved_by]
+        chosen = np.isin(passes.saved, candidates) & ran[passes.saved_by]
         outputs, readers = _outputs_by_reader(case, candidates)
         blocks, by = np.append(passes.saved[chosen], outputs), np.append(passes.saved_by[chosen], readers)
-        _move_others(case, edit, candidates[~is_among(candidates, blocks)])
+        _move_others(case, edit, candidates[~np.isin(candidates, blocks)])
     if not len(blocks):
         return None
     sizes, stops = replayed.block_bytes[blocks], edit.stops(blocks)
-    is_cast = is_among(blocks, case.book.blocks(Role.WEIGHT_CASTS))
+    is_cast = np.isin(blocks, case.book.blocks(Role.WEIGHT_CASTS))
     span_ends = np.searchsorted(case.attribution.phases.spans, passes.span, "right")
     ends = np.minimum(np.where(is_cast, span_ends[by], passes.end[by]) + 1, stops)
     edit.release(sizes, ends, stops)
@@ -303,7 +290,7 @@ def _outputs_by_reader(case: Case, blocks: Int64s) -> tuple[Int64s, Int64s]:
     readers = 1 + np.flatnonzero((passes.span[1:] == passes.span[:-1]) & (passes.backward_last[1:] >= 0))
     outputs = passes.output[readers - 1]
     freed = case.replayed.freed_by[outputs]
-    kept = (outputs >= 0) & is_among(outputs, blocks) & (freed >= passes.backward_first[readers])
+    kept = (outputs >= 0) & np.isin(outputs, blocks) & (freed >= passes.backward_first[readers])
     return outputs[kept], readers[kept]
 
 

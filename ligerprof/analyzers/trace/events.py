@@ -135,12 +135,8 @@ class _Scanner:
 
     def require_end(self) -> None:
         """Raise if anything but white space is left."""
-        while True:
-            self._at = _WHITESPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
-            if self._at < len(self._text):
-                raise self._invalid(f"{self._text[self._at]!r} after the end")
-            if not self._read_on():
-                return
+        if self._skip_whitespace():
+            raise self._invalid(f"{self._text[self._at]!r} after the end")
 
     def members(self) -> Iterator[str]:
         """Yield the keys after an object's opening brace; the caller consumes each value before the next key."""
@@ -196,12 +192,18 @@ class _Scanner:
 
     def _peek(self) -> str:
         """Skip whitespace and return the next character without consuming it."""
+        if not self._skip_whitespace():
+            raise self._truncated()
+        return self._text[self._at]
+
+    def _skip_whitespace(self) -> bool:
+        """Skip whitespace; False at the end of the file."""
         while True:
             self._at = _WHITESPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
-                return self._text[self._at]
+                return True
             if not self._read_on():
-                raise self._truncated()
+                return False
 
     def _read_on(self) -> bool:
         """Append a chunk to the unconsumed text; False at the end of the file."""
@@ -360,32 +362,19 @@ def collect(source: str, entries: Iterable[Any]) -> Trace:
     collector = _Collector(source)
     for entry in entries:
         collector.add(entry)
-    if not collector.rows[Table.GPU_WORK].columns["starts"]:
+    if not collector.rows[Table.GPU_WORK][0]:
         raise TraceFormatError(
             f"{source}: contains no GPU work. Was ProfilerActivity.CUDA among the profiler's activities?"
         )
     return collector.trace()
 
 
-class _Rows:
-    """Growable columns of one table, in the order of the fields of Events."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, array[Any]] = {
-            name: array("d" if name in ("starts", "ends") else "q") for name in Events.__slots__
-        }
-
-    def append(self, *values: float) -> None:
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column.append(value)
-
-    def events(self) -> Events:
-        return Events(**{name: np.array(column) for name, column in self.columns.items()})
-
-
 class _Collector:
     def __init__(self, source: str) -> None:
-        self.rows = {table: _Rows() for table in Table}
+        # in the order of the fields of Events
+        self.rows: dict[Table, list[array[Any]]] = {
+            table: [array("d" if name in ("starts", "ends") else "q") for name in Events.__slots__] for table in Table
+        }
         self._source = source
         self._names: dict[str, int] = {}
         self._threads: dict[tuple[Any, Any], int] = {}
@@ -410,7 +399,9 @@ class _Collector:
         self._count += 1
         if self._count > _MOST_ROWS:
             raise TraceFormatError(f"{self._source}: more than {_MOST_ROWS:,} events. {RECORD_LESS}")
-        self.rows[table].append(start, start + duration, self._name_id(name), *self._details(table, entry))
+        values = (start, start + duration, self._name_id(name), *self._details(table, entry))
+        for column, value in zip(self.rows[table], values, strict=True):
+            column.append(value)
 
     def _skip(self) -> None:
         self._unusable += 1
@@ -434,12 +425,16 @@ class _Collector:
 
     def trace(self) -> Trace:
         """The trace collected so far."""
+        events = {
+            table: Events(**dict(zip(Events.__slots__, map(np.array, columns), strict=True)))
+            for table, columns in self.rows.items()
+        }
         return Trace(
             source=self._source,
-            work=self.rows[Table.GPU_WORK].events(),
-            calls=self.rows[Table.CALL].events(),
-            operators=self.rows[Table.OPERATOR].events(),
-            annotations=self.rows[Table.ANNOTATION].events(),
+            work=events[Table.GPU_WORK],
+            calls=events[Table.CALL],
+            operators=events[Table.OPERATOR],
+            annotations=events[Table.ANNOTATION],
             names=tuple(self._names),
             threads=tuple(self._threads),
             unusable=self._unusable,

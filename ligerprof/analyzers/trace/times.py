@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ligerprof.analyzers.trace.events import ABSENT, PLAIN, RECORDED, Events, Numbers, Times, Trace
+from ligerprof.analyzers.trace.events import ABSENT, PLAIN, RECORDED, Events, Mask, Numbers, Times, Trace
 from ligerprof.words import ExplainedWord, Word
 
 
@@ -119,7 +119,7 @@ def length(spans: Spans) -> float:
     return float(np.sum(spans[1] - spans[0]))
 
 
-def contains(spans: Spans, moments: Times) -> npt.NDArray[np.bool_]:
+def contains(spans: Spans, moments: Times) -> Mask:
     """Whether each moment lies in one of the spans, which are sorted and do not overlap."""
     starts, ends = spans
     if not len(starts):

@@ -18,7 +18,7 @@ from ligerprof.analyzers.explain.steps import step_starts
 from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, RunningTotals, event_times
 from ligerprof.roles import ROLES, STEP_PHASES, Phase
 from ligerprof.snapshots.segments import segments_at
-from ligerprof.snapshots.trace import ACTIONS, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_UNMAP, EventColumns, Int64s
+from ligerprof.snapshots.trace import ACTIONS, Action, EventColumns, Int64s
 
 _BITS = 7
 _MOST_BYTES = 10
@@ -185,7 +185,7 @@ def _events(
 
 def _mapped(trace: EventColumns, columns: ColumnPacker) -> list[dict[str, int]]:
     """The events that change segments: index, action, address, size."""
-    found = np.flatnonzero((trace.actions >= SEGMENT_ALLOC) & (trace.actions <= SEGMENT_UNMAP))
+    found = np.flatnonzero((trace.actions >= Action.SEGMENT_ALLOC) & (trace.actions <= Action.SEGMENT_UNMAP))
     parts = (found, trace.actions[found], trace.addresses[found], trace.sizes[found])
     return [columns.add(part.astype(np.int64)) for part in parts]
 
@@ -202,13 +202,14 @@ def _before(analysis: SnapshotAnalysis, columns: ColumnPacker) -> list[dict[str,
 def _completed(trace: EventColumns, freed: Int64s) -> Int64s:
     """Events from each release to its completion, 0 if the recording ends first or the block is never freed."""
     found = np.zeros(len(freed), dtype=np.int64)
-    after = np.minimum(freed + 1, len(trace.actions) - 1)
-    same = (freed >= 0) & (trace.actions[after] == FREE_COMPLETED) & (trace.addresses[after] == trace.addresses[freed])
-    found[same] = 1
-    late = np.flatnonzero((freed >= 0) & ~same)
+    released = np.flatnonzero(freed >= 0)
+    before, after = freed[released], np.minimum(freed[released] + 1, len(trace.actions) - 1)
+    same = (trace.actions[after] == Action.FREE_COMPLETED) & (trace.addresses[after] == trace.addresses[before])
+    found[released[same]] = 1
+    late = released[~same]
     if len(late):
         completions: dict[int, list[int]] = {}
-        for index in np.flatnonzero(trace.actions == FREE_COMPLETED).tolist():
+        for index in np.flatnonzero(trace.actions == Action.FREE_COMPLETED).tolist():
             completions.setdefault(int(trace.addresses[index]), []).append(index)
         for block in late.tolist():
             event = int(freed[block])

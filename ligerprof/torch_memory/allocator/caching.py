@@ -109,10 +109,6 @@ class Pool:
             return
         del self.free[bisect.bisect_left(self.free, (block.size_bytes, block.address))]
 
-    def first_at_least(self, size_bytes: int) -> int:
-        """Index of the smallest free block of at least `size_bytes`, the lowest of its size."""
-        return bisect.bisect_left(self.free, (size_bytes,))
-
     def skip_to_less_room(self, index: int) -> int:
         """Go on while the next block has less room to grow, as get_free_block does in expandable segments."""
         while index + 1 < len(self.free) and self.free[index + 1][2].room_bytes < self.free[index][2].room_bytes:
@@ -388,7 +384,8 @@ class CachingAllocator:
 
     def segments(self) -> Iterator[list[Block]]:
         """The mapped blocks of each segment, segments in order of address."""
-        for head in sorted((*self._heads.values(), *self._expandable_heads()), key=lambda block: block.address):
+        expandable = (head for segment in self._expandable.values() for head in segment.heads())
+        for head in sorted((*self._heads.values(), *expandable), key=lambda block: block.address):
             blocks = [head]
             while (following := blocks[-1].next) is not None and following.mapped:
                 blocks.append(following)
@@ -400,10 +397,6 @@ class CachingAllocator:
         # garbage collection looks at ages
         collects = self._settings.garbage_collection_threshold > 0
         return blocks, tuple(pool.clock for pool in self._pools.values() if collects)
-
-    def _expandable_heads(self) -> Iterator[Block]:
-        for segment in self._expandable.values():
-            yield from segment.heads()
 
     def _best_fit(self, pool: Pool, size: int) -> Block | None:
         pool.clock += 1
@@ -488,7 +481,7 @@ class CachingAllocator:
         if limit is None or self._expandable:
             return False
         wanted = max(size, limit)
-        index = pool.first_at_least(wanted)
+        index = bisect.bisect_left(pool.free, (wanted,))
         if index < len(pool.free):
             self._release(pool.free[index][2], context)
             return True

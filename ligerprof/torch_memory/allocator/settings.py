@@ -1,8 +1,8 @@
 """PYTORCH_CUDA_ALLOC_CONF, and how the caching allocator sizes blocks under it: rounding, splitting of free blocks."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ligerprof.errors import RecipeError, UnsupportedError
@@ -149,26 +149,19 @@ def parse_allocator_settings(text: str | None) -> AllocatorSettings:
         RecipeError: not written as torch reads it, or out of the range that torch accepts.
         UnsupportedError: a setting that changes device memory and is not modelled.
     """
-    settings = AllocatorSettings(text=text or "")
+    rules: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     for key, value in _entries(text or ""):
-        if key == "max_non_split_rounding_mb":
-            settings = replace(settings, max_non_split_rounding_bytes=_mib(key, value, above_mib=20))
-        elif key == "garbage_collection_threshold":
-            settings = replace(settings, garbage_collection_threshold=_share(key, value))
-        else:
-            settings = replace(settings, rules=_changed_rules(settings.rules, key, value))
-    return settings
-
-
-def _changed_rules(rules: SizeRules, key: str, value: str) -> SizeRules:
-    if key == "max_split_size_mb":
-        return replace(rules, max_split_bytes=_mib(key, value, above_mib=20))
-    if key == "expandable_segments":
-        return replace(rules, expandable_segments=_truth(key, value))
-    if key == "roundup_power2_divisions":
-        return replace(rules, roundup_divisions=_parse_divisions(value))
-    _refuse_unknown(key, value)
-    return rules
+        if key in _OF_RULES:
+            name, read = _OF_RULES[key]
+            rules[name] = read(key, value)
+        elif key in _OTHERS:
+            name, read = _OTHERS[key]
+            others[name] = read(key, value)
+        elif key not in _HARMLESS and (key, value) != ("backend", "native"):
+            known = ", ".join((*_OF_RULES, *_OTHERS))
+            raise UnsupportedError(f"--alloc-conf: {key}:{value} is not modelled; known are {known}. Leave it out.")
+    return AllocatorSettings(text=text or "", rules=SizeRules(**rules), **others)
 
 
 def _entries(text: str) -> list[tuple[str, str]]:
@@ -179,21 +172,10 @@ def _entries(text: str) -> list[tuple[str, str]]:
     return entries
 
 
-def _refuse_unknown(key: str, value: str) -> None:
-    if key in _HARMLESS or (key, value) == ("backend", "native"):
-        return
-    raise UnsupportedError(
-        f"--alloc-conf: {key}:{value} is not modelled; known are max_split_size_mb, max_non_split_rounding_mb,"
-        " roundup_power2_divisions, garbage_collection_threshold, expandable_segments. Leave it out."
-    )
-
-
-def _mib(key: str, value: str, *, above_mib: int) -> int:
+def _mib(key: str, value: str) -> int:
     size_mib = whole_number(value)
-    if size_mib is None or size_mib <= above_mib:
-        raise RecipeError(
-            f"--alloc-conf: {key} is {short_repr(value)}. torch takes a whole number of MiB above {above_mib}."
-        )
+    if size_mib is None or size_mib <= _LARGE_SEGMENT_BYTES // MIB:
+        raise RecipeError(f"--alloc-conf: {key} is {short_repr(value)}. torch takes a whole number of MiB above 20.")
     return size_mib * MIB
 
 
@@ -213,7 +195,7 @@ def _truth(key: str, value: str) -> bool:
     return value == "True"
 
 
-def _parse_divisions(value: str) -> tuple[int, ...]:
+def _parse_divisions(_key: str, value: str) -> tuple[int, ...]:
     """Read `8` for all sizes, or `[256:1,512:2,>:4]`: sizes in MiB, `>` for those after the last one given."""
     if not value.startswith("["):
         return (_division(value),) * _POWERS
@@ -244,3 +226,15 @@ def _division(count: str) -> int:
     if number is None or number & (number - 1):
         raise RecipeError(f"--alloc-conf: roundup_power2_divisions has {count!r}, not a power of two.")
     return number
+
+
+# the field and the reader of each key: of the rules, and of the other settings
+_OF_RULES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "max_split_size_mb": ("max_split_bytes", _mib),
+    "roundup_power2_divisions": ("roundup_divisions", _parse_divisions),
+    "expandable_segments": ("expandable_segments", _truth),
+}
+_OTHERS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _mib),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
+}

@@ -137,6 +137,17 @@ def test_random_programs(seed: int) -> None:
     check(analyze(Snapshot.from_dict(random_program(seed).snapshot())))
 
 
+def test_a_snapshot_without_events_has_a_page() -> None:
+    """As torch writes one where the history was never switched on."""
+    block = {"size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": []}
+    rest = {"size": 2**21 - 1024, "requested_size": 0, "state": "inactive", "frames": []}
+    segment = {"address": 2**40, "total_size": 2**21, "stream": 0, "segment_type": "small", "blocks": [block, rest]}
+
+    data = unpack(recording_text(analyze(Snapshot.from_dict({"segments": [segment]})), title="recording"))
+
+    assert data["blocks"]["bytes"] == [1000]
+
+
 def test_a_call_site_has_its_whole_stack() -> None:
     analysis = recorded.analysis("hf-ckpt-4x1024")
     data = unpack(recording_text(analysis, title="recording"))
