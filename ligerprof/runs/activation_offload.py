@@ -226,11 +226,7 @@ def enable_checkpointing(model: Any, recipe: TrainingRecipe) -> None:
 
 
 def selective_contexts(policy: SavePolicy) -> Callable[[], Any]:
-    """What torch.utils.checkpoint takes as `context_fn`.
-
-    Raises:
-        RecipeError: torch does not have an operator.
-    """
+    """What torch.utils.checkpoint takes as `context_fn`; raises RecipeError if torch lacks an operator."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     for name in policy.every:

@@ -111,11 +111,7 @@ def _numbered(parent: Path) -> Path:
 
 
 def find_trace(path: Path) -> Path:
-    """The newest profiler trace in a folder or in its tensorboard/.
-
-    Raises:
-        RunDirectoryError: there is no trace.
-    """
+    """The newest profiler trace in a folder or in its tensorboard/; raises RunDirectoryError if there is no trace."""
     found = [file for folder in (path / TENSORBOARD, path) for file in folder.glob(TRACES) if file.is_file()]
     if not found:
         raise RunDirectoryError(f"{path}: it holds no profiler trace ({TRACES}). `ligerprof step` writes one on a GPU.")
@@ -150,11 +146,7 @@ def _listed_ranks(path: Path) -> list[int]:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Read result.json of a run directory.
-
-    Raises:
-        RunDirectoryError: the file is missing or not a JSON object.
-    """
+    """Read result.json of a run directory; raises RunDirectoryError if the file is missing or not a JSON object."""
     return read_json(path / RESULT, _RESULT_FILE)
 
 

@@ -27,11 +27,7 @@ from ligerprof.torch_memory.low_bit import is_hidden_matrix
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """torch.optim.Muon and fused AdamW as one optimizer.
-
-    Args:
-        model: its trainable parameters are optimized.
-    """
+    """torch.optim.Muon and fused AdamW as one optimizer of a model's trainable parameters."""
 
     def __init__(self, model: nn.Module, learning_rate: float) -> None:
         matrices: list[nn.Parameter] = []

@@ -27,11 +27,7 @@ _Synchronize = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
 class Backend:
-    """The loaded library.
-
-    Raises:
-        MissingDependencyError: it is not built yet, and cannot be built.
-    """
+    """The loaded library; raises MissingDependencyError if it is not built yet, and cannot be built."""
 
     def __init__(self) -> None:
         library = _loaded()
@@ -83,11 +79,7 @@ class Backend:
         self._library.gpu_ran_out(message.encode())
 
     def resize_storage(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
-        """Give a storage other memory.
-
-        Raises:
-            torch.OutOfMemoryError: there is not enough.
-        """
+        """Give a storage other memory; raises torch.OutOfMemoryError if there is not enough."""
         if not self._library.gpu_resize_storage(storage._cdata, size_bytes):
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes.")
 

@@ -260,11 +260,7 @@ class Device:
         self._stamp = EventContext(text)
 
     def take(self, size_bytes: int, stream: int) -> int:
-        """The address of a new block.
-
-        Raises:
-            AllocatorFullError: memory ran out; the observers have been called.
-        """
+        """The address of a new block; raises AllocatorFullError, after the observers, if memory runs out."""
         with self.lock:
             self.stream = stream
             block = self.allocate(size_bytes)

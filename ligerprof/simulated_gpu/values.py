@@ -166,11 +166,7 @@ class Values:
     def after(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, inputs: list[Tensor]
     ) -> None:
-        """Follow the values through an operator that has just run.
-
-        Args:
-            inputs: all tensors among the arguments.
-        """
+        """Follow the values through an operator that has just run; `inputs`: all tensors among the arguments."""
         mutable = func._schema.is_mutable
         if func in _KEEPS or func in _EMPTY:
             return

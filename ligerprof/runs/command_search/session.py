@@ -422,11 +422,7 @@ def require_own(change: Change, trial: Trial) -> None:
 
 
 def read_vary(text: str) -> tuple[str, tuple[Any, ...]]:
-    """Read `KEY=V1,V2,…`.
-
-    Raises:
-        ValueError: no key, or no value.
-    """
+    """Read `KEY=V1,V2,…`; raises ValueError without a key or a value."""
     key, equals, values = text.partition("=")
     found = tuple(scalar(value.strip()) for value in values.split(",") if value.strip())
     if not key.strip("- ") or not equals or not found:

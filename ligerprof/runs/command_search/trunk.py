@@ -74,11 +74,7 @@ class Trunk:
             theirs.close()
 
     def branch(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> Branch | None:
-        """Go on from there with other arguments; None if the program cannot.
-
-        Args:
-            log: receives its output.
-        """
+        """Go on from there with other arguments; None if the program cannot; `log`: receives its output."""
         own = self._environment
         names = [name for name in {*environment, *own} if environment.get(name) != own.get(name)]
         if words[0] != self._words[0] or not all(map(branches.may_differ, names)):

@@ -34,11 +34,7 @@ _RANK = "rank"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRank:
-    """One rank of a command.
-
-    Attributes:
-        run: its run directory.
-    """
+    """One rank of a command, with its run directory."""
 
     peak: RankPeak
     summary: RecordingSummary
@@ -135,11 +131,7 @@ class CommandReport:
 
 
 def clear_recordings(output: Path) -> None:
-    """Remove what an earlier command left in a folder.
-
-    Raises:
-        OutputError: a file cannot be removed.
-    """
+    """Remove what an earlier command left in a folder; raises OutputError if a file cannot be removed."""
     try:
         for folder in output.iterdir():
             if folder.name.startswith((PREFIX, _RANK)) and (folder / RECORDING).is_file():

@@ -106,11 +106,7 @@ class Live:
 
     @classmethod
     def read(cls, folder: Path) -> "Live":
-        """Read live.json of a folder.
-
-        Raises:
-            RunDirectoryError: it is missing or damaged.
-        """
+        """Read live.json of a folder; raises RunDirectoryError if it is missing or damaged."""
         values = read_json(folder / LIVE, _KIND)
         try:
             samples = tuple(Sample(**sample) for sample in values["samples"])

@@ -76,11 +76,7 @@ class OpenCall:
         return OpenCall(hook, now)
 
     def leave_inner(self, now: int) -> None:
-        """Note that the called module has returned.
-
-        Args:
-            now: the number of the next node.
-        """
+        """Note that the called module has returned; `now`: the number of the next node."""
         self._boundary = now
         if now > self._last:
             if self._inner_starts is None:

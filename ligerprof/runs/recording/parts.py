@@ -361,11 +361,7 @@ class Parts:
         self._drop()
 
     def cross(self, bridge: Bridge, *, peak_bytes: int) -> None:
-        """Add events that lead over a stretch without a history.
-
-        Raises:
-            OSError: as `add`.
-        """
+        """Add events that lead over a stretch without a history; raises OSError as `add` does."""
         devices = range(max(device_count(self._state), device_count(bridge.after)))
         traces = [list(made_up(device, self._state, bridge)) for device in devices]
         self.add({**bridge.after, "device_traces": traces}, step=bridge.step, peak_bytes=peak_bytes)

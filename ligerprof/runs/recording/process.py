@@ -116,11 +116,7 @@ class ProcessRecording:
         self._updates_per_step = self._updates_of_counted = 0
 
     def start(self) -> None:
-        """Start recording, and arrange the end.
-
-        Raises:
-            RunDirectoryError: the folder cannot be created.
-        """
+        """Start recording, and arrange the end; raises RunDirectoryError if the folder cannot be created."""
         recorder = Recorder(
             self._run.path,
             history=self._history,

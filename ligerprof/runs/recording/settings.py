@@ -49,11 +49,7 @@ class Steps:
 
     @classmethod
     def parse(cls, text: str) -> "Steps":
-        """Read `2:4`, `2:`, `:4` or `3`.
-
-        Raises:
-            RecipeError: not steps, counted from 1.
-        """
+        """Read `2:4`, `2:`, `:4` or `3`; raises RecipeError for anything else than steps, counted from 1."""
         first, colon, last = text.partition(":")
         try:
             steps = cls(first=int(first or 1), last=int(last) if last else None if colon else int(first))

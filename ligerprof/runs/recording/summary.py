@@ -121,11 +121,7 @@ class RecordingSummary:
 
 
 def read_summary(folder: Path) -> RecordingSummary:
-    """Read recording.json of a folder.
-
-    Raises:
-        RunDirectoryError: it is missing or damaged.
-    """
+    """Read recording.json of a folder; raises RunDirectoryError if it is missing or damaged."""
     values = read_json(folder / RECORDING, _KIND)
     try:
         return RecordingSummary.from_json(values)

@@ -41,11 +41,7 @@ class FourBitLinear(nn.Linear):
         return product.to(value.dtype)
 
     def unpack(self, *, in_place: bool) -> Tensor:
-        """The whole weight.
-
-        Args:
-            in_place: whether the offset of nested scales is added to them in place.
-        """
+        """The whole weight; `in_place`: whether the offset of nested scales is added to them in place."""
         centred = torch.empty_like(self._scales, dtype=torch.float32) if self._nested else self._scales
         scales = centred if in_place or not self._nested else torch.empty_like(centred)
         weight = torch.empty(self.out_features, self.in_features, dtype=self._dtype, device=self._device)

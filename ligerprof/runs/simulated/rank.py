@@ -166,11 +166,7 @@ def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, r
 
 
 class _Rank:
-    """One rank's run.
-
-    Attributes:
-        is_uneven: whether ranks hold different sizes.
-    """
+    """One rank's run; `is_uneven`: whether ranks hold different sizes."""
 
     def __init__(self, recipe: TrainingRecipe, rank: int, *, record: bool, repeat: bool, progress: Progress) -> None:
         self._recipe, self._rank, self._progress = recipe, rank, progress

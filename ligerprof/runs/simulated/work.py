@@ -37,11 +37,7 @@ _WORDS = {
 
 
 class OperatorCounter(ABC):
-    """Counts operators and launches of the simulated GPU.
-
-    Attributes:
-        ledger: what is counted now, or None.
-    """
+    """Counts operators and launches of the simulated GPU; `ledger`: what is counted now, or None."""
 
     ledger: Ledger | None = None
 

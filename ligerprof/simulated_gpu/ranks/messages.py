@@ -232,11 +232,7 @@ class WorldStore(_Store):  # type: ignore[misc]
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
 
     def wait(self, keys: list[str], timeout: dt.timedelta | None = None) -> None:
-        """Wait until a rank has set all of these.
-
-        Raises:
-            UnsupportedError: none of the ranks that run does.
-        """
+        """Wait until a rank has set all of these; raises UnsupportedError if none of the ranks that run does."""
         seconds = _UNTIL_REFUSED_SECONDS if timeout is None else min(timeout.total_seconds(), _UNTIL_REFUSED_SECONDS)
         began = time.monotonic()
         while not self.check(keys):

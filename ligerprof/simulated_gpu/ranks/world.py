@@ -54,11 +54,7 @@ class World:
         )
 
     def chosen(self, size: int) -> tuple[int, ...]:
-        """The ranks to run in a world of this size.
-
-        Raises:
-            RecipeError: there is no such rank.
-        """
+        """The ranks to run in a world of this size; raises RecipeError if there is no such rank."""
         for rank in self.ranks:
             if rank >= size:
                 raise RecipeError(f"--ranks {rank}: a world of {size} has the ranks 0 to {size - 1}.")
@@ -66,11 +62,7 @@ class World:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Read `0,63` or `0-7,63`.
-
-    Raises:
-        RecipeError: not ranks, counted from 0.
-    """
+    """Read `0,63` or `0-7,63`; raises RecipeError for anything else than ranks, counted from 0."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
