@@ -9,7 +9,7 @@ from typing import Any
 
 from ligerprof.recipe.categories import Engine
 from ligerprof.roles import Backend, Phase
-from ligerprof.serialization import Printed
+from ligerprof.serialization import Printed, select
 
 
 def package_versions() -> dict[str, str]:
@@ -80,23 +80,16 @@ class OutsideMemory:
 
     def to_json(self) -> dict[str, Any]:
         """The object `outside` of result.json: each moment with what has been added since the one before."""
-        outside = [each.outside_bytes for each in self.moments]
-        before = [self.other_processes_bytes or 0, *outside]
-        return {
-            "outside_bytes": self.outside_bytes,
-            "other_processes_bytes": self.other_processes_bytes,
-            "driver_bytes": self.driver_bytes,
-            "moments": [
-                {
-                    "moment": each.moment,
-                    "outside_bytes": each.outside_bytes,
-                    "added_bytes": each.outside_bytes - earlier,
-                    "reserved_bytes": each.reserved_bytes,
-                    "process_bytes": each.process_bytes,
-                }
-                for each, earlier in zip(self.moments, before, strict=False)
-            ],
-        }
+        before = [self.other_processes_bytes or 0, *(each.outside_bytes for each in self.moments)]
+        moments = [
+            {
+                **select(each, "moment", "outside_bytes"),
+                "added_bytes": each.outside_bytes - earlier,
+                **select(each, "reserved_bytes", "process_bytes"),
+            }
+            for each, earlier in zip(self.moments, before, strict=False)
+        ]
+        return {**select(self, "outside_bytes", "other_processes_bytes", "driver_bytes"), "moments": moments}
 
 
 def figures_of(steps: Sequence[Any], last: Any, engine: Engine) -> dict[str, Any]:
