@@ -25,6 +25,10 @@ def package_versions() -> dict[str, str]:
 Progress = Callable[[str], None]
 
 
+def silent(_text: str) -> None:
+    """Progress that is not reported."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutOfMemory:
     """The allocation that did not fit, and the state at that moment.

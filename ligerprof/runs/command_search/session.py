@@ -103,7 +103,6 @@ class LargestFit:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof fit --json -- COMMAND`."""
-        fitting = None if self.trial is None else self.problem.changed(self.change)
         return document(
             "fit",
             self.problem.limit_json,
@@ -114,7 +113,7 @@ class LargestFit:
                 "next_value": self.next_value,
                 "bounded_by": self.bounded_by,
                 "changes": dict(self.change.keys),
-                **_answer_json(fitting, self.trial),
+                "plan": _plan_json(self.problem, self.change, self.trial),
                 "trials": [{"value": value, **trial_json(trial)} for value, trial in self.trials],
             },
         )
@@ -146,7 +145,6 @@ class CheapestFit:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof advise --json -- COMMAND`."""
-        fitting = None if self.trial is None else self.problem.changed(self.change)
         own_fits = None if self.own is None else self.own.outcome is Outcome.RAN
         state = [("applied", each, "") for each in self.plan or ()] + [("spare", each, "") for each in self.left]
         state += [("inapplicable", lever, reason) for lever, reason in self.refused]
@@ -160,7 +158,7 @@ class CheapestFit:
                     for word, lever, reason in state
                 ],
                 "changes": dict(self.change.keys),
-                **_answer_json(fitting, self.trial),
+                "plan": _plan_json(self.problem, self.change, self.trial),
                 "trials": [{"changes": name, **trial_json(trial)} for name, trial in self.trials],
             },
         )
@@ -170,31 +168,21 @@ def _verdict(fits: bool | None) -> dict[str, Any]:
     return {"fits": fits, "verdict": {True: "fits", False: "does not fit", None: None}[fits]}
 
 
-def _answer_json(fitting: ChangedCommand | None, trial: Trial | None) -> dict[str, Any]:
-    if fitting is None or trial is None:
-        return {"plan": None}
-    files = [str(path) for path in fitting.files]
-    return {
-        "plan": {
-            "command": list(fitting.words),
-            "environment": dict(fitting.environment),
-            "files": files,
-            **_verdict(fits=True),
-            **select(trial, "peak_bytes", "reserved_bytes"),
-        }
-    }
+def _command_json(changed: ChangedCommand) -> dict[str, Any]:
+    files = [str(path) for path in changed.files]
+    return {"command": list(changed.words), "environment": dict(changed.environment), "files": files}
+
+
+def _plan_json(problem: CommandProblem, change: Change, trial: Trial | None) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    held = select(trial, "peak_bytes", "reserved_bytes")
+    return {**_command_json(problem.changed(change)), **_verdict(fits=True), **held}
 
 
 def changed_json(problem: CommandProblem, change: Change, trial: Trial) -> dict[str, Any]:
     """The keys of a changed command and its trial."""
-    changed = problem.changed(change)
-    return {
-        "changes": dict(change.keys),
-        "command": list(changed.words),
-        "environment": dict(changed.environment),
-        "files": [str(path) for path in changed.files],
-        **trial_json(trial),
-    }
+    return {"changes": dict(change.keys), **_command_json(problem.changed(change)), **trial_json(trial)}
 
 
 def trial_json(trial: Trial) -> dict[str, Any]:

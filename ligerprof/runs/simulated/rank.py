@@ -22,7 +22,7 @@ from ligerprof.recipe.usable_memory import find_limit, usable_memory
 from ligerprof.roles import Backend, Phase
 from ligerprof.runs.measured.ranks import engine_of
 from ligerprof.runs.measured.step import Build, PhaseMeter, StepFigures
-from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions
+from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions, silent
 from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
@@ -144,9 +144,9 @@ def _backward_outside_modes(then: Callable[[], None]) -> Iterator[None]:
 def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, repeat: bool) -> StepOutcome:
     """`simulate_step` in this process, which has not simulated before and ends afterwards."""
     last = recipe.gpus - 1
-    run_last = (
-        apart(lambda: _Rank(recipe, last, record=record, repeat=repeat, progress=_silent).run()) if last else None
-    )
+    run_last = None
+    if last:
+        run_last = apart(lambda: _Rank(recipe, last, record=record, repeat=repeat, progress=silent).run())
     first = _Rank(recipe, 0, record=record, repeat=repeat, progress=progress)
     outcome = first.run()
     if recipe.engine is Engine.TORCH:
@@ -335,7 +335,3 @@ def _as_rank(recipe: TrainingRecipe, rank: int) -> Iterator[None]:
             yield
         finally:
             distributed.destroy_process_group()
-
-
-def _silent(_text: str) -> None:
-    pass

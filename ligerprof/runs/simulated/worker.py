@@ -24,7 +24,7 @@ from ligerprof.errors import LigerprofError
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
-from ligerprof.runs.outcome import Progress, StepOutcome
+from ligerprof.runs.outcome import Progress, StepOutcome, silent
 from ligerprof.snapshots.collector import collector_paused
 
 SERVER = "ligerprof.runs.simulated.server"
@@ -186,9 +186,5 @@ def simulate_step(
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     # the collector would walk over all objects of a snapshot that arrives
     with collector_paused():
-        outcome: StepOutcome = worker().run(SIMULATE, recipe, progress or _silent, record=record, repeat=repeat)
+        outcome: StepOutcome = worker().run(SIMULATE, recipe, progress or silent, record=record, repeat=repeat)
     return outcome
-
-
-def _silent(_text: str) -> None:
-    pass
