@@ -202,7 +202,8 @@ class Device:
     ) -> None:
         self.gpu, self._settings = gpu, settings
         self._tracebacks: list[tuple[EventContext, Any]] = []
-        self._stamp = EventContext("")
+        # the context of an event without a stack; its stamp is the metadata of the events that follow
+        self.stamped = EventContext("")
         self._workspaces: dict[str, Block] = {}
         self.stream = self._event_stream = 0
         self.allocator = CachingAllocator(
@@ -257,7 +258,7 @@ class Device:
 
     def stamp(self, text: str) -> None:
         """Stamp the following events."""
-        self._stamp = EventContext(text)
+        self.stamped = EventContext(text)
 
     def take(self, size_bytes: int, stream: int) -> int:
         """The address of a new block; raises AllocatorFullError, after the observers, if memory runs out."""
@@ -342,7 +343,7 @@ class Device:
         """Take a block back."""
         self.frees += 1
         self._event_stream = block.pool.stream
-        context = self.given or self._stamp
+        context = self.given or self.stamped
         for tape in self.tapes:
             tape.events.append((0, block.address, context))
         self.allocator.free(block, context)
@@ -420,14 +421,14 @@ class Device:
     def context_like(self, context: EventContext, stamp: str, other: str) -> EventContext:
         """A context with the stack of another, and its stamp with another beginning."""
         if self._history is None:
-            return self._stamp
+            return self.stamped
         text = context.stamp
         text = other + text[len(stamp) :] if text.startswith(stamp) else text
         return ContextLike(text, context) if self._takes_stacks else EventContext(text)
 
-    def room_bytes(self) -> int:
-        """What the allocator can still reserve."""
-        return self.allocator.room_bytes()
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes, as cudaMemGetInfo gives them."""
+        return self.capacity_bytes - self.allocator.reserved_bytes, self.gpu.memory_bytes
 
     def snapshot(self) -> dict[str, Any]:
         """What torch.cuda.memory._snapshot() returns."""
@@ -443,19 +444,15 @@ class Device:
             context.frames = [context.native, *frames] if context.native else frames
         self._tracebacks.clear()
 
-    def stamp_context(self) -> EventContext:
-        """The context of an event without a stack; its stamp is the metadata of the events that follow."""
-        return self._stamp
-
     def _context_of(self, block: Block) -> EventContext:
-        return block.context if isinstance(block.context, EventContext) else self._stamp
+        return block.context if isinstance(block.context, EventContext) else self.stamped
 
     def _context(self) -> EventContext | None:
         if self.given is not None:
             return self.given
         if not self._takes_stacks:
-            return self._stamp
-        context = EventContext(self._stamp.stamp)
+            return self.stamped
+        context = EventContext(self.stamped.stamp)
         self._tracebacks.append((context, torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)))
         # attribution reads the name of the C++ function
         if native := _WORKSPACES.get(self.workspace.split(" ", maxsplit=1)[0]):
@@ -466,7 +463,7 @@ class Device:
         if self.observer is not None:
             self.observer(action, address, size_bytes, context)
         if self._history is not None:
-            kept = context if isinstance(context, EventContext) else self._stamp
+            kept = context if isinstance(context, EventContext) else self.stamped
             self._history.append(action, address, size_bytes, kept, self._event_stream, self.now_us())
         # nearly all events are allocations and frees
         if action in _SEGMENTS_MADE:

@@ -136,10 +136,6 @@ def _index_put(call: Call) -> Any:
     return call.run()
 
 
-def _pow_of_scalar(call: Call) -> Any:
-    return call.run_with_scratch(lambda _: POW_BASE_SCRATCH)
-
-
 def _cumsum(call: Call) -> Any:
     source, dim = call.args[:2]
 
@@ -268,7 +264,7 @@ OPERATOR_INTERNALS: dict[Any, Internal] = {
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.index.Tensor: _index,
     aten._index_put_impl_.default: _index_put,
-    aten.pow.Scalar: _pow_of_scalar,
+    aten.pow.Scalar: lambda call: call.run_with_scratch(lambda _: POW_BASE_SCRATCH),
     aten.cumsum.default: _cumsum,
     aten.masked_scatter_.default: _masked_scatter,
     aten.native_layer_norm.default: _native_layer_norm,
@@ -353,18 +349,12 @@ ATTENTION_INTERNALS: dict[Any, Internal] = {
 def _product(call: Call) -> Any:
     """Allocate the workspace after the result (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
-    On a GPU, backward runs in a thread of autograd's, which has its own handle and workspace.
+    On a GPU, backward runs in a thread of autograd's, which has its own handle and workspace. A vector bias goes
+    through cuBLASLt, which has its own workspace (getCUDABlasLtWorkspace).
     """
     # with `out`, nothing is allocated, and the shape functions of torch 2.11 fail
     result = call.kwargs["out"] if "out" in call.kwargs else call.run()
-    hold_workspaces(call.device)
-    return result
-
-
-def _product_and_bias(call: Call) -> Any:
-    """A vector bias goes through cuBLASLt, which has its own workspace (getCUDABlasLtWorkspace)."""
-    result = call.kwargs["out"] if "out" in call.kwargs else call.run()
-    hold_workspaces(call.device, call.args[0])
+    hold_workspaces(call.device, call.args[0] if call.func.overloadpacket is aten.addmm else None)
     return result
 
 
@@ -409,8 +399,7 @@ def _overloads(packet: Any) -> list[Any]:
 
 
 PRODUCT_INTERNALS: dict[Any, Internal] = {
-    **{overload: _product for packet in (aten.mm, aten.bmm, aten.baddbmm) for overload in _overloads(packet)},
-    **dict.fromkeys(_overloads(aten.addmm), _product_and_bias),
+    **{key: _product for packet in (aten.mm, aten.bmm, aten.baddbmm, aten.addmm) for key in _overloads(packet)},
     **dict.fromkeys(_overloads(aten._grouped_mm), _grouped_product),
 }
 

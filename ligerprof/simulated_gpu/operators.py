@@ -31,21 +31,9 @@ aten = torch.ops.aten
 # backend.cpp has these
 _IN_CPP = frozenset(
     [
-        "empty.memory_format",
-        "empty_strided",
-        "resize_",
-        "as_strided",
-        "view",
-        "view.dtype",
-        "_reshape_alias",
-        "unfold",
-        "view_as_real",
-        "view_as_complex",
-        "set_",
-        "set_.source_Tensor",
-        "set_.source_Storage",
-        "set_.source_Storage_storage_offset",
-        "is_set_to",
+        *("empty.memory_format", "empty_strided", "resize_", "as_strided", "view", "view.dtype", "_reshape_alias"),
+        *("unfold", "view_as_real", "view_as_complex", "is_set_to", "set_", "set_.source_Tensor"),
+        *("set_.source_Storage", "set_.source_Storage_storage_offset"),
     ]
 )
 # composite operators that call a function for each device below the dispatcher
@@ -118,7 +106,11 @@ class Operators:
         if internal is None:
             return self.compute_at_once(func, args, kwargs)
         self.device.addresses.kernels_ran = True
-        return self._compute_in_steps(internal, func, args, kwargs)
+        result = _Steps(self, func, args, kwargs).run(internal)
+        small = any(is_small(tensor) for tensor in tensors_in(result))
+        if small or func._schema.is_mutable:
+            self.values.after(func, args, kwargs, result, list(tensors_in((args, tuple(kwargs.values())))))
+        return result
 
     def compute_at_once(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that allocates its result alone, as far as this function knows."""
@@ -128,15 +120,6 @@ class Operators:
         result = realized(plan, inputs)
         if func._schema.is_mutable or 0 < plan.elements[0] <= MOST_INTEGERS or 0 < plan.elements[1] <= MOST_FLOATS:
             self.values.after(func, args, kwargs, result, inputs)
-        return result
-
-    def _compute_in_steps(
-        self, internal: Callable[[Call], Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        result = _Steps(self, func, args, kwargs).run(internal)
-        small = any(is_small(tensor) for tensor in tensors_in(result))
-        if small or func._schema.is_mutable:
-            self.values.after(func, args, kwargs, result, list(tensors_in((args, tuple(kwargs.values())))))
         return result
 
     def plan(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]) -> Plan:

@@ -11,12 +11,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.runs.recording.saved import storage_address
 from ligerprof.simulated_gpu.attention import allowed_kernels, problem_of
 from ligerprof.simulated_gpu.cudnn import CONVOLUTION_RULES, RECURRENT_RULES
 from ligerprof.simulated_gpu.internals import hold_workspaces
 from ligerprof.simulated_gpu.loading import has_no_values, is_weight, mark_weight
 from ligerprof.simulated_gpu.plans import GPU, functions
-from ligerprof.simulated_gpu.values import MOST_FLOATS, Values, address_of, is_small, place, tensors_in
+from ligerprof.simulated_gpu.values import MOST_FLOATS, Values, is_small, place, tensors_in
 from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
 from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
 from ligerprof.torch_memory.sorting import count_bytes, select_bytes
@@ -146,22 +147,9 @@ _MOST_BYTES = 256 << 20
 _NAMES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def _keep_from_host(values: Values, target: Tensor, source: Tensor) -> None:
-    """Keep the values of a tensor that the program copies from main memory, unless it is a weight."""
-    if not source.requires_grad and not is_weight(source):
-        _keep(values, target, source)
-
-
-def _keep_on_gpu(values: Values, target: Tensor, source: Tensor) -> None:
-    """Keep the values of a copy of a tensor whose values are kept."""
-    found = shown(values, source)
-    if found is not None:
-        _keep(values, target, found)
-
-
 def shown(values: Values, tensor: Tensor) -> Tensor | None:
     """The kept values of a tensor on the GPU, in main memory."""
-    kept = values.inputs.get(address_of(tensor)) if values.inputs and tensor.is_cuda else None
+    kept = values.inputs.get(storage_address(tensor)) if values.inputs and tensor.is_cuda else None
     if kept is None:
         return None
     return kept.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -171,7 +159,7 @@ def _keep(values: Values, target: Tensor, source: Tensor) -> None:
     size_bytes = target.nbytes
     if not target.is_floating_point() or is_small(target) or size_bytes > _MOST_BYTES or not values.covers(target):
         return
-    address = address_of(target)
+    address = storage_address(target)
     values.inputs.pop(address, None)
     while values.inputs and sum(kept.nbytes for kept in values.inputs.values()) + size_bytes > _MOST_BYTES:
         del values.inputs[next(iter(values.inputs))]
@@ -189,7 +177,7 @@ def _compared(run: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     if not any(value is None for value in found):
         run.values.set(result, func(*found), at_any_size=True)
     elif (answer := _of_finite(func, args)) is not None:
-        run.values.filled[address_of(result)] = answer
+        run.values.filled[storage_address(result)] = answer
     return result
 
 
@@ -238,17 +226,19 @@ def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if target.is_cuda and source.is_cuda:
         run.device.addresses.kernels_ran |= target.dtype != source.dtype
         run.values.after(func, (target, source), {}, target, [target, source])
-        _keep_on_gpu(run.values, target, source)
+        if (found := shown(run.values, source)) is not None:
+            _keep(run.values, target, found)
         return target
     if _needs_temporaries(target, source):
         return _copy_in_steps(target, source, wait=wait)
     if target.is_cuda:
         if source.numel() and run.values.covers(target):
-            run.values.forget(address_of(target))
+            run.values.forget(storage_address(target))
             run.values.set(target, source)
         else:
             run.values.after(func, (target, source), {}, target, [target, source])
-        _keep_from_host(run.values, target, source)
+        if not source.requires_grad and not is_weight(source):
+            _keep(run.values, target, source)
         return target
     if wait:
         run.device.synchronize(run.device.stream)
@@ -451,7 +441,7 @@ def _positions(run: Operators, indices: Sequence[Any]) -> list[Any]:
 
 
 def _record_stream(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> None:
-    run.device.use_on(address_of(args[0]), args[1].stream_id)
+    run.device.use_on(storage_address(args[0]), args[1].stream_id)
 
 
 def _native_ctc(_run: Operators, _func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:

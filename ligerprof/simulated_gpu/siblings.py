@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ligerprof.runs.recording.saved import storage_address
 from ligerprof.simulated_gpu.device import Device, Tape
 from ligerprof.simulated_gpu.plans import GPU, functions
-from ligerprof.simulated_gpu.values import Values, address_of
+from ligerprof.simulated_gpu.values import Values
 from ligerprof.snapshots.writer import EventContext
 from ligerprof.torch_memory.allocator.caching import segment_bytes
 
@@ -181,7 +182,7 @@ class Siblings:
             output, self._passes[key] = self._record(layer, arguments, named, cache, given)
             return output
         known = self._passes[key]
-        if known is None or self._device.room_bytes() < known.most_bytes:
+        if known is None or self._device.allocator.room_bytes() < known.most_bytes:
             return _original(layer, *arguments, **named)
         return self._repeat(known, cache, given)
 
@@ -224,11 +225,11 @@ class Siblings:
         # the cache's old tensors end while the layer runs
         before = {name: _weakly(value) for name, value in ({} if cache is None else vars(cache)).items()}
         made_up, changes = values.made_up.copy(), self._changes
-        stamp = device.stamp_context().stamp
+        stamp = device.stamped.stamp
         old: dict[int, tuple[str, ...]] = {}
         for name, value in ({} if cache is None else vars(cache)).items():
             if isinstance(value, Tensor) and value.is_cuda:
-                old[address_of(value)] = (*old.get(address_of(value), ()), name)
+                old[storage_address(value)] = (*old.get(storage_address(value), ()), name)
 
         value = None
         with device.taping() as tape:
@@ -259,7 +260,7 @@ class Siblings:
         made = {item.number: item for item in _all_made((known.output, *known.state.values()))}
         blocks: dict[int, Any] = {}
         tensors: dict[int, Tensor] = {}
-        old, new = known.stamp.rstrip(";"), device.stamp_context().stamp.rstrip(";")
+        old, new = known.stamp.rstrip(";"), device.stamped.stamp.rstrip(";")
         contexts: dict[int, EventContext] = {}
         take, give_back = device.repeated_calls(known.temporaries)
         for number, size_bytes, context, replaced, is_kept in known.steps:
@@ -327,7 +328,7 @@ class _Reader:
             for index, tensor in enumerate(self._given):
                 if tensor is value:
                     return _Given(index)
-            made = self._kept.get(address_of(value)) if value.is_cuda and type(value) is Tensor else None
+            made = self._kept.get(storage_address(value)) if value.is_cuda and type(value) is Tensor else None
             if made is None or self._values.known(value) is not None:
                 raise _NotAlikeError
             if self._tape.events[made][0] % value.element_size():

@@ -19,6 +19,7 @@ from torch import Tensor
 import ligerprof
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.routing import UNIFORM, WORST, tokens_per_expert
+from ligerprof.runs.recording.saved import storage_address
 from ligerprof.simulated_gpu.plans import callable_for, functions
 
 aten = torch.ops.aten
@@ -131,7 +132,7 @@ class Values:
 
     def known(self, tensor: Tensor) -> Known | None:
         """The copy of a tensor's storage."""
-        return self._known.get(address_of(tensor)) if self._known else None
+        return self._known.get(storage_address(tensor)) if self._known else None
 
     def known_at(self, address: int) -> Known | None:
         """The copy of the storage at an address."""
@@ -144,12 +145,12 @@ class Values:
         known = self.known(tensor)
         if known is not None:
             return _shown(tensor, known.storage)
-        number = self.filled.get(address_of(tensor)) if self.filled else None
+        number = self.filled.get(storage_address(tensor)) if self.filled else None
         return None if number is None else functions.full((), number, dtype=tensor.dtype).expand(tensor.shape)
 
     def set(self, tensor: Tensor, value: Tensor, *, made_up: bool = False, at_any_size: bool = False) -> None:
         """Give a whole storage the values of a tensor of the same shape in main memory, if it is small enough."""
-        address = address_of(tensor)
+        address = storage_address(tensor)
         size_bytes = self._size_of(address)
         if not (at_any_size or is_small(tensor)) or not size_bytes:
             return
@@ -161,7 +162,7 @@ class Values:
 
     def covers(self, tensor: Tensor) -> bool:
         """Whether a tensor shows all of its storage."""
-        return tensor.numel() * tensor.element_size() >= self._size_of(address_of(tensor))
+        return tensor.numel() * tensor.element_size() >= self._size_of(storage_address(tensor))
 
     def after(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, inputs: list[Tensor]
@@ -174,7 +175,7 @@ class Values:
         self._tell(written)
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
-                self._known.pop(address_of(tensor), None)
+                self._known.pop(storage_address(tensor), None)
             self._assume(func, result)
             return
         made_up = any((known := self.known(tensor)) is not None and known.made_up for tensor in inputs)
@@ -183,23 +184,23 @@ class Values:
                 self.set(tensor, functions.zeros(()), made_up=made_up)
                 if self.known(tensor) is None:
                     if func in _ONE_NUMBER and self.covers(tensor):
-                        self.filled[address_of(tensor)] = args[1] if len(args) > 1 else 0
+                        self.filled[storage_address(tensor)] = args[1] if len(args) > 1 else 0
                     return
         try:
             self._run(func, args, kwargs, result, made_up=made_up)
         except (NotImplementedError, RuntimeError):
             # the CPU has no kernel for these types, or for a random generator of the GPU
             for tensor in written:
-                self._known.pop(address_of(tensor), None)
+                self._known.pop(storage_address(tensor), None)
 
     def _tell(self, written: Iterable[Tensor]) -> None:
         for tensor in written if self.inputs or self.filled else ():
-            self.inputs.pop(address_of(tensor), None)
-            self.filled.pop(address_of(tensor), None)
+            self.inputs.pop(storage_address(tensor), None)
+            self.filled.pop(storage_address(tensor), None)
         if self.on_change is not None and self._known:
             for tensor in written:
                 if self.known(tensor) is not None:
-                    self.on_change(address_of(tensor))
+                    self.on_change(storage_address(tensor))
 
     def _all_known(self, func: Any, inputs: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
         """Whether the values of all arguments are known; those of what is overwritten as a whole need not be."""
@@ -211,7 +212,7 @@ class Values:
             elif (
                 tensor.numel()
                 and self.known(tensor) is None
-                and not (self.filled and address_of(tensor) in self.filled)
+                and not (self.filled and storage_address(tensor) in self.filled)
                 and not (whole and any(tensor is other for other in written) and self.covers(tensor))
             ):
                 return False
@@ -249,15 +250,6 @@ class Values:
         is_number = result.dtype.is_floating_point and self.known(result) is None
         if is_number or (result.dtype == torch.bool and func._schema.name == "aten::all"):
             self.set(result, functions.ones(()), made_up=True)
-
-
-def address_of(tensor: Tensor) -> int:
-    """The address of a tensor's storage on the GPU, 0 without memory.
-
-    A Python object of the storage would stay, and count as a reference: autograd would not add to a gradient in place.
-    """
-    address = tensor.data_ptr()
-    return address - int(tensor.storage_offset()) * tensor.element_size() if address else 0
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -172,24 +172,19 @@ def collect(
     """
     notes: list[str] = []
     arranged = arrange(output, notes, is_simulated=is_simulated)
-    places = {rank: folder for rank, (folder, _) in arranged.items()}
-    reports: list[RankPeak] = []
-    for rank, folder in places.items():
+    ranks: list[RecordedRank] = []
+    for rank, (folder, summary) in arranged.items():
         try:
             (explained,) = explain_ranks({rank: folder / SNAPSHOT_NAME}).ranks
-            weights = arranged[rank][1].weights
-            reports.append(replace(explained, report=adapt(explained.report), weights=weights))
+            peak = replace(explained, report=adapt(explained.report), weights=summary.weights)
+            ranks.append(RecordedRank(peak=peak, summary=summary, run=folder))
         except LigerprofError as error:
             notes.append(f"rank {rank} cannot be explained: {str(error).rstrip('.')}")
-    ranks = [
-        RecordedRank(peak=each, summary=arranged[each.rank][1], run=places[each.rank])
-        for each in sorted(reports, key=lambda each: each.rank)
-    ]
     ranks.sort(key=lambda rank: (not rank.ran_out, -rank.report.peak_bytes, rank.peak.rank))
     for recorded in ranks:
         notes += _notes_of(recorded, of_several=len(ranks) > 1)
     compared = RanksReport(ranks=tuple(rank.peak for rank in ranks)) if ranks else None
-    devices = device_reports(_on_devices(output, places))
+    devices = device_reports(_on_devices(output, {rank: folder for rank, (folder, _) in arranged.items()}))
     notes += [note for device in devices for note in device.notes()]
     return CommandReport(
         command=tuple(command),

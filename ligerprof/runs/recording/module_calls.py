@@ -243,18 +243,13 @@ def replace_calls(patches: Patches, run: RunModule | None = None, observer: Obse
     Raises:
         LigerprofError: another recording of this process does already; each would call the other.
     """
-    if are_replaced():
+    if vars(nn.Module)["__call__"] is _call_module:
         raise LigerprofError(
             "record: this process is recorded already. Leave out `ligerprof run`, or its own recording."
         )
     calls.original = nn.Module.__call__
     calls.run, calls.observer = run, observer
     patches.replace(nn.Module, "__call__", _call_module)
-
-
-def are_replaced() -> bool:
-    """Whether the calls of all modules are ours alone, and no other package has wrapped them since."""
-    return vars(nn.Module)["__call__"] is _call_module
 
 
 def release_calls() -> None:

@@ -63,13 +63,9 @@ class _Block(NamedTuple):
     allocated: bool
     frames: Sequence[Mapping[str, Any]]
 
-    @property
-    def has_frames(self) -> bool:
-        return bool(self.frames)
-
     def is_same(self, later: "_Block") -> bool:
         """Whether a block of a later snapshot is this one; blocks of the gap have no frames."""
-        return self.size_bytes == later.size_bytes and (later.has_frames or not self.has_frames)
+        return self.size_bytes == later.size_bytes and bool(later.frames or not self.frames)
 
 
 def _pieces(segment: Mapping[str, Any]) -> Iterator[tuple[int, _Block | None, int]]:
@@ -263,13 +259,13 @@ class _Part:
         has_all: whether torch's buffer still had its first events.
     """
 
-    file: Path | None
-    file_bytes: int
     events: int
     first_step: int
     last_step: int
     begins_step: bool
     has_all: bool
+    file: Path | None = None
+    file_bytes: int = 0
 
 
 class LostPeak(NamedTuple):
@@ -336,22 +332,12 @@ class Parts:
         """
         traces = taken.get("device_traces") or ()
         number = len(self._parts)
-        part = _Part(
-            file=None,
-            file_bytes=0,
-            events=sum(map(len, traces)),
-            first_step=self._step,
-            last_step=step - begins_step,
-            begins_step=self._begins_step,
-            has_all=all(len(trace) < self._most_entries for trace in traces),
-        )
         with collector_paused():
             _share(traces)
             content = pickle.dumps(tuple(_Content(self._state, self._alive, taken)), protocol=4)
             self._follow(traces)
-        self._state = {**taken, "device_traces": ()}
-        self._parts.append(part)
-        self._step, self._begins_step = step, begins_step
+        has_all = all(len(trace) < self._most_entries for trace in traces)
+        part = self._append(taken, step, begins_step=begins_step, events=sum(map(len, traces)), has_all=has_all)
         if peak_bytes > self._peak_bytes:
             self._peak_bytes, self._peak_part = peak_bytes, number
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -381,18 +367,20 @@ class Parts:
         # in the order of allocation
         order = {place: number for number, place in enumerate(self._alive)}
         self._alive = dict(sorted(alive.items(), key=lambda each: order.get(each[0], len(order))))
-        self._state = {**taken, "device_traces": ()}
+        self._append(taken, step, begins_step=begins_step, events=0, has_all=True)
+
+    def _append(self, taken: Snapshot, step: int, *, begins_step: bool, events: int, has_all: bool) -> _Part:
         part = _Part(
-            file=None,
-            file_bytes=0,
-            events=0,
+            events=events,
             first_step=self._step,
             last_step=step - begins_step,
             begins_step=self._begins_step,
-            has_all=True,
+            has_all=has_all,
         )
         self._parts.append(part)
+        self._state = {**taken, "device_traces": ()}
         self._step, self._begins_step = step, begins_step
+        return part
 
     @property
     def lost_peak(self) -> LostPeak | None:
@@ -406,10 +394,8 @@ class Parts:
         """Whether an earlier part reached a peak of so many bytes."""
         return peak_bytes <= self._peak_bytes
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has no parts."""
-        return not self._parts
+    def __len__(self) -> int:
+        return len(self._parts)
 
     def joined(self, *, at_end: bool) -> tuple[Snapshot, tuple[int, int] | None]:
         """One snapshot of the parts around the peak, and the first and the last step if others are left out.

@@ -257,7 +257,7 @@ class Recorder:
     def _forget(self) -> None:
         """Free what was recorded: torch keeps the observer of failures, and so this object."""
         self._parts.remove()
-        self._saved.clear()
+        self._saved.rows.clear()
 
     def _begin_step(self, step: int) -> None:
         if self._in_parts:
@@ -301,7 +301,7 @@ class Recorder:
         elif phase is not Phase.OUTSIDE:
             self._trains = True
         # stacks of C++ take most of the time of a long generation; here, nothing but operators' names is lost
-        only_python = phase in (Phase.GENERATION, Phase.EVALUATION) and self._frames and not self._parts.is_empty
+        only_python = phase in (Phase.GENERATION, Phase.EVALUATION) and self._frames and len(self._parts) > 0
         stacks: Stacks = "python" if only_python else self._stacks
         if stacks != self._running_stacks:
             self._running_stacks = stacks
@@ -356,7 +356,7 @@ class Recorder:
         if self._phases is not None:
             self._phases.close()
             self._phases = None
-            self._saved.clear()
+            self._saved.rows.clear()
 
     def attach(self, model: nn.Module) -> None:
         """End the build, and name the modules of `model` as it does; otherwise, each outermost module names its own."""
@@ -397,9 +397,9 @@ class Recorder:
             # it ends in a step without a history
             bridge = self._end_of_gap(phases, phases.step)._replace(failure=failure)
             self._parts.cross(bridge, peak_bytes=self._history.peak_bytes())
-        elif not self._parts.is_empty:
+        elif self._parts:
             self._take_part(phases.step)
-        if self._parts.is_empty:
+        if not self._parts:
             return self._history.snapshot()
         snapshot, self.kept_steps = self._parts.joined(at_end=failure is not None)
         self.lost_peak = self._parts.lost_peak

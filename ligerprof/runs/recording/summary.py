@@ -19,7 +19,7 @@ RECORDING = "recording.json"
 # of the folder of a process, which is named after its rank when the command has ended
 PREFIX = "process-"
 _KIND = FileKind(error=RunDirectoryError, hint="Record the command again.")
-_RANK, _LOCAL_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"), ("LOCAL_RANK", "SLURM_LOCALID")
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK", "SLURM_LOCALID")
 
 
 class RecordingState(str, Enum):
@@ -154,8 +154,4 @@ def current_rank() -> int | None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    return _number(_RANK) if _number(_RANK) is not None else _number(_LOCAL_RANK)
-
-
-def _number(names: tuple[str, ...]) -> int | None:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), None)
+    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)

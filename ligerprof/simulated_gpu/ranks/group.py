@@ -10,7 +10,6 @@ import functools
 import inspect
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,11 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.runs.recording.saved import storage_address
+from ligerprof.simulated_gpu.cuda_api import replace_everywhere
 from ligerprof.simulated_gpu.plans import functions
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
 from ligerprof.simulated_gpu.ranks.messages import Messages, Parts, WorldStore, is_message
 from ligerprof.simulated_gpu.ranks.world import World
-from ligerprof.simulated_gpu.values import address_of
 
 # machine.Machine, which imports this module
 Machine = Any
@@ -329,7 +329,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _forget(self, tensor: Tensor) -> None:
         if tensor.is_cuda:
-            self._machine.values.forget(address_of(tensor))
+            self._machine.values.forget(storage_address(tensor))
 
     def _sent(self, tensor: Tensor, source: int, to: str) -> None:
         """Have the values that one rank of the group sends, or send them."""
@@ -441,14 +441,14 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
         asked: str = getattr(group or dist.group.WORLD, "asked", "nccl")
         return "nccl" if "nccl" in asked else asked
 
-    _replace(c10d.get_backend, backend_of)
-    _replace(c10d.init_process_group, init_process_group)
-    _replace(c10d.new_group, new)
-    _replace(c10d.split_group, split)
+    replace_everywhere(c10d.get_backend, backend_of)
+    replace_everywhere(c10d.init_process_group, init_process_group)
+    replace_everywhere(c10d.new_group, new)
+    replace_everywhere(c10d.split_group, split)
     after_import_or_now("torch.nn.parallel.distributed", _keep_buckets)
     _objects_grow(machine)
     for name in ("is_nccl_available", "is_gloo_available", "is_torchelastic_launched"):
-        _replace(getattr(c10d, name), lambda: True)
+        replace_everywhere(getattr(c10d, name), lambda: True)
     if not hasattr(c10d, "ProcessGroupNCCL"):
         # torch without CUDA, whose functions ask whether a group is one, and programs for its options
         c10d.ProcessGroupNCCL = _distributed.ProcessGroupNCCL = _NoNccl
@@ -493,11 +493,3 @@ def _objects_grow(machine: Machine) -> None:
 def _asked_for(group: Any, backend: Any) -> None:
     if backend is not None and isinstance(group, SimulatedGroup):
         group.asked = str(backend)
-
-
-def _replace(old: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """Replace a function in the modules of torch that have it by name."""
-    name = old.__name__
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("torch") and getattr(module, "__dict__", {}).get(name) is old:
-            setattr(module, name, new)
