@@ -31,11 +31,9 @@ class PlainConsole(Console):
         super().print(*objects, **{"crop": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Turn a string into a `Text`."""
         return super().render_str(printable(text, keep="\n"), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render a part of the output."""
         if isinstance(renderable, Text) and not renderable.plain.isprintable():
             renderable = _escaped(renderable)
         if not isinstance(renderable, Text) or (options or self.options).max_width < _LEAST_WIDTH:

@@ -44,7 +44,6 @@ class Theme:
     phases: Mapping[Phase, str]
 
     def variables(self) -> dict[str, str]:
-        """CSS variables by name."""
         plain = ("paper", "card", "ink", "muted", "rule", "control", "accent", "failure", "mixed")
         named = {f"--{name}": getattr(self, name) for name in plain}
         # what a change saves: the stack shows through
@@ -150,13 +149,8 @@ def theme_css() -> str:
         body = "".join(f"{name}:{value};" for name, value in theme.variables().items())
         return f"{selector}{{color-scheme:{theme.name};{body}}}"
 
-    dark_system = "@media (prefers-color-scheme: dark)"
-    rules = [
-        block(":root", LIGHT),
-        f"{dark_system}{{{block(':root:not([data-theme=light])', DARK)}}}",
-        block(":root[data-theme=dark]", DARK),
-    ]
-    return "\n".join(rules)
+    dark_system = f"@media (prefers-color-scheme: dark){{{block(':root:not([data-theme=light])', DARK)}}}"
+    return "\n".join((block(":root", LIGHT), dark_system, block(":root[data-theme=dark]", DARK)))
 
 
 def _moved(color: str, background: str, *, lighter: bool) -> str:

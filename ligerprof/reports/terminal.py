@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 def listing_table(
-    *headings: str,
-    right: Sequence[str] = (),
-    folded: Sequence[str] = (),
-    rows: Iterable[Sequence["str | Text"]] = (),
+    *headings: str, right: Sequence[str] = (), folded: Sequence[str] = (), rows: Iterable[Sequence["str | Text"]] = ()
 ) -> "Table":
     """A table without vertical lines.
 
@@ -123,11 +120,7 @@ def phases_table(columns: Sequence[FiguresColumn], *, reference: int | None = No
 
 
 def groups_table(
-    heading: str,
-    *figures: str,
-    figure_width: int,
-    heading_width: int = _HEADING_WIDTH,
-    who: str | None = None,
+    heading: str, *figures: str, figure_width: int, heading_width: int = _HEADING_WIDTH, who: str | None = None
 ) -> "Table":
     """An empty table of block groups: a heading, figures, and optionally a column of call sites."""
     from ligerprof.reports.console import WholeTable

@@ -33,7 +33,6 @@ class _HostMemory:
         return copy, self._copies.record_event()
 
     def wait(self, copying: Any) -> None:
-        """Let the computation wait until a copy is made."""
         self._compute.wait_event(copying)
 
     def load(self, copy: Tensor) -> Tensor:

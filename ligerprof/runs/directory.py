@@ -38,7 +38,6 @@ class RunDirectory:
 
     @property
     def tensorboard(self) -> Path:
-        """The log directory for TensorBoard."""
         return self.path / TENSORBOARD
 
     def rank_snapshot(self, rank: int) -> Path:
@@ -126,7 +125,7 @@ def recorded_ranks(path: Path) -> dict[int, Path]:
     """
     run, listed = RunDirectory(path=path), read_result(path).get("ranks")
     entries = listed if isinstance(listed, list) else []
-    ranks = [entry.get("rank") if isinstance(entry, dict) else None for entry in entries]
+    ranks: list[Any] = [entry.get("rank") if isinstance(entry, dict) else None for entry in entries]
     if any(type(rank) is not int or not 0 <= rank <= _MOST_RANKS for rank in ranks):
         raise RunDirectoryError(f"{path / RESULT}: a rank is not a number. Run the step again.")
     found = {rank: run.rank_snapshot(rank) for rank in ranks if run.rank_snapshot(rank).is_file()}

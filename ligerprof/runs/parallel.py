@@ -92,9 +92,7 @@ class ReplicatedTrainer(Trainer):
 
 def _under_ddp(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> ReplicatedTrainer:
     replica = nn.parallel.DistributedDataParallel(
-        model,
-        device_ids=None if device.type == "cpu" else [device.index],
-        gradient_as_bucket_view=recipe.bucket_view,
+        model, device_ids=None if device.type == "cpu" else [device.index], gradient_as_bucket_view=recipe.bucket_view
     )
     return ReplicatedTrainer(
         recipe=recipe,

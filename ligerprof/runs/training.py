@@ -46,7 +46,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self._parts.append(torch.optim.Muon(matrices, lr=learning_rate))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step both."""
         del closure
         for part in self._parts:
             part.step()
@@ -200,7 +199,6 @@ class Trainer(Training):
             raise
 
     def update(self) -> None:
-        """Clip the gradients and step the optimizer, if there is one."""
         optimizer, clip = self.optimizer, self.recipe.clip
         if optimizer is None:
             return
@@ -219,7 +217,6 @@ class Trainer(Training):
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
     def drop_gradients(self) -> None:
-        """Set the gradients to None."""
         (self.optimizer or self.model).zero_grad(set_to_none=True)
 
 

@@ -38,7 +38,6 @@ class History:
     def append(
         self, action: str, address: int, size_bytes: int, context: EventContext, stream: int, time_us: int | None
     ) -> None:
-        """Add an event, and drop the oldest if there are too many."""
         one, two, three, four, five, six = self._appends
         one(action)
         two(address)
@@ -48,7 +47,6 @@ class History:
         six(time_us)
 
     def clear(self) -> None:
-        """Drop all events."""
         for column in self._columns:
             column.clear()
 
@@ -79,7 +77,6 @@ class ContextLike(EventContext):
 
     @property
     def frames(self) -> Sequence[Frame]:  # type: ignore[override]
-        """Those of the other context."""
         return self._other.frames
 
 
@@ -126,7 +123,6 @@ class Addresses:
         self._lowest = _LOWEST_ADDRESS
 
     def place(self, size_bytes: int) -> int:
-        """The address of a new segment."""
         first = [self._first] if size_bytes == _SMALL_SEGMENT_BYTES else []
         gaps = [*first, *reversed(self._rests)]
         if not self.kernels_ran:
@@ -247,17 +243,14 @@ class Device:
         return time.time_ns() // 1000
 
     def stop_history(self) -> None:
-        """Stop recording and drop the events."""
         self._history, self._takes_stacks = None, False
         self._tracebacks.clear()
 
     def clear_history(self) -> None:
-        """Drop the events."""
         if self._history is not None:
             self._history.clear()
 
     def stamp(self, text: str) -> None:
-        """Stamp the following events."""
         self.stamped = EventContext(text)
 
     def take(self, size_bytes: int, stream: int) -> int:
@@ -340,7 +333,6 @@ class Device:
                 self.release(oldest)
 
     def release(self, block: Block) -> None:
-        """Take a block back."""
         self.frees += 1
         self._event_stream = block.pool.stream
         context = self.given or self.stamped
@@ -405,7 +397,6 @@ class Device:
 
     @contextmanager
     def taping(self) -> Iterator[Tape]:
-        """Note what happens inside."""
         tape = Tape(self.stream)
         self.tapes.append(tape)
         try:

@@ -605,7 +605,6 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Close the folder."""
         self._entries.close()
 
 

@@ -73,13 +73,7 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    *_arguments: Any,
-    deterministic: bool = False,
-    **named: Any,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, *_arguments: Any, deterministic: bool = False, **named: Any
 ) -> Tensor:
     """Attention of [tokens of all sequences, heads, width]; raises UnsupportedError if `return_attn_probs` is set."""
     _refuse_probabilities(named)

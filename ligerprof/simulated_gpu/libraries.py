@@ -84,7 +84,6 @@ class _UncompiledAdam:
     """
 
     def load(self) -> Any:
-        """The operator's module."""
         return SimpleNamespace(**dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None))
 
 
@@ -103,7 +102,6 @@ class _Gathering:
         return getattr(self._work, name)
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
-        """Wait, and let go of the input."""
         self._source = None
         return self._work.wait(*arguments, **options)
 

@@ -96,13 +96,7 @@ class Machine:
                 signal.signal(signal.SIGINT, self._interrupt)
 
     def restart(
-        self,
-        gpu: GpuSpec,
-        capacity_bytes: int,
-        alloc_conf: str | None,
-        *,
-        limit_bytes: int | None,
-        routing: str,
+        self, gpu: GpuSpec, capacity_bytes: int, alloc_conf: str | None, *, limit_bytes: int | None, routing: str
     ) -> None:
         """Be another GPU, of which nothing is in use; no tensor may be left on the one before."""
         settings = parse_allocator_settings(alloc_conf)

@@ -125,7 +125,6 @@ class Values:
         return 0
 
     def forget(self, address: int) -> None:
-        """Forget the values of a storage that ended."""
         self._known.pop(address, None)
         self.inputs.pop(address, None)
         self.filled.pop(address, None)
@@ -135,7 +134,6 @@ class Values:
         return self._known.get(storage_address(tensor)) if self._known else None
 
     def known_at(self, address: int) -> Known | None:
-        """The copy of the storage at an address."""
         return self._known.get(address)
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:

@@ -352,9 +352,7 @@ def run_again(problem: CommandProblem, typed: ChangedCommand, begin: Begin) -> T
 
 
 def _search(
-    trials: Trials,
-    wanted: Callable[[], Sequence[tuple[Any, int | None]]],
-    is_open: Callable[[Any, int | None], bool],
+    trials: Trials, wanted: Callable[[], Sequence[tuple[Any, int | None]]], is_open: Callable[[Any, int | None], bool]
 ) -> bool:
     """Run trials until no more are wanted; returns whether that was so, rather than that Ctrl-C ended the search."""
     try:

@@ -254,7 +254,6 @@ class Trials:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """End the trials that run."""
         for running in list(self._running):
             self._end(running)
         if self._trunk is not None:

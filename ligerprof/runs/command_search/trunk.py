@@ -28,11 +28,9 @@ class Branch:
         self._trunk, self.pid = trunk, process
 
     def poll(self) -> int | None:
-        """Its exit code, None if it runs."""
         return self._trunk.exit_code(self.pid)
 
     def wait(self) -> int:
-        """Wait for its end."""
         while (code := self.poll()) is None:
             self._trunk.receive(1)
         return code

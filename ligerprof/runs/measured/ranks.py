@@ -290,12 +290,7 @@ def _measure_here(
     _require_devices(local + 1)
     with _stdout_to_stderr():
         return measure_step(
-            recipe,
-            trace_directory=trace_directory,
-            progress=progress,
-            build=build,
-            join=join,
-            index=local,
+            recipe, trace_directory=trace_directory, progress=progress, build=build, join=join, index=local
         )
 
 

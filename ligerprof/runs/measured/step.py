@@ -62,7 +62,6 @@ class OutsideLedger:
         )
 
     def result(self) -> OutsideMemory:
-        """All moments so far."""
         memory = None if self._nvml is None else self._nvml.memory()
         return OutsideMemory(
             moments=tuple(self._moments),
@@ -161,7 +160,6 @@ class PhaseMeter:
         self.steps: list[StepFigures] = []
 
     def next_step(self) -> None:
-        """Start the next step."""
         self.step += 1
         self.steps.append(StepFigures())
 

@@ -67,7 +67,6 @@ class _Trunk:
                     self._send(kind="ended", process=process, exit_code=os.waitstatus_to_exitcode(status))
 
     def _forks(self) -> bool:
-        """Answer a request; whether this is the process of the branch."""
         text = self._channel.recv(_MOST_BYTES)
         if not text:
             self._end()

@@ -42,7 +42,6 @@ class RecordedRank:
 
     @property
     def report(self) -> PeakReport:
-        """What the memory at its peak belongs to."""
         return self.peak.report
 
     @property

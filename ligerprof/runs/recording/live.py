@@ -120,7 +120,6 @@ class Live:
         return found
 
     def on_device(self, name: str) -> DeviceProcess:
-        """What this process noted of its GPU."""
         return DeviceProcess(
             name=name, pid=self.pid, uuid=self.gpu, moments=self.moments, ended=self.ended, emptied=self.emptied
         )

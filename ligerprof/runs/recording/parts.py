@@ -434,7 +434,6 @@ class Parts:
         return found, (chosen[0].first_step, chosen[-1].last_step) if is_cut else None
 
     def remove(self) -> None:
-        """Remove the files."""
         self._parts.clear()
         self._alive.clear()
         shutil.rmtree(self._folder, ignore_errors=True)

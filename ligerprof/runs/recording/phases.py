@@ -121,7 +121,6 @@ class LoopModels:
         self._of_weight: list[tuple[ReferenceType[Tensor], LoopModel]] = []
 
     def note(self, module: nn.Module, phase: Phase) -> None:
-        """Note a phase of a model."""
         model = self._of_module.get(module)
         if model is None:
             weights = list(module.parameters())
@@ -256,7 +255,6 @@ class OutermostCalls:
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        """The calls inside generate."""
         before, self._generates = self._generates, True
         try:
             yield
@@ -381,7 +379,6 @@ class LoopPhases:
             self._patches.around(module, path, partial(self._during, phase))
 
     def close(self) -> None:
-        """Remove all hooks from models, optimizers and torch."""
         release_calls()
         self._patches.undo()
         for hook in self._hooks:
@@ -470,7 +467,6 @@ class LoopPhases:
             calls.run, calls.observer = self._run_outermost, None
 
     def _run_outermost(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run an outermost module in its phase."""
         if self.passes_on():
             return direct_call(module)(*arguments, **named)
         phase = self._outermost.phase_of(module, self._phase, named)

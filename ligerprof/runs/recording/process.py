@@ -60,7 +60,6 @@ class Progress:
         self._pause = _SECONDS_ON_TERMINAL if is_terminal else _SECONDS_ELSEWHERE
 
     def begin(self, step: int) -> None:
-        """Note that a step begins, and say so if nothing was said for a while."""
         now = time.monotonic()
         if self._began is None:
             self._began = now
@@ -230,7 +229,6 @@ class ProcessRecording:
         self._counts = register_optimizer_step_post_hook(self._count)
 
     def _end(self, step: int) -> None:
-        """End the recording after a step."""
         self._summary = replace(self._summary, last_recorded=step)
         self._stop()
         self._write_summary()

@@ -76,7 +76,6 @@ class CudaHistory:
         self._record_history(max_entries=max_entries, stacks=stacks, context=context, clear_history=clear)
 
     def stop(self) -> None:
-        """Stop recording and drop the events."""
         self._memory._set_memory_metadata("")
         self._record_history(enabled=None)
 
@@ -102,7 +101,6 @@ class CudaHistory:
         return locate_on_cuda(tensor)
 
     def now_us(self) -> int:
-        """The time by the clock of the events."""
         return unix_time_us()
 
     def peak_bytes(self, counter: str = "allocated_bytes") -> int:
@@ -205,7 +203,6 @@ class Recorder:
 
     @property
     def is_open(self) -> bool:
-        """Whether the recorder is recording."""
         return self._phases is not None
 
     def known_tensors(self) -> Iterable[tuple[torch.Tensor, Role]]:
@@ -213,7 +210,6 @@ class Recorder:
         return () if self._phases is None else tensors_by_role(self._phases.optimizers)
 
     def open(self) -> "Recorder":
-        """Start recording."""
         self._history.start(max_entries=self._max_entries, stacks=self._stacks)
         # without C++ frames, only hooks show which node runs
         names_all_nodes = self._stacks == "python"

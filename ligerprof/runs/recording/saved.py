@@ -3,7 +3,7 @@
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import cache
 from typing import Any
 
@@ -106,7 +106,7 @@ def _saved_by(node: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 @cache
-def _raw_attributes(kind: type) -> tuple[str, ...]:
+def _raw_attributes(kind: Hashable) -> tuple[str, ...]:
     """Of a type of node; torch generates one type for each operator."""
     return tuple(name for name in dir(kind) if name.startswith(_RAW))
 

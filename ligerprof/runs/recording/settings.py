@@ -98,7 +98,6 @@ class Settings:
     simulated: SimulatedGpu | None = None
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads."""
         output = {} if self.output is None else {_OUTPUT: str(self.output.absolute())}
         simulated = {} if self.simulated is None else {_GPU: json.dumps(asdict(self.simulated))}
         numbers = {_STEPS: str(self.steps), _DISK: str(self.disk_bytes)}

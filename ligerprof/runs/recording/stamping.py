@@ -133,7 +133,6 @@ class Stamper:
                 known.text, known.fixed, known.hook = text, fixed, None
 
     def is_attached(self, module: nn.Module) -> bool:
-        """Whether a module has a name."""
         known = self._names.get(id(module))
         return known is not None and known.module() is module
 
@@ -143,7 +142,6 @@ class Stamper:
         self._is_detailed = True
 
     def close(self) -> None:
-        """Stamp nothing from now on."""
         # hooks on nodes may still run
         self._emit = lambda _text: None
         if self._is_open:
@@ -152,7 +150,6 @@ class Stamper:
         self._names.clear()
 
     def stamp(self, text: str) -> None:
-        """Stamp the following events."""
         self.text = text
         self._emit(text)
 

@@ -96,7 +96,6 @@ class RecordingSummary:
     schema: int = field(default=1)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of recording.json."""
         return {name: to_json(getattr(self, name)) for name in self.__slots__}
 
     @classmethod

@@ -164,7 +164,6 @@ class StoredStates(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Create missing states."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:

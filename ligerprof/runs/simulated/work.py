@@ -46,7 +46,6 @@ class OperatorCounter(ABC):
         """The part of the step that runs."""
 
     def install(self, machine: Machine) -> None:
-        """Count from now on."""
         machine.operators.ran = self._ran
         patches.launch_observers.append(self._launched)
 

@@ -232,7 +232,6 @@ class Trace:
 
     @property
     def program(self) -> "Program":
-        """The program of one shape."""
         sizes = np.array(self.sizes, np.int64)[:, None]
         return Program(operations=np.array(self.operations, np.int32), rows=np.arange(len(self.sizes)), sizes=sizes)
 
@@ -259,7 +258,6 @@ class Ledger:
 
     @property
     def count(self) -> int:
-        """Blocks that are held now."""
         return len(self._held)
 
     def trace(self, events: Sequence[tuple[int, int]]) -> Trace:
@@ -329,11 +327,9 @@ class _Part:
 
     @property
     def is_known(self) -> bool:
-        """Whether each allocation has possible sizes."""
         return all(self.sizes)
 
     def program(self) -> Program:
-        """The traces at all shapes."""
         return Program(
             operations=np.array(self.operations, np.int32),
             rows=np.array(self.chosen, np.int64),

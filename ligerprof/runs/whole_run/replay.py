@@ -24,7 +24,6 @@ class RunMoment:
     shape: BatchShape
 
     def to_json(self) -> dict[str, Any]:
-        """The object of a moment in JSON."""
         return {"step": self.step, **to_json(select(self.shape, "rows", "tokens", "masked"))}
 
 
@@ -39,7 +38,6 @@ class RunFailure:
     limit_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `oom` in JSON."""
         return {
             **self.moment.to_json(),
             **select(self, "requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes"),
@@ -153,7 +151,6 @@ class Replay:
         return highest
 
     def _run(self, program: Program, column: int) -> None:
-        """Run a program at one of its shapes."""
         if program not in self._units:
             self._units[program] = np.ascontiguousarray(self._allocator.units_of(program.sizes).T)
         self._allocator.run(program.operations, self._units[program][column][program.rows], (program, column))

@@ -39,14 +39,12 @@ class StepTracer:
         self._loss: Tensor | None = None
 
     def observe(self, action: str, address: int, size_bytes: int, _context: object) -> None:
-        """Note an event of the allocator."""
         if action == "alloc":
             self.events.append((address, size_bytes))
         elif action == "free_completed":
             self.events.append((address, 0))
 
     def take(self) -> list[tuple[int, int]]:
-        """The events since the last call."""
         taken, self.events = self.events, []
         return taken
 
@@ -59,7 +57,6 @@ class StepTracer:
         self._loss = self._loss.detach()
 
     def update(self) -> None:
-        """Step the optimizer and drop the gradients."""
         self.trainer.update()
         self.trainer.drop_gradients()
         self._loss = None

@@ -80,11 +80,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         self._machine, self._messages = machine, messages
 
     def size(self) -> int:
-        """The number of ranks."""
         return len(self._members)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """The name by which torch knows it."""
         return NAME
 
     @property
@@ -96,12 +94,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def pg_name(self) -> str:
-        """The name under which torch registers it."""
         return str(c10d._world.pg_names[self])
 
     @property
     def group_name(self) -> str:
-        """The same."""
         return self.pg_name
 
     def let_go(self) -> None:
@@ -119,11 +115,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce several."""
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce to one rank."""
         is_root = opts is None or opts.rootRank == self._rank
         for tensor in tensors:
             self._reduce("reduce", tensor, [tensor], opts, waits=is_root)
@@ -155,17 +149,14 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Gather into one tensor."""
         return self.all_gather_single_coalesced([output], [tensor])
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Gather several."""
         for output, tensor in zip(outputs, inputs, strict=True):
             self._gathered(self._parts(output), tensor)
         return _done(outputs)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Gather at one rank."""
         for index, tensor in enumerate(inputs):
             self._gathered(outputs[index] if outputs else [], tensor)
         return _done(outputs)
@@ -179,11 +170,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Reduce one tensor and keep this rank's part."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Reduce several."""
         for output, tensor in zip(outputs, inputs, strict=True):
             self._scattered(output, self._parts(tensor), opts)
         return _done(outputs)
@@ -199,27 +188,19 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def all_to_all_single(
-        self,
-        output: Tensor,
-        tensor: Tensor,
-        output_sizes: Any = None,
-        input_sizes: Any = None,
-        opts: Any = None,
+        self, output: Tensor, tensor: Tensor, output_sizes: Any = None, input_sizes: Any = None, opts: Any = None
     ) -> Any:
-        """Exchange parts of one tensor."""
         return self.alltoall(self._split(output, output_sizes), self._split(tensor, input_sizes), opts)
 
     # what one rank sends
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Send from one rank to all."""
         root = getattr(opts, "rootRank", 0)
         for tensor in tensors:
             self._sent(tensor, root, _ALL)
         return _done(tensors)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
-        """Send a part to each rank."""
         root = getattr(opts, "rootRank", 0)
         for index, output in enumerate(outputs):
             if root == self._rank:
@@ -241,7 +222,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done([])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
-        """Receive from one rank."""
         self._messages.meets(self._members[source])
         for tensor in tensors:
             self._sent(tensor, source, f"{self._rank}/p2p")

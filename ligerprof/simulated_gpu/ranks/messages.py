@@ -198,34 +198,27 @@ class WorldStore(_Store):  # type: ignore[misc]
         self._file, self._messages = _FileStore(str(folder / "store"), -1), messages
 
     def set(self, key: str, value: Any) -> None:
-        """Set a value."""
         self._file.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once a rank has set it."""
         self.wait([key])
         value: bytes = self._file.get(key)
         return value
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number."""
         return int(self._file.add(key, amount))
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Set a value if it is the expected one."""
         value: bytes = self._file.compare_set(key, expected, desired)
         return value
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these are set."""
         return bool(self._file.check(keys))
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key."""
         return bool(self._file.delete_key(key))
 
     def num_keys(self) -> int:
-        """The number of keys."""
         return int(self._file.num_keys())
 
     # the names that C++ calls

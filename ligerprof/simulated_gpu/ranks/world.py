@@ -38,14 +38,12 @@ class World:
     folder: Path | None = None
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads."""
         size = {} if self.size is None else {_SIZE: str(self.size)}
         folder = {} if self.folder is None else {_FOLDER: str(self.folder)}
         return {_RANKS: ",".join(map(str, self.ranks)), **size, **folder}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
-        """Read the variables."""
         size, ranks, folder = (environment.get(name, "") for name in (_SIZE, _RANKS, _FOLDER))
         return cls(
             size=int(size) if size else None,
