@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -286,7 +286,8 @@ class Device:
             raise
         self.allocations += 1
         for tape in self.tapes:
-            tape.events.append((size_bytes, block.address, self._context_of(block)))
+            context = block.context if isinstance(block.context, EventContext) else self.stamped
+            tape.events.append((size_bytes, block.address, context))
             tape.spoiled |= self.stream != tape.stream
         return block
 
@@ -435,9 +436,6 @@ class Device:
             context.frames = [context.native, *frames] if context.native else frames
         self._tracebacks.clear()
 
-    def _context_of(self, block: Block) -> EventContext:
-        return block.context if isinstance(block.context, EventContext) else self.stamped
-
     def _context(self) -> EventContext | None:
         if self.given is not None:
             return self.given
@@ -475,20 +473,16 @@ class Device:
         return partial(self.allocator.malloc, stream=self.stream), self.allocator.free
 
 
-class _OwnFiles(dict[str, bool]):
-    """Whether files are the simulator's own."""
-
-    def __missing__(self, name: str) -> bool:
-        self[name] = found = any(part in name for part in _OWN_FILES)
-        return found
+@cache
+def _is_own(file: str) -> bool:
+    return any(part in file for part in _OWN_FILES)
 
 
 def _device_thread_frames(stacks: Sequence[Sequence[Frame]]) -> Iterator[Sequence[Frame]]:
     """Drop the simulator's own frames, and frames that are in another thread on a GPU; equal stacks are one object."""
-    is_own = _OwnFiles()
     groups: dict[tuple[int, ...], list[tuple[Sequence[Frame], Sequence[Frame]]]] = {}
     for stack in stacks:
-        first = next((index for index, frame in enumerate(stack) if not is_own[frame["filename"]]), len(stack))
+        first = next((index for index, frame in enumerate(stack) if not _is_own(frame["filename"])), len(stack))
         # not by `id`, which calls every audit hook
         lines = [frame["line"] for frame in stack[first : first + _TELLING_FRAMES]]
         group = groups.setdefault((len(stack), *lines), [])

@@ -21,7 +21,7 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.attention import attention_for
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.internals import INTERNALS, Call
-from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
+from ligerprof.simulated_gpu.plans import Plan, Planner, realized
 from ligerprof.simulated_gpu.rules import RULES, Rule
 from ligerprof.simulated_gpu.values import MOST_FLOATS, MOST_INTEGERS, Values, is_small, place, tensors_in
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
@@ -106,7 +106,14 @@ class Operators:
         if internal is None:
             return self.compute_at_once(func, args, kwargs)
         self.device.addresses.kernels_ran = True
-        result = _Steps(self, func, args, kwargs).run(internal)
+
+        def planned(*, on_meta: bool) -> Any:
+            inputs: list[Tensor] = []
+            plan = self.plan(func, args, kwargs, inputs)
+            return realized(plan, inputs, on_meta=on_meta)
+
+        call = Call(self.device, func, args, kwargs, planned)
+        result = call.real(internal(call))
         small = any(is_small(tensor) for tensor in tensors_in(result))
         if small or func._schema.is_mutable:
             self.values.after(func, args, kwargs, result, list(tensors_in((args, tuple(kwargs.values())))))
@@ -143,43 +150,6 @@ def _refuse(kind: str, func: Any, *_args: Any, **_kwargs: Any) -> None:
         f"{place()}: {func}: the simulated GPU does not cover tensors of the kind {kind}{such}."
         " Run without them, or on a GPU."
     )
-
-
-class _Steps:
-    """Runs a model of CUDA's internals: results are allocated when the model says so, and replace their plans."""
-
-    def __init__(self, operators: Operators, func: Any, args: Any, kwargs: Any) -> None:
-        self._operators, self._call = operators, (func, args, kwargs)
-        self._made: dict[int, Tensor] = {}
-        self._planned: list[Tensor] = []
-
-    def run(self, internal: Callable[[Call], Any]) -> Any:
-        func, args, kwargs = self._call
-        call = Call(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.planned)
-        return self._real(internal(call))
-
-    def planned(self, *, on_meta: bool) -> Any:
-        inputs: list[Tensor] = []
-        plan = self._operators.plan(*self._call, inputs)
-        return realized(plan, inputs, on_meta=on_meta)
-
-    def track(self, value: Any) -> None:
-        if isinstance(value, Tensor):
-            if value.is_meta and id(value) not in self._made:
-                self._planned.append(value)
-                self._made[id(value)] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                self.track(item)
-
-    def _real(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_meta:
-            found = self._made.get(id(value))
-            # what a model of internals does not allocate is in main memory, such as the seed of dropout
-            return torch.empty_like(value, device="cpu") if found is None else found
-        if isinstance(value, (list, tuple)):
-            return type(value)([self._real(item) for item in value])
-        return value
 
 
 def cuda_operators() -> Iterator[str]:

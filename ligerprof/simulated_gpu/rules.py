@@ -440,15 +440,6 @@ def _positions(run: Operators, indices: Sequence[Any]) -> list[Any]:
     return positions
 
 
-def _record_stream(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> None:
-    run.device.use_on(storage_address(args[0]), args[1].stream_id)
-
-
-def _native_ctc(_run: Operators, _func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
-    """CTC's choice of a kernel: cuDNN's takes short targets in main memory only; its workspace is not measured."""
-    return False
-
-
 def _ctc_choices() -> Iterator[Any]:
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         packet = getattr(aten, name, None)
@@ -492,14 +483,15 @@ RULES: dict[Any, Rule] = {
     **CONVOLUTION_RULES,
     **_LOSS_RULES,
     **RECURRENT_RULES,
-    **dict.fromkeys(_ctc_choices(), _native_ctc),
+    # CTC's choice of a kernel: cuDNN's takes short targets in main memory only; its workspace is not measured
+    **dict.fromkeys(_ctc_choices(), lambda *_: False),
     aten._nested_tensor_from_mask_left_aligned.default: _padded,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.copy_.default: _copy,
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
-    aten.record_stream.default: _record_stream,
+    aten.record_stream.default: lambda run, _, args, __: run.device.use_on(storage_address(args[0]), args[1].stream_id),
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten.multinomial.default: _sampled,

@@ -219,7 +219,7 @@ class Values:
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, *, made_up: bool) -> None:
         """Run the operator on the copies."""
         random = torch.Tag.nondeterministic_seeded in func.tags
-        if random and not _integers(result):
+        if random and any(tensor.dtype.is_floating_point for tensor in tensors_in(result)):
             return
         real_args = [self.real(value) for value in args]
         real_kwargs = {name: self.real(value) for name, value in kwargs.items()}
@@ -278,10 +278,6 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
 def _shown(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
     empty = functions.empty(0, dtype=tensor.dtype, device="cpu")
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _integers(result: Any) -> bool:
-    return all(not tensor.dtype.is_floating_point for tensor in tensors_in(result))
 
 
 def place() -> str:

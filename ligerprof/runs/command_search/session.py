@@ -53,7 +53,9 @@ class CommandProblem:
     def changed(self, change: Change, folder: Path | None = None) -> ChangedCommand:
         """The command after a change, with changed files in `folder`, or where the user wants them."""
         wanted = self.copies or {}
-        copies = {file: wanted.get(file, _beside(file)) for file in self.command.files}
+        copies = {
+            file: wanted.get(file, file.with_name(f"{file.stem}-fits{file.suffix}")) for file in self.command.files
+        }
         if folder is not None:
             copies = {file: folder / copy.name for file, copy in copies.items()}
         return self.command.changed(change, copies, in_files=self.copies is not None)
@@ -62,11 +64,6 @@ class CommandProblem:
     def limit_json(self) -> dict[str, Any]:
         """The first keys of results."""
         return select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source", "command=command.words")
-
-
-def _beside(file: Path) -> Path:
-    """The name of a changed file that no one has named: next to the file."""
-    return file.with_name(f"{file.stem}-fits{file.suffix}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,7 +282,8 @@ def cheapest_changes(problem: CommandProblem, levers: Sequence[Lever], tell: Tel
     Raises:
         LigerprofError: the command fails as it is for another reason than memory.
     """
-    missing = _missing_packages(problem.command, {lever.package for lever in levers if lever.package})
+    packages = {lever.package for lever in levers if lever.package}
+    missing = {package for package in packages if not _is_installed(_python_of(problem.command), package)}
     usable = [lever for lever in levers if lever.package not in missing]
     search, told = CheapestSearch(levers=usable), []
 
@@ -426,11 +424,6 @@ def levers_of(command: TrainingCommand, varied: Sequence[tuple[str, tuple[Any, .
     ]
     named = {key for key, _ in varied}
     return (*own, *(lever for lever in find_levers(command) if named.isdisjoint(lever.change.keys)))
-
-
-def _missing_packages(command: TrainingCommand, packages: set[str]) -> frozenset[str]:
-    """The packages that the command's Python does not find."""
-    return frozenset(package for package in packages if not _is_installed(_python_of(command), package))
 
 
 def _python_of(command: TrainingCommand) -> str | None:

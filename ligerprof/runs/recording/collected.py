@@ -260,17 +260,16 @@ def _numbered(processes: Iterator[_Process], notes: list[str]) -> Iterator[tuple
     for process in processes:
         rank = process[1].rank
         (others if rank is None else named.setdefault(rank, [])).append(process)
-    for rank, (worst, *rest) in ((rank, sorted(each, key=_badness)) for rank, each in named.items()):
+
+    def badness(process: _Process) -> tuple[bool, int]:
+        return not process[1].out_of_memory, -process[1].counter_peak_bytes
+
+    for rank, (worst, *rest) in ((rank, sorted(each, key=badness)) for rank, each in named.items()):
         for folder, _ in rest:
             notes.append(f"rank {rank} ran in several processes; another recording of it is in {folder}")
         yield rank, worst
     free = (number for number in range(len(named) + len(others)) if number not in named)
     yield from zip(free, others, strict=False)
-
-
-def _badness(process: _Process) -> tuple[bool, int]:
-    _, summary = process
-    return not summary.out_of_memory, -summary.counter_peak_bytes
 
 
 def _place(output: Path, rank: int, folder: Path, *, alone: bool) -> Path:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 # reading torch's counter takes 12 to 60 us
 _SECONDS_BETWEEN_READS = 0.01
 _SECONDS_ON_TERMINAL, _SECONDS_ELSEWHERE = 3, 60
+_OWN_HISTORY = "the program switches the allocator's history itself; its calls had no effect"
 
 
 class Progress:
@@ -130,7 +131,7 @@ class ProcessRecording:
         self._weights, self._models = recorder.weights, recorder.models
         if self._steps.first == 1:
             self._counts = register_optimizer_step_post_hook(self._note_update)
-        self._history.keep_on(self._note_own_history)
+        self._history.keep_on(lambda: self._note(_OWN_HISTORY))
         if self._device is not None:
             self._device.observe(self._patches, _quietly(self._note_device))
         atexit.register(self.finish)
@@ -294,9 +295,6 @@ class ProcessRecording:
         _quietly(self._note_device)("out_of_memory")
         self._summary = replace(self._summary, out_of_memory=True)
         self._write_summary()
-
-    def _note_own_history(self) -> None:
-        self._note("the program switches the allocator's history itself; its calls had no effect")
 
     def _note(self, text: str) -> None:
         if text not in self._summary.notes:

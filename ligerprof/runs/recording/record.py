@@ -248,12 +248,9 @@ class Recorder:
             warnings.warn(f"the recording is lost: {error}", stacklevel=2)
         finally:
             self._history.stop()
-            self._forget()
-
-    def _forget(self) -> None:
-        """Free what was recorded: torch keeps the observer of failures, and so this object."""
-        self._parts.remove()
-        self._saved.rows.clear()
+            # torch keeps the observer of failures, and so this object
+            self._parts.remove()
+            self._saved.rows.clear()
 
     def _begin_step(self, step: int) -> None:
         if self._in_parts:

@@ -5,7 +5,7 @@ import hashlib
 import io
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,10 @@ _Store: Any = _distributed.Store
 _FileStore: Any = _distributed.FileStore
 
 
+def _of_file(name: str) -> Callable[..., Any]:
+    return lambda store, *arguments: getattr(store._file, name)(*arguments)
+
+
 class WorldStore(_Store):  # type: ignore[misc]
     """Keys and values of the ranks that run: a file that all of them share, as torchrun's server is.
 
@@ -197,32 +201,15 @@ class WorldStore(_Store):  # type: ignore[misc]
         super().__init__()
         self._file, self._messages = _FileStore(str(folder / "store"), -1), messages
 
-    def set(self, key: str, value: Any) -> None:
-        self._file.set(key, value)
-
     def get(self, key: str) -> bytes:
         self.wait([key])
         value: bytes = self._file.get(key)
         return value
 
-    def add(self, key: str, amount: int) -> int:
-        return int(self._file.add(key, amount))
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        value: bytes = self._file.compare_set(key, expected, desired)
-        return value
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._file.check(keys))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._file.delete_key(key))
-
-    def num_keys(self) -> int:
-        return int(self._file.num_keys())
-
-    # the names that C++ calls
-    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
+    set, add, compare_set, check = map(_of_file, ("set", "add", "compare_set", "check"))
+    # C++ calls the second names
+    delete_key = deleteKey = _of_file("delete_key")  # noqa: N815
+    num_keys = getNumKeys = _of_file("num_keys")  # noqa: N815
 
     def wait(self, keys: list[str], timeout: dt.timedelta | None = None) -> None:
         """Wait until a rank has set all of these; raises UnsupportedError if none of the ranks that run does."""
