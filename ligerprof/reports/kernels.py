@@ -38,12 +38,7 @@ class KernelState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelListing:
-    """The result of `ligerprof kernels`.
-
-    Attributes:
-        model: the model given with --model, or None.
-        broken: why plug-ins could not be loaded, by entry point.
-    """
+    """The result of `ligerprof kernels`; `broken`: why plug-ins could not be loaded, by entry point."""
 
     model: ModelSpec | None
     kernels: tuple[KernelState, ...]

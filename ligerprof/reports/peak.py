@@ -246,12 +246,7 @@ def largest_bytes(report: PeakReport) -> int:
 
 @in_one_unit(lambda report, **_: largest_bytes(report))
 def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> RenderableType:
-    """Lay out the report, at most 100 columns wide.
-
-    Args:
-        by: how the first table groups the bytes.
-        top: number of rows of blocks.
-    """
+    """Lay out the report, at most 100 columns wide; `by`: how the first table groups the bytes."""
     peak = [sentence(report), *phase_lines(report), *finding_lines(report)]
     suggestions = map(indented, suggestion_lines(report.suggestions))
     notes = [f"Note: {note}." for note in report.notes]

@@ -23,7 +23,6 @@ def listing_table(
     """A table without vertical lines.
 
     Args:
-        headings: one per column.
         right: headings of right-aligned columns.
         folded: headings of columns whose cells may wrap.
         rows: cells to print verbatim, not as rich markup; an empty row is a rule.
@@ -66,9 +65,7 @@ class FiguresColumn:
 
     Attributes:
         title: origin of the figures, such as `measured` or `estimated`.
-        roles: bytes by role at the peak.
         phases: peak allocated bytes of each phase; a missing phase prints as n/a.
-        peak_bytes: None if unknown.
         comparable: whether differences from other columns make sense; not if memory ran out.
     """
 

@@ -125,7 +125,6 @@ class StepOutcome(Printed):
         profiled_step: number of the steady step in the snapshot's stamps.
         snapshot: torch's snapshot dict (`segments`, `device_traces`, …) of build and all recorded steps.
         step_seconds: one entry per timed repetition; empty if simulated.
-        versions: package name to version.
         notes: remarks for the reader, one sentence each.
         host_bytes: main memory that the step holds if it offloads to main memory, else None.
         ranks: outcomes by rank if several trained together; this outcome is then that of the rank with the

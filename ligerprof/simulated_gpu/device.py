@@ -178,16 +178,9 @@ class Device:
     """The allocator behind torch's storages, with torch's history of events.
 
     Attributes:
-        gpu: which one.
-        allocator: its caching allocator, with all counters.
         stream: the current CUDA stream; 0 is the default one.
-        addresses: where the driver places segments.
-        allocations: number of blocks handed out so far.
-        frees: number of blocks taken back so far.
-        failures: how often it ran out.
         ran_out: how it did so at last.
         given: the context of events that are repeated.
-        tapes: what notes the events now.
         workspace: name of the library's workspace that is allocated now, "" if none is.
         observer: called with (action, address, bytes, context) for each event of the allocator, or None.
         observers: called with (device, requested, allocated, free bytes) when memory runs out.

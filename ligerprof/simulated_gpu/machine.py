@@ -42,18 +42,10 @@ class Machine:
     """A process's simulated GPU.
 
     Args:
-        gpu: which one.
         limit_bytes: limit on reserved memory, which may be more than the GPU has; None: what torch gets of the GPU's.
         eager: whether functions of torch.compile run without it.
-        routing: how tokens choose experts.
 
     Attributes:
-        device: its memory.
-        values: what is known of the values on it.
-        operators: its kernels.
-        checkpoints: how the program saves and loads.
-        siblings: its layers that do not run.
-        stand_ins: models that are not on this machine.
         step_time: what is known of the time of a step, for `summary`.
     """
 

@@ -48,9 +48,6 @@ class Operators:
     """Runs operators on tensors of the simulated GPU.
 
     Attributes:
-        device: its memory.
-        values: the values that are known.
-        attention_used: names of the attention kernels that ran.
         message_of: what the error says when memory has run out.
         watch: a context around each operator, given the operator and its arguments; None: nothing watches.
         ran: called with each operator, its arguments and its result; None: nothing counts.

@@ -116,12 +116,7 @@ def _call_or_repeat(layer: nn.Module, *arguments: Any, **named: Any) -> Any:
 
 
 class Siblings:
-    """Repeats layers.
-
-    Attributes:
-        enabled: whether layers are repeated.
-        repeated: how many calls of layers did not run.
-    """
+    """Repeats layers; `repeated`: how many calls of layers did not run."""
 
     def __init__(self, device: Device, values: Values) -> None:
         self._device, self._values = device, values

@@ -48,7 +48,6 @@ class MadeUp(NamedTuple):
 
     Attributes:
         what: such as `item of float32` or `nonzero`.
-        place: file and line.
         is_shape: whether the size of a tensor depends on it.
         is_branch: whether the program asked whether it is true.
     """
@@ -71,10 +70,8 @@ class Values:
 
     Args:
         size_of: the bytes of the storage at an address.
-        routing: how tokens choose experts.
 
     Attributes:
-        made_up: how often each kind of value was made up.
         on_change: called with the address of a storage whose known values change.
         inputs: bytes of large floats by the address of their storage, see rules.py.
         filled: the number that fills all of a large storage of floats, by its address.

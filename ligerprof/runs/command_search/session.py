@@ -78,7 +78,6 @@ class LargestFit:
         next_value: the next larger one, which does not fit; None if there is none, or it is not known.
         bounded_by: what the next value exceeds; None if the search was ended.
         trial: of the command with the value.
-        change: what is changed.
         trials: all, in the order of their ends, each with its value.
     """
 

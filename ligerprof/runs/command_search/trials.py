@@ -60,7 +60,6 @@ class Trial:
         reserved_bytes: highest reserved memory of it.
         reason: why the program failed, or an empty text.
         step_seconds: the predicted time of its last step on the GPU, if it was wanted and is known.
-        time_bound: what bounds that time.
         ranks: those that ran, the worst first; if memory ran out, those for which it did.
     """
 
@@ -84,8 +83,6 @@ class Machine:
     Attributes:
         folder: for the folders of trials.
         gpu: the GPU, whose limit is that of the trial.
-        steps: the optimizer steps of a trial.
-        at_once: trials at a time.
         world: number of ranks; None: what the command says.
         branches: whether trials go on from where one process of the command reads its arguments.
     """

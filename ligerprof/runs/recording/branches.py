@@ -28,7 +28,6 @@ def to_environment(descriptor: int, words: Sequence[str], *, is_launched: bool) 
 
     Args:
         descriptor: an open socket, whose other end asks for branches.
-        words: the command.
         is_launched: whether the command is a launcher that forks the program which is to branch.
     """
     return {VARIABLE: json.dumps({"socket": descriptor, "words": list(words), "is_launched": is_launched})}

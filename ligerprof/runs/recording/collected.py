@@ -99,7 +99,6 @@ class CommandReport:
     """What a command held at its peaks.
 
     Attributes:
-        exit_code: of the command.
         ranks: the worst first: those that ran out of memory, then by peak.
         compared: the same ranks, compared with each other; None if nothing was recorded.
         notes: one sentence each, without a full stop.
@@ -167,7 +166,6 @@ def collect(
 
     Args:
         adapt: changes the report of each rank.
-        is_simulated: whether the command ran on a simulated GPU.
     """
     notes: list[str] = []
     arranged = arrange(output, notes, is_simulated=is_simulated)

@@ -65,7 +65,6 @@ class Live:
     Attributes:
         samples: the oldest first; of a long run not every step.
         limit_bytes: the most that the process can reserve: what it has, and what the driver had left.
-        ended: whether the recording has ended.
         gpu: identifies the GPU among all processes; "" if it is simulated.
         moments: the GPU over time, the oldest first; of a long run not every one.
         emptied: calls of torch.cuda.empty_cache, and the bytes that they freed.
@@ -188,7 +187,6 @@ class LiveFile:
 
         Args:
             is_recorded: whether the allocator's history is on.
-            freed_bytes: as of `DeviceMoment`.
         """
         assert self._device is not None
         before = time.monotonic()

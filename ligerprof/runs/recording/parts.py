@@ -323,8 +323,6 @@ class Parts:
         """Add the events of a snapshot; the buffer has to be cleared then.
 
         Args:
-            step: the running one.
-            peak_bytes: torch's counter.
             begins_step: whether that step only begins, with the next part.
 
         Raises:
@@ -356,9 +354,7 @@ class Parts:
         """Add a part of which nothing is kept but the blocks that live at its end.
 
         Args:
-            taken: a snapshot there.
             event: what the allocations have that are not known from earlier parts.
-            begins_step: as of `add`.
         """
         alive = {}
         for place, found in allocations(taken, event):

@@ -223,9 +223,7 @@ class OutermostCalls:
         they precede. A model that has been trained is evaluated in evaluation mode even with gradients.
 
         Args:
-            module: the outermost module.
             running: the phase before it.
-            named: the keyword arguments of the call.
         """
         with_gradients = torch.is_grad_enabled() or self.is_checkpointed
         if running is Phase.SAVING:
@@ -307,7 +305,6 @@ class LoopPhases:
         saved: notes the tensors that autograd saves; None: they are not noted.
         on_step: callback that receives the number of each step when it begins.
         on_phase: callback that receives each phase when it begins.
-        names_all_nodes: as of a `Stamper`.
     """
 
     def __init__(

@@ -137,7 +137,6 @@ class Recorder:
             since weights and optimizer states stay. Between them and the step before `first_step`, the history is
             off, which costs nothing, and what these steps leave is found at their end. The events of the step
             before `first_step` have a phase, which shows what one step leaves to the next.
-        keeps_all: as of `Parts`.
         on_step: callback that receives the number of each step when it begins.
         on_out_of_memory: callback for each allocation that fails, until the process ends. It receives the running
             step, 0 after the recording.

@@ -65,7 +65,6 @@ class SimulatedGpu:
     """The GPU that a process has in simulation.
 
     Attributes:
-        gpu: its name.
         limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
         eager: whether functions of torch.compile run without it.
         routing: how tokens choose experts, as `recipe/routing.py` stores it.

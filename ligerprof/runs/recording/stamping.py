@@ -84,9 +84,6 @@ class Stamper:
         emit: callback that receives the stamp's text, on the thread that allocates next.
         saved: notes the tensors that the nodes of the first two steps have saved; None: they are not noted.
         names_all_nodes: whether each node has a hook in later steps, too.
-
-    Attributes:
-        text: the running stamp.
     """
 
     def __init__(

@@ -73,12 +73,7 @@ def _describe(recipe: TrainingRecipe, error: Exception, caller: traceback.FrameS
 
 
 def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
-    """Yield one sentence per note.
-
-    Args:
-        recipe: what was simulated.
-        attention_used: values of the AttentionKernels that ran.
-    """
+    """Yield one sentence per note; `attention_used`: values of the AttentionKernels that ran."""
     gpu = recipe.gpu_spec
     yield (
         f"Simulated, not measured: transformers' code ran on a model of torch's CUDA allocator and operators, for one"

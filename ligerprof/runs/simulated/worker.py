@@ -40,7 +40,6 @@ class Worker:
 
     Args:
         quiet: whether it is a new process that prints nothing, not a fork.
-        server: the module that serves.
         words: more words of its command line, which show in lists of processes.
 
     Raises:
@@ -165,10 +164,8 @@ def simulate_step(
     """Run one profiled step of a recipe without a GPU.
 
     Args:
-        recipe: what to train, how, and on which GPU.
         record: whether to record events for the outcome's snapshot.
         repeat: whether to record also those micro-batches that repeat the events of earlier ones.
-        progress: callback that receives a short status message.
 
     Raises:
         UnsupportedError: the simulator does not cover an option.

@@ -347,7 +347,6 @@ class Programs:
         counts: what sizes may depend on, besides the tokens.
 
     Attributes:
-        traced: the shapes that were traced.
         bounded_bytes: the largest request that counts with an upper bound; 0 without.
 
     Raises:

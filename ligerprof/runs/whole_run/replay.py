@@ -49,14 +49,12 @@ class WholeRun:
     """Peaks over all steps of one pass over the data; of the steps that ran, if memory ran out.
 
     Attributes:
-        shapes: the micro-batches.
         steps: steps that ran to their end.
         distinct_shapes: different shapes among the micro-batches.
         traced_shapes: those whose steps were simulated; the others follow from them.
         peak_bytes, peak: the most allocated bytes, and when.
         reserved_bytes, reserved: the most reserved bytes, and when they were first reached.
         first_step_peak_bytes: the most allocated bytes of the first step.
-        oom: the allocation that did not fit the limit, or None.
         bounded_bytes: the largest temporary that counts with an upper bound; 0 without.
     """
 

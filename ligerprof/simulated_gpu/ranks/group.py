@@ -59,11 +59,8 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         rank: this process's, in the group.
         members: the ranks of the whole world that belong to it.
         name: the same in all of them.
-        machine: this process's GPU.
-        messages: what ranks tell each other.
 
     Attributes:
-        asked: the backends that the program asked for.
         keeps_reduced: whether what is reduced stays until the next reduction, as DDP's buckets do on a GPU where that
             comes before NCCL's watchdog; where a program sleeps meanwhile, the watchdog is first.
     """
@@ -373,8 +370,6 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
 
     Args:
         folder: of the world; None if this process is alone in it.
-        rank: this process's, of the whole world.
-        size: of the world.
     """
     counted: dict[tuple[int, ...], int] = {}
     # C++ calls its methods, and does not keep it

@@ -40,7 +40,6 @@ class Messages:
     Args:
         world: this process may be alone in it, if it has no folder.
         rank: this process's own, of the whole world.
-        size: of the whole world.
 
     Attributes:
         is_alone: whether others send what this rank has itself, where they do not run.
@@ -190,12 +189,7 @@ def _of_file(name: str) -> Callable[..., Any]:
 
 
 class WorldStore(_Store):  # type: ignore[misc]
-    """Keys and values of the ranks that run: a file that all of them share, as torchrun's server is.
-
-    Args:
-        folder: the folder of the world.
-        messages: which other ranks there are.
-    """
+    """Keys and values of the ranks that run: a file that all of them share, as torchrun's server is."""
 
     def __init__(self, folder: Path, messages: Messages) -> None:
         super().__init__()

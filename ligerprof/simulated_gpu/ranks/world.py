@@ -112,7 +112,6 @@ def run_ranks(
     Args:
         start: starts the process of a rank with its environment.
         size: number of ranks of the world, unless `--world` says another.
-        per_node: how many ranks a node has.
 
     Returns:
         The first exit code that is not 0, or 0.
