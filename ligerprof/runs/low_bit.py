@@ -115,6 +115,7 @@ def _quantized(linear: nn.Linear, recipe: TrainingRecipe, device: torch.device) 
     package = _require(_PACKAGE, "--quantization 8bit" if is_8bit else "--qlora")
     shape = (linear.in_features, linear.out_features, bias is not None)
     layer: nn.Module
+    settings: dict[str, Any]
     if is_8bit:
         # it warns of each cast of an input to fp16
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)

@@ -282,7 +282,7 @@ def _replace_streams(backend: Backend) -> None:
 
     bindings._CudaStreamBase, bindings._CudaEventBase = StreamBase, EventBase
     before: Any = torch.cuda.streams
-    old = [getattr(before, name) for name in ("Stream", "Event", "ExternalStream")]
+    old: list[Any] = [getattr(before, name) for name in ("Stream", "Event", "ExternalStream")]
     after: Any = importlib.reload(before)
     for kind in old:
         replace_everywhere(kind, getattr(after, kind.__name__))
@@ -290,9 +290,10 @@ def _replace_streams(backend: Backend) -> None:
 
 def replace_everywhere(old: Any, new: Any) -> None:
     """Let modules that imported a function or class by its name have another one."""
+    name = old.__name__
     for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(old.__name__) is old:
-            setattr(module, old.__name__, new)
+        if getattr(module, "__dict__", {}).get(name) is old:
+            setattr(module, name, new)
 
 
 def _refuse_graphs() -> None:

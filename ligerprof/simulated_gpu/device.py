@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ligerprof.gpus import GpuSpec
+from ligerprof.serialization import select
 from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot, event_time_us
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator, Observer
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
@@ -138,6 +139,8 @@ class Addresses:
         return address
 
 
+# of an AllocatorFullError
+FULL_SIZES = ("requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
 # aten/src/ATen/cuda/CublasHandlePool.cpp
 _WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cuda::getCUDABlasLtWorkspace()"}
 _SEGMENTS_MADE = frozenset({"segment_alloc", "segment_map"})
@@ -267,12 +270,7 @@ class Device:
         except AllocatorFullError as full:
             self.failures += 1
             # its own copy: the traceback of the one that is raised keeps the program's tensors
-            self.ran_out = AllocatorFullError(
-                requested_bytes=full.requested_bytes,
-                allocated_bytes=full.allocated_bytes,
-                reserved_bytes=full.reserved_bytes,
-                limit_bytes=full.limit_bytes,
-            )
+            self.ran_out = AllocatorFullError(**select(full, *FULL_SIZES))
             free = max(self.capacity_bytes - full.reserved_bytes, 0)
             for observe in self.observers:
                 observe(0, size_bytes, self.allocator.allocated_bytes, free)

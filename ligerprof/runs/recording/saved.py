@@ -89,7 +89,8 @@ class SavedTensors:
 
 def _saved_by(node: Any) -> Iterator[tuple[str, Tensor]]:
     """The attributes and tensors that a node saved; for a Python function, also tensors that are attributes."""
-    for name in _raw_attributes(type(node)):
+    kind: Any = type(node)
+    for name in _raw_attributes(kind):
         try:
             value = getattr(node, name)
         except RuntimeError:

@@ -28,6 +28,8 @@ from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.runs.simulated.server import apart
 from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer, train_step
+from ligerprof.serialization import select
+from ligerprof.simulated_gpu.device import FULL_SIZES
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.simulated_gpu.machine import Machine, install
 from ligerprof.simulated_gpu.ranks.messages import Messages
@@ -258,14 +260,7 @@ class _Rank:
     def _out_of_memory(self) -> OutOfMemory:
         full = self._device.ran_out
         assert full is not None
-        return OutOfMemory(
-            requested_bytes=full.requested_bytes,
-            allocated_bytes=full.allocated_bytes,
-            reserved_bytes=full.reserved_bytes,
-            limit_bytes=full.limit_bytes,
-            phase=self._meter.phase_now,
-            step=self._meter.step,
-        )
+        return OutOfMemory(**select(full, *FULL_SIZES), phase=self._meter.phase_now, step=self._meter.step)
 
     def _host_bytes(self) -> int | None:
         """Main memory of what is offloaded, None if nothing is."""

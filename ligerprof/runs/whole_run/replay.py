@@ -130,7 +130,8 @@ class Replay:
             done = len(self._shapes.steps)
         except AllocatorFullError as error:
             self._note(done, (self._allocator.highest, self._allocator.highest_reserved))
-            oom = self._failure(done, error)
+            sizes = select(error, "requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
+            oom = RunFailure(moment=self._moment(done), **sizes)
         return self._outcome(done, first, oom)
 
     def _step(self, shapes: _Step) -> tuple[int, int]:
@@ -162,15 +163,6 @@ class Replay:
     def _moment(self, step: int) -> RunMoment:
         shapes = self._shapes.steps[min(step, len(self._shapes.steps) - 1)]
         return RunMoment(step=step + 1, shape=max(shapes, key=lambda shape: shape.rows * shape.tokens))
-
-    def _failure(self, step: int, error: AllocatorFullError) -> RunFailure:
-        return RunFailure(
-            moment=self._moment(step),
-            requested_bytes=error.requested_bytes,
-            allocated_bytes=error.allocated_bytes,
-            reserved_bytes=error.reserved_bytes,
-            limit_bytes=error.limit_bytes,
-        )
 
     def _outcome(self, steps: int, first: int, oom: RunFailure | None) -> WholeRun:
         (peak, peak_step), (reserved, reserved_step) = self._peaks
