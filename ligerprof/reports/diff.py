@@ -4,18 +4,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from ligerprof.analyzers.compare import Comparison, Figures
-from ligerprof.analyzers.explain.peak import GroupChange, PeakDiff, PeakReport
-from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 from ligerprof.models.architectures import without_indices
 from ligerprof.reports.terminal import FiguresColumn, groups_table, phases_table, roles_table, stacked
 from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_like, format_mib, in_one_unit, prints_as_zero
+
+if TYPE_CHECKING:
+    from ligerprof.analyzers.explain.peak import GroupChange, PeakDiff, PeakReport
+    from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
+
 
 _MOST_REMEDIES = 8
 
@@ -78,13 +81,13 @@ _FIGURE_WIDTH = 11
 
 
 @in_one_unit(lambda diff, **_: max(diff.before.peak_bytes, diff.after.peak_bytes))
-def render_diff(diff: PeakDiff, *, top: int = 10) -> RenderableType:
+def render_diff(diff: "PeakDiff", *, top: int = 10) -> RenderableType:
     """Lay out what changed between two peaks, at most 100 columns wide, with `top` rows of block groups."""
     notes = [f"Note: {note}." for note in diff.notes]
     return stacked(difference_sentence(diff), _roles_table(diff), changes_table(diff, top), *notes)
 
 
-def difference_sentence(diff: PeakDiff) -> str:
+def difference_sentence(diff: "PeakDiff") -> str:
     """The change of the peak, and the roles that changed most."""
     # one unit for the whole sentence: that of the higher peak
     higher_bytes = max(diff.before.peak_bytes, diff.after.peak_bytes)
@@ -98,11 +101,11 @@ def difference_sentence(diff: PeakDiff) -> str:
     return f"The peak {verb} by {format_like(abs(diff.difference_bytes), higher_bytes)}, {peaks}: {named}."
 
 
-def _peak(report: PeakReport, higher_bytes: int) -> str:
+def _peak(report: "PeakReport", higher_bytes: int) -> str:
     return f"{format_like(report.peak_bytes, higher_bytes)}{_when(report)}"
 
 
-def change_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
+def change_rows(diff: "PeakDiff") -> Iterator[tuple[str, int, int]]:
     """Name, bytes before and bytes after of each role that does not print as zero in both."""
     for role in Role:
         before, after = diff.before.roles[role], diff.after.roles[role]
@@ -110,7 +113,7 @@ def change_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
             yield role.value, before, after
 
 
-def total_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
+def total_rows(diff: "PeakDiff") -> Iterator[tuple[str, int, int]]:
     """Name, bytes before and bytes after of the peak, the reserved bytes and each phase."""
     yield "peak", diff.before.peak_bytes, diff.after.peak_bytes
     yield "reserved", diff.before.reserved_bytes, diff.after.reserved_bytes
@@ -118,7 +121,7 @@ def total_rows(diff: PeakDiff) -> Iterator[tuple[str, int, int]]:
         yield f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase]
 
 
-def _roles_table(diff: PeakDiff) -> Table:
+def _roles_table(diff: "PeakDiff") -> Table:
     table = groups_table("role", "before, MiB", "after, MiB", "change, MiB", figure_width=_FIGURE_WIDTH)
     for row in change_rows(diff):
         table.add_row(*change_cells(*row))
@@ -142,7 +145,7 @@ class GroupRow(NamedTuple):
     counts: str
 
 
-def group_rows(diff: PeakDiff) -> list[GroupRow]:
+def group_rows(diff: "PeakDiff") -> list[GroupRow]:
     """The groups that changed, the largest change first; those of all layers share a row."""
     merged: dict[tuple[str, str], list[GroupChange]] = defaultdict(list)
     for group in diff.groups:
@@ -155,7 +158,7 @@ def group_rows(diff: PeakDiff) -> list[GroupRow]:
     return sorted(rows, key=lambda row: -abs(row.change_bytes))
 
 
-def changes_table(diff: PeakDiff, top: int) -> Table:
+def changes_table(diff: "PeakDiff", top: int) -> Table:
     """The `top` groups that changed most."""
     rows = group_rows(diff)
     table = groups_table("role", "change, MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
@@ -169,7 +172,7 @@ def changes_table(diff: PeakDiff, top: int) -> Table:
     return table
 
 
-def _counts(groups: Sequence[GroupChange]) -> str:
+def _counts(groups: "Sequence[GroupChange]") -> str:
     before, after = sum(group.before_count for group in groups), sum(group.after_count for group in groups)
     return str(before) if before == after else f"{before} > {after}"
 
@@ -197,7 +200,7 @@ SPREAD_HEADS = ("role", "least, MiB", "rank", "most, MiB", "rank", "difference")
 _RANK_WIDTH = 5
 
 
-def render_ranks(report: RanksReport, *, top: int = 10) -> RenderableType:
+def render_ranks(report: "RanksReport", *, top: int = 10) -> RenderableType:
     """Lay out the ranks, worst first, at most 100 columns wide, with `top` rows of block groups."""
     parts: list[RenderableType] = [ranks_sentence(report), *ranks_tables(report)]
     parts += cause_lines(report)
@@ -209,7 +212,7 @@ def render_ranks(report: RanksReport, *, top: int = 10) -> RenderableType:
     return stacked(*parts)
 
 
-def ranks_tables(report: RanksReport) -> list[RenderableType]:
+def ranks_tables(report: "RanksReport") -> list[RenderableType]:
     """The ranks, the worst first, and the roles in which they differ, if any."""
     spreads = groups_table(*SPREAD_HEADS, figure_width=_RANK_WIDTH)
     for cells in spread_rows(report):
@@ -217,7 +220,7 @@ def ranks_tables(report: RanksReport) -> list[RenderableType]:
     return [_ranks_table(report), *([spreads] if spreads.rows else [])]
 
 
-def ranks_sentence(report: RanksReport) -> str:
+def ranks_sentence(report: "RanksReport") -> str:
     """Which rank is the worst, and by how much."""
     worst, lowest, count = report.worst, report.lowest, len(report.ranks)
     failed = sorted(each.rank for each in report.ranks if each.report.out_of_memory is not None)
@@ -232,7 +235,7 @@ def ranks_sentence(report: RanksReport) -> str:
     return f"Rank {worst.rank} of {count} has the highest peak, {peak}: {more} more than rank {lowest.rank} ({least})."
 
 
-def cause_lines(report: RanksReport) -> Iterator[str]:
+def cause_lines(report: "RanksReport") -> Iterator[str]:
     """Why ranks hold more than the lowest one, the worst first; ranks of the same reasons together."""
     ranks_of: dict[tuple[str, ...], list[int]] = {}
     for rank, found in report.causes.items():
@@ -244,11 +247,11 @@ def cause_lines(report: RanksReport) -> Iterator[str]:
             yield from (f"- {text}" for text in texts)
 
 
-def _when(report: PeakReport) -> str:
+def _when(report: "PeakReport") -> str:
     return f" in {report.peak_phase.value}" if report.peak_phase else ""
 
 
-def _ranks_table(report: RanksReport) -> Table:
+def _ranks_table(report: "RanksReport") -> Table:
     table = groups_table(*RANK_HEADS[:3], who=RANK_HEADS[3], figure_width=_FIGURE_WIDTH, heading_width=_RANK_WIDTH)
     table.add_column(RANK_HEADS[4], overflow="fold")
     for cells in rank_rows(report):
@@ -256,7 +259,7 @@ def _ranks_table(report: RanksReport) -> Table:
     return table
 
 
-def rank_rows(report: RanksReport) -> Iterator[tuple[str, ...]]:
+def rank_rows(report: "RanksReport") -> Iterator[tuple[str, ...]]:
     """The cells of each rank under RANK_HEADS, the worst rank first."""
     for each in report.ranks:
         failed = each.report.out_of_memory is not None
@@ -265,7 +268,7 @@ def rank_rows(report: RanksReport) -> Iterator[tuple[str, ...]]:
         yield str(each.rank), *sizes, "out of memory" if failed else phase, _excess(each, report.lowest)
 
 
-def _excess(each: RankPeak, lowest: RankPeak) -> str:
+def _excess(each: "RankPeak", lowest: "RankPeak") -> str:
     """At most three roles that take more on this rank than on the rank with the lowest peak."""
     more = {role: each.report.roles[role] - lowest.report.roles[role] for role in Role}
     largest = sorted((role for role in Role if more[role] > 0), key=lambda role: -more[role])[:_MOST_NAMED]
@@ -273,7 +276,7 @@ def _excess(each: RankPeak, lowest: RankPeak) -> str:
     return ", ".join(named)
 
 
-def spread_rows(report: RanksReport) -> Iterator[tuple[str, ...]]:
+def spread_rows(report: "RanksReport") -> Iterator[tuple[str, ...]]:
     """The cells under SPREAD_HEADS of each role whose bytes differ visibly between ranks."""
     for spread in report.spreads:
         least, most = (each.report.roles[spread.role] for each in (spread.least, spread.most))

@@ -17,40 +17,6 @@ from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.saved_tensors import SMALLEST_BYTES, STASH_LENGTH, SavePolicy, Selection, pinned_bytes
 
-
-class _HostMemory:
-    """Page-locked memory, copied to and from on a stream of its own."""
-
-    def __init__(self) -> None:
-        self._compute, self._copies = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def store(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Start to copy a tensor; returns the copy, and what `wait` takes."""
-        self._copies.wait_stream(self._compute)
-        with torch.cuda.stream(self._copies):
-            copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            copy.copy_(tensor, non_blocking=True)
-        return copy, self._copies.record_event()
-
-    def wait(self, copying: Any) -> None:
-        self._compute.wait_event(copying)
-
-    def load(self, copy: Tensor) -> Tensor:
-        """A tensor on the GPU with the values of a copy."""
-        with torch.cuda.stream(self._copies):
-            loaded = copy.to("cuda", non_blocking=True)
-        self._compute.wait_stream(self._copies)
-        return loaded
-
-    def hold(self, tensor: Tensor) -> None:
-        """Keep the memory of a loaded tensor from reuse until the computation so far has ended."""
-        tensor.record_stream(self._compute)
-
-    def finish(self) -> None:
-        self._compute.synchronize()
-        self._copies.synchronize()
-
-
 # size, strides and offset of a tensor on its storage
 _View = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -67,7 +33,8 @@ class ActivationOffload(saved_tensors_hooks):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(self._pack, self._unpack)
-        self._memory = _HostMemory()
+        # page-locked memory is copied to and from on a stream of its own
+        self._compute, self._copies = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._parameters = {_storage(parameter) for parameter in model.parameters()}
         self.host_bytes = 0
         self._clear()
@@ -79,7 +46,8 @@ class ActivationOffload(saved_tensors_hooks):
 
     def __exit__(self, *args: object) -> None:
         try:
-            self._memory.finish()
+            self._compute.synchronize()
+            self._copies.synchronize()
             self._clear()
         finally:
             super().__exit__(*args)
@@ -111,17 +79,20 @@ class ActivationOffload(saved_tensors_hooks):
         for older in [other for other in self._originals if other <= number - STASH_LENGTH]:
             self._release_original(older)
         flat, view = _storable(tensor)
-        copy, copying = self._memory.store(flat)
+        self._copies.wait_stream(self._compute)
+        with torch.cuda.stream(self._copies):
+            copy = torch.empty_like(flat, device="cpu", pin_memory=True)
+            copy.copy_(flat, non_blocking=True)
         self._copied_bytes += pinned_bytes(flat.numel() * flat.element_size())
         self.host_bytes = max(self.host_bytes, self._copied_bytes)
         self._packed[number] = copy, view
-        self._originals[number] = (flat, copying, key)
+        self._originals[number] = (flat, self._copies.record_event(), key)
         self._keys[key] = number
         return number
 
     def _release_original(self, number: int) -> None:
         _, copying, key = self._originals[number]
-        self._memory.wait(copying)
+        self._compute.wait_event(copying)
         del self._originals[number]
         if self._keys.get(key) == number:
             del self._keys[key]
@@ -137,7 +108,9 @@ class ActivationOffload(saved_tensors_hooks):
         if number in self._originals:
             tensor, references = self._originals[number][0], None
         else:
-            tensor = self._memory.load(copy)
+            with torch.cuda.stream(self._copies):
+                tensor = copy.to("cuda", non_blocking=True)
+            self._compute.wait_stream(self._copies)
             if (tensor.shape, tensor.stride()) != view[:2]:
                 tensor = torch.as_strided(tensor, *view)
             self._loaded[number] = tensor
@@ -151,7 +124,8 @@ class ActivationOffload(saved_tensors_hooks):
         def hook(_outputs: Any, _inputs: Any) -> None:
             # a view of the tensor is alive: the node's result, or saved by a recomputation
             if references is not None and number in self._loaded and _references(self._loaded[number]) > references:
-                self._memory.hold(self._loaded.pop(number))
+                # its memory must not be used again before the computation so far has ended
+                self._loaded.pop(number).record_stream(self._compute)
             for older in list(self._originals):
                 self._release_original(older)
             for older in earlier:

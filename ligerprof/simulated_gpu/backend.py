@@ -126,14 +126,20 @@ def _build(name: str) -> Path:
         raise MissingDependencyError(
             "the simulated GPU: no C++ compiler. Install one, such as g++ (Debian, Ubuntu: apt install g++)."
         )
-    problem = "no folder for it"
+    root, problem = Path(torch.__file__).parent, "no folder for it"
+    arguments = [
+        *("-std=c++20", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-w"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *(f"-I{root / folder}" for folder in ("include", "include/torch/csrc/api/include")),
+        f"-L{root / 'lib'}",
+    ]
     for folder in _folders():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=folder) as build:
                 made = Path(build, name)
                 subprocess.run(
-                    [*compiler, *_arguments(), str(_SOURCE), *_LIBRARIES, "-o", str(made)],
+                    [*compiler, *arguments, str(_SOURCE), *_LIBRARIES, "-o", str(made)],
                     check=True,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
@@ -152,14 +158,3 @@ def _build(name: str) -> Path:
         f"the simulated GPU: {compiler[0]} cannot build it for torch {torch.__version__} ({problem})."
         " Install g++ 11 or later, or name a compiler in CXX."
     )
-
-
-def _arguments() -> list[str]:
-    root = Path(torch.__file__).parent
-    headers = root / "include"
-    return [
-        *("-std=c++20", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-w"),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-I{folder}" for folder in (headers, headers / "torch/csrc/api/include")),
-        f"-L{root / 'lib'}",
-    ]

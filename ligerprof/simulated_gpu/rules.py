@@ -82,25 +82,18 @@ def _reduce(run: Operators, elements: Tensor) -> None:
 
 
 def _scalar_in_place_of_elements(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """mse_loss and smooth_l1_loss: the result keeps the memory of one number per element."""
-    result = _elements(args, args[2] if len(args) > 2 else kwargs.get("reduction", 1))
+    """mse_loss, smooth_l1_loss, binary_cross_entropy: the result keeps the memory of one number per element."""
+    is_entropy = func is aten.binary_cross_entropy.default
+    position = 3 if is_entropy else 2
+    result = _elements(args, args[position] if len(args) > position else kwargs.get("reduction", 1))
     if result is None:
         return run.compute(func, args, kwargs)
-    elements = torch.empty_like(result)
-    _reduce(run, elements)
-    del elements
-    return _known(run, func, args, kwargs, result.resize_(()))
-
-
-def _binary_cross_entropy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The mean is copied into the tensor of the elements."""
-    result = _elements(args, args[3] if len(args) > 3 else kwargs.get("reduction", 1))
-    if result is None:
-        return run.compute(func, args, kwargs)
-    mean = functions.empty((), dtype=result.dtype, device=GPU)
-    _reduce(run, result)
-    del mean
-    return _known(run, func, args, kwargs, result.resize_(()))
+    # its mean is copied into the tensor of the elements; the others have the elements apart
+    temporary = functions.empty((), dtype=result.dtype, device=GPU) if is_entropy else torch.empty_like(result)
+    _reduce(run, result if is_entropy else temporary)
+    del temporary
+    run.values.after(func, args, kwargs, result.resize_(()), [value for value in args if isinstance(value, Tensor)])
+    return result
 
 
 def _huber(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -108,11 +101,6 @@ def _huber(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     result = run.compute(func, args, kwargs)
     if elements is not None:
         _reduce(run, elements)
-    return result
-
-
-def _known(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
-    run.values.after(func, args, kwargs, result, [value for value in args if isinstance(value, Tensor)])
     return result
 
 
@@ -134,7 +122,7 @@ def _draw(source: Tensor, count: int, *, replacement: bool) -> None:
 _LOSS_RULES: dict[Any, Rule] = {
     aten.mse_loss.default: _scalar_in_place_of_elements,
     aten.smooth_l1_loss.default: _scalar_in_place_of_elements,
-    aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten.binary_cross_entropy.default: _scalar_in_place_of_elements,
     aten.huber_loss.default: _huber,
 }
 
@@ -283,12 +271,11 @@ def _cast_on_host(source: Tensor, target: Tensor) -> Tensor:
 
 
 def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:
-    known = run.values.known(source)
     values = run.values.copy_of(source)
     if values is None:
         values = shown(run.values, source)
     if values is not None:
-        if known is not None and known.made_up:
+        if run.values.is_made_up(source):
             run.values.note(f"copy of {source.dtype} to the host".replace("torch.", ""))
         target.copy_(values)
         return
@@ -302,9 +289,8 @@ def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:
 def _item(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     run.device.synchronize(run.device.stream)
     tensor = args[0]
-    known = run.values.known(tensor)
     values = run.values.copy_of(tensor)
-    if values is None or (known is not None and known.made_up):
+    if values is None or run.values.is_made_up(tensor):
         run.values.note(f"item of {tensor.dtype}".replace("torch.", ""))
     if values is not None:
         return values.item()
@@ -324,7 +310,7 @@ def _found(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     """Operators whose result's shape depends on values: from the values, else by a rule that is listed."""
     tensors = list(tensors_in((args, tuple(kwargs.values()))))
     copies = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in tensors]
-    is_made_up = any((known := run.values.known(tensor)) is not None and known.made_up for tensor in tensors)
+    is_made_up = any(map(run.values.is_made_up, tensors))
     run.device.synchronize(run.device.stream)
     if all(copy is not None for copy in copies):
         result = func(*(run.values.real(value) for value in args), **{k: run.values.real(v) for k, v in kwargs.items()})
@@ -345,8 +331,8 @@ def _nonzero(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[s
     """Positions, one dimension after the other (aten/src/ATen/native/cuda/Nonzero.cu)."""
     source = args[0]
     count = source.numel()
-    known, copy = run.values.known(source), run.values.copy_of(source)
-    is_made_up = copy is None or (known is not None and known.made_up)
+    copy = run.values.copy_of(source)
+    is_made_up = copy is None or run.values.is_made_up(source)
     run.device.synchronize(run.device.stream)
     if is_made_up:
         run.values.note("nonzero", is_shape=True)

@@ -170,7 +170,8 @@ class Siblings:
         try:
             structure, weights, index = self._structure(layer)
             cache = _cache_of(index, (*arguments, *named.values()))
-            key = (structure, self._state(weights), self._arguments(arguments, named, cache, given))
+            own = (_key_of(arguments, given, cache), _key_of(tuple(named.items()), given, cache))
+            key = (structure, self._state(weights), own, None if cache is None else _state_key(cache))
         except _NotAlikeError:
             return _original(layer, *arguments, **named)
         if key not in self._passes:
@@ -188,14 +189,6 @@ class Siblings:
             raise _NotAlikeError
         modes = (autocast, torch.get_default_dtype(), torch.is_inference_mode_enabled(), self._device.stream)
         return modes, tuple([(weight.dtype, weight.is_cuda) for weight in weights])
-
-    @staticmethod
-    def _arguments(arguments: tuple[Any, ...], named: Mapping[str, Any], cache: Any, given: list[Tensor]) -> Any:
-        return (
-            _key_of(arguments, given, cache),
-            tuple([(name, _key_of(value, given, cache)) for name, value in named.items()]),
-            None if cache is None else _state_key(cache),
-        )
 
     def _structure(self, layer: nn.Module) -> tuple[Any, list[Tensor], int | None]:
         """What a layer consists of, its weights and its index; looked up as long as no module has changed."""
@@ -218,15 +211,16 @@ class Siblings:
         """Run a layer, and note what it does; None if that cannot be repeated."""
         device, values = self._device, self._values
         # the cache's old tensors end while the layer runs
-        before = {name: _weakly(value) for name, value in ({} if cache is None else vars(cache)).items()}
+        kept = {} if cache is None else dict(vars(cache))
+        before = {name: ref(value) if isinstance(value, Tensor) else value for name, value in kept.items()}
         made_up, changes = values.made_up.copy(), self._changes
         stamp = device.stamped.stamp
         old: dict[int, tuple[str, ...]] = {}
-        for name, value in ({} if cache is None else vars(cache)).items():
+        for name, value in kept.items():
             if isinstance(value, Tensor) and value.is_cuda:
                 old[storage_address(value)] = (*old.get(storage_address(value), ()), name)
-
         value = None
+        kept.clear()
         with device.taping() as tape:
 
             def note_change(address: int) -> None:
@@ -363,10 +357,6 @@ def _all_made(value: Any) -> Iterator[_Made]:
     elif type(value) is tuple:
         for item in value:
             yield from _all_made(item)
-
-
-def _weakly(value: Any) -> Any:
-    return ref(value) if isinstance(value, Tensor) else value
 
 
 def _is_same(before: Any, value: Any) -> bool:

@@ -130,6 +130,11 @@ class Values:
         """The copy of a tensor's storage."""
         return self._known.get(storage_address(tensor)) if self._known else None
 
+    def is_made_up(self, tensor: Tensor) -> bool:
+        """Whether the values of a tensor follow from ones that were made up."""
+        known = self.known(tensor)
+        return known is not None and known.made_up
+
     def known_at(self, address: int) -> Known | None:
         return self._known.get(address)
 
@@ -173,7 +178,7 @@ class Values:
                 self._known.pop(storage_address(tensor), None)
             self._assume(func, result)
             return
-        made_up = any((known := self.known(tensor)) is not None and known.made_up for tensor in inputs)
+        made_up = any(map(self.is_made_up, inputs))
         for tensor in written:
             if self.known(tensor) is None and tensor.is_cuda:
                 self.set(tensor, functions.zeros(()), made_up=made_up)

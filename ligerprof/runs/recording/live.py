@@ -172,7 +172,7 @@ class LiveFile:
             moments=tuple(self._moments),
             emptied=(0, 0) if self._device is None else (self._device.emptied[0], self._device.emptied[1]),
         )
-        text = json.dumps({name: to_json(getattr(live, name)) for name in Live.__slots__})
+        text = json.dumps(to_json(live))
         partial = self._path.with_name(f".{LIVE}.partial")
         # without fsync: a reader sees the old file or the new one
         with suppress(OSError):

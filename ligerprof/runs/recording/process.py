@@ -35,6 +35,7 @@ from ligerprof.runs.recording.summary import (
     RecordingSummary,
     current_rank,
 )
+from ligerprof.serialization import to_json
 
 if TYPE_CHECKING:
     from ligerprof.simulated_gpu.machine import Machine
@@ -301,13 +302,16 @@ class ProcessRecording:
             self._summary = replace(self._summary, notes=(*self._summary.notes, text))
 
     def _write_summary(self) -> None:
-        machine = self._machine
-        simulated = None if machine is None else machine.summary()
-        self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
-        weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
-        self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
+        self._summary = replace(
+            self._summary,
+            rank=current_rank(),
+            steps=self._begun,
+            simulated=None if self._machine is None else self._machine.summary(),
+            weights={name: ModuleWeights(*held) for name, held in self._weights.items()},
+            models=tuple(self._models.described()),
+        )
         try:
-            self._run.write_json(RECORDING, self._summary.to_json())
+            self._run.write_json(RECORDING, to_json(self._summary))
         except LigerprofError as error:
             say(str(error))
 

@@ -13,7 +13,6 @@ from ligerprof.errors import LigerprofError, RunDirectoryError
 from ligerprof.files import FileKind, read_json
 from ligerprof.gpus import find_gpu
 from ligerprof.runs.recording.settings import Steps
-from ligerprof.serialization import to_json
 
 RECORDING = "recording.json"
 # of the folder of a process, which is named after its rank when the command has ended
@@ -92,9 +91,6 @@ class RecordingSummary:
     models: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     schema: int = field(default=1)
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: to_json(getattr(self, name)) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RecordingSummary":
