@@ -162,15 +162,13 @@ class Listed:
     def at(self, index: int) -> float:
         """The value, if all are numbers, else its place."""
         value = self.values[index]
-        return float(value) if isinstance(value, (int, float)) and self._are_numbers else index
+        are_numbers = all(type(each) in (int, float) for each in self.values)
+        in_order = are_numbers and list(self.values) == sorted(self.values)  # type: ignore[type-var]
+        return float(value) if isinstance(value, (int, float)) and in_order else index
 
     def index(self, value: float) -> int:
         """The last place whose value is not above."""
         return sum(self.at(each) <= value for each in range(len(self.values))) - 1
-
-    @property
-    def _are_numbers(self) -> bool:
-        return all(type(each) in (int, float) for each in self.values) and list(self.values) == sorted(self.values)  # type: ignore[type-var]
 
 
 @dataclass

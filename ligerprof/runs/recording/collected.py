@@ -54,15 +54,20 @@ class RecordedRank:
         names = ("peak_bytes", "reserved_bytes", "complete", "phases", "roles")
         found = select(self, "peak.rank", *(f"report.{name}" for name in names), "step=report.peak_step")
         late = self.summary.late_failure
-        oom = select(self, "oom=report.out_of_memory")
-        if oom["oom"] is None and late is not None:
-            oom = {"oom": _late_json(late)}
+        oom = to_json(self.report.out_of_memory) or (None if late is None else _late_json(late))
         recorded = select(
             self, "phase=report.peak_phase", "report.growth", "report.suggestions", "summary.steps", "summary.pid"
         )
         if self.summary.simulated is not None:
             recorded["simulated"] = dict(self.summary.simulated)
-        return {**found, **oom, **recorded, "models": self.models, "engine": to_json(self.engine), "run": str(self.run)}
+        return {
+            **found,
+            "oom": oom,
+            **recorded,
+            "models": self.models,
+            "engine": to_json(self.engine),
+            "run": str(self.run),
+        }
 
     @property
     def engine(self) -> ColocatedEngine | None:

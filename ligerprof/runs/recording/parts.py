@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.settings import DISK_BYTES
+from ligerprof.runs.recording.summary import LatePeak
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
@@ -234,20 +235,6 @@ _TELLING = (0, 4, 8, 16, 32)
 _TEXTS = ("user_metadata", "compile_context")
 
 
-class _Content(NamedTuple):
-    """What the file of a part has.
-
-    Attributes:
-        before: the snapshot's segments where it begins.
-        alive: the allocations of the blocks that live there, in order.
-        taken: the snapshot at its end, with its events.
-    """
-
-    before: Snapshot
-    alive: Mapping[Place, Event]
-    taken: Snapshot
-
-
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Part:
     """A stretch of a recording.
@@ -266,14 +253,6 @@ class _Part:
     has_all: bool
     file: Path | None = None
     file_bytes: int = 0
-
-
-class LostPeak(NamedTuple):
-    """A peak in a part whose file could not be written, and the steps that ran in it."""
-
-    peak_bytes: int
-    first_step: int
-    step: int
 
 
 class Parts:
@@ -332,7 +311,8 @@ class Parts:
         number = len(self._parts)
         with collector_paused():
             _share(traces)
-            content = pickle.dumps(tuple(_Content(self._state, self._alive, taken)), protocol=4)
+            # the segments where it begins, the allocations of the blocks that live there, in order, and its events
+            content = pickle.dumps((self._state, self._alive, taken), protocol=4)
             self._follow(traces)
         has_all = all(len(trace) < self._most_entries for trace in traces)
         part = self._append(taken, step, begins_step=begins_step, events=sum(map(len, traces)), has_all=has_all)
@@ -379,12 +359,12 @@ class Parts:
         return part
 
     @property
-    def lost_peak(self) -> LostPeak | None:
-        """The peak, if the recording lacks it."""
+    def lost_peak(self) -> LatePeak | None:
+        """The peak, if the file of its part could not be written, with the steps that ran in the part."""
         if not self._parts or self._parts[self._peak_part].file is not None:
             return None
         part = self._parts[self._peak_part]
-        return LostPeak(self._peak_bytes, part.first_step, part.last_step)
+        return LatePeak(peak_bytes=self._peak_bytes, first_step=part.first_step, step=part.last_step)
 
     def has_peak(self, peak_bytes: int) -> bool:
         """Whether an earlier part reached a peak of so many bytes."""

@@ -176,7 +176,7 @@ class ProcessRecording:
             if recorder.kept_steps is not None:
                 self._note_length(*recorder.kept_steps)
             if recorder.lost_peak is not None:
-                self._summary = replace(self._summary, late_peak=LatePeak(**recorder.lost_peak._asdict()))
+                self._summary = replace(self._summary, late_peak=recorder.lost_peak)
         except LigerprofError as error:
             say(f"the recording is lost: {error}")
         except Exception as error:

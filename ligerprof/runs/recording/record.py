@@ -14,10 +14,11 @@ from ligerprof.files import require_absent
 from ligerprof.roles import INFERENCE_PHASES, Phase, Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.live import tensors_by_role
-from ligerprof.runs.recording.parts import Bridge, LostPeak, Parts
+from ligerprof.runs.recording.parts import Bridge, Parts
 from ligerprof.runs.recording.phases import LoopModels, LoopPhases
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.settings import DISK_BYTES
+from ligerprof.runs.recording.summary import LatePeak
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import Stamp, with_saved_tensors
 
@@ -181,7 +182,7 @@ class Recorder:
         # the first and the last step of the recording that was written, if it lacks others
         self.kept_steps: tuple[int, int] | None = None
         # its peak, if the disk was too full for the events
-        self.lost_peak: LostPeak | None = None
+        self.lost_peak: LatePeak | None = None
         try:
             self._run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
