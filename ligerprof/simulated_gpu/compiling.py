@@ -4,7 +4,6 @@ Dynamo, AOTAutograd and Inductor trace, fuse and write code as on a GPU. The cod
 torch's operators, and launches kernels of Triton, which nobody compiles and which compute nothing.
 """
 
-import functools
 import os
 import runpy
 import subprocess
@@ -42,7 +41,9 @@ def install(gpu: GpuSpec, values: Values, *, eager: bool) -> None:
         return
     bindings: Any = torch._C
     # a buffer of Inductor's code, which a build of torch without CUDA refuses to make
-    bindings._dynamo.guards._empty_strided_cuda = functools.partial(torch.empty_strided, device="cuda")
+    bindings._dynamo.guards._empty_strided_cuda = lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype, device="cuda"
+    )
     # Inductor's module of CUDA graphs imports it, also where there are none
     bindings._cuda_CUDAAllocator_AllocatorState = type("AllocatorState", (), {})
     after_import_or_now("triton.runtime.driver", lambda module: _set_driver(module, gpu))
