@@ -274,7 +274,7 @@ class Parts:
         self._parts: list[_Part] = []
         self._state: Snapshot = {"segments": []}
         self._alive: dict[Place, Event] = {}
-        self._peak_bytes, self._peak_part = 0, 0
+        self.peak_bytes, self._peak_part = 0, 0
         # allocated bytes that each phase reached at least; what the allocator does not split is not in them
         self.phase_peaks: dict[Phase, int] = {}
         self._events = 0
@@ -316,8 +316,8 @@ class Parts:
             self._follow(traces)
         has_all = all(len(trace) < self._most_entries for trace in traces)
         part = self._append(taken, step, begins_step=begins_step, events=sum(map(len, traces)), has_all=has_all)
-        if peak_bytes > self._peak_bytes:
-            self._peak_bytes, self._peak_part = peak_bytes, number
+        if peak_bytes > self.peak_bytes:
+            self.peak_bytes, self._peak_part = peak_bytes, number
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / str(number)
         file.write_bytes(content)
@@ -364,11 +364,7 @@ class Parts:
         if not self._parts or self._parts[self._peak_part].file is not None:
             return None
         part = self._parts[self._peak_part]
-        return LatePeak(peak_bytes=self._peak_bytes, first_step=part.first_step, step=part.last_step)
-
-    def has_peak(self, peak_bytes: int) -> bool:
-        """Whether an earlier part reached a peak of so many bytes."""
-        return peak_bytes <= self._peak_bytes
+        return LatePeak(peak_bytes=self.peak_bytes, first_step=part.first_step, step=part.last_step)
 
     def __len__(self) -> int:
         return len(self._parts)

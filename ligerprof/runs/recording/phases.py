@@ -502,10 +502,6 @@ class LoopPhases:
             return direct_call(module)(*arguments, **named)
         return observed_call(self._stamper, module, arguments, named)
 
-    def known_tensors(self) -> Iterator[tuple[torch.Tensor, Phase]]:
-        """What `tensors_of` finds of the optimizers that have stepped."""
-        return tensors_of(self.optimizers)
-
     def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._has_optimizer = True
         # neither a module nor autograd ran; later, a step may call several optimizers

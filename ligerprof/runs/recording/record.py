@@ -15,7 +15,7 @@ from ligerprof.roles import INFERENCE_PHASES, Phase, Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.live import tensors_by_role
 from ligerprof.runs.recording.parts import Bridge, Parts
-from ligerprof.runs.recording.phases import LoopModels, LoopPhases
+from ligerprof.runs.recording.phases import LoopModels, LoopPhases, tensors_of
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.settings import DISK_BYTES
 from ligerprof.runs.recording.summary import LatePeak
@@ -306,7 +306,7 @@ class Recorder:
         if phases is None or self._is_off or not self._parts.is_due(self._history.events, begins_step=begins_step):
             return
         try:
-            if self._keeps_all or self._trains or not self._parts.has_peak(self._history.peak_bytes()):
+            if self._keeps_all or self._trains or self._history.peak_bytes() > self._parts.peak_bytes:
                 self._take_part(phases.step, begins_step=begins_step)
             else:
                 self._skip_part(phases.step, begins_step=begins_step)
@@ -334,7 +334,7 @@ class Recorder:
 
     def _end_of_gap(self, phases: LoopPhases, step: int) -> Bridge:
         known = {}
-        for tensor, phase in phases.known_tensors():
+        for tensor, phase in tensors_of(phases.optimizers):
             try:
                 place = self._history.locate(tensor)
             except (RuntimeError, NotImplementedError):

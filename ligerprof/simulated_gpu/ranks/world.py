@@ -142,7 +142,9 @@ def run_ranks(
                 if code is not None:
                     ended[rank] = code
                     del running[rank]
-                    note_end(world.folder, rank)
+                    if world.folder is not None:
+                        # the others wait for nothing more
+                        (world.folder / f"ended-{rank}").touch()
             time.sleep(_POLL_SECONDS)
     finally:
         for process in running.values():
@@ -165,12 +167,6 @@ def mark_rank(folder: Path, rank: int, mark: str) -> None:
 def marked_ranks(folder: Path | None, mark: str) -> list[int]:
     """The ranks that others ask for."""
     return [] if folder is None else [int(path.name.partition("-")[2]) for path in folder.glob(f"{mark}-*")]
-
-
-def note_end(folder: Path | None, rank: int) -> None:
-    """Let the others know that a rank will send nothing more."""
-    if folder is not None:
-        (folder / f"ended-{rank}").touch()
 
 
 def has_ended(folder: Path, rank: int) -> bool:
