@@ -517,12 +517,12 @@ class _Report:
         return [*(f"- {claim}" for claim in filled), ""] if filled else []
 
     def _figure(self, figure: Figure, shown: tuple[Cell, ...]) -> Iterator[str]:
-        from ligerprof.reports.figures.kinds import KINDS, PlotInput, Sources
+        from ligerprof.reports.figures.kinds import KINDS, Sources
         from ligerprof.reports.figures.style import write_figure
 
         cells = shown if figure.where is None else self._found.select(figure.where)
         # nothing if the cells do not suffice for the figure
-        for drawn in itertools.islice(KINDS[figure.kind].draw(PlotInput(sources=Sources(cells=cells))), 1):
+        for drawn in itertools.islice(KINDS[figure.kind].draw(Sources(cells=cells)), 1):
             write_figure(drawn.figure, self._folder / f"{figure.name}.svg", force=True)
             yield from (f"![{figure.alt}]({figure.name}.svg)", "")
 

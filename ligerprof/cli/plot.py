@@ -14,7 +14,7 @@ from ligerprof.reports.figures import FORMATS, KIND_NAMES
 from ligerprof.serialization import document
 
 if TYPE_CHECKING:
-    from ligerprof.reports.figures.kinds import Drawn, PlotInput, Sources
+    from ligerprof.reports.figures.kinds import Drawn, Sources
 
 
 @click.command(cls=DocumentedCommand, name="plot")
@@ -44,15 +44,15 @@ def command(sources: tuple[Path, ...], **options: Any) -> None:
     memory snapshot. The rows of several sources form one sweep; the later of two rows
     of the same cell counts.
     """
-    from ligerprof.reports.figures.kinds import PlotInput, read_sources
+    from ligerprof.reports.figures.kinds import read_sources
     from ligerprof.reports.figures.style import check_format, write_figure
 
     formats = tuple(dict.fromkeys(name.strip() for name in options["formats"].split(",")))
     for name in formats:
         check_format(name)
     kinds = options["kinds"] or KIND_NAMES
-    given = PlotInput(sources=read_sources(sources))
-    _report_failed(given.sources)
+    given = read_sources(sources)
+    _report_failed(given)
     drawn, left_out = _draw_all(kinds, given, required=bool(options["kinds"]))
     figures = [
         {"kind": kind, "name": one.name, "files": [str(options["output"] / f"{one.name}.{name}") for name in formats]}
@@ -78,7 +78,7 @@ def _report_failed(sources: "Sources") -> None:
 
 
 def _draw_all(
-    kinds: Sequence[str], given: "PlotInput", *, required: bool
+    kinds: Sequence[str], given: "Sources", *, required: bool
 ) -> "tuple[list[tuple[str, Drawn]], list[dict[str, str]]]":
     """All figures, and the kinds that sources do not allow; raises NothingToDrawError for a `required` or no figure."""
     from ligerprof.reports.figures.kinds import NothingToDrawError, draw

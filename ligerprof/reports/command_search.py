@@ -1,7 +1,8 @@
 """Render `fit -- COMMAND` and `advise -- COMMAND`: trials as they end, the answer, and the command that fits."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
 
 from ligerprof.recipe.commands.changes import ChangedCommand
 from ligerprof.reports.terminal import ShellCommand, listing_table, stacked
@@ -9,9 +10,6 @@ from ligerprof.runs.command_search.fastest import FastestCommand, FittingSplits
 from ligerprof.runs.command_search.session import Bound, CheapestFit, CommandProblem, LargestFit, named
 from ligerprof.runs.command_search.trials import Outcome, Trial
 from ligerprof.units import format_bytes
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def trial_line(name: str, trial: Trial) -> str:
@@ -29,7 +27,7 @@ def trial_line(name: str, trial: Trial) -> str:
     return f"  {name}: fits, {held}{speed} ({seconds})"
 
 
-def render_largest(found: LargestFit) -> "RenderableType":
+def render_largest(found: LargestFit) -> RenderableType:
     """The largest value, what bounds it, and the command."""
     return stacked(*_largest_lines(found), *_fitting(found.problem, found.change, found.trial))
 
@@ -52,7 +50,7 @@ def _largest_lines(found: LargestFit) -> Iterator[str]:
     yield f"Largest {found.key}: {found.value} ({ends[found.bounded_by]})."
 
 
-def render_cheapest(found: CheapestFit, *, show_all: bool) -> "RenderableType":
+def render_cheapest(found: CheapestFit, *, show_all: bool) -> RenderableType:
     """The plan, what else there is, and the command."""
     parts: list[RenderableType] = []
     if found.own is not None:
@@ -71,7 +69,7 @@ def render_cheapest(found: CheapestFit, *, show_all: bool) -> "RenderableType":
     return stacked(*parts, *_fitting(found.problem, found.change, found.trial))
 
 
-def render_fastest_command(found: FastestCommand) -> "RenderableType":
+def render_fastest_command(found: FastestCommand) -> RenderableType:
     """The alternatives that fit, the fastest first, and the command."""
     columns = ("ms per step", "reserved")
     rows = [
@@ -89,7 +87,7 @@ def render_fastest_command(found: FastestCommand) -> "RenderableType":
     return stacked(*([table] if rows else []), *predicted, *end, *_fitting(found.problem, found.change, found.trial))
 
 
-def render_splits(found: FittingSplits) -> "RenderableType":
+def render_splits(found: FittingSplits) -> RenderableType:
     """The splits with their ranks, the worst first, and the command of the one with the fewest ranks for a model."""
     verdicts = {Outcome.RAN: "fits", Outcome.OUT_OF_MEMORY: "DOES NOT FIT", Outcome.FAILED: "fails"}
     rows = [(split.name, verdicts[trial.outcome], _ranks(trial)) for split, trial in found.trials]
@@ -110,8 +108,7 @@ def _ranks(trial: Trial) -> str:
     return ", ".join(f"{each.rank}: {format_bytes(each.reserved_bytes)}" for each in trial.ranks)
 
 
-def _fitting(problem: CommandProblem, change: object, trial: Trial | None) -> Iterator["RenderableType"]:
-
+def _fitting(problem: CommandProblem, change: object, trial: Trial | None) -> Iterator[RenderableType]:
     if trial is None:
         return
     changed: ChangedCommand = problem.changed(change)  # type: ignore[arg-type]

@@ -31,27 +31,20 @@ class PlainConsole(Console):
         super().print(*objects, **{"crop": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Turn a string into a `Text`."""
         return super().render_str(printable(text, keep="\n"), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render a part of the output."""
-        if isinstance(renderable, Text) and not renderable.plain.isprintable():
-            renderable = _escaped(renderable)
+        if isinstance(renderable, Text) and (plain := printable(renderable.plain, keep="\n")) != renderable.plain:
+            # the styles of parts are lost, since their places change
+            escaped = Text(plain, style=renderable.style, justify=renderable.justify, overflow=renderable.overflow)
+            escaped.no_wrap = renderable.no_wrap
+            renderable = escaped
         if not isinstance(renderable, Text) or (options or self.options).max_width < _LEAST_WIDTH:
             return super().render(renderable, options)
         kept = renderable.copy()
         kept.plain = unbroken(kept.plain, _NO_BREAK)
         rendered = super().render(kept, options)
         return (segment._replace(text=segment.text.replace(_NO_BREAK, " ")) for segment in rendered)
-
-
-def _escaped(text: Text) -> Text:
-    plain = printable(text.plain, keep="\n")
-    if plain == text.plain:
-        return text
-    # the styles of parts are lost, since their places change
-    return Text(plain, style=text.style, justify=text.justify, overflow=text.overflow, no_wrap=text.no_wrap)
 
 
 # a cell that may wrap gets at least its longest word, up to this many columns
@@ -103,16 +96,13 @@ class WholeTable(Table):
         for column in table.columns:
             column.width = None
             column.min_width = column.min_width if aligned else None
-        return table, *table._widths(console, options.update(max_width=_UNBOUNDED, width=_UNBOUNDED))
-
-    def _widths(self, console: Console, options: ConsoleOptions) -> tuple[list[int], list[int]]:
-        """The least and the largest width of each column, with its padding."""
-        found = [self._measure_column(console, options, column) for column in self.columns]
+        unbounded = options.update(max_width=_UNBOUNDED, width=_UNBOUNDED)
+        found = [table._measure_column(console, unbounded, column) for column in table.columns]
         needed = [
-            each.maximum if column.no_wrap else min(each.minimum, _LONGEST_WORD + self._get_padding_width(index))
-            for index, (column, each) in enumerate(zip(self.columns, found, strict=True))
+            each.maximum if column.no_wrap else min(each.minimum, _LONGEST_WORD + table._get_padding_width(index))
+            for index, (column, each) in enumerate(zip(table.columns, found, strict=True))
         ]
-        return needed, [each.maximum for each in found]
+        return table, needed, [each.maximum for each in found]
 
     def _blocks(self, console: Console, options: ConsoleOptions) -> RenderResult:
         headings = [_text(console, column.header) for column in self.columns[1:]]

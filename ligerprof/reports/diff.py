@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.console import RenderableType
+from rich.table import Table
+
 from ligerprof.analyzers.compare import Comparison, Figures
 from ligerprof.models.architectures import without_indices
 from ligerprof.reports.terminal import FiguresColumn, groups_table, phases_table, roles_table, stacked
@@ -13,9 +16,6 @@ from ligerprof.roles import Role
 from ligerprof.units import format_bytes, format_like, format_mib, in_one_unit, prints_as_zero
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
     from ligerprof.analyzers.explain.peak import GroupChange, PeakDiff, PeakReport
     from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport
 
@@ -25,7 +25,7 @@ _MOST_REMEDIES = 8
 _SUFFIXES = re.compile(r"(\.(json|pickle|pkl|gz|xz))+$")
 
 
-def render_comparison(comparison: Comparison) -> "RenderableType":
+def render_comparison(comparison: Comparison) -> RenderableType:
     """Lay out a comparison; one line per source names its column."""
     titles = column_titles(comparison)
     columns = [_column(title, item) for title, item in zip(titles, comparison.columns, strict=True)]
@@ -81,7 +81,7 @@ _FIGURE_WIDTH = 11
 
 
 @in_one_unit(lambda diff, **_: max(diff.before.peak_bytes, diff.after.peak_bytes))
-def render_diff(diff: "PeakDiff", *, top: int = 10) -> "RenderableType":
+def render_diff(diff: "PeakDiff", *, top: int = 10) -> RenderableType:
     """Lay out what changed between two peaks, at most 100 columns wide, with `top` rows of block groups."""
     notes = [f"Note: {note}." for note in diff.notes]
     return stacked(difference_sentence(diff), _roles_table(diff), changes_table(diff, top), *notes)
@@ -102,8 +102,7 @@ def difference_sentence(diff: "PeakDiff") -> str:
 
 
 def _peak(report: "PeakReport", higher_bytes: int) -> str:
-    when = f" in {report.peak_phase.value}" if report.peak_phase else ""
-    return f"{format_like(report.peak_bytes, higher_bytes)}{when}"
+    return f"{format_like(report.peak_bytes, higher_bytes)}{_when(report)}"
 
 
 def change_rows(diff: "PeakDiff") -> Iterator[tuple[str, int, int]]:
@@ -122,7 +121,7 @@ def total_rows(diff: "PeakDiff") -> Iterator[tuple[str, int, int]]:
         yield f"highest in {phase.value}", diff.before.phases[phase], diff.after.phases[phase]
 
 
-def _roles_table(diff: "PeakDiff") -> "Table":
+def _roles_table(diff: "PeakDiff") -> Table:
     table = groups_table("role", "before, MiB", "after, MiB", "change, MiB", figure_width=_FIGURE_WIDTH)
     for row in change_rows(diff):
         table.add_row(*change_cells(*row))
@@ -159,7 +158,7 @@ def group_rows(diff: "PeakDiff") -> list[GroupRow]:
     return sorted(rows, key=lambda row: -abs(row.change_bytes))
 
 
-def changes_table(diff: "PeakDiff", top: int) -> "Table":
+def changes_table(diff: "PeakDiff", top: int) -> Table:
     """The `top` groups that changed most."""
     rows = group_rows(diff)
     table = groups_table("role", "change, MiB", "blocks", who="allocated by", figure_width=_FIGURE_WIDTH)
@@ -201,7 +200,7 @@ SPREAD_HEADS = ("role", "least, MiB", "rank", "most, MiB", "rank", "difference")
 _RANK_WIDTH = 5
 
 
-def render_ranks(report: "RanksReport", *, top: int = 10) -> "RenderableType":
+def render_ranks(report: "RanksReport", *, top: int = 10) -> RenderableType:
     """Lay out the ranks, worst first, at most 100 columns wide, with `top` rows of block groups."""
     parts: list[RenderableType] = [ranks_sentence(report), *ranks_tables(report)]
     parts += cause_lines(report)
@@ -213,17 +212,19 @@ def render_ranks(report: "RanksReport", *, top: int = 10) -> "RenderableType":
     return stacked(*parts)
 
 
-def ranks_tables(report: "RanksReport") -> "list[RenderableType]":
+def ranks_tables(report: "RanksReport") -> list[RenderableType]:
     """The ranks, the worst first, and the roles in which they differ, if any."""
-    spreads = list(spread_rows(report))
-    return [_ranks_table(report), *([_spreads_table(spreads)] if spreads else [])]
+    spreads = groups_table(*SPREAD_HEADS, figure_width=_RANK_WIDTH)
+    for cells in spread_rows(report):
+        spreads.add_row(*cells)
+    return [_ranks_table(report), *([spreads] if spreads.rows else [])]
 
 
 def ranks_sentence(report: "RanksReport") -> str:
     """Which rank is the worst, and by how much."""
     worst, lowest, count = report.worst, report.lowest, len(report.ranks)
     failed = sorted(each.rank for each in report.ranks if each.report.out_of_memory is not None)
-    peak = f"{format_bytes(worst.report.peak_bytes)}{_when(worst)}"
+    peak = f"{format_bytes(worst.report.peak_bytes)}{_when(worst.report)}"
     if failed:
         ranks = "rank" if len(failed) == 1 else "ranks"
         return f"Out of memory on {ranks} {', '.join(map(str, failed))} of {count}; rank {worst.rank} peaks at {peak}."
@@ -234,7 +235,7 @@ def ranks_sentence(report: "RanksReport") -> str:
     return f"Rank {worst.rank} of {count} has the highest peak, {peak}: {more} more than rank {lowest.rank} ({least})."
 
 
-def cause_lines(report: "RanksReport") -> "Iterator[str]":
+def cause_lines(report: "RanksReport") -> Iterator[str]:
     """Why ranks hold more than the lowest one, the worst first; ranks of the same reasons together."""
     ranks_of: dict[tuple[str, ...], list[int]] = {}
     for rank, found in report.causes.items():
@@ -246,11 +247,11 @@ def cause_lines(report: "RanksReport") -> "Iterator[str]":
             yield from (f"- {text}" for text in texts)
 
 
-def _when(each: "RankPeak") -> str:
-    return f" in {each.report.peak_phase.value}" if each.report.peak_phase else ""
+def _when(report: "PeakReport") -> str:
+    return f" in {report.peak_phase.value}" if report.peak_phase else ""
 
 
-def _ranks_table(report: "RanksReport") -> "Table":
+def _ranks_table(report: "RanksReport") -> Table:
     table = groups_table(*RANK_HEADS[:3], who=RANK_HEADS[3], figure_width=_FIGURE_WIDTH, heading_width=_RANK_WIDTH)
     table.add_column(RANK_HEADS[4], overflow="fold")
     for cells in rank_rows(report):
@@ -258,7 +259,7 @@ def _ranks_table(report: "RanksReport") -> "Table":
     return table
 
 
-def rank_rows(report: "RanksReport") -> "Iterator[tuple[str, ...]]":
+def rank_rows(report: "RanksReport") -> Iterator[tuple[str, ...]]:
     """The cells of each rank under RANK_HEADS, the worst rank first."""
     for each in report.ranks:
         failed = each.report.out_of_memory is not None
@@ -275,14 +276,7 @@ def _excess(each: "RankPeak", lowest: "RankPeak") -> str:
     return ", ".join(named)
 
 
-def _spreads_table(rows: "Sequence[tuple[str, ...]]") -> "Table":
-    table = groups_table(*SPREAD_HEADS, figure_width=_RANK_WIDTH)
-    for cells in rows:
-        table.add_row(*cells)
-    return table
-
-
-def spread_rows(report: "RanksReport") -> "Iterator[tuple[str, ...]]":
+def spread_rows(report: "RanksReport") -> Iterator[tuple[str, ...]]:
     """The cells under SPREAD_HEADS of each role whose bytes differ visibly between ranks."""
     for spread in report.spreads:
         least, most = (each.report.roles[spread.role] for each in (spread.least, spread.most))

@@ -36,7 +36,6 @@ class PackageState:
     """One package that ligerprof can use.
 
     Attributes:
-        installed: the installed version, or None.
         wanted: the supported versions, such as `>=2.11`.
         extra: the extra of ligerprof that installs it; None for a required package.
     """

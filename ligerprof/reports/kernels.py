@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ligerprof.kernels.device import DEVICE_KINDS
@@ -12,7 +13,7 @@ from ligerprof.models import ModelSpec
 from ligerprof.reports.env import no_gpu_reason
 from ligerprof.reports.terminal import bold, listing_table, stacked
 from ligerprof.runs.bench.records import Direction, ErrorRecord, Finding, HostRecord, MissingRecord, TimeRecord
-from ligerprof.runs.kernel_check.check import CheckRow, KernelCheck, Result
+from ligerprof.runs.kernel_check.check import KernelCheck, Result
 from ligerprof.serialization import document, select, to_json
 from ligerprof.units import format_mib
 
@@ -37,12 +38,7 @@ class KernelState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelListing:
-    """The result of `ligerprof kernels`.
-
-    Attributes:
-        model: the model given with --model, or None.
-        broken: why plug-ins could not be loaded, by entry point.
-    """
+    """The result of `ligerprof kernels`; `broken`: why plug-ins could not be loaded, by entry point."""
 
     model: ModelSpec | None
     kernels: tuple[KernelState, ...]
@@ -210,12 +206,12 @@ def _error_cell(record: ErrorRecord | None) -> str:
 
 def _host_table(records: Sequence[HostRecord]) -> "Table":
     figures = ("us per call", "waits for the device")
-    table = listing_table("kernel", "provider", "dtype", *figures, right=figures)
+    rows = []
     for record in records:
         subject = record.subject
-        microseconds = f"{record.host_seconds * 1e6:.0f}"
-        table.add_row(subject.kernel, subject.provider, subject.dtype, microseconds, str(record.synchronizations))
-    return table
+        costs = f"{record.host_seconds * 1e6:.0f}", str(record.synchronizations)
+        rows.append((subject.kernel, subject.provider, subject.dtype, *costs))
+    return listing_table("kernel", "provider", "dtype", *figures, right=figures, rows=rows)
 
 
 def _missing_table(records: Sequence[MissingRecord]) -> "Table":
@@ -223,10 +219,11 @@ def _missing_table(records: Sequence[MissingRecord]) -> "Table":
     for record in records:
         subject = record.subject
         shapes.setdefault((subject.kernel, subject.provider, record.reason), []).append(subject.shape)
-    table = listing_table("kernel", "shapes", "provider", "reason", folded=("shapes", "reason"))
-    for (kernel, provider, reason), names in shapes.items():
-        table.add_row(kernel, ", ".join(dict.fromkeys(names)), provider, reason)
-    return table
+    rows = [
+        (kernel, ", ".join(dict.fromkeys(names)), provider, reason)
+        for (kernel, provider, reason), names in shapes.items()
+    ]
+    return listing_table("kernel", "shapes", "provider", "reason", folded=("shapes", "reason"), rows=rows)
 
 
 _REMARK = "largest, or why"
@@ -234,12 +231,8 @@ _REMARK = "largest, or why"
 
 def kernel_check_json(check: KernelCheck) -> dict[str, Any]:
     """The object of `ligerprof kernels check --json`; an error beyond all numbers is null, with a note."""
-    rows = [{**to_json(row), "error": _number(row)} for row in check.rows]
+    rows = [{**to_json(row), "error": None if row.error == inf else row.error} for row in check.rows]
     return document("kernel_check", select(check, "kernel", "provider", "slot", "device", "passed"), {"rows": rows})
-
-
-def _number(row: CheckRow) -> float | None:
-    return None if row.error == float("inf") else row.error
 
 
 def render_kernel_check(check: KernelCheck) -> "RenderableType":
@@ -259,6 +252,5 @@ def render_kernel_check(check: KernelCheck) -> "RenderableType":
     summary = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
     title = f"kernel {check.kernel} of {check.provider} ({check.device}): {summary}"
     return stacked(
-        title,
-        listing_table("result", "check", "case", "error", "bound", _REMARK, folded=("case", _REMARK), rows=rows),
+        title, listing_table("result", "check", "case", "error", "bound", _REMARK, folded=("case", _REMARK), rows=rows)
     )

@@ -1,8 +1,8 @@
 """The colors of pages in light and dark: text, surfaces, phases, and the roles, derived from those of the figures."""
 
 import colorsys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from ligerprof.reports.figures.style import ROLE_LOOKS
 from ligerprof.roles import Phase, Role
@@ -16,53 +16,41 @@ _DARK_LIGHTNESS = (0.38, 0.84)
 _DARK_SATURATION = 0.85
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Theme:
-    """The colors of one theme, as CSS hex values.
-
-    Attributes:
-        paper: background of the page; card: of charts.
-        ink: text and lines; muted: secondary text.
-        rule: borders that carry no meaning; control: borders of buttons and fields.
-        accent: links, chosen elements and the brush; failure: a failed allocation.
-        low_line: the line of the lowest bytes, over the roles.
-        mixed: frames of several roles.
-        phases: the strip above a timeline.
-    """
-
-    name: str
-    paper: str
-    card: str
-    ink: str
-    muted: str
-    rule: str
-    control: str
-    accent: str
-    failure: str
-    low_line: str
-    mixed: str
-    phases: Mapping[Phase, str]
-
-    def variables(self) -> dict[str, str]:
-        """CSS variables by name."""
-        plain = ("paper", "card", "ink", "muted", "rule", "control", "accent", "failure", "mixed")
-        named = {f"--{name}": getattr(self, name) for name in plain}
-        # what a change saves: the stack shows through
-        named |= {"--low-line": self.low_line, "--phase-ink": self.ink, "--veil": f"{self.card}c8"}
-        named |= {"--accent-ink": text_on(self.accent), "--mixed-ink": text_on(self.mixed)}
-        named |= {f"--phase-{phase.value}": color for phase, color in self.phases.items()}
-        for role in Role:
-            look = role_look(role, self)
-            named |= {
-                f"--role-{role.value}": look.fill,
-                f"--edge-{role.value}": look.edge,
-                f"--ink-{role.value}": look.ink,
-            }
-        return named
+# CSS hex values on a light and on a dark page, by the names of variables
+_COLORS = {
+    # backgrounds of the page and of charts
+    "paper": ("#f7f8fa", "#10151b"),
+    "card": ("#ffffff", "#161c24"),
+    # text and lines, secondary text
+    "ink": ("#17202a", "#e8ecf0"),
+    "muted": ("#55606b", "#a5b0bc"),
+    # borders that carry no meaning, those of buttons and fields
+    "rule": ("#d8dce1", "#343d48"),
+    "control": ("#7b8591", "#76828f"),
+    # links, chosen elements and the brush
+    "accent": ("#0b5cad", "#79b8ff"),
+    # a failed allocation
+    "failure": ("#b3261e", "#ff8a80"),
+    # frames of several roles
+    "mixed": ("#d3d8de", "#5d6773"),
+    # the line of the lowest bytes, over the roles
+    "low-line": ("#17202a", "#000000"),
+}
+# the strip above a timeline
+_PHASES = {
+    Phase.BUILD: ("#e6e9ed", "#2c343d"),
+    Phase.FORWARD: ("#cfe3d8", "#1f4634"),
+    Phase.BACKWARD: ("#f3dcc4", "#573a1c"),
+    Phase.OPTIMIZER: ("#cfdff2", "#21405f"),
+    Phase.GENERATION: ("#d3eaee", "#1d4a52"),
+    Phase.SCORING: ("#efe6c8", "#4d4520"),
+    Phase.EVALUATION: ("#e2d8ef", "#3d2f58"),
+    Phase.SAVING: ("#f0d6dd", "#55273a"),
+    Phase.OUTSIDE: ("#eceef1", "#262d35"),
+}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoleLook:
+class RoleLook(NamedTuple):
     """A role on a page: its area, the line around it, and text on it."""
 
     fill: str
@@ -70,54 +58,30 @@ class RoleLook:
     ink: str
 
 
-LIGHT = Theme(
-    name="light",
-    paper="#f7f8fa",
-    card="#ffffff",
-    ink="#17202a",
-    muted="#55606b",
-    rule="#d8dce1",
-    control="#7b8591",
-    accent="#0b5cad",
-    failure="#b3261e",
-    low_line="#17202a",
-    mixed="#d3d8de",
-    phases={
-        Phase.BUILD: "#e6e9ed",
-        Phase.FORWARD: "#cfe3d8",
-        Phase.BACKWARD: "#f3dcc4",
-        Phase.OPTIMIZER: "#cfdff2",
-        Phase.GENERATION: "#d3eaee",
-        Phase.SCORING: "#efe6c8",
-        Phase.EVALUATION: "#e2d8ef",
-        Phase.SAVING: "#f0d6dd",
-        Phase.OUTSIDE: "#eceef1",
-    },
-)
-DARK = Theme(
-    name="dark",
-    paper="#10151b",
-    card="#161c24",
-    ink="#e8ecf0",
-    muted="#a5b0bc",
-    rule="#343d48",
-    control="#76828f",
-    accent="#79b8ff",
-    failure="#ff8a80",
-    low_line="#000000",
-    mixed="#5d6773",
-    phases={
-        Phase.BUILD: "#2c343d",
-        Phase.FORWARD: "#1f4634",
-        Phase.BACKWARD: "#573a1c",
-        Phase.OPTIMIZER: "#21405f",
-        Phase.GENERATION: "#1d4a52",
-        Phase.SCORING: "#4d4520",
-        Phase.EVALUATION: "#3d2f58",
-        Phase.SAVING: "#55273a",
-        Phase.OUTSIDE: "#262d35",
-    },
-)
+class Theme:
+    """The colors of one theme by their names; `column`: in the tables."""
+
+    def __init__(self, name: str, column: int) -> None:
+        self.name = name
+        self.phases = {phase: colors[column] for phase, colors in _PHASES.items()}
+        self._colors = {color: values[column] for color, values in _COLORS.items()}
+
+    def __getitem__(self, name: str) -> str:
+        return self._colors[name]
+
+    def variables(self) -> dict[str, str]:
+        named = {f"--{name}": color for name, color in self._colors.items()}
+        # what a change saves: the stack shows through
+        named |= {"--phase-ink": self["ink"], "--veil": f"{self['card']}c8"}
+        named |= {f"--{name}-ink": text_on(self[name]) for name in ("accent", "mixed")}
+        named |= {f"--phase-{phase.value}": color for phase, color in self.phases.items()}
+        for role in Role:
+            look = role_look(role, self)
+            named |= zip((f"--{part}-{role.value}" for part in ("role", "edge", "ink")), look, strict=True)
+        return named
+
+
+LIGHT, DARK = Theme("light", 0), Theme("dark", 1)
 
 
 def role_look(role: Role, theme: Theme) -> RoleLook:
@@ -127,8 +91,8 @@ def role_look(role: Role, theme: Theme) -> RoleLook:
         hue, lightness, saturation = _to_hls(fill)
         darkest, lightest = _DARK_LIGHTNESS
         fill = _from_hls(hue, darkest + (lightest - darkest) * lightness, _DARK_SATURATION * saturation)
-        fill = _moved(fill, theme.card, lighter=True)
-    edge = _moved(fill, theme.card, lighter=theme is DARK)
+        fill = _moved(fill, theme["card"], lighter=True)
+    edge = _moved(fill, theme["card"], lighter=theme is DARK)
     return RoleLook(fill=fill, edge=edge, ink=text_on(fill))
 
 
@@ -150,13 +114,8 @@ def theme_css() -> str:
         body = "".join(f"{name}:{value};" for name, value in theme.variables().items())
         return f"{selector}{{color-scheme:{theme.name};{body}}}"
 
-    dark_system = "@media (prefers-color-scheme: dark)"
-    rules = [
-        block(":root", LIGHT),
-        f"{dark_system}{{{block(':root:not([data-theme=light])', DARK)}}}",
-        block(":root[data-theme=dark]", DARK),
-    ]
-    return "\n".join(rules)
+    dark_system = f"@media (prefers-color-scheme: dark){{{block(':root:not([data-theme=light])', DARK)}}}"
+    return "\n".join((block(":root", LIGHT), dark_system, block(":root[data-theme=dark]", DARK)))
 
 
 def _moved(color: str, background: str, *, lighter: bool) -> str:

@@ -6,7 +6,10 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from textwrap import wrap
-from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from ligerprof.analyzers.attribution.owners import PYTHON
 from ligerprof.analyzers.explain.alloc_settings import SettingsOutcome
@@ -27,10 +30,6 @@ from ligerprof.reports.terminal import (
 from ligerprof.roles import MemoryBreakdown, Phase, Role, View
 from ligerprof.units import NO_BREAK, format_bytes, format_like, format_mib, in_one_unit, prints_as_zero, unbroken
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.table import Table
-
 _MOST = 8
 # spaces before a line to copy
 _COPIED = 4
@@ -50,15 +49,8 @@ def suggestion_lines(suggestions: Sequence[Suggestion]) -> Iterator[str]:
         yield from (f"    {line}" for line in suggestion.how)
 
 
-def suggestion_block(suggestions: Sequence[Suggestion]) -> "RenderableType":
-    """The same lines for the terminal: prose is wrapped below its start, and lines to copy are not wrapped."""
-    return stacked(*map(indented, suggestion_lines(suggestions)))
-
-
-def indented(line: str) -> "RenderableType":
+def indented(line: str) -> RenderableType:
     """A line of prose, wrapped with its indent; one of a file or a program, after four spaces, as it is."""
-    from rich.text import Text
-
     indent = len(line) - len(line.lstrip(" "))
     if indent >= _COPIED:
         return Text(line, no_wrap=True, overflow="ignore")
@@ -72,9 +64,7 @@ class _Prose:
     line: str
     indent: int
 
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        from rich.text import Text
-
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         following = " " * self.indent
         line = unbroken(self.line)
         lines = wrap(line, options.max_width, subsequent_indent=following, break_on_hyphens=False)
@@ -228,13 +218,12 @@ def _pieces(oom: FailedAllocation) -> str:
 
 
 def _remedy(oom: FailedAllocation) -> str:
-    text = "."
-    if oom.pins:
-        pin = oom.pins[0]
-        held = ", ".join(f"{role.value} {format_bytes(size)}" for role, size in pin.roles.items())
-        free, size = format_like(pin.free_bytes, pin.segment_bytes), format_bytes(pin.segment_bytes)
-        text += f" The segment with most of it ({free} of {size}) is held by {held}."
-    return text
+    if not oom.pins:
+        return "."
+    pin = oom.pins[0]
+    held = ", ".join(f"{role.value} {format_bytes(size)}" for role, size in pin.roles.items())
+    free, size = format_like(pin.free_bytes, pin.segment_bytes), format_bytes(pin.segment_bytes)
+    return f". The segment with most of it ({free} of {size}) is held by {held}."
 
 
 # figures and roles keep their width; in a narrow terminal, the last column wraps
@@ -256,15 +245,10 @@ def largest_bytes(report: PeakReport) -> int:
 
 
 @in_one_unit(lambda report, **_: largest_bytes(report))
-def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> "RenderableType":
-    """Lay out the report, at most 100 columns wide.
-
-    Args:
-        by: how the first table groups the bytes.
-        top: number of rows of blocks.
-    """
+def render_peak(report: PeakReport, *, by: View = View.ROLE, top: int = 10) -> RenderableType:
+    """Lay out the report, at most 100 columns wide; `by`: how the first table groups the bytes."""
     peak = [sentence(report), *phase_lines(report), *finding_lines(report)]
-    suggestions = [suggestion_block(report.suggestions)] if report.suggestions else []
+    suggestions = map(indented, suggestion_lines(report.suggestions))
     notes = [f"Note: {note}." for note in report.notes]
     oom = report.out_of_memory
     if oom is not None:
@@ -281,7 +265,7 @@ def _answer(suggestions: Sequence[Suggestion]) -> Iterator[str]:
         yield f"Enough alone, the cheapest first: {'; '.join(enough[:_MOST_HOLDERS])}{more}. How is below the tables."
 
 
-def _details(moment: PeakReport | FailedAllocation, title: str, by: View, top: int) -> "Iterator[RenderableType]":
+def _details(moment: PeakReport | FailedAllocation, title: str, by: View, top: int) -> Iterator[RenderableType]:
     """Roles and largest blocks of one moment."""
     yield roles_table([FiguresColumn(title=title, roles=moment.roles)]) if by is View.ROLE else _view(moment, by)
     yield blocks_table(moment.blocks, top)
@@ -303,7 +287,7 @@ def phase_lines(report: PeakReport) -> list[str]:
     return [f"Highest in each phase: {peaks}."] if peaks else []
 
 
-def _view(report: PeakReport | FailedAllocation, by: View) -> "Table":
+def _view(report: PeakReport | FailedAllocation, by: View) -> Table:
     """Bytes by layer or by the phase that allocated them, with rounding in a separate row."""
     totals: dict[str, int] = defaultdict(int)
     total_bytes = report.roles.total_bytes
@@ -326,7 +310,7 @@ def _view(report: PeakReport | FailedAllocation, by: View) -> "Table":
     return table
 
 
-def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top shows more") -> "Table":
+def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top shows more") -> Table:
     """The largest groups, all layers joined: what they are, who allocated them, and what keeps them.
 
     Args:
@@ -414,16 +398,15 @@ def _layers(layers: Sequence[int]) -> str:
 
 def finding_lines(report: PeakReport) -> list[str]:
     """What grows, if anything does."""
-    if report.growth is not None and report.out_of_memory is None:
-        return [growth_sentence(report.growth)]
-    return []
+    growth = report.growth if report.out_of_memory is None else None
+    return [] if growth is None else [growth_sentence(growth)]
 
 
 _HEADS = ("reserved", "saved", "needed", "retries")
 _SETTINGS_FIGURE_WIDTH = 8
 
 
-def render_settings(report: PeakReport) -> "RenderableType":
+def render_settings(report: PeakReport) -> RenderableType:
     """The settings that were tried, best first, or why there are none."""
     tried = report.alloc_confs
     if tried is None:

@@ -3,7 +3,9 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import RenderableType
 
 from ligerprof.gpus import find_gpu
 from ligerprof.reports.diff import render_ranks
@@ -15,14 +17,11 @@ from ligerprof.runs.recording.live import Live
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary
 from ligerprof.units import format_bytes, format_mib, in_one_unit
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 _MOST_ROWS, _MOST_NAMES = 6, 4
 
 
 @in_one_unit(lambda report, **_: max((largest_bytes(rank.report) for rank in report.ranks), default=0))
-def render_run(report: CommandReport, *, top: int = 10) -> "RenderableType":
+def render_run(report: CommandReport, *, top: int = 10) -> RenderableType:
     """Lay out the report, at most 100 columns wide, with `top` rows of blocks."""
     parts: list[RenderableType] = []
     if report.compared is not None and len(report.ranks) > 1:
@@ -63,7 +62,7 @@ def _engine(recorded: RecordedRank) -> Iterator[str]:
         yield f"- {when}: gpu_memory_utilization at most {share:.2f}, {room}"
 
 
-def _device_parts(device: DeviceReport) -> "list[RenderableType]":
+def _device_parts(device: DeviceReport) -> list[RenderableType]:
     """What the whole GPU held at its fullest."""
     fullest = device.fullest
     when = f"at the {fullest.moment.event.replace('_', ' ')} of" if fullest.moment.event != "step" else "as"
@@ -169,7 +168,7 @@ def watch_lines(live: Live, *, name: str = "") -> list[str]:
     return lines
 
 
-def render_watch(live: Live, *, name: str = "") -> "RenderableType":
+def render_watch(live: Live, *, name: str = "") -> RenderableType:
     """The lines, and a table of the last steps with their roles in MiB."""
     shown = live.samples[-_WATCH_MOST_ROWS:]
     roles = list(dict.fromkeys(role for sample in shown for role in sample.roles))

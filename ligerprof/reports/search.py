@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-
 _ENDS = {Bound.POSITIONS: ", the model's maximum", Bound.SEQUENCES: ", all sequences of the file"}
 
 
@@ -45,10 +44,7 @@ def render_fit(fit: Fit, *, answered: bool = False) -> "RenderableType":
 @in_one_unit(lambda _, limit: limit.size_bytes)
 def heading(title: str, limit: Limit) -> "RenderableType":
     """What is searched, and the limit."""
-    return stacked(
-        bold(title),
-        f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source}).",
-    )
+    return stacked(bold(title), f"The limit is {format_bytes(limit.size_bytes)} of reserved bytes ({limit.source}).")
 
 
 def describe_verdict(verdict: Verdict) -> str:
@@ -85,10 +81,7 @@ def answer_line(recipe: TrainingRecipe, name: str, answer: Verdict | Point | Non
     """One of the three answers: `wanted`, `batch` or `seq`."""
     if isinstance(answer, Verdict):
         return f"{recipe.batch} x {recipe.seq} tokens {describe_verdict(answer)}."
-    asked = {
-        "batch": f"Largest batch at {recipe.seq} tokens",
-        "seq": f"Longest sequence at batch {recipe.batch}",
-    }
+    asked = {"batch": f"Largest batch at {recipe.seq} tokens", "seq": f"Longest sequence at batch {recipe.batch}"}
     return f"{asked[name]}: {_answer(answer)}"
 
 
@@ -120,8 +113,7 @@ def _frontier_table(fit: Fit) -> "Table":
     return listing_table(*figures, "method", right=figures, rows=rows)
 
 
-def _settings(fit: Fit) -> Iterator["RenderableType"]:
-
+def _settings(fit: Fit) -> "Iterator[RenderableType]":
     wanted = f"{fit.recipe.batch} x {fit.recipe.seq} tokens"
     if fit.settings_gap is not None:
         yield f"No settings for {wanted}: {fit.settings_gap}"
@@ -136,8 +128,7 @@ def _settings(fit: Fit) -> Iterator["RenderableType"]:
     yield ShellCommand(f"  {command_line('estimate', fit.settings.plan)}")
 
 
-def _nearest(fit: Fit) -> Iterator["RenderableType"]:
-
+def _nearest(fit: Fit) -> "Iterator[RenderableType]":
     if fit.nearest:
         yield "Each of these alone makes a batch fit:"
     for each in fit.nearest:
@@ -341,11 +332,8 @@ def _cost(step: Step) -> str:
 
 
 def _sizes(step: Step) -> tuple[str, str]:
-    return _mib(step.saved_bytes), _mib(step.needed_bytes)
-
-
-def _mib(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else format_mib(size_bytes)
+    saved, needed = ("" if size is None else format_mib(size) for size in (step.saved_bytes, step.needed_bytes))
+    return saved, needed
 
 
 def _outcome(advice: Advice) -> Iterator[str]:

@@ -44,14 +44,10 @@ def render_step(report: StepReport) -> RenderableType:
         *verdict_lines(report),
         "",
         *tables,
-        *_ranks_part(report),
+        *([] if report.ranks is None else [ranks_sentence(report.ranks), *ranks_tables(report.ranks)]),
         *map(indented, advice_lines(report)),
         *closing_lines(report),
     )
-
-
-def _ranks_part(report: StepReport) -> list[RenderableType]:
-    return [] if report.ranks is None else [ranks_sentence(report.ranks), *ranks_tables(report.ranks)]
 
 
 def figure_columns(report: StepReport) -> list[FiguresColumn]:

@@ -128,7 +128,6 @@ class PlainWatcher(Watcher):
         self._say, self._distinguishing = say, tuple(distinguishing)
 
     def ended(self, cell: Cell) -> None:
-        """Print how the cell ended, and the time left."""
         super().ended(cell)
         peak = f", peak {_figures(cell)[0]}" if cell.status is CellStatus.DONE else ""
         name = describe(cell.recipe, self._distinguishing)
@@ -144,14 +143,12 @@ class BarWatcher(Watcher):
         self._task = bar.add_task("starting", total=0, left="")
 
     def working(self, recipe: TrainingRecipe, words: str) -> None:
-        """Show the running cell and its last line."""
         from rich.markup import escape
 
         text = escape(f"{describe(recipe, self._distinguishing)}: {words}")
         self._bar.update(self._task, total=self.expected_count, description=text, left=self.left)
 
     def ended(self, cell: Cell) -> None:
-        """Advance the bar, and print a failure above it."""
         from rich.markup import escape
 
         super().ended(cell)

@@ -18,15 +18,11 @@ if TYPE_CHECKING:
 
 
 def listing_table(
-    *headings: str,
-    right: Sequence[str] = (),
-    folded: Sequence[str] = (),
-    rows: Iterable[Sequence["str | Text"]] = (),
+    *headings: str, right: Sequence[str] = (), folded: Sequence[str] = (), rows: Iterable[Sequence["str | Text"]] = ()
 ) -> "Table":
     """A table without vertical lines.
 
     Args:
-        headings: one per column.
         right: headings of right-aligned columns.
         folded: headings of columns whose cells may wrap.
         rows: cells to print verbatim, not as rich markup; an empty row is a rule.
@@ -69,9 +65,7 @@ class FiguresColumn:
 
     Attributes:
         title: origin of the figures, such as `measured` or `estimated`.
-        roles: bytes by role at the peak.
         phases: peak allocated bytes of each phase; a missing phase prints as n/a.
-        peak_bytes: None if unknown.
         comparable: whether differences from other columns make sense; not if memory ran out.
     """
 
@@ -123,11 +117,7 @@ def phases_table(columns: Sequence[FiguresColumn], *, reference: int | None = No
 
 
 def groups_table(
-    heading: str,
-    *figures: str,
-    figure_width: int,
-    heading_width: int = _HEADING_WIDTH,
-    who: str | None = None,
+    heading: str, *figures: str, figure_width: int, heading_width: int = _HEADING_WIDTH, who: str | None = None
 ) -> "Table":
     """An empty table of block groups: a heading, figures, and optionally a column of call sites."""
     from ligerprof.reports.console import WholeTable

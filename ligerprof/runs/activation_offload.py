@@ -5,8 +5,8 @@ ligerprof/torch_memory/saved_tensors.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,62 +15,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.saved_tensors import (
-    SMALLEST_BYTES,
-    STASH_LENGTH,
-    SavePolicy,
-    Selection,
-    pinned_bytes,
-)
+from ligerprof.torch_memory.saved_tensors import SMALLEST_BYTES, STASH_LENGTH, SavePolicy, Selection, pinned_bytes
 
-
-class _HostMemory:
-    """Page-locked memory, copied to and from on a stream of its own."""
-
-    def __init__(self) -> None:
-        self._compute, self._copies = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def store(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Start to copy a tensor; returns the copy, and what `wait` takes."""
-        self._copies.wait_stream(self._compute)
-        with torch.cuda.stream(self._copies):
-            copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            copy.copy_(tensor, non_blocking=True)
-        return copy, self._copies.record_event()
-
-    def wait(self, copying: Any) -> None:
-        """Let the computation wait until a copy is made."""
-        self._compute.wait_event(copying)
-
-    def load(self, copy: Tensor) -> Tensor:
-        """A tensor on the GPU with the values of a copy."""
-        with torch.cuda.stream(self._copies):
-            loaded = copy.to("cuda", non_blocking=True)
-        self._compute.wait_stream(self._copies)
-        return loaded
-
-    def hold(self, tensor: Tensor) -> None:
-        """Keep the memory of a loaded tensor from reuse until the computation so far has ended."""
-        tensor.record_stream(self._compute)
-
-    def finish(self) -> None:
-        self._compute.synchronize()
-        self._copies.synchronize()
-
-
-@dataclass(slots=True)
-class _Packed:
-    """A saved tensor.
-
-    Attributes:
-        kept: the tensor itself, if it stays on the GPU.
-        copy: its copy in main memory.
-        view: size, strides and offset of the tensor on its storage.
-    """
-
-    kept: Tensor | None = None
-    copy: Any = None
-    view: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), 0)
+# size, strides and offset of a tensor on its storage
+_View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 class ActivationOffload(saved_tensors_hooks):
@@ -85,7 +33,8 @@ class ActivationOffload(saved_tensors_hooks):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(self._pack, self._unpack)
-        self._memory = _HostMemory()
+        # page-locked memory is copied to and from on a stream of its own
+        self._compute, self._copies = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._parameters = {_storage(parameter) for parameter in model.parameters()}
         self.host_bytes = 0
         self._clear()
@@ -97,13 +46,15 @@ class ActivationOffload(saved_tensors_hooks):
 
     def __exit__(self, *args: object) -> None:
         try:
-            self._memory.finish()
+            self._compute.synchronize()
+            self._copies.synchronize()
             self._clear()
         finally:
             super().__exit__(*args)
 
     def _clear(self) -> None:
-        self._packed: dict[int, _Packed] = {}
+        # saved tensors by number: the tensor itself if it stays on the GPU, else its copy in main memory and its view
+        self._packed: dict[int, Tensor | tuple[Tensor, _View]] = {}
         self._number = 0
         self._copied_bytes = 0
         # originals whose copies may not be made yet, by number, each with its key
@@ -123,39 +74,45 @@ class ActivationOffload(saved_tensors_hooks):
             or _storage(tensor) in self._parameters
         )
         if stays:
-            self._packed[number] = _Packed(kept=tensor)
+            self._packed[number] = tensor
             return number
         for older in [other for other in self._originals if other <= number - STASH_LENGTH]:
             self._release_original(older)
         flat, view = _storable(tensor)
-        copy, copying = self._memory.store(flat)
+        self._copies.wait_stream(self._compute)
+        with torch.cuda.stream(self._copies):
+            copy = torch.empty_like(flat, device="cpu", pin_memory=True)
+            copy.copy_(flat, non_blocking=True)
         self._copied_bytes += pinned_bytes(flat.numel() * flat.element_size())
         self.host_bytes = max(self.host_bytes, self._copied_bytes)
-        self._packed[number] = _Packed(copy=copy, view=view)
-        self._originals[number] = (flat, copying, key)
+        self._packed[number] = copy, view
+        self._originals[number] = (flat, self._copies.record_event(), key)
         self._keys[key] = number
         return number
 
     def _release_original(self, number: int) -> None:
         _, copying, key = self._originals[number]
-        self._memory.wait(copying)
+        self._compute.wait_event(copying)
         del self._originals[number]
         if self._keys.get(key) == number:
             del self._keys[key]
 
     def _unpack(self, number: int) -> Tensor:
         packed = self._packed.pop(number)
-        if packed.kept is not None:
-            return packed.kept
+        if isinstance(packed, Tensor):
+            return packed
+        copy, view = packed
         node, earlier = torch._C._current_autograd_node(), []
         if node != self._node:
             self._node, earlier = node, list(self._loaded)
         if number in self._originals:
             tensor, references = self._originals[number][0], None
         else:
-            tensor = self._memory.load(packed.copy)
-            if (tensor.shape, tensor.stride()) != packed.view[:2]:
-                tensor = torch.as_strided(tensor, *packed.view)
+            with torch.cuda.stream(self._copies):
+                tensor = copy.to("cuda", non_blocking=True)
+            self._compute.wait_stream(self._copies)
+            if (tensor.shape, tensor.stride()) != view[:2]:
+                tensor = torch.as_strided(tensor, *view)
             self._loaded[number] = tensor
             references = _references(tensor)
         node.register_hook(self._after_node(number, references, earlier))
@@ -167,7 +124,8 @@ class ActivationOffload(saved_tensors_hooks):
         def hook(_outputs: Any, _inputs: Any) -> None:
             # a view of the tensor is alive: the node's result, or saved by a recomputation
             if references is not None and number in self._loaded and _references(self._loaded[number]) > references:
-                self._memory.hold(self._loaded.pop(number))
+                # its memory must not be used again before the computation so far has ended
+                self._loaded.pop(number).record_stream(self._compute)
             for older in list(self._originals):
                 self._release_original(older)
             for older in earlier:
@@ -185,19 +143,14 @@ def _references(tensor: Tensor) -> int:
     return int(torch._C._storage_Use_Count(_storage(tensor)))
 
 
-def _storable(tensor: Tensor) -> tuple[Tensor, tuple[tuple[int, ...], tuple[int, ...], int]]:
+def _storable(tensor: Tensor) -> tuple[Tensor, _View]:
     """A contiguous tensor to copy, and the view of it that gives the saved tensor back."""
-    if 0 in tensor.stride():
+    shape, strides, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    if 0 in strides:
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-        return (
-            torch.as_strided(tensor, (elements,), (1,), 0),
-            (tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())),
-        )
-    if tensor.storage_offset() != 0:
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
-    else:
-        tensor = tensor.contiguous()
-    return tensor, (tuple(tensor.shape), tensor.stride(), 0)
+        return torch.as_strided(tensor, (elements,), (1,), 0), (shape, strides, offset)
+    tensor = tensor.clone(memory_format=torch.contiguous_format) if offset else tensor.contiguous()
+    return tensor, (shape, tensor.stride(), 0)
 
 
 def _leave_out(head: nn.Module) -> None:
@@ -226,15 +179,16 @@ def enable_checkpointing(model: Any, recipe: TrainingRecipe) -> None:
 
 
 def selective_contexts(policy: SavePolicy) -> Callable[[], Any]:
-    """What torch.utils.checkpoint takes as `context_fn`.
-
-    Raises:
-        RecipeError: torch does not have an operator.
-    """
+    """What torch.utils.checkpoint takes as `context_fn`; raises RecipeError if torch lacks an operator."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     for name in policy.every:
-        _require_operator(name)
+        try:
+            attrgetter(name)(torch.ops)
+        except AttributeError:
+            raise RecipeError(
+                f"--selective: torch {torch.__version__} has no operator {name}. Correct its name."
+            ) from None
 
     def contexts() -> Any:
         # versions of torch before 2.13 ask again while they recompute
@@ -248,14 +202,6 @@ def selective_contexts(policy: SavePolicy) -> Callable[[], Any]:
         return create_selective_checkpoint_contexts(choose)  # type: ignore[no-untyped-call]
 
     return contexts
-
-
-def _require_operator(name: str) -> None:
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        raise RecipeError(f"--selective: torch {torch.__version__} has no operator {name}. Correct its name.")
 
 
 def checkpointed_layers(model: nn.Module) -> list[Any]:

@@ -17,7 +17,7 @@ RECIPE, RESULT, TENSORBOARD, REPORT = RECIPE_NAME, "result.json", "tensorboard",
 DEFAULT_PARENT = Path("runs")
 # as torch.profiler.tensorboard_trace_handler names them, compressed or not
 TRACES = "*.pt.trace.json*"
-_MOST_RANKS = 1_000_000
+_MOST_RANKS, _MOST_FOLDERS = 1_000_000, 1000
 _RESULT_FILE = FileKind(error=RunDirectoryError, hint="Give a directory that `ligerprof step` wrote.")
 
 
@@ -38,7 +38,6 @@ class RunDirectory:
 
     @property
     def tensorboard(self) -> Path:
-        """The log directory for TensorBoard."""
         return self.path / TENSORBOARD
 
     def rank_snapshot(self, rank: int) -> Path:
@@ -111,11 +110,7 @@ def _numbered(parent: Path) -> Path:
 
 
 def find_trace(path: Path) -> Path:
-    """The newest profiler trace in a folder or in its tensorboard/.
-
-    Raises:
-        RunDirectoryError: there is no trace.
-    """
+    """The newest profiler trace in a folder or in its tensorboard/; raises RunDirectoryError if there is no trace."""
     found = [file for folder in (path / TENSORBOARD, path) for file in folder.glob(TRACES) if file.is_file()]
     if not found:
         raise RunDirectoryError(f"{path}: it holds no profiler trace ({TRACES}). `ligerprof step` writes one on a GPU.")
@@ -128,7 +123,11 @@ def recorded_ranks(path: Path) -> dict[int, Path]:
     Raises:
         RunDirectoryError: result.json is missing or damaged, or does not list several ranks with snapshots.
     """
-    run, ranks = RunDirectory(path=path), _listed_ranks(path)
+    run, listed = RunDirectory(path=path), read_result(path).get("ranks")
+    entries = listed if isinstance(listed, list) else []
+    ranks: list[Any] = [entry.get("rank") if isinstance(entry, dict) else None for entry in entries]
+    if any(type(rank) is not int or not 0 <= rank <= _MOST_RANKS for rank in ranks):
+        raise RunDirectoryError(f"{path / RESULT}: a rank is not a number. Run the step again.")
     found = {rank: run.rank_snapshot(rank) for rank in ranks if run.rank_snapshot(rank).is_file()}
     # the worst rank's snapshot is that of the run
     if len(ranks) - len(found) == 1 and run.snapshot.is_file():
@@ -138,27 +137,9 @@ def recorded_ranks(path: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _listed_ranks(path: Path) -> list[int]:
-    listed = read_result(path).get("ranks")
-    ranks: list[int] = []
-    for each in listed if isinstance(listed, list) else []:
-        rank = each.get("rank") if isinstance(each, dict) else None
-        if type(rank) is not int or not 0 <= rank <= _MOST_RANKS:
-            raise RunDirectoryError(f"{path / RESULT}: a rank is not a number. Run the step again.")
-        ranks.append(rank)
-    return ranks
-
-
 def read_result(path: Path) -> dict[str, Any]:
-    """Read result.json of a run directory.
-
-    Raises:
-        RunDirectoryError: the file is missing or not a JSON object.
-    """
+    """Read result.json of a run directory; raises RunDirectoryError if the file is missing or not a JSON object."""
     return read_json(path / RESULT, _RESULT_FILE)
-
-
-_MOST = 1000
 
 
 def create_rank_directory(common: Path, rank: int | None) -> RunDirectory:
@@ -168,7 +149,7 @@ def create_rank_directory(common: Path, rank: int | None) -> RunDirectory:
         OutputError: no folder can be created.
     """
     name = "process" if rank is None else f"rank{rank}"
-    for number in range(1, _MOST):
+    for number in range(1, _MOST_FOLDERS):
         with suppress(LigerprofError):
             return create_run_directory(common / (name if number == 1 else f"{name}-{number}"))
     raise OutputError(f"{common}: no folder for the recording of {name} can be created there. Is it writable?")

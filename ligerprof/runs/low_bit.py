@@ -103,56 +103,31 @@ def quantize_linears(model: nn.Module, recipe: TrainingRecipe, device: torch.dev
 
 
 def _quantized(linear: nn.Linear, recipe: TrainingRecipe, device: torch.device) -> nn.Module:
-    if recipe.packed_bits == 8:
-        return _eight_bit(linear, getattr(torch, recipe.weight_dtype), device)
-    return _four_bit(linear, getattr(torch, recipe.compute_dtype), device, nested=recipe.nested_quant)
-
-
-def _eight_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """A layer with LLM.int8 weights; `dtype` is the bias's."""
-    weight = _materialized(linear.weight, torch.float16, device)
+    """A layer with the weights of a linear one in 8 bits (LLM.int8) or 4 bits (NF4)."""
+    is_8bit, nested = recipe.packed_bits == 8, recipe.nested_quant
+    dtype = getattr(torch, recipe.weight_dtype if is_8bit else recipe.compute_dtype)
+    weight = _materialized(linear.weight, torch.float16 if is_8bit else dtype, device)
     bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
     if stands_in(_PACKAGE):
-        from ligerprof.runs.simulated.low_bit import EightBitLinear
+        from ligerprof.runs.simulated.low_bit import EightBitLinear, FourBitLinear
 
-        return EightBitLinear(weight, bias)
-    package = _require(_PACKAGE, "--quantization 8bit")
-    # it warns of each cast of an input to fp16
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    layer: nn.Module = package.nn.Linear8bitLt(
-        linear.in_features,
-        linear.out_features,
-        bias is not None,
-        has_fp16_weights=False,
-        threshold=_OUTLIER_THRESHOLD,
-        device="meta",
-    )
-    rows, scales, _ = package.functional.int8_vectorwise_quant(weight)
-    layer.weight = package.nn.Int8Params(rows, requires_grad=False, has_fp16_weights=False, CB=rows, SCB=scales)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias, requires_grad=False)
-    return layer
-
-
-def _four_bit(linear: nn.Linear, dtype: torch.dtype, device: torch.device, *, nested: bool) -> nn.Module:
-    weight = _materialized(linear.weight, dtype, device)
-    bias = None if linear.bias is None else _materialized(linear.bias, dtype, device)
-    if stands_in(_PACKAGE):
-        from ligerprof.runs.simulated.low_bit import FourBitLinear
-
-        return FourBitLinear(weight, bias, nested=nested)
-    layer: nn.Module = _require(_PACKAGE, "--qlora").nn.Linear4bit(
-        linear.in_features,
-        linear.out_features,
-        bias is not None,
-        compute_dtype=dtype,
-        compress_statistics=nested,
-        quant_type="nf4",
-        device="meta",
-    )
-    four_bit: Any = type(layer.weight)
-    settings = {"requires_grad": False, "quant_type": "nf4", "compress_statistics": nested}
-    layer.weight = four_bit(weight, module=layer, **settings).to(device)
+        return EightBitLinear(weight, bias) if is_8bit else FourBitLinear(weight, bias, nested=nested)
+    package = _require(_PACKAGE, "--quantization 8bit" if is_8bit else "--qlora")
+    shape = (linear.in_features, linear.out_features, bias is not None)
+    layer: nn.Module
+    settings: dict[str, Any]
+    if is_8bit:
+        # it warns of each cast of an input to fp16
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        settings = {"has_fp16_weights": False, "threshold": _OUTLIER_THRESHOLD}
+        layer = package.nn.Linear8bitLt(*shape, **settings, device="meta")
+        rows, scales, _ = package.functional.int8_vectorwise_quant(weight)
+        layer.weight = package.nn.Int8Params(rows, requires_grad=False, has_fp16_weights=False, CB=rows, SCB=scales)
+    else:
+        settings = {"quant_type": "nf4", "compress_statistics": nested}
+        layer = package.nn.Linear4bit(*shape, compute_dtype=dtype, **settings, device="meta")
+        four_bit: Any = type(layer.weight)
+        layer.weight = four_bit(weight, module=layer, requires_grad=False, **settings).to(device)
     if bias is not None:
         layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer

@@ -9,6 +9,7 @@ from typing import Any
 
 from ligerprof.recipe.categories import Engine
 from ligerprof.roles import Backend, Phase
+from ligerprof.serialization import select
 from ligerprof.text import Printed
 
 
@@ -23,6 +24,10 @@ def package_versions() -> dict[str, str]:
 
 # callback that receives a short status message
 Progress = Callable[[str], None]
+
+
+def silent(_text: str) -> None:
+    """Progress that is not reported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,23 +85,16 @@ class OutsideMemory:
 
     def to_json(self) -> dict[str, Any]:
         """The object `outside` of result.json: each moment with what has been added since the one before."""
-        outside = [each.outside_bytes for each in self.moments]
-        before = [self.other_processes_bytes or 0, *outside]
-        return {
-            "outside_bytes": self.outside_bytes,
-            "other_processes_bytes": self.other_processes_bytes,
-            "driver_bytes": self.driver_bytes,
-            "moments": [
-                {
-                    "moment": each.moment,
-                    "outside_bytes": each.outside_bytes,
-                    "added_bytes": each.outside_bytes - earlier,
-                    "reserved_bytes": each.reserved_bytes,
-                    "process_bytes": each.process_bytes,
-                }
-                for each, earlier in zip(self.moments, before, strict=False)
-            ],
-        }
+        before = [self.other_processes_bytes or 0, *(each.outside_bytes for each in self.moments)]
+        moments = [
+            {
+                **select(each, "moment", "outside_bytes"),
+                "added_bytes": each.outside_bytes - earlier,
+                **select(each, "reserved_bytes", "process_bytes"),
+            }
+            for each, earlier in zip(self.moments, before, strict=False)
+        ]
+        return {**select(self, "outside_bytes", "other_processes_bytes", "driver_bytes"), "moments": moments}
 
 
 def figures_of(steps: Sequence[Any], last: Any, engine: Engine) -> dict[str, Any]:
@@ -128,7 +126,6 @@ class StepOutcome(Printed):
         profiled_step: number of the steady step in the snapshot's stamps.
         snapshot: torch's snapshot dict (`segments`, `device_traces`, …) of build and all recorded steps.
         step_seconds: one entry per timed repetition; empty if simulated.
-        versions: package name to version.
         notes: remarks for the reader, one sentence each.
         host_bytes: main memory that the step holds if it offloads to main memory, else None.
         ranks: outcomes by rank if several trained together; this outcome is then that of the rank with the

@@ -1,8 +1,9 @@
 """Train a recipe's model under DDP or FSDP, torch's own engines; the same code runs on GPUs and simulated."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -89,31 +90,9 @@ class ReplicatedTrainer(Trainer):
         model.require_backward_grad_sync = is_last or self.recipe.grad_sync is GradSync.EVERY
 
 
-@contextmanager
-def ddp_trainer(
-    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
-) -> Iterator[ReplicatedTrainer]:
-    """Build model and optimizer under DDP, as the rank that the environment variables give.
-
-    Args:
-        device: this rank's GPU; the CPU trains over gloo.
-        see_model: called with the model before DDP wraps it.
-
-    Raises:
-        LigerprofError: as `built_model`.
-    """
-    join_process_group(recipe, device)
-    with built_model(recipe, device) as model:
-        see_model(model)
-        yield make_replicated_trainer(recipe, model, device)
-
-
-def make_replicated_trainer(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> ReplicatedTrainer:
-    """A trainer of a built model, with its DDP wrapper, optimizer and loss scaler."""
+def _under_ddp(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> ReplicatedTrainer:
     replica = nn.parallel.DistributedDataParallel(
-        model,
-        device_ids=None if device.type == "cpu" else [device.index],
-        gradient_as_bucket_view=recipe.bucket_view,
+        model, device_ids=None if device.type == "cpu" else [device.index], gradient_as_bucket_view=recipe.bucket_view
     )
     return ReplicatedTrainer(
         recipe=recipe,
@@ -124,7 +103,7 @@ def make_replicated_trainer(recipe: TrainingRecipe, model: nn.Module, device: to
     )
 
 
-_REPLICATE, _SHARD = "replicate", "shard"
+_SHARD = "shard"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,31 +122,11 @@ class ShardedTrainer(Trainer):
         model.set_requires_gradient_sync(is_last or self.recipe.grad_sync is GradSync.EVERY)
 
 
-@contextmanager
-def fsdp2_trainer(
-    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
-) -> Iterator[ShardedTrainer]:
-    """Build a sharded model and its optimizer, as the rank that the environment variables give.
-
-    Args:
-        device: this rank's GPU; the CPU trains over gloo.
-        see_model: called with the model before FSDP2 hooks it.
-
-    Raises:
-        LigerprofError: as `built_model`.
-    """
-    join_process_group(recipe, device)
-    with built_model(recipe, device, on_meta=True) as model:
-        see_model(model)
-        shard(model, recipe, make_mesh(recipe, device.type))
-        fill_shards(model, recipe, device)
-        yield make_sharded_trainer(recipe, model, device.type)
-
-
-def make_sharded_trainer(recipe: TrainingRecipe, model: nn.Module, device_type: str) -> ShardedTrainer:
-    """A trainer of a sharded model, with its optimizer over the shards."""
+def _under_fsdp2(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> ShardedTrainer:
+    shard(model, recipe, make_mesh(recipe, device.type))
+    _fill_shards(model, recipe, device)
     optimizer = make_optimizer(recipe, model)
-    return ShardedTrainer(recipe=recipe, model=model, optimizer=optimizer, scaler=None, device_type=device_type)
+    return ShardedTrainer(recipe=recipe, model=model, optimizer=optimizer, scaler=None, device_type=device.type)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,36 +150,27 @@ class FlatTrainer(Trainer):
         model.clip_grad_norm_(largest)
 
 
-@contextmanager
-def fsdp1_trainer(
-    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None]
-) -> Iterator[FlatTrainer]:
-    """Build a model of flat parameters and its optimizer, as `fsdp2_trainer` does."""
+def _under_fsdp1(recipe: TrainingRecipe, model: nn.Module, device: torch.device) -> FlatTrainer:
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import CustomPolicy
 
-    join_process_group(recipe, device)
     policy = MixedPrecision(
         param_dtype=getattr(torch, recipe.gathered_dtype), reduce_dtype=getattr(torch, recipe.reduction_dtype)
     )
     is_plain = recipe.gathered_dtype == recipe.weight_dtype == recipe.reduction_dtype
-    with built_model(recipe, device, on_meta=True) as model:
-        see_model(model)
-        layers = set(checkpointed_layers(model))
-        flat = FullyShardedDataParallel(
-            model,
-            auto_wrap_policy=CustomPolicy(lambda module: module in layers),
-            sharding_strategy=ShardingStrategy.FULL_SHARD if recipe.reshard else ShardingStrategy.SHARD_GRAD_OP,
-            mixed_precision=None if is_plain else policy,
-            backward_prefetch=None
-            if recipe.backward_prefetch is Prefetch.NONE
-            else BackwardPrefetch[f"BACKWARD_{recipe.backward_prefetch.upper()}"],
-            param_init_fn=_materializer(model, recipe, device),
-            device_id=device,
-            use_orig_params=True,
-        )
-        optimizer = make_optimizer(recipe, flat)
-        yield FlatTrainer(recipe=recipe, model=flat, optimizer=optimizer, scaler=None, device_type=device.type)
+    layers, prefetch = set(checkpointed_layers(model)), recipe.backward_prefetch
+    flat = FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=CustomPolicy(lambda module: module in layers),
+        sharding_strategy=ShardingStrategy.FULL_SHARD if recipe.reshard else ShardingStrategy.SHARD_GRAD_OP,
+        mixed_precision=None if is_plain else policy,
+        backward_prefetch=None if prefetch is Prefetch.NONE else BackwardPrefetch[f"BACKWARD_{prefetch.upper()}"],
+        param_init_fn=_materializer(model, recipe, device),
+        device_id=device,
+        use_orig_params=True,
+    )
+    optimizer = make_optimizer(recipe, flat)
+    return FlatTrainer(recipe=recipe, model=flat, optimizer=optimizer, scaler=None, device_type=device.type)
 
 
 def _materializer(model: Any, recipe: TrainingRecipe, device: torch.device) -> Callable[[nn.Module], None]:
@@ -249,38 +199,30 @@ def _materializer(model: Any, recipe: TrainingRecipe, device: torch.device) -> C
 
 def make_mesh(recipe: TrainingRecipe, device_type: str) -> DeviceMesh:
     """The mesh over all ranks: the shards, or replicas times shards."""
-    if recipe.replicate == 1:
-        return init_device_mesh(device_type, (recipe.shards,), mesh_dim_names=(_SHARD,))
-    return init_device_mesh(device_type, (recipe.replicate, recipe.shards), mesh_dim_names=(_REPLICATE, _SHARD))
+    sizes = (recipe.shards,) if recipe.replicate == 1 else (recipe.replicate, recipe.shards)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("replicate", _SHARD)[-len(sizes) :])
 
 
 def shard(model: nn.Module, recipe: TrainingRecipe, mesh: DeviceMesh) -> None:
     """Apply fully_shard to the recipe's groups."""
-    from torch.distributed.fsdp import fully_shard
-
-    options = fully_shard_options(recipe, mesh.device_type)
-    for group in module_groups(model, recipe):
-        fully_shard(list(group.modules), mesh=mesh, reshard_after_forward=group.reshard, **options)
-
-
-def fully_shard_options(recipe: TrainingRecipe, device_type: str) -> Mapping[str, Any]:
-    """The policies that every group gets; page-locked memory needs a GPU."""
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     dtypes = {}
     if recipe.gathered_dtype != recipe.weight_dtype:
         dtypes["param_dtype"] = getattr(torch, recipe.gathered_dtype)
     if recipe.reduction_dtype != recipe.gathered_dtype:
         dtypes["reduce_dtype"] = getattr(torch, recipe.reduction_dtype)
-    return {
+    # page-locked memory needs a GPU
+    moving = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    options: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(**dtypes),
-        "offload_policy": CPUOffloadPolicy(pin_memory=device_type == "cuda")
-        if recipe.offload is Offload.ALL
-        else OffloadPolicy(),
+        "offload_policy": moving if recipe.offload is Offload.ALL else OffloadPolicy(),
     }
+    for group in module_groups(model, recipe):
+        fully_shard(list(group.modules), mesh=mesh, reshard_after_forward=group.reshard, **options)
 
 
-def fill_shards(model: Any, recipe: TrainingRecipe, device: torch.device) -> None:
+def _fill_shards(model: Any, recipe: TrainingRecipe, device: torch.device) -> None:
     """Allocate this rank's shards of a model on the meta device, and load or initialize them.
 
     Random weights differ from those of an unsharded model: each rank draws its own shards.
@@ -301,18 +243,16 @@ def fill_shards(model: Any, recipe: TrainingRecipe, device: torch.device) -> Non
 @contextmanager
 def _local_parameters(model: nn.Module) -> Iterator[None]:
     """Put this rank's shards in place of the distributed parameters, so that no operation communicates."""
-    kept: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     local: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            kept.append((module._parameters, name, parameter))
-            local.setdefault(parameter, nn.Parameter(_local(parameter), requires_grad=False))
-            module._parameters[name] = local[parameter]
-    try:
+    with ExitStack() as stack:
+        for module in model.modules():
+            own = dict(module.named_parameters(recurse=False))
+            for parameter in own.values():
+                part: Any = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                local.setdefault(parameter, nn.Parameter(part.detach(), requires_grad=False))
+            replaced = {name: local[parameter] for name, parameter in own.items()}
+            stack.enter_context(mock.patch.dict(module._parameters, replaced))
         yield
-    finally:
-        for parameters, name, parameter in kept:
-            parameters[name] = parameter
 
 
 @contextmanager
@@ -328,11 +268,6 @@ def _copying_parts(mesh: DeviceMesh) -> Iterator[None]:
 
     with mock.patch.object(initialization, "copy_", copy_part):
         yield
-
-
-def _local(parameter: Any) -> Tensor:
-    local: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return local.detach()
 
 
 def _initialize(model: Any) -> None:
@@ -368,11 +303,7 @@ def _load(model: Any, recipe: TrainingRecipe) -> None:
         for name, parameter in inner.named_parameters():
             # peft wraps the layers that it adapts
             if (whole := source.get(name.replace(".base_layer", ""))) is not None:
-                _copy_part(parameter, whole)
-
-
-def _copy_part(parameter: Any, whole: Tensor) -> None:
-    parameter.to_local().copy_(_part(parameter.device_mesh, whole))
+                parameter.to_local().copy_(_part(parameter.device_mesh, whole))
 
 
 def _part(mesh: DeviceMesh, whole: Tensor) -> Tensor:
@@ -381,9 +312,28 @@ def _part(mesh: DeviceMesh, whole: Tensor) -> Tensor:
     return parts[place] if place < len(parts) else whole[:0]
 
 
+@contextmanager
+def _trained(
+    recipe: TrainingRecipe, device: torch.device, see_model: Callable[[nn.Module], None], *, engine: Engine
+) -> Iterator[Trainer]:
+    """Build the training under an engine, as the rank that the environment variables give; raises as `built_model`.
+
+    Args:
+        device: this rank's GPU; the CPU trains over gloo.
+        see_model: called with the model before the engine hooks it.
+    """
+    join_process_group(recipe, device)
+    with built_model(recipe, device, on_meta=engine is not Engine.DDP) as model:
+        see_model(model)
+        yield _UNDER[engine](recipe, model, device)
+
+
+_UNDER: Mapping[Engine, Callable[[TrainingRecipe, nn.Module, torch.device], Trainer]] = {
+    Engine.DDP: _under_ddp,
+    Engine.FSDP1: _under_fsdp1,
+    Engine.FSDP2: _under_fsdp2,
+}
 # what builds the training under each of torch's engines, after `join_process_group`
 TRAINERS: Mapping[Engine, Callable[..., AbstractContextManager[Trainer]]] = {
-    Engine.DDP: ddp_trainer,
-    Engine.FSDP1: fsdp1_trainer,
-    Engine.FSDP2: fsdp2_trainer,
+    engine: partial(_trained, engine=engine) for engine in _UNDER
 }

@@ -63,7 +63,6 @@ class Simulators:
         return self._done.get(key)
 
     def close(self) -> None:
-        """End the processes, also while they simulate."""
         for connection in self._busy:
             connection.close()
         self._busy, self._waiting, self.count = {}, {}, 0

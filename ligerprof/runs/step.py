@@ -6,14 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from ligerprof.analyzers.estimate import (
-    Answer,
-    MemoryEstimate,
-    estimate,
-    headroom_note,
-    judge,
-    require_host_memory,
-)
+from ligerprof.analyzers.estimate import Answer, MemoryEstimate, estimate, headroom_note, judge, require_host_memory
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis, analyze
 from ligerprof.analyzers.explain.failure import FailedAllocation
 from ligerprof.analyzers.explain.peak import PeakReport
@@ -53,7 +46,6 @@ class StepReport:
 
     @property
     def peak(self) -> PeakReport:
-        """The attribution of the memory at the step's peak."""
         return self.analysis.peak
 
     @property
@@ -79,7 +71,6 @@ class StepReport:
 
     @property
     def fits(self) -> bool | None:
-        """The verdict in JSON."""
         return None if self.verdict is None else self.verdict.fits
 
     @property

@@ -5,13 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ligerprof.analyzers.estimate import settle_flce_budget
-from ligerprof.errors import RecipeError, UnknownModelError, UnsupportedError
+from ligerprof.errors import RecipeError, UnknownModelError
 from ligerprof.kernels.device import is_simulated
 from ligerprof.kernels.selection import kernel_set_text
 from ligerprof.models import ModelSpec
@@ -27,11 +28,7 @@ from ligerprof.torch_memory.low_bit import is_hidden_matrix
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """torch.optim.Muon and fused AdamW as one optimizer.
-
-    Args:
-        model: its trainable parameters are optimized.
-    """
+    """torch.optim.Muon and fused AdamW as one optimizer of a model's trainable parameters."""
 
     def __init__(self, model: nn.Module, learning_rate: float) -> None:
         matrices: list[nn.Parameter] = []
@@ -49,7 +46,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self._parts.append(torch.optim.Muon(matrices, lr=learning_rate))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Step both."""
         del closure
         for part in self._parts:
             part.step()
@@ -126,13 +122,9 @@ class Training(ABC):
     def drop_gradients(self) -> None:
         """Set every gradient to None."""
 
-    def evaluate(self, batch: dict[str, Tensor]) -> None:  # noqa: ARG002 - engines override it
-        """Compute the loss of an evaluation batch without gradients.
-
-        Raises:
-            UnsupportedError: the engine does not evaluate.
-        """
-        raise UnsupportedError(f"evaluation is not supported under {self.recipe.engine}.")
+    @abstractmethod
+    def evaluate(self, batch: dict[str, Tensor]) -> None:
+        """Compute the loss of an evaluation batch without gradients."""
 
     def notes(self) -> tuple[str, ...]:
         """Remarks about the steps so far, one sentence each."""
@@ -157,17 +149,18 @@ class Trainer(Training):
     offload: ActivationOffload | None = None
     compiled: Callable[..., Any] | None = None
 
-    @property
-    def _call(self) -> Callable[..., Any]:
-        return self.model if self.compiled is None else self.compiled
+    def _output(self, batch: dict[str, Tensor], **settings: bool) -> Any:
+        """What the model returns for a batch under the recipe's autocast."""
+        dtype = getattr(torch, self.recipe.autocast) if self.recipe.autocast else None
+        call = self.model if self.compiled is None else self.compiled
+        with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
+            return call(**batch, **call_settings(self.recipe.spec), **settings)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """The loss of a micro-batch, divided by `grad_accum`."""
-        recipe = self.recipe
-        dtype = getattr(torch, recipe.autocast) if recipe.autocast else None
-        with self._offloading_until_backward(), torch.autocast(self.device_type, dtype, enabled=dtype is not None):
-            loss: Tensor = self._call(**batch, **call_settings(recipe.spec)).loss
-        return loss if recipe.grad_accum == 1 else loss / recipe.grad_accum
+        with self._offloading_until_backward():
+            loss: Tensor = self._output(batch).loss
+        return loss if self.recipe.grad_accum == 1 else loss / self.recipe.grad_accum
 
     def evaluate(self, batch: dict[str, Tensor]) -> None:
         """Compute the loss of an evaluation batch without gradients, as transformers' Trainer does.
@@ -176,12 +169,10 @@ class Trainer(Training):
         `compute_metrics`). Under autocast, accelerate returns the logits in fp32. A fused loss returns none, as the
         Trainer asks of liger-kernel's.
         """
-        dtype = getattr(torch, self.recipe.autocast) if self.recipe.autocast else None
         self.model.eval()
         with torch.no_grad():
-            with torch.autocast(self.device_type, dtype, enabled=dtype is not None):
-                output = self._call(**batch, **call_settings(self.recipe.spec), **skipped_logits(self.recipe))
-            if dtype is not None and output.logits is not None:
+            output = self._output(batch, **skipped_logits(self.recipe))
+            if self.recipe.autocast and output.logits is not None:
                 output.logits = output.logits.float()
         self.model.train()
 
@@ -208,7 +199,6 @@ class Trainer(Training):
             raise
 
     def update(self) -> None:
-        """Clip the gradients and step the optimizer, if there is one."""
         optimizer, clip = self.optimizer, self.recipe.clip
         if optimizer is None:
             return
@@ -227,7 +217,6 @@ class Trainer(Training):
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
     def drop_gradients(self) -> None:
-        """Set the gradients to None."""
         (self.optimizer or self.model).zero_grad(set_to_none=True)
 
 
@@ -296,7 +285,14 @@ def built_model(recipe: TrainingRecipe, device: torch.device, *, on_meta: bool =
     model = load_model(recipe, torch.device("meta") if on_meta else device)
     if recipe.packed_bits is not None:
         quantize_linears(model, recipe, device)
-    with _kernels_in(model, recipe, "cuda" if device.type == "cuda" and not is_simulated() else "simulated"):
+    patched: AbstractContextManager[Any] = nullcontext()
+    if recipe.kernels:
+        from ligerprof.kernels import apply
+
+        kind = "cuda" if device.type == "cuda" and not is_simulated() else "simulated"
+        budget = settle_flce_budget(recipe).flce_budget
+        patched = apply(model, kernel_set_text(recipe.providers), flce_budget=budget, device_kind=kind)
+    with patched:
         yield _prepared(model, recipe)
 
 
@@ -328,19 +324,6 @@ def _require_attention(model_class: Any, recipe: TrainingRecipe) -> None:
             f"{recipe.spec.name}: transformers {transformers.__version__} has no sdpa for"
             f" {recipe.spec.model_type}{capped} and refuses it. Add --attention eager."
         )
-
-
-def _kernels_in(model: Any, recipe: TrainingRecipe, device_kind: str) -> AbstractContextManager[Any]:
-    if not recipe.kernels:
-        return nullcontext()
-    from ligerprof.kernels import apply
-
-    return apply(
-        model,
-        kernel_set_text(recipe.providers),
-        flce_budget=settle_flce_budget(recipe).flce_budget,
-        device_kind=device_kind,
-    )
 
 
 def _prepared(model: Any, recipe: TrainingRecipe) -> nn.Module:
@@ -393,21 +376,15 @@ def make_optimizer(recipe: TrainingRecipe, model: nn.Module) -> torch.optim.Opti
     if recipe.optimizer is Optimizer.MUON:
         return MuonWithAdamW(model, LEARNING_RATE)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    made: Any = None
     if recipe.optimizer is Optimizer.ADAFACTOR_HF:
-        return _hf_adafactor(trainable)
-    if recipe.optimizer.row.made is None:
-        return None
-    name, implementation = recipe.optimizer.row.made
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(trainable, lr=LEARNING_RATE, **implementation)
-    return optimizer
+        from transformers.optimization import Adafactor
 
-
-def _hf_adafactor(trainable: list[nn.Parameter]) -> torch.optim.Optimizer:
-    from transformers.optimization import Adafactor
-
-    settings: dict[str, Any] = {"lr": LEARNING_RATE, "scale_parameter": False, "relative_step": False}
-    made: torch.optim.Optimizer = Adafactor(trainable, **settings)  # type: ignore[no-untyped-call]
-    return made
+        made = partial(Adafactor, scale_parameter=False, relative_step=False)
+    elif recipe.optimizer.row.made is not None:
+        name, implementation = recipe.optimizer.row.made
+        made = partial(getattr(torch.optim, name), **implementation)
+    return None if made is None else made(trainable, lr=LEARNING_RATE)
 
 
 def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor]:
@@ -418,22 +395,16 @@ def make_batch(recipe: TrainingRecipe, device: torch.device) -> dict[str, Tensor
     ids = torch.randint(0, recipe.spec.vocab_size, (recipe.rows, recipe.row_tokens), device=device)
     if recipe.packing:
         return _packed_batch(ids, recipe.packed_lengths)
-    padded = recipe.padded_tokens
+    batch = {"input_ids": ids}
+    if padded := recipe.padded_tokens:
+        batch["attention_mask"] = torch.ones_like(ids)
+        batch["attention_mask"][:, ids.shape[1] - padded :] = 0
     if not recipe.spec.task.predicts_tokens:
-        return {"input_ids": ids, **_mask(ids, padded), "labels": _labels(recipe, device)}
-    if padded == 0:
-        return {"input_ids": ids, "labels": ids}
-    masked = _mask(ids, padded)
-    # cross-entropy ignores the label -100
-    return {"input_ids": ids, **masked, "labels": ids.masked_fill(masked["attention_mask"] == 0, -100)}
-
-
-def _mask(ids: Tensor, padded: int) -> dict[str, Tensor]:
-    if padded == 0:
-        return {}
-    mask = torch.ones_like(ids)
-    mask[:, ids.shape[1] - padded :] = 0
-    return {"attention_mask": mask}
+        batch["labels"] = _labels(recipe, device)
+    else:
+        # cross-entropy ignores the label -100
+        batch["labels"] = ids.masked_fill(batch["attention_mask"] == 0, -100) if padded else ids
+    return batch
 
 
 def _labels(recipe: TrainingRecipe, device: torch.device) -> Tensor:

@@ -88,11 +88,7 @@ def problem_of(query: Tensor, key: Tensor, value: Tensor) -> AttentionProblem:
 
 
 class _Operations:
-    """AttentionOperations on tensors, which are freed with their last reference.
-
-    Args:
-        scale: the factor of the scores.
-    """
+    """AttentionOperations on tensors, which are freed with their last reference; `scale`: the factor of the scores."""
 
     def __init__(self, problem: AttentionProblem, query: Tensor, scale: float) -> None:
         self._problem, self._scale = problem, scale

@@ -27,11 +27,7 @@ _Synchronize = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
 class Backend:
-    """The loaded library.
-
-    Raises:
-        MissingDependencyError: it is not built yet, and cannot be built.
-    """
+    """The loaded library; raises MissingDependencyError if it is not built yet, and cannot be built."""
 
     def __init__(self) -> None:
         library = _loaded()
@@ -83,11 +79,7 @@ class Backend:
         self._library.gpu_ran_out(message.encode())
 
     def resize_storage(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
-        """Give a storage other memory.
-
-        Raises:
-            torch.OutOfMemoryError: there is not enough.
-        """
+        """Give a storage other memory; raises torch.OutOfMemoryError if there is not enough."""
         if not self._library.gpu_resize_storage(storage._cdata, size_bytes):
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size_bytes} bytes.")
 
@@ -134,14 +126,20 @@ def _build(name: str) -> Path:
         raise MissingDependencyError(
             "the simulated GPU: no C++ compiler. Install one, such as g++ (Debian, Ubuntu: apt install g++)."
         )
-    problem = "no folder for it"
+    root, problem = Path(torch.__file__).parent, "no folder for it"
+    arguments = [
+        *("-std=c++20", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-w"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *(f"-I{root / folder}" for folder in ("include", "include/torch/csrc/api/include")),
+        f"-L{root / 'lib'}",
+    ]
     for folder in _folders():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryDirectory(dir=folder) as build:
                 made = Path(build, name)
                 subprocess.run(
-                    [*compiler, *_arguments(), str(_SOURCE), *_LIBRARIES, "-o", str(made)],
+                    [*compiler, *arguments, str(_SOURCE), *_LIBRARIES, "-o", str(made)],
                     check=True,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
@@ -160,14 +158,3 @@ def _build(name: str) -> Path:
         f"the simulated GPU: {compiler[0]} cannot build it for torch {torch.__version__} ({problem})."
         " Install g++ 11 or later, or name a compiler in CXX."
     )
-
-
-def _arguments() -> list[str]:
-    root = Path(torch.__file__).parent
-    headers = root / "include"
-    return [
-        *("-std=c++20", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-w"),
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-I{folder}" for folder in (headers, headers / "torch/csrc/api/include")),
-        f"-L{root / 'lib'}",
-    ]

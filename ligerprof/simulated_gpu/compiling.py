@@ -40,12 +40,17 @@ def install(gpu: GpuSpec, values: Values, *, eager: bool) -> None:
         torch.nn.Module.compile = lambda *_, **_named: None  # type: ignore[method-assign]
         return
     bindings: Any = torch._C
-    bindings._dynamo.guards._empty_strided_cuda = _empty_strided
+    # a buffer of Inductor's code, which a build of torch without CUDA refuses to make
+    bindings._dynamo.guards._empty_strided_cuda = lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype, device="cuda"
+    )
     # Inductor's module of CUDA graphs imports it, also where there are none
     bindings._cuda_CUDAAllocator_AllocatorState = type("AllocatorState", (), {})
     after_import_or_now("triton.runtime.driver", lambda module: _set_driver(module, gpu))
     after_import_or_now("torch._inductor.async_compile", _compile_here)
-    after_import_or_now("torch._inductor.runtime.triton_helpers", _keep_driver)
+    # code of kernels asks for Triton's driver of a GPU
+    helpers = "torch._inductor.runtime.triton_helpers"
+    after_import_or_now(helpers, lambda module: setattr(module, "set_driver_to_gpu", lambda: None))
     after_import_or_now(
         "torch._inductor.runtime.triton_heuristics", lambda module: _leave_out_kernels(module, values.forget)
     )
@@ -64,11 +69,6 @@ def _as_it_is(model: Any = None, **_named: Any) -> Any:
     return _as_it_is if model is None else model
 
 
-def _empty_strided(shape: Any, strides: Any, dtype: Any) -> Tensor:
-    """A buffer of Inductor's code, which a build of torch without CUDA refuses to make."""
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
-
-
 def _set_driver(module: Any, gpu: GpuSpec) -> None:
     """Inductor asks Triton what it compiles for."""
     from triton.backends.compiler import GPUTarget
@@ -76,11 +76,6 @@ def _set_driver(module: Any, gpu: GpuSpec) -> None:
     major, minor = gpu.compute_capability
     target = GPUTarget("cuda", 10 * major + minor, _THREADS_PER_WARP)
     module.driver.set_active(SimpleNamespace(get_current_target=lambda: target))
-
-
-def _keep_driver(module: Any) -> None:
-    """Code of kernels asks for Triton's driver of a GPU."""
-    module.set_driver_to_gpu = lambda: None
 
 
 def _compile_here(module: Any) -> None:

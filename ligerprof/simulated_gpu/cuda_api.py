@@ -6,7 +6,7 @@ torch.cuda itself stays as it is, so that all of it works as on a GPU.
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -89,16 +89,13 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
         "_cuda_getArchFlags": lambda: "",
         "_cuda_getCompiledVersion": lambda: 13000,
         "_cuda_isInBadFork": lambda: False,
-        "_cuda_ipc_collect": _nothing,
-        "_cuda_sleep": _nothing,
-        "_cuda_set_sync_debug_mode": _nothing,
         "_cuda_get_sync_debug_mode": lambda: 0,
         "_cuda_getCurrentBlasHandle": lambda: 0,
         "_cuda_clearCublasWorkspaces": device.clear_workspaces,
-        "_cuda_lock_mutex": _nothing,
-        "_cuda_unlock_mutex": _nothing,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_get_device_properties": properties,
+        **dict.fromkeys(("_cuda_ipc_collect", "_cuda_sleep", "_cuda_set_sync_debug_mode"), _nothing),
+        **dict.fromkeys(("_cuda_lock_mutex", "_cuda_unlock_mutex"), _nothing),
     }
 
 
@@ -150,33 +147,26 @@ def _memory_functions(device: Device) -> dict[str, Callable[..., Any]]:
     def reset_peaks(_index: int = 0) -> None:
         device.allocator.reset_peaks()
 
-    def memory_info(_index: int = 0) -> tuple[int, int]:
-        return device.capacity_bytes - device.allocator.reserved_bytes, device.gpu.memory_bytes
-
     def empty(*_: Any) -> None:
         device.synchronize(-1)
-        device.allocator.empty_cache(device.stamp_context())
+        device.allocator.empty_cache(device.stamped)
 
     stats = lambda _index=0: _statistics(device)  # noqa: E731 - the same function under two names
     return {
         "_cuda_emptyCache": empty,
         "_cuda_memoryStats": stats,
         "_cuda_resetPeakMemoryStats": reset_peaks,
-        "_cuda_resetAccumulatedMemoryStats": _nothing,
         "_cuda_hostMemoryStats": dict,
-        "_cuda_resetPeakHostMemoryStats": _nothing,
-        "_cuda_resetAccumulatedHostMemoryStats": _nothing,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda _index=0: fraction[0],
         "_cuda_memorySnapshot": lambda _pool=None: device.snapshot(),
         "_cuda_record_memory_history": record_history,
         "_cuda_record_memory_history_legacy": lambda enabled, *_: record_history("all" if enabled else None),
         "_cuda_setMemoryMetadata": device.stamp,
-        "_cuda_getMemoryMetadata": lambda: device.stamp_context().stamp,
+        "_cuda_getMemoryMetadata": lambda: device.stamped.stamp,
         "_cuda_attach_out_of_memory_observer": device.observers.append,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_cudaCachingAllocator_enable": _nothing,
         "_cuda_cudaCachingAllocator_raw_alloc": device.take,
         "_cuda_cudaCachingAllocator_raw_delete": device.give_back,
         "_cuda_changeCurrentAllocator": _refusal("another allocator of CUDA memory"),
@@ -184,8 +174,10 @@ def _memory_functions(device: Device) -> dict[str, Callable[..., Any]]:
         "_accelerator_emptyCache": empty,
         "_accelerator_getDeviceStats": stats,
         "_accelerator_resetPeakStats": reset_peaks,
-        "_accelerator_resetAccumulatedStats": _nothing,
-        "_accelerator_getMemoryInfo": memory_info,
+        "_accelerator_getMemoryInfo": lambda _index=0: device.memory_info(),
+        **dict.fromkeys(("_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakHostMemoryStats"), _nothing),
+        **dict.fromkeys(("_cuda_resetAccumulatedHostMemoryStats", "_accelerator_resetAccumulatedStats"), _nothing),
+        "_cuda_cudaCachingAllocator_enable": _nothing,
     }
 
 
@@ -229,10 +221,7 @@ def _runtime(device: Device) -> Any:
     return SimpleNamespace(
         cudaError=Status,
         cudaGetErrorString=lambda code: f"error {code}",
-        cudaMemGetInfo=lambda _index=0: (
-            device.capacity_bytes - device.allocator.reserved_bytes,
-            device.gpu.memory_bytes,
-        ),
+        cudaMemGetInfo=lambda _index=0: device.memory_info(),
         cudaProfilerStart=lambda: 0,
         cudaProfilerStop=lambda: 0,
         cudaHostRegister=lambda *_: 0,
@@ -293,18 +282,18 @@ def _replace_streams(backend: Backend) -> None:
 
     bindings._CudaStreamBase, bindings._CudaEventBase = StreamBase, EventBase
     before: Any = torch.cuda.streams
-    old = {name: getattr(before, name) for name in ("Stream", "Event", "ExternalStream")}
+    old: list[Any] = [getattr(before, name) for name in ("Stream", "Event", "ExternalStream")]
     after: Any = importlib.reload(before)
-    _replace_everywhere({name: (value, getattr(after, name)) for name, value in old.items()})
+    for kind in old:
+        replace_everywhere(kind, getattr(after, kind.__name__))
 
 
-def _replace_everywhere(replaced: Mapping[str, tuple[Any, Any]]) -> None:
-    """Let modules that imported an old object by name have the new one."""
+def replace_everywhere(old: Any, new: Any) -> None:
+    """Let modules that imported a function or class by its name have another one."""
+    name = old.__name__
     for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
-        for name, (old, new) in replaced.items():
-            if names.get(name) is old:
-                setattr(module, name, new)
+        if getattr(module, "__dict__", {}).get(name) is old:
+            setattr(module, name, new)
 
 
 def _refuse_graphs() -> None:

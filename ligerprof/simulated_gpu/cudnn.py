@@ -64,23 +64,10 @@ def _run(mode: int, function: Callable[..., Any], source: Tensor, *arguments: An
     if torch.is_autocast_enabled("cuda"):
         source, state, cell, weights, flat = _cast(source, state, cell, weights, flat, has_biases=has_biases)
     with torch.autocast("cuda", enabled=False):
+        options = (mode, hidden_size, projected, layers, batch_first, dropout, train, bidirectional, batch_sizes)
+        dropout_state = _dropout_state[0] if _dropout_state else None
         output, state, cell, *_ = torch._cudnn_rnn(
-            source,
-            weights,
-            per_layer,
-            flat,
-            state,
-            cell,
-            mode,
-            hidden_size,
-            projected,
-            layers,
-            batch_first,
-            dropout,
-            train,
-            bidirectional,
-            batch_sizes,
-            _dropout_state[0] if _dropout_state else None,
+            source, weights, per_layer, flat, state, cell, *options, dropout_state
         )
     return (output, state, cell) if mode == _MODES["lstm"] else (output, state)
 
@@ -143,8 +130,8 @@ def _flatten(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[
 
 
 def _layers(source: Tensor, options: Sequence[Any]) -> RecurrentLayers:
-    """The problem as cuDNN sees it."""
-    mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes = options
+    """The problem as cuDNN sees it; `options` are the operators' arguments from `mode` on."""
+    mode, hidden_size, projected, layers, batch_first, dropout, _train, bidirectional, batch_sizes = options
     if batch_sizes:
         steps, batch = len(batch_sizes), batch_sizes[0]
     else:
@@ -165,10 +152,8 @@ def _layers(source: Tensor, options: Sequence[Any]) -> RecurrentLayers:
 
 
 def _forward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
-    source, weights, per_layer, flat, state, cell, mode, hidden_size, projected, layers = args[:10]
-    batch_first, dropout, train, bidirectional, batch_sizes = args[10:15]
-    options = (mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes)
-    problem = _layers(source, options)
+    source, weights, per_layer, flat, state, cell, _mode, hidden_size, projected, _, batch_first, _, train = args[:13]
+    batch_sizes, problem = args[14], _layers(source, args[6:15])
     is_turned = batch_first and not batch_sizes
     if is_turned:
         source = source.transpose(0, 1)
@@ -192,12 +177,10 @@ def _forward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[
 
 def _backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     source, weights, per_layer, flat, state, cell, output, given, given_state, given_cell = args[:10]
-    mode, hidden_size, projected, layers, batch_first, dropout, _train, bidirectional, batch_sizes = args[10:19]
-    needed = args[21]
+    batch_first, batch_sizes, needed = args[14], args[18], args[21]
     if given is None and given_state is None and given_cell is None:
         return None, None, None, [None] * len(weights)
-    options = (mode, hidden_size, projected, layers, batch_first, dropout, bidirectional, batch_sizes)
-    workspace_bytes, _ = recurrent.spaces(_layers(source, options), train=True)
+    workspace_bytes, _ = recurrent.spaces(_layers(source, args[10:19]), train=True)
     given = torch.zeros_like(output, memory_format=_LEGACY) if given is None else given
     given_state = torch.zeros_like(state, memory_format=_LEGACY) if given_state is None else given_state
     if cell is not None and given_cell is None:

@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from ligerprof.gpus import GpuSpec
+from ligerprof.serialization import select
 from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot, event_time_us
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator, Observer
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
@@ -38,7 +39,6 @@ class History:
     def append(
         self, action: str, address: int, size_bytes: int, context: EventContext, stream: int, time_us: int | None
     ) -> None:
-        """Add an event, and drop the oldest if there are too many."""
         one, two, three, four, five, six = self._appends
         one(action)
         two(address)
@@ -48,7 +48,6 @@ class History:
         six(time_us)
 
     def clear(self) -> None:
-        """Drop all events."""
         for column in self._columns:
             column.clear()
 
@@ -79,7 +78,6 @@ class ContextLike(EventContext):
 
     @property
     def frames(self) -> Sequence[Frame]:  # type: ignore[override]
-        """Those of the other context."""
         return self._other.frames
 
 
@@ -126,7 +124,6 @@ class Addresses:
         self._lowest = _LOWEST_ADDRESS
 
     def place(self, size_bytes: int) -> int:
-        """The address of a new segment."""
         first = [self._first] if size_bytes == _SMALL_SEGMENT_BYTES else []
         gaps = [*first, *reversed(self._rests)]
         if not self.kernels_ran:
@@ -142,6 +139,8 @@ class Addresses:
         return address
 
 
+# of an AllocatorFullError
+FULL_SIZES = ("requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
 # aten/src/ATen/cuda/CublasHandlePool.cpp
 _WORKSPACES = {"cublas": "at::cuda::getCUDABlasWorkspace()", "cublaslt": "at::cuda::getCUDABlasLtWorkspace()"}
 _SEGMENTS_MADE = frozenset({"segment_alloc", "segment_map"})
@@ -182,16 +181,9 @@ class Device:
     """The allocator behind torch's storages, with torch's history of events.
 
     Attributes:
-        gpu: which one.
-        allocator: its caching allocator, with all counters.
         stream: the current CUDA stream; 0 is the default one.
-        addresses: where the driver places segments.
-        allocations: number of blocks handed out so far.
-        frees: number of blocks taken back so far.
-        failures: how often it ran out.
         ran_out: how it did so at last.
         given: the context of events that are repeated.
-        tapes: what notes the events now.
         workspace: name of the library's workspace that is allocated now, "" if none is.
         observer: called with (action, address, bytes, context) for each event of the allocator, or None.
         observers: called with (device, requested, allocated, free bytes) when memory runs out.
@@ -202,7 +194,8 @@ class Device:
     ) -> None:
         self.gpu, self._settings = gpu, settings
         self._tracebacks: list[tuple[EventContext, Any]] = []
-        self._stamp = EventContext("")
+        # the context of an event without a stack; its stamp is the metadata of the events that follow
+        self.stamped = EventContext("")
         self._workspaces: dict[str, Block] = {}
         self.stream = self._event_stream = 0
         self.allocator = CachingAllocator(
@@ -246,25 +239,18 @@ class Device:
         return time.time_ns() // 1000
 
     def stop_history(self) -> None:
-        """Stop recording and drop the events."""
         self._history, self._takes_stacks = None, False
         self._tracebacks.clear()
 
     def clear_history(self) -> None:
-        """Drop the events."""
         if self._history is not None:
             self._history.clear()
 
     def stamp(self, text: str) -> None:
-        """Stamp the following events."""
-        self._stamp = EventContext(text)
+        self.stamped = EventContext(text)
 
     def take(self, size_bytes: int, stream: int) -> int:
-        """The address of a new block.
-
-        Raises:
-            AllocatorFullError: memory ran out; the observers have been called.
-        """
+        """The address of a new block; raises AllocatorFullError, after the observers, if memory runs out."""
         with self.lock:
             self.stream = stream
             block = self.allocate(size_bytes)
@@ -284,19 +270,15 @@ class Device:
         except AllocatorFullError as full:
             self.failures += 1
             # its own copy: the traceback of the one that is raised keeps the program's tensors
-            self.ran_out = AllocatorFullError(
-                requested_bytes=full.requested_bytes,
-                allocated_bytes=full.allocated_bytes,
-                reserved_bytes=full.reserved_bytes,
-                limit_bytes=full.limit_bytes,
-            )
+            self.ran_out = AllocatorFullError(**select(full, *FULL_SIZES))
             free = max(self.capacity_bytes - full.reserved_bytes, 0)
             for observe in self.observers:
                 observe(0, size_bytes, self.allocator.allocated_bytes, free)
             raise
         self.allocations += 1
         for tape in self.tapes:
-            tape.events.append((size_bytes, block.address, self._context_of(block)))
+            context = block.context if isinstance(block.context, EventContext) else self.stamped
+            tape.events.append((size_bytes, block.address, context))
             tape.spoiled |= self.stream != tape.stream
         return block
 
@@ -343,10 +325,9 @@ class Device:
                 self.release(oldest)
 
     def release(self, block: Block) -> None:
-        """Take a block back."""
         self.frees += 1
         self._event_stream = block.pool.stream
-        context = self.given or self._stamp
+        context = self.given or self.stamped
         for tape in self.tapes:
             tape.events.append((0, block.address, context))
         self.allocator.free(block, context)
@@ -408,7 +389,6 @@ class Device:
 
     @contextmanager
     def taping(self) -> Iterator[Tape]:
-        """Note what happens inside."""
         tape = Tape(self.stream)
         self.tapes.append(tape)
         try:
@@ -424,14 +404,14 @@ class Device:
     def context_like(self, context: EventContext, stamp: str, other: str) -> EventContext:
         """A context with the stack of another, and its stamp with another beginning."""
         if self._history is None:
-            return self._stamp
+            return self.stamped
         text = context.stamp
         text = other + text[len(stamp) :] if text.startswith(stamp) else text
         return ContextLike(text, context) if self._takes_stacks else EventContext(text)
 
-    def room_bytes(self) -> int:
-        """What the allocator can still reserve."""
-        return self.allocator.room_bytes()
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes, as cudaMemGetInfo gives them."""
+        return self.capacity_bytes - self.allocator.reserved_bytes, self.gpu.memory_bytes
 
     def snapshot(self) -> dict[str, Any]:
         """What torch.cuda.memory._snapshot() returns."""
@@ -447,19 +427,12 @@ class Device:
             context.frames = [context.native, *frames] if context.native else frames
         self._tracebacks.clear()
 
-    def stamp_context(self) -> EventContext:
-        """The context of an event without a stack; its stamp is the metadata of the events that follow."""
-        return self._stamp
-
-    def _context_of(self, block: Block) -> EventContext:
-        return block.context if isinstance(block.context, EventContext) else self._stamp
-
     def _context(self) -> EventContext | None:
         if self.given is not None:
             return self.given
         if not self._takes_stacks:
-            return self._stamp
-        context = EventContext(self._stamp.stamp)
+            return self.stamped
+        context = EventContext(self.stamped.stamp)
         self._tracebacks.append((context, torch._C._profiler.gather_traceback(python=True, script=False, cpp=False)))
         # attribution reads the name of the C++ function
         if native := _WORKSPACES.get(self.workspace.split(" ", maxsplit=1)[0]):
@@ -470,7 +443,7 @@ class Device:
         if self.observer is not None:
             self.observer(action, address, size_bytes, context)
         if self._history is not None:
-            kept = context if isinstance(context, EventContext) else self._stamp
+            kept = context if isinstance(context, EventContext) else self.stamped
             self._history.append(action, address, size_bytes, kept, self._event_stream, self.now_us())
         # nearly all events are allocations and frees
         if action in _SEGMENTS_MADE:
@@ -491,20 +464,16 @@ class Device:
         return partial(self.allocator.malloc, stream=self.stream), self.allocator.free
 
 
-class _OwnFiles(dict[str, bool]):
-    """Whether files are the simulator's own."""
-
-    def __missing__(self, name: str) -> bool:
-        self[name] = found = any(part in name for part in _OWN_FILES)
-        return found
+@cache
+def _is_own(file: str) -> bool:
+    return any(part in file for part in _OWN_FILES)
 
 
 def _device_thread_frames(stacks: Sequence[Sequence[Frame]]) -> Iterator[Sequence[Frame]]:
     """Drop the simulator's own frames, and frames that are in another thread on a GPU; equal stacks are one object."""
-    is_own = _OwnFiles()
     groups: dict[tuple[int, ...], list[tuple[Sequence[Frame], Sequence[Frame]]]] = {}
     for stack in stacks:
-        first = next((index for index, frame in enumerate(stack) if not is_own[frame["filename"]]), len(stack))
+        first = next((index for index, frame in enumerate(stack) if not _is_own(frame["filename"])), len(stack))
         # not by `id`, which calls every audit hook
         lines = [frame["line"] for frame in stack[first : first + _TELLING_FRAMES]]
         group = groups.setdefault((len(stack), *lines), [])

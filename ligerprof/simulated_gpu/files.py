@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,13 +130,8 @@ class Files:
     @contextmanager
     def unwatched(self) -> Iterator[None]:
         """Leave what this thread does inside as it is."""
-        before = getattr(self._inside, "unwatched", False)
-        self._inside.unwatched = True
-        try:
-            with self._original():
-                yield
-        finally:
-            self._inside.unwatched = before
+        with self._marked("unwatched"), self._original():
+            yield
 
     def where(self, path: Any) -> Any:
         """The path at which code that is not Python finds a file of the program."""
@@ -216,17 +211,21 @@ class Files:
     # paths
 
     @contextmanager
-    def _original(self) -> Iterator[None]:
-        """Functions of this thread are the original ones inside."""
-        before = getattr(self._inside, "original", False)
-        self._inside.original = True
+    def _marked(self, mark: str) -> Iterator[None]:
+        """Mark this thread inside."""
+        before = self._is(mark)
+        setattr(self._inside, mark, True)
         try:
             yield
         finally:
-            self._inside.original = before
+            setattr(self._inside, mark, before)
 
-    def _is_original(self) -> bool:
-        return getattr(self._inside, "original", False)
+    def _is(self, mark: str) -> bool:
+        return getattr(self._inside, mark, False)
+
+    def _original(self) -> AbstractContextManager[None]:
+        """Functions of this thread are the original ones inside."""
+        return self._marked("original")
 
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
         return self._os.get(name, getattr(os, name, None))(*arguments, **named)  # type: ignore[misc]
@@ -317,9 +316,6 @@ class Files:
         self._note(_MOVED, real)
         return private
 
-    def _hide(self, key: str) -> None:
-        self._note(_MOVED, key)
-
     # what replaces the functions of `os`
 
     def _replace(self, name: str, replacement: Callable[..., Any]) -> None:
@@ -329,7 +325,7 @@ class Files:
         self._os[name] = original
 
         def call(*arguments: Any, **named: Any) -> Any:
-            if self._is_original() or not arguments:
+            if self._is("original") or not arguments:
                 return original(*arguments, **named)
             return replacement(*arguments, **named)
 
@@ -371,7 +367,7 @@ class Files:
 
     def _builtin_open(self, file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
         original = self._os["builtin_open"]
-        if self._is_original() or isinstance(file, int) or not isinstance(mode, str):
+        if self._is("original") or isinstance(file, int) or not isinstance(mode, str):
             return original(file, mode, *arguments, **named)
         if any(letter in mode for letter in "wa+"):
             private = self._to_write(file, keeps="w" not in mode)
@@ -436,7 +432,7 @@ class Files:
         with self._original():
             is_folder = os.path.isdir(key) and not os.path.islink(key)
         if private is None and not is_folder and self._existed(key) and self._may_change(key):
-            self._hide(key)
+            self._note(_MOVED, key)
         else:
             self._at("remove", private, path, dir_fd=dir_fd)
 
@@ -445,7 +441,7 @@ class Files:
         if private is None and self._existed(key) and self._may_change(key) and os.path.isdir(key):
             if os.listdir(key):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-            self._hide(key)
+            self._note(_MOVED, key)
         else:
             self._at("rmdir", private, path, dir_fd=dir_fd)
 
@@ -480,7 +476,7 @@ class Files:
             else:
                 shutil.copy2(place, place_to, follow_symlinks=False)
         if leaves:
-            self._hide(source_key)
+            self._note(_MOVED, source_key)
         if covers:
             self._note(_MOVED, target_key)
         elif to is None:
@@ -519,14 +515,14 @@ class Files:
     # the audit hook
 
     def _check(self, check: Callable[..., None], *arguments: Any) -> None:
-        if not getattr(self._inside, "unwatched", False):
+        if not self._is("unwatched"):
             check(self, *arguments)
 
     def _on_open(self, path: Any, _mode: Any, flags: int) -> None:
-        if not flags & _WRITES or not isinstance(path, (str, bytes)) or getattr(self._inside, "original", False):
+        if not flags & _WRITES or not isinstance(path, (str, bytes)) or self._is("original"):
             return
         text = os.fsdecode(path)
-        if text.startswith((*self._own, *_KERNEL)) or _CACHE in text:
+        if self._is_left_alone(text):
             return
         with self._original():
             real = os.path.realpath(text)
@@ -605,7 +601,6 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Close the folder."""
         self._entries.close()
 
 

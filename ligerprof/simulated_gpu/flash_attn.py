@@ -18,7 +18,6 @@ _MODULES = (PACKAGE, f"{PACKAGE}.flash_attn_interface", f"{PACKAGE}.bert_padding
 
 class _Metadata(Distribution):
     def read_text(self, filename: str) -> str | None:
-        """What the package's own files would say."""
         texts = {
             "METADATA": f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {VERSION}\n",
             "top_level.txt": f"{PACKAGE}\n",
@@ -26,7 +25,6 @@ class _Metadata(Distribution):
         return texts.get(filename)
 
     def locate_file(self, path: Any) -> Any:
-        """It has no files."""
         raise FileNotFoundError(path)
 
 
@@ -34,11 +32,9 @@ class FlashAttnFinder(MetaPathFinder, Loader):
     """Finds the package and its metadata behind all others."""
 
     def find_spec(self, fullname: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        """The spec of one of its modules."""
         return ModuleSpec(fullname, self, is_package=fullname == PACKAGE) if fullname in _MODULES else None
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> list[Distribution]:
-        """Its metadata."""
         name = None if context is None else context.name
         return [_Metadata()] if name is None or name.replace("_", "-").lower() == DISTRIBUTION else []
 
@@ -46,7 +42,6 @@ class FlashAttnFinder(MetaPathFinder, Loader):
         """Let Python make it."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill it with the functions of all of its modules."""
         from ligerprof.simulated_gpu import flash_functions
 
         vars(module).update({name: getattr(flash_functions, name) for name in flash_functions.NAMES})

@@ -67,29 +67,15 @@ class _Attention(torch.autograd.Function):
 def flash_attn_func(
     q: Tensor, k: Tensor, v: Tensor, *_arguments: Any, deterministic: bool = False, **named: Any
 ) -> Tensor:
-    """Attention of [batch, tokens, heads, width].
-
-    Raises:
-        UnsupportedError: `return_attn_probs` is set.
-    """
+    """Attention of [batch, tokens, heads, width]; raises UnsupportedError if `return_attn_probs` is set."""
     _refuse_probabilities(named)
     return _Attention.apply(q, k, v, 0, deterministic)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    *_arguments: Any,
-    deterministic: bool = False,
-    **named: Any,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, *_arguments: Any, deterministic: bool = False, **named: Any
 ) -> Tensor:
-    """Attention of [tokens of all sequences, heads, width].
-
-    Raises:
-        UnsupportedError: `return_attn_probs` is set.
-    """
+    """Attention of [tokens of all sequences, heads, width]; raises UnsupportedError if `return_attn_probs` is set."""
     _refuse_probabilities(named)
     return _Attention.apply(q, k, v, cu_seqlens_q.numel() - 1, deterministic)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -100,11 +86,7 @@ def _refuse_probabilities(named: Mapping[str, Any]) -> None:
 
 
 def flash_attn_with_kvcache(*_arguments: Any, **_named: Any) -> Tensor:
-    """Decoding with a cache in pages.
-
-    Raises:
-        UnsupportedError: always.
-    """
+    """Decoding with a cache in pages; always raises UnsupportedError."""
     raise UnsupportedError(f"{place()}: the stand-in for flash-attn has no flash_attn_with_kvcache. Use sdpa.")
 
 

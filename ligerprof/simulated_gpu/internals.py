@@ -6,7 +6,7 @@ Each entry of INTERNALS runs an operator with the temporaries of its CUDA kernel
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from ligerprof.simulated_gpu.attention import problem_of
 from ligerprof.simulated_gpu.device import Device
+from ligerprof.simulated_gpu.plans import GPU
+from ligerprof.simulated_gpu.values import tensors_in
 from ligerprof.torch_memory import layer_norm, softmax
 from ligerprof.torch_memory.attention import AttentionKernel, backward_scratch, flash_split_sizes, forward_scratch
 from ligerprof.torch_memory.chunked_losses import LinearCrossEntropy
@@ -35,30 +37,41 @@ from ligerprof.torch_memory.sorting import (
 aten = torch.ops.aten
 
 
-@dataclass(slots=True)
 class Call:
-    """An operator that is about to run.
+    """An operator that is about to run; a model of CUDA's internals says when its results are allocated.
 
-    Attributes:
+    Args:
         device: allocates the temporaries.
-        track: allocates blocks for the storages of new tensors, in order.
         planned: makes the operator's results, on the GPU or, with `on_meta`, without blocks.
     """
 
-    device: Device
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    track: Callable[[Any], None]
-    planned: Callable[..., Any]
+    def __init__(self, device: Device, func: Any, args: Any, kwargs: Any, planned: Callable[..., Any]) -> None:
+        self.device, self.func, self.args, self.kwargs = device, func, tuple(args), dict(kwargs)
+        self._planned = planned
+        # tensors without blocks, and those on the GPU in their places, by the id of the first
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def run(self) -> Any:
         """Run the operator and allocate blocks for its result."""
-        return self.planned(on_meta=False)
+        return self._planned(on_meta=False)
 
     def run_untracked(self) -> Any:
         """Run the operator without allocating blocks for its result."""
-        return self.planned(on_meta=True)
+        return self._planned(on_meta=True)
+
+    def track(self, value: Any) -> None:
+        """Allocate blocks for the storages of new tensors, in order."""
+        for tensor in tensors_in(value):
+            if tensor.is_meta and id(tensor) not in self._made:
+                real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=GPU)
+                self._made[id(tensor)] = tensor, real
+
+    def real(self, value: Any) -> Any:
+        """A result with tensors on the GPU; what was not tracked is in main memory, such as the seed of dropout."""
+        if isinstance(value, Tensor) and value.is_meta:
+            found = self._made.get(id(value))
+            return torch.empty_like(value, device="cpu") if found is None else found[1]
+        return type(value)([self.real(item) for item in value]) if isinstance(value, (list, tuple)) else value
 
     def run_with_scratch(self, scratch: Callable[[Any], Scratch]) -> Any:
         """Run the operator, then allocate and free the scratch blocks that follow from its result."""
@@ -134,10 +147,6 @@ def _index_put(call: Call) -> Any:
     rows = math.prod(target.shape[dim] for dim, _ in indexed)
     call.device.run_scratch(accumulation_scratch(count, len(indexed), rows))
     return call.run()
-
-
-def _pow_of_scalar(call: Call) -> Any:
-    return call.run_with_scratch(lambda _: POW_BASE_SCRATCH)
 
 
 def _cumsum(call: Call) -> Any:
@@ -268,7 +277,7 @@ OPERATOR_INTERNALS: dict[Any, Internal] = {
     aten._foreach_norm.Scalar: _foreach_norm,
     aten.index.Tensor: _index,
     aten._index_put_impl_.default: _index_put,
-    aten.pow.Scalar: _pow_of_scalar,
+    aten.pow.Scalar: lambda call: call.run_with_scratch(lambda _: POW_BASE_SCRATCH),
     aten.cumsum.default: _cumsum,
     aten.masked_scatter_.default: _masked_scatter,
     aten.native_layer_norm.default: _native_layer_norm,
@@ -353,18 +362,12 @@ ATTENTION_INTERNALS: dict[Any, Internal] = {
 def _product(call: Call) -> Any:
     """Allocate the workspace after the result (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
-    On a GPU, backward runs in a thread of autograd's, which has its own handle and workspace.
+    On a GPU, backward runs in a thread of autograd's, which has its own handle and workspace. A vector bias goes
+    through cuBLASLt, which has its own workspace (getCUDABlasLtWorkspace).
     """
     # with `out`, nothing is allocated, and the shape functions of torch 2.11 fail
     result = call.kwargs["out"] if "out" in call.kwargs else call.run()
-    hold_workspaces(call.device)
-    return result
-
-
-def _product_and_bias(call: Call) -> Any:
-    """A vector bias goes through cuBLASLt, which has its own workspace (getCUDABlasLtWorkspace)."""
-    result = call.kwargs["out"] if "out" in call.kwargs else call.run()
-    hold_workspaces(call.device, call.args[0])
+    hold_workspaces(call.device, call.args[0] if call.func.overloadpacket is aten.addmm else None)
     return result
 
 
@@ -409,8 +412,7 @@ def _overloads(packet: Any) -> list[Any]:
 
 
 PRODUCT_INTERNALS: dict[Any, Internal] = {
-    **{overload: _product for packet in (aten.mm, aten.bmm, aten.baddbmm) for overload in _overloads(packet)},
-    **dict.fromkeys(_overloads(aten.addmm), _product_and_bias),
+    **{key: _product for packet in (aten.mm, aten.bmm, aten.baddbmm, aten.addmm) for key in _overloads(packet)},
     **dict.fromkeys(_overloads(aten._grouped_mm), _grouped_product),
 }
 

@@ -21,13 +21,9 @@ def install_bitsandbytes(forget: Callable[[int], None]) -> None:
     Args:
         forget: called with the addresses that a kernel gets, whose values are not known afterwards.
     """
-    after_import_or_now("bitsandbytes.cuda_specs", _no_cuda_library)
+    # it loads the library for CPUs
+    after_import_or_now("bitsandbytes.cuda_specs", lambda module: setattr(module, "get_cuda_specs", lambda: None))
     after_import_or_now("bitsandbytes.cextension", lambda module: setattr(module, "lib", _Library(module.lib, forget)))
-
-
-def _no_cuda_library(module: Any) -> None:
-    """It loads the library for CPUs."""
-    module.get_cuda_specs = lambda: None
 
 
 class _Library:
@@ -75,12 +71,10 @@ class _Kernel:
 
 def install_deepspeed() -> None:
     """Change DeepSpeed's modules when the program imports them."""
-    after_import_or_now("deepspeed.ops.adam.cpu_adam", _compile_nothing)
+    after_import_or_now(
+        "deepspeed.ops.adam.cpu_adam", lambda module: setattr(module, "CPUAdamBuilder", _UncompiledAdam)
+    )
     after_import_or_now("deepspeed.comm.torch", _keep_inputs)
-
-
-def _compile_nothing(module: Any) -> None:
-    module.CPUAdamBuilder = _UncompiledAdam
 
 
 class _UncompiledAdam:
@@ -90,7 +84,6 @@ class _UncompiledAdam:
     """
 
     def load(self) -> Any:
-        """The operator's module."""
         return SimpleNamespace(**dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None))
 
 
@@ -109,7 +102,6 @@ class _Gathering:
         return getattr(self._work, name)
 
     def wait(self, *arguments: Any, **options: Any) -> Any:
-        """Wait, and let go of the input."""
         self._source = None
         return self._work.wait(*arguments, **options)
 

@@ -21,7 +21,7 @@ from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.attention import attention_for
 from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.internals import INTERNALS, Call
-from ligerprof.simulated_gpu.plans import GPU, Plan, Planner, realized
+from ligerprof.simulated_gpu.plans import Plan, Planner, realized
 from ligerprof.simulated_gpu.rules import RULES, Rule
 from ligerprof.simulated_gpu.values import MOST_FLOATS, MOST_INTEGERS, Values, is_small, place, tensors_in
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
@@ -31,21 +31,9 @@ aten = torch.ops.aten
 # backend.cpp has these
 _IN_CPP = frozenset(
     [
-        "empty.memory_format",
-        "empty_strided",
-        "resize_",
-        "as_strided",
-        "view",
-        "view.dtype",
-        "_reshape_alias",
-        "unfold",
-        "view_as_real",
-        "view_as_complex",
-        "set_",
-        "set_.source_Tensor",
-        "set_.source_Storage",
-        "set_.source_Storage_storage_offset",
-        "is_set_to",
+        *("empty.memory_format", "empty_strided", "resize_", "as_strided", "view", "view.dtype", "_reshape_alias"),
+        *("unfold", "view_as_real", "view_as_complex", "is_set_to", "set_", "set_.source_Tensor"),
+        *("set_.source_Storage", "set_.source_Storage_storage_offset"),
     ]
 )
 # composite operators that call a function for each device below the dispatcher
@@ -60,9 +48,6 @@ class Operators:
     """Runs operators on tensors of the simulated GPU.
 
     Attributes:
-        device: its memory.
-        values: the values that are known.
-        attention_used: names of the attention kernels that ran.
         message_of: what the error says when memory has run out.
         watch: a context around each operator, given the operator and its arguments; None: nothing watches.
         ran: called with each operator, its arguments and its result; None: nothing counts.
@@ -118,7 +103,18 @@ class Operators:
         if internal is None:
             return self.compute_at_once(func, args, kwargs)
         self.device.addresses.kernels_ran = True
-        return self._compute_in_steps(internal, func, args, kwargs)
+
+        def planned(*, on_meta: bool) -> Any:
+            inputs: list[Tensor] = []
+            plan = self.plan(func, args, kwargs, inputs)
+            return realized(plan, inputs, on_meta=on_meta)
+
+        call = Call(self.device, func, args, kwargs, planned)
+        result = call.real(internal(call))
+        small = any(is_small(tensor) for tensor in tensors_in(result))
+        if small or func._schema.is_mutable:
+            self.values.after(func, args, kwargs, result, list(tensors_in((args, tuple(kwargs.values())))))
+        return result
 
     def compute_at_once(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that allocates its result alone, as far as this function knows."""
@@ -128,15 +124,6 @@ class Operators:
         result = realized(plan, inputs)
         if func._schema.is_mutable or 0 < plan.elements[0] <= MOST_INTEGERS or 0 < plan.elements[1] <= MOST_FLOATS:
             self.values.after(func, args, kwargs, result, inputs)
-        return result
-
-    def _compute_in_steps(
-        self, internal: Callable[[Call], Any], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        result = _Steps(self, func, args, kwargs).run(internal)
-        small = any(is_small(tensor) for tensor in tensors_in(result))
-        if small or func._schema.is_mutable:
-            self.values.after(func, args, kwargs, result, list(tensors_in((args, tuple(kwargs.values())))))
         return result
 
     def plan(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]) -> Plan:
@@ -160,43 +147,6 @@ def _refuse(kind: str, func: Any, *_args: Any, **_kwargs: Any) -> None:
         f"{place()}: {func}: the simulated GPU does not cover tensors of the kind {kind}{such}."
         " Run without them, or on a GPU."
     )
-
-
-class _Steps:
-    """Runs a model of CUDA's internals: results are allocated when the model says so, and replace their plans."""
-
-    def __init__(self, operators: Operators, func: Any, args: Any, kwargs: Any) -> None:
-        self._operators, self._call = operators, (func, args, kwargs)
-        self._made: dict[int, Tensor] = {}
-        self._planned: list[Tensor] = []
-
-    def run(self, internal: Callable[[Call], Any]) -> Any:
-        func, args, kwargs = self._call
-        call = Call(self._operators.device, func, tuple(args), dict(kwargs), self.track, self.planned)
-        return self._real(internal(call))
-
-    def planned(self, *, on_meta: bool) -> Any:
-        inputs: list[Tensor] = []
-        plan = self._operators.plan(*self._call, inputs)
-        return realized(plan, inputs, on_meta=on_meta)
-
-    def track(self, value: Any) -> None:
-        if isinstance(value, Tensor):
-            if value.is_meta and id(value) not in self._made:
-                self._planned.append(value)
-                self._made[id(value)] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                self.track(item)
-
-    def _real(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_meta:
-            found = self._made.get(id(value))
-            # what a model of internals does not allocate is in main memory, such as the seed of dropout
-            return torch.empty_like(value, device="cpu") if found is None else found
-        if isinstance(value, (list, tuple)):
-            return type(value)([self._real(item) for item in value])
-        return value
 
 
 def cuda_operators() -> Iterator[str]:

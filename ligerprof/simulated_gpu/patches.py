@@ -8,6 +8,7 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 
 from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
@@ -26,25 +27,23 @@ _OFFLINE_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 
 def patch_process(machine: Machine) -> None:
     """Make all changes."""
-    _plans_touch_no_gpu()
+    # the first fake tensor of a GPU would initialize it
+    fake: Any = fake_tensor
+    fake.init_gpu_context = lambda *_: None
     _storages_resize(machine)
-    _scalers_go_on()
+    # GradScaler skips a step whose gradients are not finite; these have no values
+    scaler: Any = torch.amp.GradScaler
+    scaler._maybe_opt_step = lambda _scaler, optimizer, _state, *args, **kwargs: optimizer.step(*args, **kwargs)
     _casts_end_in_order(machine)
     _refusals_in_a_line()
-    _scripts_run_unfused()
+    # functions of torch.jit.script run operator by operator: their fusers compile for a GPU, or would call NVRTC
+    torch._C._jit_override_can_fuse_on_gpu(False)  # noqa: FBT003 - positional only
+    torch._C._jit_set_texpr_fuser_enabled(False)  # noqa: FBT003 - positional only
     cudnn.install()
     # weights arrive in the order of threads otherwise, which varies on a GPU, too
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
     after_import_or_now("triton.runtime.jit", _leave_out_launches)
     after_import_or_now("vllm.entrypoints.llm", _vllm_is_refused)
-
-
-def _plans_touch_no_gpu() -> None:
-    """The first fake tensor of a GPU would initialize it."""
-    import torch._subclasses.fake_tensor as module
-
-    fake: Any = module
-    fake.init_gpu_context = lambda *_: None
 
 
 def _storages_resize(machine: Machine) -> None:
@@ -56,7 +55,7 @@ def _storages_resize(machine: Machine) -> None:
         if storage.device.type != "cuda":
             return resize(storage, size_bytes)
         if size_bytes != storage.nbytes():
-            machine.resize(storage, size_bytes)
+            machine.backend.resize_storage(storage, size_bytes)
         return storage
 
     storage_type.resize_ = resize_
@@ -70,12 +69,6 @@ def _storages_resize(machine: Machine) -> None:
         return functions.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
 
     storage_type.__new__ = new
-
-
-def _scalers_go_on() -> None:
-    """GradScaler skips a step whose gradients are not finite; these have no values."""
-    scaler: Any = torch.amp.GradScaler
-    scaler._maybe_opt_step = lambda _scaler, optimizer, _state, *args, **kwargs: optimizer.step(*args, **kwargs)
 
 
 def _vllm_is_refused(module: Any) -> None:
@@ -126,12 +119,6 @@ def _called_from(traceback: Any, refusal: str) -> str:
         if not frame.f_code.co_filename.startswith((*packages, *SKIPPED_FILES))
     ]
     return "" if not lines or lines[-1] in refusal else f" Called from {lines[-1]}."
-
-
-def _scripts_run_unfused() -> None:
-    """Functions of torch.jit.script run operator by operator: their fusers compile for a GPU, or would call NVRTC."""
-    torch._C._jit_override_can_fuse_on_gpu(False)  # noqa: FBT003 - positional only
-    torch._C._jit_set_texpr_fuser_enabled(False)  # noqa: FBT003 - positional only
 
 
 def _casts_end_in_order(machine: Machine) -> None:

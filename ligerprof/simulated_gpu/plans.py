@@ -1,7 +1,7 @@
 """What an operator returns for tensors of these shapes: computed by torch's fake tensors once, then remembered."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,13 +133,10 @@ class Planner:
         with torch._C._ExcludeDispatchKeyGuard(_ABOVE), torch._C.DisableTorchFunction():
             on_meta = _runs_on_meta(func) and _is_on_gpu(tensors, args, kwargs)
             fakes = [_meta(tensor) if on_meta else self._fake(tensor) for tensor in tensors]
-            waiting = iter(fakes)
-            fake_args = _replaced(args, lambda _: next(waiting))
-            fake_kwargs = {name: _replaced(value, lambda _: next(waiting)) for name, value in kwargs.items()}
             before = [(fake.shape, fake.stride()) for fake in fakes]
             try:
                 with nullcontext() if on_meta else self._mode:
-                    result = callable_for(func, args)(*fake_args, **fake_kwargs)
+                    result = _called(func, args, kwargs, fakes)
             except (UnsupportedOperatorException, DynamicOutputShapeException, NotImplementedError):
                 return self._compute_on_host(func, args, kwargs, tensors)
         resized = _resized(fakes, before)
@@ -157,11 +154,8 @@ class Planner:
         if sum(tensor.numel() for tensor in tensors) > _MOST_ON_HOST:
             raise NotImplementedError
         zeros = [functions.zeros(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
-        waiting = iter(zeros)
-        host_args = _replaced(args, lambda _: next(waiting))
-        host_kwargs = {name: _replaced(value, lambda _: next(waiting)) for name, value in kwargs.items()}
         before = [(zero.shape, zero.stride()) for zero in zeros]
-        result = callable_for(func, args)(*host_args, **host_kwargs)
+        result = _called(func, args, kwargs, zeros)
         most = [0, 0]
         outputs = self._described(result, zeros, {}, most)
         return Plan(_on_gpu(outputs), _resized(zeros, before), (most[0], most[1]))
@@ -302,9 +296,16 @@ def _collect(values: Iterable[Any], parts: list[Any] | None, tensors: list[Tenso
             raise NotPlainError
 
 
-def _replaced(value: Any, replace: Callable[[Tensor], Any]) -> Any:
+def _called(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Iterable[Tensor]) -> Any:
+    """What an operator returns for other tensors in the places of those among its arguments."""
+    waiting = iter(tensors)
+    given = _replaced(args, waiting)
+    return callable_for(func, args)(*given, **{name: _replaced(value, waiting) for name, value in kwargs.items()})
+
+
+def _replaced(value: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return replace(value)
+        return next(tensors)
     if type(value) in (list, tuple):
-        return type(value)([_replaced(item, replace) for item in value])
+        return type(value)([_replaced(item, tensors) for item in value])
     return None if isinstance(value, torch.Generator) else value

@@ -11,12 +11,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.runs.recording.saved import storage_address
 from ligerprof.simulated_gpu.attention import allowed_kernels, problem_of
 from ligerprof.simulated_gpu.cudnn import CONVOLUTION_RULES, RECURRENT_RULES
 from ligerprof.simulated_gpu.internals import hold_workspaces
 from ligerprof.simulated_gpu.loading import has_no_values, is_weight, mark_weight
 from ligerprof.simulated_gpu.plans import GPU, functions
-from ligerprof.simulated_gpu.values import MOST_FLOATS, Values, address_of, is_small, place, tensors_in
+from ligerprof.simulated_gpu.values import MOST_FLOATS, Values, is_small, place, tensors_in
 from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
 from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
 from ligerprof.torch_memory.sorting import count_bytes, select_bytes
@@ -81,25 +82,18 @@ def _reduce(run: Operators, elements: Tensor) -> None:
 
 
 def _scalar_in_place_of_elements(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """mse_loss and smooth_l1_loss: the result keeps the memory of one number per element."""
-    result = _elements(args, args[2] if len(args) > 2 else kwargs.get("reduction", 1))
+    """mse_loss, smooth_l1_loss, binary_cross_entropy: the result keeps the memory of one number per element."""
+    is_entropy = func is aten.binary_cross_entropy.default
+    position = 3 if is_entropy else 2
+    result = _elements(args, args[position] if len(args) > position else kwargs.get("reduction", 1))
     if result is None:
         return run.compute(func, args, kwargs)
-    elements = torch.empty_like(result)
-    _reduce(run, elements)
-    del elements
-    return _known(run, func, args, kwargs, result.resize_(()))
-
-
-def _binary_cross_entropy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The mean is copied into the tensor of the elements."""
-    result = _elements(args, args[3] if len(args) > 3 else kwargs.get("reduction", 1))
-    if result is None:
-        return run.compute(func, args, kwargs)
-    mean = functions.empty((), dtype=result.dtype, device=GPU)
-    _reduce(run, result)
-    del mean
-    return _known(run, func, args, kwargs, result.resize_(()))
+    # its mean is copied into the tensor of the elements; the others have the elements apart
+    temporary = functions.empty((), dtype=result.dtype, device=GPU) if is_entropy else torch.empty_like(result)
+    _reduce(run, result if is_entropy else temporary)
+    del temporary
+    run.values.after(func, args, kwargs, result.resize_(()), [value for value in args if isinstance(value, Tensor)])
+    return result
 
 
 def _huber(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -107,11 +101,6 @@ def _huber(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     result = run.compute(func, args, kwargs)
     if elements is not None:
         _reduce(run, elements)
-    return result
-
-
-def _known(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
-    run.values.after(func, args, kwargs, result, [value for value in args if isinstance(value, Tensor)])
     return result
 
 
@@ -133,7 +122,7 @@ def _draw(source: Tensor, count: int, *, replacement: bool) -> None:
 _LOSS_RULES: dict[Any, Rule] = {
     aten.mse_loss.default: _scalar_in_place_of_elements,
     aten.smooth_l1_loss.default: _scalar_in_place_of_elements,
-    aten.binary_cross_entropy.default: _binary_cross_entropy,
+    aten.binary_cross_entropy.default: _scalar_in_place_of_elements,
     aten.huber_loss.default: _huber,
 }
 
@@ -146,22 +135,9 @@ _MOST_BYTES = 256 << 20
 _NAMES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def _keep_from_host(values: Values, target: Tensor, source: Tensor) -> None:
-    """Keep the values of a tensor that the program copies from main memory, unless it is a weight."""
-    if not source.requires_grad and not is_weight(source):
-        _keep(values, target, source)
-
-
-def _keep_on_gpu(values: Values, target: Tensor, source: Tensor) -> None:
-    """Keep the values of a copy of a tensor whose values are kept."""
-    found = shown(values, source)
-    if found is not None:
-        _keep(values, target, found)
-
-
 def shown(values: Values, tensor: Tensor) -> Tensor | None:
     """The kept values of a tensor on the GPU, in main memory."""
-    kept = values.inputs.get(address_of(tensor)) if values.inputs and tensor.is_cuda else None
+    kept = values.inputs.get(storage_address(tensor)) if values.inputs and tensor.is_cuda else None
     if kept is None:
         return None
     return kept.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -171,7 +147,7 @@ def _keep(values: Values, target: Tensor, source: Tensor) -> None:
     size_bytes = target.nbytes
     if not target.is_floating_point() or is_small(target) or size_bytes > _MOST_BYTES or not values.covers(target):
         return
-    address = address_of(target)
+    address = storage_address(target)
     values.inputs.pop(address, None)
     while values.inputs and sum(kept.nbytes for kept in values.inputs.values()) + size_bytes > _MOST_BYTES:
         del values.inputs[next(iter(values.inputs))]
@@ -189,7 +165,7 @@ def _compared(run: Any, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     if not any(value is None for value in found):
         run.values.set(result, func(*found), at_any_size=True)
     elif (answer := _of_finite(func, args)) is not None:
-        run.values.filled[address_of(result)] = answer
+        run.values.filled[storage_address(result)] = answer
     return result
 
 
@@ -238,17 +214,19 @@ def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, A
     if target.is_cuda and source.is_cuda:
         run.device.addresses.kernels_ran |= target.dtype != source.dtype
         run.values.after(func, (target, source), {}, target, [target, source])
-        _keep_on_gpu(run.values, target, source)
+        if (found := shown(run.values, source)) is not None:
+            _keep(run.values, target, found)
         return target
     if _needs_temporaries(target, source):
         return _copy_in_steps(target, source, wait=wait)
     if target.is_cuda:
         if source.numel() and run.values.covers(target):
-            run.values.forget(address_of(target))
+            run.values.forget(storage_address(target))
             run.values.set(target, source)
         else:
             run.values.after(func, (target, source), {}, target, [target, source])
-        _keep_from_host(run.values, target, source)
+        if not source.requires_grad and not is_weight(source):
+            _keep(run.values, target, source)
         return target
     if wait:
         run.device.synchronize(run.device.stream)
@@ -293,12 +271,11 @@ def _cast_on_host(source: Tensor, target: Tensor) -> Tensor:
 
 
 def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:
-    known = run.values.known(source)
     values = run.values.copy_of(source)
     if values is None:
         values = shown(run.values, source)
     if values is not None:
-        if known is not None and known.made_up:
+        if run.values.is_made_up(source):
             run.values.note(f"copy of {source.dtype} to the host".replace("torch.", ""))
         target.copy_(values)
         return
@@ -312,9 +289,8 @@ def _copy_to_host(run: Operators, target: Tensor, source: Tensor) -> None:
 def _item(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     run.device.synchronize(run.device.stream)
     tensor = args[0]
-    known = run.values.known(tensor)
     values = run.values.copy_of(tensor)
-    if values is None or (known is not None and known.made_up):
+    if values is None or run.values.is_made_up(tensor):
         run.values.note(f"item of {tensor.dtype}".replace("torch.", ""))
     if values is not None:
         return values.item()
@@ -334,7 +310,7 @@ def _found(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     """Operators whose result's shape depends on values: from the values, else by a rule that is listed."""
     tensors = list(tensors_in((args, tuple(kwargs.values()))))
     copies = [run.values.copy_of(tensor) if tensor.is_cuda else tensor for tensor in tensors]
-    is_made_up = any((known := run.values.known(tensor)) is not None and known.made_up for tensor in tensors)
+    is_made_up = any(map(run.values.is_made_up, tensors))
     run.device.synchronize(run.device.stream)
     if all(copy is not None for copy in copies):
         result = func(*(run.values.real(value) for value in args), **{k: run.values.real(v) for k, v in kwargs.items()})
@@ -355,8 +331,8 @@ def _nonzero(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[s
     """Positions, one dimension after the other (aten/src/ATen/native/cuda/Nonzero.cu)."""
     source = args[0]
     count = source.numel()
-    known, copy = run.values.known(source), run.values.copy_of(source)
-    is_made_up = copy is None or (known is not None and known.made_up)
+    copy = run.values.copy_of(source)
+    is_made_up = copy is None or run.values.is_made_up(source)
     run.device.synchronize(run.device.stream)
     if is_made_up:
         run.values.note("nonzero", is_shape=True)
@@ -450,15 +426,6 @@ def _positions(run: Operators, indices: Sequence[Any]) -> list[Any]:
     return positions
 
 
-def _record_stream(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> None:
-    run.device.use_on(address_of(args[0]), args[1].stream_id)
-
-
-def _native_ctc(_run: Operators, _func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
-    """CTC's choice of a kernel: cuDNN's takes short targets in main memory only; its workspace is not measured."""
-    return False
-
-
 def _ctc_choices() -> Iterator[Any]:
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         packet = getattr(aten, name, None)
@@ -502,14 +469,15 @@ RULES: dict[Any, Rule] = {
     **CONVOLUTION_RULES,
     **_LOSS_RULES,
     **RECURRENT_RULES,
-    **dict.fromkeys(_ctc_choices(), _native_ctc),
+    # CTC's choice of a kernel: cuDNN's takes short targets in main memory only; its workspace is not measured
+    **dict.fromkeys(_ctc_choices(), lambda *_: False),
     aten._nested_tensor_from_mask_left_aligned.default: _padded,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.copy_.default: _copy,
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
-    aten.record_stream.default: _record_stream,
+    aten.record_stream.default: lambda run, _, args, __: run.device.use_on(storage_address(args[0]), args[1].stream_id),
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten.multinomial.default: _sampled,

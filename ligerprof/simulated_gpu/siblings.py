@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ligerprof.runs.recording.saved import storage_address
 from ligerprof.simulated_gpu.device import Device, Tape
 from ligerprof.simulated_gpu.plans import GPU, functions
-from ligerprof.simulated_gpu.values import Values, address_of
+from ligerprof.simulated_gpu.values import Values
 from ligerprof.snapshots.writer import EventContext
 from ligerprof.torch_memory.allocator.caching import segment_bytes
 
@@ -115,12 +116,7 @@ def _call_or_repeat(layer: nn.Module, *arguments: Any, **named: Any) -> Any:
 
 
 class Siblings:
-    """Repeats layers.
-
-    Attributes:
-        enabled: whether layers are repeated.
-        repeated: how many calls of layers did not run.
-    """
+    """Repeats layers; `repeated`: how many calls of layers did not run."""
 
     def __init__(self, device: Device, values: Values) -> None:
         self._device, self._values = device, values
@@ -174,14 +170,15 @@ class Siblings:
         try:
             structure, weights, index = self._structure(layer)
             cache = _cache_of(index, (*arguments, *named.values()))
-            key = (structure, self._state(weights), self._arguments(arguments, named, cache, given))
+            own = (_key_of(arguments, given, cache), _key_of(tuple(named.items()), given, cache))
+            key = (structure, self._state(weights), own, None if cache is None else _state_key(cache))
         except _NotAlikeError:
             return _original(layer, *arguments, **named)
         if key not in self._passes:
             output, self._passes[key] = self._record(layer, arguments, named, cache, given)
             return output
         known = self._passes[key]
-        if known is None or self._device.room_bytes() < known.most_bytes:
+        if known is None or self._device.allocator.room_bytes() < known.most_bytes:
             return _original(layer, *arguments, **named)
         return self._repeat(known, cache, given)
 
@@ -192,14 +189,6 @@ class Siblings:
             raise _NotAlikeError
         modes = (autocast, torch.get_default_dtype(), torch.is_inference_mode_enabled(), self._device.stream)
         return modes, tuple([(weight.dtype, weight.is_cuda) for weight in weights])
-
-    @staticmethod
-    def _arguments(arguments: tuple[Any, ...], named: Mapping[str, Any], cache: Any, given: list[Tensor]) -> Any:
-        return (
-            _key_of(arguments, given, cache),
-            tuple([(name, _key_of(value, given, cache)) for name, value in named.items()]),
-            None if cache is None else _state_key(cache),
-        )
 
     def _structure(self, layer: nn.Module) -> tuple[Any, list[Tensor], int | None]:
         """What a layer consists of, its weights and its index; looked up as long as no module has changed."""
@@ -222,15 +211,16 @@ class Siblings:
         """Run a layer, and note what it does; None if that cannot be repeated."""
         device, values = self._device, self._values
         # the cache's old tensors end while the layer runs
-        before = {name: _weakly(value) for name, value in ({} if cache is None else vars(cache)).items()}
+        kept = {} if cache is None else dict(vars(cache))
+        before = {name: ref(value) if isinstance(value, Tensor) else value for name, value in kept.items()}
         made_up, changes = values.made_up.copy(), self._changes
-        stamp = device.stamp_context().stamp
+        stamp = device.stamped.stamp
         old: dict[int, tuple[str, ...]] = {}
-        for name, value in ({} if cache is None else vars(cache)).items():
+        for name, value in kept.items():
             if isinstance(value, Tensor) and value.is_cuda:
-                old[address_of(value)] = (*old.get(address_of(value), ()), name)
-
+                old[storage_address(value)] = (*old.get(storage_address(value), ()), name)
         value = None
+        kept.clear()
         with device.taping() as tape:
 
             def note_change(address: int) -> None:
@@ -259,7 +249,7 @@ class Siblings:
         made = {item.number: item for item in _all_made((known.output, *known.state.values()))}
         blocks: dict[int, Any] = {}
         tensors: dict[int, Tensor] = {}
-        old, new = known.stamp.rstrip(";"), device.stamp_context().stamp.rstrip(";")
+        old, new = known.stamp.rstrip(";"), device.stamped.stamp.rstrip(";")
         contexts: dict[int, EventContext] = {}
         take, give_back = device.repeated_calls(known.temporaries)
         for number, size_bytes, context, replaced, is_kept in known.steps:
@@ -327,7 +317,7 @@ class _Reader:
             for index, tensor in enumerate(self._given):
                 if tensor is value:
                     return _Given(index)
-            made = self._kept.get(address_of(value)) if value.is_cuda and type(value) is Tensor else None
+            made = self._kept.get(storage_address(value)) if value.is_cuda and type(value) is Tensor else None
             if made is None or self._values.known(value) is not None:
                 raise _NotAlikeError
             if self._tape.events[made][0] % value.element_size():
@@ -367,10 +357,6 @@ def _all_made(value: Any) -> Iterator[_Made]:
     elif type(value) is tuple:
         for item in value:
             yield from _all_made(item)
-
-
-def _weakly(value: Any) -> Any:
-    return ref(value) if isinstance(value, Tensor) else value
 
 
 def _is_same(before: Any, value: Any) -> bool:

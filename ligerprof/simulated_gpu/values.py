@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.routing import UNIFORM, WORST, tokens_per_expert
+from ligerprof.runs.recording.saved import storage_address
 from ligerprof.simulated_gpu.plans import callable_for, functions
 
 aten = torch.ops.aten
@@ -46,7 +47,6 @@ class MadeUp(NamedTuple):
 
     Attributes:
         what: such as `item of float32` or `nonzero`.
-        place: file and line.
         is_shape: whether the size of a tensor depends on it.
         is_branch: whether the program asked whether it is true.
     """
@@ -69,10 +69,8 @@ class Values:
 
     Args:
         size_of: the bytes of the storage at an address.
-        routing: how tokens choose experts.
 
     Attributes:
-        made_up: how often each kind of value was made up.
         on_change: called with the address of a storage whose known values change.
         inputs: bytes of large floats by the address of their storage, see rules.py.
         filled: the number that fills all of a large storage of floats, by its address.
@@ -123,17 +121,20 @@ class Values:
         return 0
 
     def forget(self, address: int) -> None:
-        """Forget the values of a storage that ended."""
         self._known.pop(address, None)
         self.inputs.pop(address, None)
         self.filled.pop(address, None)
 
     def known(self, tensor: Tensor) -> Known | None:
         """The copy of a tensor's storage."""
-        return self._known.get(address_of(tensor)) if self._known else None
+        return self._known.get(storage_address(tensor)) if self._known else None
+
+    def is_made_up(self, tensor: Tensor) -> bool:
+        """Whether the values of a tensor follow from ones that were made up."""
+        known = self.known(tensor)
+        return known is not None and known.made_up
 
     def known_at(self, address: int) -> Known | None:
-        """The copy of the storage at an address."""
         return self._known.get(address)
 
     def copy_of(self, tensor: Tensor) -> Tensor | None:
@@ -143,12 +144,12 @@ class Values:
         known = self.known(tensor)
         if known is not None:
             return _shown(tensor, known.storage)
-        number = self.filled.get(address_of(tensor)) if self.filled else None
+        number = self.filled.get(storage_address(tensor)) if self.filled else None
         return None if number is None else functions.full((), number, dtype=tensor.dtype).expand(tensor.shape)
 
     def set(self, tensor: Tensor, value: Tensor, *, made_up: bool = False, at_any_size: bool = False) -> None:
         """Give a whole storage the values of a tensor of the same shape in main memory, if it is small enough."""
-        address = address_of(tensor)
+        address = storage_address(tensor)
         size_bytes = self._size_of(address)
         if not (at_any_size or is_small(tensor)) or not size_bytes:
             return
@@ -160,16 +161,12 @@ class Values:
 
     def covers(self, tensor: Tensor) -> bool:
         """Whether a tensor shows all of its storage."""
-        return tensor.numel() * tensor.element_size() >= self._size_of(address_of(tensor))
+        return tensor.numel() * tensor.element_size() >= self._size_of(storage_address(tensor))
 
     def after(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, inputs: list[Tensor]
     ) -> None:
-        """Follow the values through an operator that has just run.
-
-        Args:
-            inputs: all tensors among the arguments.
-        """
+        """Follow the values through an operator that has just run; `inputs`: all tensors among the arguments."""
         mutable = func._schema.is_mutable
         if func in _KEEPS or func in _EMPTY:
             return
@@ -177,32 +174,32 @@ class Values:
         self._tell(written)
         if not self._all_known(func, inputs, written):
             for tensor in written if self._known else ():
-                self._known.pop(address_of(tensor), None)
+                self._known.pop(storage_address(tensor), None)
             self._assume(func, result)
             return
-        made_up = any((known := self.known(tensor)) is not None and known.made_up for tensor in inputs)
+        made_up = any(map(self.is_made_up, inputs))
         for tensor in written:
             if self.known(tensor) is None and tensor.is_cuda:
                 self.set(tensor, functions.zeros(()), made_up=made_up)
                 if self.known(tensor) is None:
                     if func in _ONE_NUMBER and self.covers(tensor):
-                        self.filled[address_of(tensor)] = args[1] if len(args) > 1 else 0
+                        self.filled[storage_address(tensor)] = args[1] if len(args) > 1 else 0
                     return
         try:
             self._run(func, args, kwargs, result, made_up=made_up)
         except (NotImplementedError, RuntimeError):
             # the CPU has no kernel for these types, or for a random generator of the GPU
             for tensor in written:
-                self._known.pop(address_of(tensor), None)
+                self._known.pop(storage_address(tensor), None)
 
     def _tell(self, written: Iterable[Tensor]) -> None:
         for tensor in written if self.inputs or self.filled else ():
-            self.inputs.pop(address_of(tensor), None)
-            self.filled.pop(address_of(tensor), None)
+            self.inputs.pop(storage_address(tensor), None)
+            self.filled.pop(storage_address(tensor), None)
         if self.on_change is not None and self._known:
             for tensor in written:
                 if self.known(tensor) is not None:
-                    self.on_change(address_of(tensor))
+                    self.on_change(storage_address(tensor))
 
     def _all_known(self, func: Any, inputs: Iterable[Tensor], written: Sequence[Tensor]) -> bool:
         """Whether the values of all arguments are known; those of what is overwritten as a whole need not be."""
@@ -214,7 +211,7 @@ class Values:
             elif (
                 tensor.numel()
                 and self.known(tensor) is None
-                and not (self.filled and address_of(tensor) in self.filled)
+                and not (self.filled and storage_address(tensor) in self.filled)
                 and not (whole and any(tensor is other for other in written) and self.covers(tensor))
             ):
                 return False
@@ -223,7 +220,7 @@ class Values:
     def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, *, made_up: bool) -> None:
         """Run the operator on the copies."""
         random = torch.Tag.nondeterministic_seeded in func.tags
-        if random and not _integers(result):
+        if random and any(tensor.dtype.is_floating_point for tensor in tensors_in(result)):
             return
         real_args = [self.real(value) for value in args]
         real_kwargs = {name: self.real(value) for name, value in kwargs.items()}
@@ -254,15 +251,6 @@ class Values:
             self.set(result, functions.ones(()), made_up=True)
 
 
-def address_of(tensor: Tensor) -> int:
-    """The address of a tensor's storage on the GPU, 0 without memory.
-
-    A Python object of the storage would stay, and count as a reference: autograd would not add to a gradient in place.
-    """
-    address = tensor.data_ptr()
-    return address - int(tensor.storage_offset()) * tensor.element_size() if address else 0
-
-
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that an operator writes to."""
     found: list[Tensor] = []
@@ -291,10 +279,6 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
 def _shown(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
     empty = functions.empty(0, dtype=tensor.dtype, device="cpu")
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def _integers(result: Any) -> bool:
-    return all(not tensor.dtype.is_floating_point for tensor in tensors_in(result))
 
 
 def place() -> str:

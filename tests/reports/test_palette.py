@@ -30,23 +30,23 @@ def test_contrast_is_that_of_the_standard() -> None:
 
 @THEMES
 def test_text_can_be_read(theme: Theme) -> None:
-    for background in (theme.paper, theme.card):
-        for color in (theme.ink, theme.muted, theme.failure, theme.accent):
+    for background in (theme["paper"], theme["card"]):
+        for color in (theme["ink"], theme["muted"], theme["failure"], theme["accent"]):
             assert contrast(color, background) >= TEXT_CONTRAST
     variables = theme.variables()
-    assert contrast(variables["--accent-ink"], theme.accent) >= TEXT_CONTRAST
-    assert contrast(variables["--mixed-ink"], theme.mixed) >= TEXT_CONTRAST
+    assert contrast(variables["--accent-ink"], theme["accent"]) >= TEXT_CONTRAST
+    assert contrast(variables["--mixed-ink"], theme["mixed"]) >= TEXT_CONTRAST
     for phase in Phase:
-        assert contrast(theme.ink, theme.phases[phase]) >= TEXT_CONTRAST
+        assert contrast(theme["ink"], theme.phases[phase]) >= TEXT_CONTRAST
 
 
 @THEMES
 def test_controls_and_roles_can_be_seen(theme: Theme) -> None:
-    for background in (theme.paper, theme.card):
-        assert contrast(theme.control, background) >= GRAPHICS_CONTRAST
+    for background in (theme["paper"], theme["card"]):
+        assert contrast(theme["control"], background) >= GRAPHICS_CONTRAST
     for role in Role:
         look = role_look(role, theme)
-        assert contrast(look.edge, theme.card) >= GRAPHICS_CONTRAST, role
+        assert contrast(look.edge, theme["card"]) >= GRAPHICS_CONTRAST, role
         assert contrast(look.ink, look.fill) >= TEXT_CONTRAST, role
 
 

@@ -11,15 +11,7 @@ from ligerprof.analyzers.search.fit import Fit
 from ligerprof.kernels.selection import KERNEL_NAMES, select_kernels
 from ligerprof.recipe.categories import Axis, Device, Offload, Optimizer
 from ligerprof.recipe.training import RECIPE_OPTIONS, TrainingRecipe
-from ligerprof.reports.figures.style import (
-    HALF_PAGE_INCHES,
-    INK,
-    RULE,
-    LineLook,
-    drawing,
-    mark_limit,
-    mark_sizes,
-)
+from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, RULE, LineLook, drawing, mark_limit, mark_sizes
 from ligerprof.reports.sweep import origin_words
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus
@@ -279,7 +271,6 @@ class _Line:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All sizes of the line, including the one that ran out."""
         return self.places if self.ran_out is None else (*self.places, self.ran_out)
 
 

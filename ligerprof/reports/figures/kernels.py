@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, LineLook, new_figure, styled, write_legend
+from ligerprof.reports.figures.style import HALF_PAGE_INCHES, INK, LineLook, drawing
 from ligerprof.runs.bench.records import Direction, Finding, TimeRecord
 
 if TYPE_CHECKING:
@@ -34,18 +34,10 @@ _SPREAD = 0.7
 _Place = tuple[str, str, str]
 
 
-def _times(findings: Sequence[Finding]) -> list[TimeRecord]:
-    return [finding.record for finding in findings if isinstance(finding.record, TimeRecord)]
-
-
 def _row_of(record: TimeRecord) -> _Place:
     """Kernel, dtype, and the size that its shapes vary (empty for named shapes)."""
     varied = _NAMED_SIZE.match(record.subject.shape)
     return record.subject.kernel, record.subject.dtype, varied.group(1) if varied else ""
-
-
-def _shapes(records: Sequence[TimeRecord]) -> list[_Place]:
-    return list(dict.fromkeys(map(_place, records)))
 
 
 def _place(record: TimeRecord) -> _Place:
@@ -69,24 +61,19 @@ def _look(provider: str, providers: Sequence[str]) -> LineLook:
     )
 
 
-def _providers(records: Sequence[TimeRecord]) -> list[str]:
-    return list(dict.fromkeys(record.subject.provider for record in records))
-
-
 def draw_bench(findings: Sequence[Finding]) -> "Figure":
     """Every record on one sheet: one column per direction, one row per kernel, dtype and kind of shapes."""
-    times = _times(findings)
+    times = [finding.record for finding in findings if isinstance(finding.record, TimeRecord)]
     rows = list(dict.fromkeys(map(_row_of, times)))
     columns = [direction for direction in Direction if any(record.direction is direction for record in times)]
     width = max(len(columns), 1)
-    with styled():
-        figure = new_figure(2.2 * max(len(rows), 1), width_inches=HALF_PAGE_INCHES * width)
+    height_inches, width_inches = 2.2 * max(len(rows), 1), HALF_PAGE_INCHES * width
+    with drawing(height_inches, width_inches=width_inches, columns=2 * width) as figure:
         grid = figure.subplots(max(len(rows), 1), width, squeeze=False)
         for row_axes, row in zip(grid, rows, strict=False):
             for axes, direction in zip(row_axes, columns, strict=True):
                 _draw_times(axes, [item for item in times if _row_of(item) == row and item.direction is direction])
                 axes.set_title(f"{row[0]} {row[1]}, {direction.value}")
-        write_legend(figure, columns=2 * width)
     return figure
 
 
@@ -95,7 +82,8 @@ def _draw_times(axes: "Axes", records: Sequence[TimeRecord]) -> None:
     if not records:
         axes.set_axis_off()
         return
-    shapes, providers = _shapes(records), _providers(records)
+    shapes = list(dict.fromkeys(map(_place, records)))
+    providers = list(dict.fromkeys(record.subject.provider for record in records))
     varied = _row_of(records[0])[2]
     for number, provider in enumerate(providers):
         own = [record for record in records if record.subject.provider == provider]

@@ -205,13 +205,6 @@ def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlotInput:
-    """The data to draw."""
-
-    sources: Sources
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
     """A figure and the name of its file, without a suffix."""
 
@@ -229,27 +222,27 @@ class PlotKind:
     """
 
     needs: str
-    draw: Callable[[PlotInput], Iterator[Drawn]]
+    draw: Callable[[Sources], Iterator[Drawn]]
 
 
 class NothingToDrawError(LigerprofError):
     """The given data do not allow a kind of figure."""
 
 
-def draw(name: str, given: PlotInput) -> tuple[Drawn, ...]:
+def draw(name: str, sources: Sources) -> tuple[Drawn, ...]:
     """All figures of a kind; raises NothingToDrawError, with the data that are missing, if there are none."""
     kind = KINDS[name]
-    drawn = tuple(kind.draw(given))
+    drawn = tuple(kind.draw(sources))
     if not drawn:
         raise NothingToDrawError(f"{name}: nothing to draw. It needs {kind.needs}.")
     return drawn
 
 
 def _curves(name: str, axis: Axis, *quantities: Quantity) -> PlotKind:
-    def drawn(given: PlotInput) -> Iterator[Drawn]:
+    def drawn(sources: Sources) -> Iterator[Drawn]:
         settings = [
             setting
-            for setting in split_settings(given.sources.cells, along=(axis,))
+            for setting in split_settings(sources.cells, along=(axis,))
             if all(curve_sizes(setting, axis, quantity) for quantity in quantities)
         ]
         for setting, words in zip(settings, name_settings(settings, along=(axis,)), strict=True):
@@ -264,21 +257,21 @@ def _file_name(*parts: str) -> str:
     return "-".join(filter(None, parts))
 
 
-def _ablation(given: PlotInput) -> Iterator[Drawn]:
-    setting = find_ablation(split_settings(given.sources.cells, along=()))
+def _ablation(sources: Sources) -> Iterator[Drawn]:
+    setting = find_ablation(split_settings(sources.cells, along=()))
     if setting is not None:
         yield Drawn(name="ablation", figure=draw_ablation(setting))
 
 
-def _roles(given: PlotInput) -> Iterator[Drawn]:
+def _roles(sources: Sources) -> Iterator[Drawn]:
     """Bars along batch and along sequence; if neither varies, one bar per kernel set."""
-    drawn = [one for axis in Axis for one in _bars_along(given, axis)]
-    yield from drawn or _bars_along(given, None)
+    drawn = [one for axis in Axis for one in _bars_along(sources, axis)]
+    yield from drawn or _bars_along(sources, None)
 
 
-def _bars_along(given: PlotInput, axis: Axis | None) -> Iterator[Drawn]:
+def _bars_along(sources: Sources, axis: Axis | None) -> Iterator[Drawn]:
     along = (axis,) if axis is not None else ()
-    settings = split_settings(given.sources.cells, along=along)
+    settings = split_settings(sources.cells, along=along)
     found = [(setting, find_bars(setting, axis or Axis.BATCH)) for setting in settings]
     chosen = [(setting, bars) for setting, bars in found if len({bar.group for bar in bars}) > (axis is not None)]
     names = name_settings([setting for setting, _ in chosen], along=along)
@@ -287,16 +280,15 @@ def _bars_along(given: PlotInput, axis: Axis | None) -> Iterator[Drawn]:
         yield Drawn(name=_file_name("roles", axis or "", words), figure=draw_roles(bars, *sentences))
 
 
-def _accuracy(given: PlotInput) -> Iterator[Drawn]:
-    predictions = find_predictions(given.sources.cells)
-    gpus = dict.fromkeys(cell.gpu for cell in given.sources.cells if cell.gpu)
+def _accuracy(sources: Sources) -> Iterator[Drawn]:
+    predictions = find_predictions(sources.cells)
+    gpus = dict.fromkeys(cell.gpu for cell in sources.cells if cell.gpu)
     if predictions:
         sentence = f"Predicted peaks against those measured on {', '.join(gpus)}"
         yield Drawn(name="accuracy", figure=draw_accuracy(predictions, sentence))
 
 
-def _memory(given: PlotInput) -> Iterator[Drawn]:
-    sources = given.sources
+def _memory(sources: Sources) -> Iterator[Drawn]:
     analyses = [source.analysis for source in sources.snapshots]
     every = [_recorded(title, analysis) for title, analysis in zip(sources.titles, analyses, strict=True)]
     if recordings := [recorded for recorded in every if recorded.span is not None]:
@@ -321,8 +313,7 @@ def _memory_title(recordings: Sequence[Recorded]) -> str:
     )
 
 
-def _layers(given: PlotInput) -> Iterator[Drawn]:
-    sources = given.sources
+def _layers(sources: Sources) -> Iterator[Drawn]:
     explained = [(title, one, one.analysis.peak) for title, one in zip(sources.titles, sources.snapshots, strict=True)]
     found = [(title, one, report) for title, one, report in explained if layer_breakdowns(report)]
     for number, (title, one, report) in enumerate(found, start=1):

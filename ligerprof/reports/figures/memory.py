@@ -43,12 +43,7 @@ _ROOM = 1.16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolesBar:
-    """One bar.
-
-    Attributes:
-        title: shown next to the bar.
-        group: adjacent bars of one group are drawn together, with the group's name next to the first.
-    """
+    """One bar; `group`: adjacent bars of one group are drawn together, with the group's name next to the first."""
 
     title: str
     roles: MemoryBreakdown
@@ -204,7 +199,6 @@ class _Step:
         columns: indices into the timeline's columns.
         places: GiB allocated and freed from the start of the step to each column, and to the end of the last.
         phases: (phase, start, end) in order.
-        failed: whether an allocation fails at the end.
     """
 
     title: str

@@ -125,11 +125,12 @@ def new_figure(height_inches: float, *, width_inches: float = HALF_PAGE_INCHES) 
 def drawing(
     height_inches: float, *sentences: str, width_inches: float = HALF_PAGE_INCHES, columns: int = 2
 ) -> "Iterator[Figure]":
-    """An empty figure to draw on; afterwards it gets a title of `sentences`, and a legend of at most `columns`."""
+    """An empty figure to draw on, which then gets a title of `sentences`, if any, and a legend of `columns` at most."""
     with styled():
         figure = new_figure(height_inches, width_inches=width_inches)
         yield figure
-        write_title(figure, *sentences)
+        if sentences:
+            write_title(figure, *sentences)
         write_legend(figure, columns=columns)
 
 

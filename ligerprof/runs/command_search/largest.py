@@ -162,15 +162,13 @@ class Listed:
     def at(self, index: int) -> float:
         """The value, if all are numbers, else its place."""
         value = self.values[index]
-        return float(value) if isinstance(value, (int, float)) and self._are_numbers else index
+        are_numbers = all(type(each) in (int, float) for each in self.values)
+        in_order = are_numbers and list(self.values) == sorted(self.values)  # type: ignore[type-var]
+        return float(value) if isinstance(value, (int, float)) and in_order else index
 
     def index(self, value: float) -> int:
         """The last place whose value is not above."""
         return sum(self.at(each) <= value for each in range(len(self.values))) - 1
-
-    @property
-    def _are_numbers(self) -> bool:
-        return all(type(each) in (int, float) for each in self.values) and list(self.values) == sorted(self.values)  # type: ignore[type-var]
 
 
 @dataclass
@@ -197,10 +195,8 @@ class LargestSearch:
             return limited.outcome is Outcome.RAN
         free = self.known.get((index, None))
         # what is allocated without a limit is allocated under one
-        return False if free is not None and self._fails_freely(free) else None
-
-    def _fails_freely(self, free: Trial) -> bool:
-        return free.outcome is not Outcome.RAN or free.peak_bytes > self.limit_bytes
+        fails = free is not None and (free.outcome is not Outcome.RAN or free.peak_bytes > self.limit_bytes)
+        return False if fails else None
 
     @property
     def largest(self) -> int | None:
@@ -291,7 +287,10 @@ class LargestSearch:
 
     def _guess(self, low: int, high: int) -> int:
         """The index of the largest value that probably fits."""
-        needs = self._needs()
+        # what values allocate, by index, where it is known
+        needs = sorted(
+            {index: trial.peak_bytes for (index, _), trial in self.known.items() if self._ran(trial)}.items()
+        )
         limited = sum(limit is not None for _, limit in self.known)
         if limited >= _MOST_GUESSES or not needs or min(each for _, each in needs) <= 0:
             return (low + high) // 2
@@ -304,11 +303,6 @@ class LargestSearch:
             return high - 1
         slope = (second_bytes - first_bytes) / (self.axis.at(second) - self.axis.at(first))
         return self.axis.index(self.axis.at(second) + (self.limit_bytes - second_bytes) / slope)
-
-    def _needs(self) -> list[tuple[int, int]]:
-        """What values allocate, by index, where it is known."""
-        found = {index: trial.peak_bytes for (index, _), trial in self.known.items() if self._ran(trial)}
-        return sorted(found.items())
 
     @staticmethod
     def _ran(trial: Trial) -> bool:

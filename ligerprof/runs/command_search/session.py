@@ -53,7 +53,9 @@ class CommandProblem:
     def changed(self, change: Change, folder: Path | None = None) -> ChangedCommand:
         """The command after a change, with changed files in `folder`, or where the user wants them."""
         wanted = self.copies or {}
-        copies = {file: wanted.get(file, _beside(file)) for file in self.command.files}
+        copies = {
+            file: wanted.get(file, file.with_name(f"{file.stem}-fits{file.suffix}")) for file in self.command.files
+        }
         if folder is not None:
             copies = {file: folder / copy.name for file, copy in copies.items()}
         return self.command.changed(change, copies, in_files=self.copies is not None)
@@ -62,11 +64,6 @@ class CommandProblem:
     def limit_json(self) -> dict[str, Any]:
         """The first keys of results."""
         return select(self, "limit_bytes=limit.size_bytes", "limit_source=limit.source", "command=command.words")
-
-
-def _beside(file: Path) -> Path:
-    """The name of a changed file that no one has named: next to the file."""
-    return file.with_name(f"{file.stem}-fits{file.suffix}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +78,6 @@ class LargestFit:
         next_value: the next larger one, which does not fit; None if there is none, or it is not known.
         bounded_by: what the next value exceeds; None if the search was ended.
         trial: of the command with the value.
-        change: what is changed.
         trials: all, in the order of their ends, each with its value.
     """
 
@@ -103,7 +99,6 @@ class LargestFit:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof fit --json -- COMMAND`."""
-        fitting = None if self.trial is None else self.problem.changed(self.change)
         return document(
             "fit",
             self.problem.limit_json,
@@ -114,7 +109,7 @@ class LargestFit:
                 "next_value": self.next_value,
                 "bounded_by": self.bounded_by,
                 "changes": dict(self.change.keys),
-                **_answer_json(fitting, self.trial),
+                "plan": _plan_json(self.problem, self.change, self.trial),
                 "trials": [{"value": value, **trial_json(trial)} for value, trial in self.trials],
             },
         )
@@ -146,7 +141,6 @@ class CheapestFit:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `ligerprof advise --json -- COMMAND`."""
-        fitting = None if self.trial is None else self.problem.changed(self.change)
         own_fits = None if self.own is None else self.own.outcome is Outcome.RAN
         state = [("applied", each, "") for each in self.plan or ()] + [("spare", each, "") for each in self.left]
         state += [("inapplicable", lever, reason) for lever, reason in self.refused]
@@ -160,7 +154,7 @@ class CheapestFit:
                     for word, lever, reason in state
                 ],
                 "changes": dict(self.change.keys),
-                **_answer_json(fitting, self.trial),
+                "plan": _plan_json(self.problem, self.change, self.trial),
                 "trials": [{"changes": name, **trial_json(trial)} for name, trial in self.trials],
             },
         )
@@ -170,31 +164,21 @@ def _verdict(fits: bool | None) -> dict[str, Any]:
     return {"fits": fits, "verdict": {True: "fits", False: "does not fit", None: None}[fits]}
 
 
-def _answer_json(fitting: ChangedCommand | None, trial: Trial | None) -> dict[str, Any]:
-    if fitting is None or trial is None:
-        return {"plan": None}
-    files = [str(path) for path in fitting.files]
-    return {
-        "plan": {
-            "command": list(fitting.words),
-            "environment": dict(fitting.environment),
-            "files": files,
-            **_verdict(fits=True),
-            **select(trial, "peak_bytes", "reserved_bytes"),
-        }
-    }
+def _command_json(changed: ChangedCommand) -> dict[str, Any]:
+    files = [str(path) for path in changed.files]
+    return {"command": list(changed.words), "environment": dict(changed.environment), "files": files}
+
+
+def _plan_json(problem: CommandProblem, change: Change, trial: Trial | None) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    held = select(trial, "peak_bytes", "reserved_bytes")
+    return {**_command_json(problem.changed(change)), **_verdict(fits=True), **held}
 
 
 def changed_json(problem: CommandProblem, change: Change, trial: Trial) -> dict[str, Any]:
     """The keys of a changed command and its trial."""
-    changed = problem.changed(change)
-    return {
-        "changes": dict(change.keys),
-        "command": list(changed.words),
-        "environment": dict(changed.environment),
-        "files": [str(path) for path in changed.files],
-        **trial_json(trial),
-    }
+    return {"changes": dict(change.keys), **_command_json(problem.changed(change)), **trial_json(trial)}
 
 
 def trial_json(trial: Trial) -> dict[str, Any]:
@@ -297,7 +281,8 @@ def cheapest_changes(problem: CommandProblem, levers: Sequence[Lever], tell: Tel
     Raises:
         LigerprofError: the command fails as it is for another reason than memory.
     """
-    missing = _missing_packages(problem.command, {lever.package for lever in levers if lever.package})
+    packages = {lever.package for lever in levers if lever.package}
+    missing = {package for package in packages if not _is_installed(_python_of(problem.command), package)}
     usable = [lever for lever in levers if lever.package not in missing]
     search, told = CheapestSearch(levers=usable), []
 
@@ -364,9 +349,7 @@ def run_again(problem: CommandProblem, typed: ChangedCommand, begin: Begin) -> T
 
 
 def _search(
-    trials: Trials,
-    wanted: Callable[[], Sequence[tuple[Any, int | None]]],
-    is_open: Callable[[Any, int | None], bool],
+    trials: Trials, wanted: Callable[[], Sequence[tuple[Any, int | None]]], is_open: Callable[[Any, int | None], bool]
 ) -> bool:
     """Run trials until no more are wanted; returns whether that was so, rather than that Ctrl-C ended the search."""
     try:
@@ -422,11 +405,7 @@ def require_own(change: Change, trial: Trial) -> None:
 
 
 def read_vary(text: str) -> tuple[str, tuple[Any, ...]]:
-    """Read `KEY=V1,V2,…`.
-
-    Raises:
-        ValueError: no key, or no value.
-    """
+    """Read `KEY=V1,V2,…`; raises ValueError without a key or a value."""
     key, equals, values = text.partition("=")
     found = tuple(scalar(value.strip()) for value in values.split(",") if value.strip())
     if not key.strip("- ") or not equals or not found:
@@ -444,11 +423,6 @@ def levers_of(command: TrainingCommand, varied: Sequence[tuple[str, tuple[Any, .
     ]
     named = {key for key, _ in varied}
     return (*own, *(lever for lever in find_levers(command) if named.isdisjoint(lever.change.keys)))
-
-
-def _missing_packages(command: TrainingCommand, packages: set[str]) -> frozenset[str]:
-    """The packages that the command's Python does not find."""
-    return frozenset(package for package in packages if not _is_installed(_python_of(command), package))
 
 
 def _python_of(command: TrainingCommand) -> str | None:

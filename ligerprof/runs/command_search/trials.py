@@ -21,6 +21,7 @@ from ligerprof.runs.recording.settings import Mode, Settings, SimulatedGpu, Step
 from ligerprof.runs.recording.summary import PREFIX, RecordingSummary, read_summary
 from ligerprof.simulated_gpu.files import leaving_nothing
 from ligerprof.simulated_gpu.ranks.world import World
+from ligerprof.snapshots.watch import available_bytes
 from ligerprof.text import printable
 from ligerprof.words import Word
 
@@ -60,7 +61,6 @@ class Trial:
         reserved_bytes: highest reserved memory of it.
         reason: why the program failed, or an empty text.
         step_seconds: the predicted time of its last step on the GPU, if it was wanted and is known.
-        time_bound: what bounds that time.
         ranks: those that ran, the worst first; if memory ran out, those for which it did.
     """
 
@@ -84,8 +84,6 @@ class Machine:
     Attributes:
         folder: for the folders of trials.
         gpu: the GPU, whose limit is that of the trial.
-        steps: the optimizer steps of a trial.
-        at_once: trials at a time.
         world: number of ranks; None: what the command says.
         branches: whether trials go on from where one process of the command reads its arguments.
     """
@@ -246,7 +244,8 @@ class Trials:
                 trial = running.poll()
                 if trial is not None:
                     self._running.remove(running)
-                    if self._is_disturbed(running, trial):
+                    if trial.outcome is Outcome.FAILED and not running.was_alone and running.key not in self._again:
+                        # perhaps because of another trial: a port, or a file of a cache that went
                         self._again.add(running.key)
                         break
                     self._tell(running.key, trial)
@@ -254,7 +253,6 @@ class Trials:
             time.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """End the trials that run."""
         for running in list(self._running):
             self._end(running)
         if self._trunk is not None:
@@ -308,10 +306,6 @@ class Trials:
                 f"{words[0]}: cannot be started ({error.strerror}). Is it on the path?"
             ) from None
 
-    def _is_disturbed(self, running: _Running, trial: Trial) -> bool:
-        """Whether a program may have failed because of another trial: a port, or a file of a cache that went."""
-        return trial.outcome is Outcome.FAILED and not running.was_alone and running.key not in self._again
-
     def _end(self, running: _Running) -> None:
         running.stop()
         self._running.remove(running)
@@ -320,18 +314,9 @@ class Trials:
 def trials_at_once() -> int:
     """How many trials run at a time: as many as there are cores and main memory for, at most eight."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    by_memory = _available_bytes() // _TRIAL_BYTES
-    return max(1, min(cores, by_memory, _MOST_AT_ONCE))
+    return max(1, int(min(cores, available_bytes() / _TRIAL_BYTES, _MOST_AT_ONCE)))
 
 
 # a program that trains with TRL takes .6 to 1.3 GB
 _TRIAL_BYTES = 2 * 10**9
 _MOST_AT_ONCE = 8
-
-
-def _available_bytes() -> int:
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

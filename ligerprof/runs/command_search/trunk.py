@@ -28,11 +28,9 @@ class Branch:
         self._trunk, self.pid = trunk, process
 
     def poll(self) -> int | None:
-        """Its exit code, None if it runs."""
         return self._trunk.exit_code(self.pid)
 
     def wait(self) -> int:
-        """Wait for its end."""
         while (code := self.poll()) is None:
             self._trunk.receive(1)
         return code
@@ -56,7 +54,8 @@ class Trunk:
         self._stack.enter_context(leaving_nothing(folder))
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         descriptor = theirs.fileno()
-        asks = branches.to_environment(descriptor, words, is_launched=_is_launched(words))
+        is_launched = PurePath(words[0]).name in _LAUNCHERS or list(words[1:3]) == ["-m", "accelerate.commands.launch"]
+        asks = branches.to_environment(descriptor, words, is_launched=is_launched)
         try:
             self._process = subprocess.Popen(
                 self._words,
@@ -74,14 +73,10 @@ class Trunk:
             theirs.close()
 
     def branch(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> Branch | None:
-        """Go on from there with other arguments; None if the program cannot.
-
-        Args:
-            log: receives its output.
-        """
+        """Go on from there with other arguments; None if the program cannot; `log`: receives its output."""
         own = self._environment
         names = [name for name in {*environment, *own} if environment.get(name) != own.get(name)]
-        if words[0] != self._words[0] or not all(map(branches.may_differ, names)):
+        if words[0] != self._words[0] or not all(name.startswith(branches.READ_LATE) for name in names):
             return None
         if self._answer("ready", keeps=True) is None:
             return None
@@ -142,7 +137,3 @@ def can_branch(words: Sequence[str]) -> bool:
     if launch is None or launch.launcher == "python":
         return True
     return launch.uses_accelerate and not launch.accelerate_file and launch.accelerate.get("num_processes", 1) == 1
-
-
-def _is_launched(words: Sequence[str]) -> bool:
-    return PurePath(words[0]).name in _LAUNCHERS or list(words[1:3]) == ["-m", "accelerate.commands.launch"]

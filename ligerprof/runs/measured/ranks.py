@@ -38,13 +38,12 @@ class Rank:
     local: int
 
 
-def rank_from_environment(environment: Mapping[str, str] | None = None) -> Rank | None:
+def rank_from_environment(variables: Mapping[str, str] = os.environ) -> Rank | None:
     """Read the variables that torchrun, DeepSpeed's launcher and others set; None without a launcher.
 
     Raises:
         RecipeError: a variable is missing or not a number.
     """
-    variables = os.environ if environment is None else environment
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
         return None
     required = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -290,12 +289,7 @@ def _measure_here(
     _require_devices(local + 1)
     with _stdout_to_stderr():
         return measure_step(
-            recipe,
-            trace_directory=trace_directory,
-            progress=progress,
-            build=build,
-            join=join,
-            index=local,
+            recipe, trace_directory=trace_directory, progress=progress, build=build, join=join, index=local
         )
 
 
@@ -358,15 +352,10 @@ def _stdout_to_stderr() -> Iterator[None]:
 def measure_with_engine(
     recipe: TrainingRecipe, *, trace_directory: Path | None, logs: Path, progress: Progress
 ) -> StepOutcome:
-    """Measure a step as `measure_step` does, under the recipe's engine.
-
-    Args:
-        logs: a folder for the output of the ranks that this process starts.
+    """Measure a step as `measure_on_ranks` does, under the recipe's engine.
 
     Raises:
-        MissingDependencyError: the engine's package is not installed, or there are too few CUDA devices.
-        RecipeError: the launcher's group does not have the recipe's number of GPUs.
-        LigerprofError: a rank failed.
+        LigerprofError: as `measure_on_ranks`; MissingDependencyError also if the engine's package is not installed.
     """
     if recipe.engine is Engine.TORCH:
         return measure_step(recipe, trace_directory=trace_directory, progress=progress)

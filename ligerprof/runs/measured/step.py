@@ -62,7 +62,6 @@ class OutsideLedger:
         )
 
     def result(self) -> OutsideMemory:
-        """All moments so far."""
         memory = None if self._nvml is None else self._nvml.memory()
         return OutsideMemory(
             moments=tuple(self._moments),
@@ -161,7 +160,6 @@ class PhaseMeter:
         self.steps: list[StepFigures] = []
 
     def next_step(self) -> None:
-        """Start the next step."""
         self.step += 1
         self.steps.append(StepFigures())
 
@@ -293,13 +291,11 @@ class _Session:
     def build(self, build: Build) -> None:
         self._progress(f"building {self._recipe.spec.name}")
         torch.manual_seed(0)
-        self._trainer = self._cleanup.enter_context(build(self._recipe, self._device, self._see_model))
+        stamper = self._stamper
+        seen = (lambda _: None) if stamper is None else stamper.attach
+        self._trainer = self._cleanup.enter_context(build(self._recipe, self._device, seen))
         self._batch = make_batch(self._recipe, self._device)
         self._outside.note("model")
-
-    def _see_model(self, model: nn.Module) -> None:
-        if self._stamper is not None:
-            self._stamper.attach(model)
 
     def run_recorded(self) -> None:
         last = self._recipe.warmup + 1

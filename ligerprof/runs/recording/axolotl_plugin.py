@@ -34,6 +34,5 @@ class AxolotlPlugin(BasePlugin):  # type: ignore[misc]
             self._recorder.attach(model)
 
     def post_train(self, cfg: Any, model: Any) -> None:  # noqa: ARG002 - axolotl's signature
-        """Write the snapshot."""
         if self._recorder is not None:
             self._recorder.close()

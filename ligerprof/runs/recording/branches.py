@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 VARIABLE = "LIGERPROF_BRANCHES"
-# read when memory is first taken, or by a recording when it begins
-_READ_LATE = ("LIGERPROF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+# variables that branches may have other values of: read when memory is first taken, or by a recording when it begins
+READ_LATE = ("LIGERPROF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _MOST_BYTES = 2**20
 _POLL_SECONDS = 0.02
 
@@ -28,15 +28,9 @@ def to_environment(descriptor: int, words: Sequence[str], *, is_launched: bool) 
 
     Args:
         descriptor: an open socket, whose other end asks for branches.
-        words: the command.
         is_launched: whether the command is a launcher that forks the program which is to branch.
     """
     return {VARIABLE: json.dumps({"socket": descriptor, "words": list(words), "is_launched": is_launched})}
-
-
-def may_differ(variable: str) -> bool:
-    """Whether a branch may have another value of an environment variable than the trunk."""
-    return variable.startswith(_READ_LATE)
 
 
 class _Trunk:
@@ -67,7 +61,6 @@ class _Trunk:
                     self._send(kind="ended", process=process, exit_code=os.waitstatus_to_exitcode(status))
 
     def _forks(self) -> bool:
-        """Answer a request; whether this is the process of the branch."""
         text = self._channel.recv(_MOST_BYTES)
         if not text:
             self._end()

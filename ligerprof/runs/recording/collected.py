@@ -34,11 +34,7 @@ _RANK = "rank"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRank:
-    """One rank of a command.
-
-    Attributes:
-        run: its run directory.
-    """
+    """One rank of a command, with its run directory."""
 
     peak: RankPeak
     summary: RecordingSummary
@@ -46,7 +42,6 @@ class RecordedRank:
 
     @property
     def report(self) -> PeakReport:
-        """What the memory at its peak belongs to."""
         return self.peak.report
 
     @property
@@ -59,15 +54,20 @@ class RecordedRank:
         names = ("peak_bytes", "reserved_bytes", "complete", "phases", "roles")
         found = select(self, "peak.rank", *(f"report.{name}" for name in names), "step=report.peak_step")
         late = self.summary.late_failure
-        oom = select(self, "oom=report.out_of_memory")
-        if oom["oom"] is None and late is not None:
-            oom = {"oom": _late_json(late)}
+        oom = to_json(self.report.out_of_memory) or (None if late is None else _late_json(late))
         recorded = select(
             self, "phase=report.peak_phase", "report.growth", "report.suggestions", "summary.steps", "summary.pid"
         )
         if self.summary.simulated is not None:
             recorded["simulated"] = dict(self.summary.simulated)
-        return {**found, **oom, **recorded, "models": self.models, "engine": to_json(self.engine), "run": str(self.run)}
+        return {
+            **found,
+            "oom": oom,
+            **recorded,
+            "models": self.models,
+            "engine": to_json(self.engine),
+            "run": str(self.run),
+        }
 
     @property
     def engine(self) -> ColocatedEngine | None:
@@ -104,7 +104,6 @@ class CommandReport:
     """What a command held at its peaks.
 
     Attributes:
-        exit_code: of the command.
         ranks: the worst first: those that ran out of memory, then by peak.
         compared: the same ranks, compared with each other; None if nothing was recorded.
         notes: one sentence each, without a full stop.
@@ -135,11 +134,7 @@ class CommandReport:
 
 
 def clear_recordings(output: Path) -> None:
-    """Remove what an earlier command left in a folder.
-
-    Raises:
-        OutputError: a file cannot be removed.
-    """
+    """Remove what an earlier command left in a folder; raises OutputError if a file cannot be removed."""
     try:
         for folder in output.iterdir():
             if folder.name.startswith((PREFIX, _RANK)) and (folder / RECORDING).is_file():
@@ -176,28 +171,22 @@ def collect(
 
     Args:
         adapt: changes the report of each rank.
-        is_simulated: whether the command ran on a simulated GPU.
     """
     notes: list[str] = []
     arranged = arrange(output, notes, is_simulated=is_simulated)
-    places = {rank: folder for rank, (folder, _) in arranged.items()}
-    reports: list[RankPeak] = []
-    for rank, folder in places.items():
+    ranks: list[RecordedRank] = []
+    for rank, (folder, summary) in arranged.items():
         try:
             (explained,) = explain_ranks({rank: folder / SNAPSHOT_NAME}).ranks
-            weights = arranged[rank][1].weights
-            reports.append(replace(explained, report=adapt(explained.report), weights=weights))
+            peak = replace(explained, report=adapt(explained.report), weights=summary.weights)
+            ranks.append(RecordedRank(peak=peak, summary=summary, run=folder))
         except LigerprofError as error:
             notes.append(f"rank {rank} cannot be explained: {str(error).rstrip('.')}")
-    ranks = [
-        RecordedRank(peak=each, summary=arranged[each.rank][1], run=places[each.rank])
-        for each in sorted(reports, key=lambda each: each.rank)
-    ]
     ranks.sort(key=lambda rank: (not rank.ran_out, -rank.report.peak_bytes, rank.peak.rank))
     for recorded in ranks:
         notes += _notes_of(recorded, of_several=len(ranks) > 1)
     compared = RanksReport(ranks=tuple(rank.peak for rank in ranks)) if ranks else None
-    devices = device_reports(_on_devices(output, places))
+    devices = device_reports(_on_devices(output, {rank: folder for rank, (folder, _) in arranged.items()}))
     notes += [note for device in devices for note in device.notes()]
     return CommandReport(
         command=tuple(command),
@@ -274,17 +263,16 @@ def _numbered(processes: Iterator[_Process], notes: list[str]) -> Iterator[tuple
     for process in processes:
         rank = process[1].rank
         (others if rank is None else named.setdefault(rank, [])).append(process)
-    for rank, (worst, *rest) in ((rank, sorted(each, key=_badness)) for rank, each in named.items()):
+
+    def badness(process: _Process) -> tuple[bool, int]:
+        return not process[1].out_of_memory, -process[1].counter_peak_bytes
+
+    for rank, (worst, *rest) in ((rank, sorted(each, key=badness)) for rank, each in named.items()):
         for folder, _ in rest:
             notes.append(f"rank {rank} ran in several processes; another recording of it is in {folder}")
         yield rank, worst
     free = (number for number in range(len(named) + len(others)) if number not in named)
     yield from zip(free, others, strict=False)
-
-
-def _badness(process: _Process) -> tuple[bool, int]:
-    _, summary = process
-    return not summary.out_of_memory, -summary.counter_peak_bytes
 
 
 def _place(output: Path, rank: int, folder: Path, *, alone: bool) -> Path:

@@ -125,10 +125,7 @@ def _simulate(simulated: SimulatedGpu) -> None:
 
     try:
         machine = install(
-            find_gpu(simulated.gpu),
-            limit_bytes=simulated.limit_bytes,
-            eager=simulated.eager,
-            routing=simulated.routing,
+            find_gpu(simulated.gpu), limit_bytes=simulated.limit_bytes, eager=simulated.eager, routing=simulated.routing
         )
         if simulated.times:
             from ligerprof.runs.simulated.work import ProgramCounter

@@ -33,7 +33,6 @@ class _AfterImport(MetaPathFinder):
         return None
 
     def run(self, module: ModuleType) -> None:
-        """Run the actions of a module."""
         for action in self.actions.pop(module.__name__, ()):
             action(module)
 
@@ -48,7 +47,6 @@ class _Loader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module with its own loader, then run the actions."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader

@@ -32,7 +32,6 @@ class CommandEnd:
     Attributes:
         exit_code: as a shell reports it: 128 and the signal's number for a command that a signal ended.
         interrupted: whether Ctrl-C ended it; it may still be running.
-        runs: whether it is still running.
     """
 
     exit_code: int

@@ -65,7 +65,6 @@ class Live:
     Attributes:
         samples: the oldest first; of a long run not every step.
         limit_bytes: the most that the process can reserve: what it has, and what the driver had left.
-        ended: whether the recording has ended.
         gpu: identifies the GPU among all processes; "" if it is simulated.
         moments: the GPU over time, the oldest first; of a long run not every one.
         emptied: calls of torch.cuda.empty_cache, and the bytes that they freed.
@@ -106,11 +105,7 @@ class Live:
 
     @classmethod
     def read(cls, folder: Path) -> "Live":
-        """Read live.json of a folder.
-
-        Raises:
-            RunDirectoryError: it is missing or damaged.
-        """
+        """Read live.json of a folder; raises RunDirectoryError if it is missing or damaged."""
         values = read_json(folder / LIVE, _KIND)
         try:
             samples = tuple(Sample(**sample) for sample in values["samples"])
@@ -124,7 +119,6 @@ class Live:
         return found
 
     def on_device(self, name: str) -> DeviceProcess:
-        """What this process noted of its GPU."""
         return DeviceProcess(
             name=name, pid=self.pid, uuid=self.gpu, moments=self.moments, ended=self.ended, emptied=self.emptied
         )
@@ -178,7 +172,7 @@ class LiveFile:
             moments=tuple(self._moments),
             emptied=(0, 0) if self._device is None else (self._device.emptied[0], self._device.emptied[1]),
         )
-        text = json.dumps({name: to_json(getattr(live, name)) for name in Live.__slots__})
+        text = json.dumps(to_json(live))
         partial = self._path.with_name(f".{LIVE}.partial")
         # without fsync: a reader sees the old file or the new one
         with suppress(OSError):
@@ -193,7 +187,6 @@ class LiveFile:
 
         Args:
             is_recorded: whether the allocator's history is on.
-            freed_bytes: as of `DeviceMoment`.
         """
         assert self._device is not None
         before = time.monotonic()

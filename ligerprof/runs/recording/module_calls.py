@@ -76,11 +76,7 @@ class OpenCall:
         return OpenCall(hook, now)
 
     def leave_inner(self, now: int) -> None:
-        """Note that the called module has returned.
-
-        Args:
-            now: the number of the next node.
-        """
+        """Note that the called module has returned; `now`: the number of the next node."""
         self._boundary = now
         if now > self._last:
             if self._inner_starts is None:
@@ -247,18 +243,13 @@ def replace_calls(patches: Patches, run: RunModule | None = None, observer: Obse
     Raises:
         LigerprofError: another recording of this process does already; each would call the other.
     """
-    if are_replaced():
+    if vars(nn.Module)["__call__"] is _call_module:
         raise LigerprofError(
             "record: this process is recorded already. Leave out `ligerprof run`, or its own recording."
         )
     calls.original = nn.Module.__call__
     calls.run, calls.observer = run, observer
     patches.replace(nn.Module, "__call__", _call_module)
-
-
-def are_replaced() -> bool:
-    """Whether the calls of all modules are ours alone, and no other package has wrapped them since."""
-    return vars(nn.Module)["__call__"] is _call_module
 
 
 def release_calls() -> None:

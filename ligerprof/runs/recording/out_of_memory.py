@@ -35,7 +35,6 @@ class OutOfMemoryWatch:
         self._written = self._explained = 0
 
     def start(self) -> None:
-        """Switch the history on."""
         self._history.start(max_entries=_MAX_ENTRIES, stacks="python")
         self._history.observe_out_of_memory(self._save)
         atexit.register(self._explain_last)

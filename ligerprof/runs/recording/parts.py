@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ligerprof.roles import Phase
 from ligerprof.runs.recording.settings import DISK_BYTES
+from ligerprof.runs.recording.summary import LatePeak
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import Stamp
 from ligerprof.torch_memory.allocator.settings import MIN_BLOCK_BYTES
@@ -63,13 +64,9 @@ class _Block(NamedTuple):
     allocated: bool
     frames: Sequence[Mapping[str, Any]]
 
-    @property
-    def has_frames(self) -> bool:
-        return bool(self.frames)
-
     def is_same(self, later: "_Block") -> bool:
         """Whether a block of a later snapshot is this one; blocks of the gap have no frames."""
-        return self.size_bytes == later.size_bytes and (later.has_frames or not self.has_frames)
+        return self.size_bytes == later.size_bytes and bool(later.frames or not self.frames)
 
 
 def _pieces(segment: Mapping[str, Any]) -> Iterator[tuple[int, _Block | None, int]]:
@@ -238,20 +235,6 @@ _TELLING = (0, 4, 8, 16, 32)
 _TEXTS = ("user_metadata", "compile_context")
 
 
-class _Content(NamedTuple):
-    """What the file of a part has.
-
-    Attributes:
-        before: the snapshot's segments where it begins.
-        alive: the allocations of the blocks that live there, in order.
-        taken: the snapshot at its end, with its events.
-    """
-
-    before: Snapshot
-    alive: Mapping[Place, Event]
-    taken: Snapshot
-
-
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Part:
     """A stretch of a recording.
@@ -263,21 +246,13 @@ class _Part:
         has_all: whether torch's buffer still had its first events.
     """
 
-    file: Path | None
-    file_bytes: int
     events: int
     first_step: int
     last_step: int
     begins_step: bool
     has_all: bool
-
-
-class LostPeak(NamedTuple):
-    """A peak in a part whose file could not be written, and the steps that ran in it."""
-
-    peak_bytes: int
-    first_step: int
-    step: int
+    file: Path | None = None
+    file_bytes: int = 0
 
 
 class Parts:
@@ -299,7 +274,7 @@ class Parts:
         self._parts: list[_Part] = []
         self._state: Snapshot = {"segments": []}
         self._alive: dict[Place, Event] = {}
-        self._peak_bytes, self._peak_part = 0, 0
+        self.peak_bytes, self._peak_part = 0, 0
         # allocated bytes that each phase reached at least; what the allocator does not split is not in them
         self.phase_peaks: dict[Phase, int] = {}
         self._events = 0
@@ -327,8 +302,6 @@ class Parts:
         """Add the events of a snapshot; the buffer has to be cleared then.
 
         Args:
-            step: the running one.
-            peak_bytes: torch's counter.
             begins_step: whether that step only begins, with the next part.
 
         Raises:
@@ -336,24 +309,15 @@ class Parts:
         """
         traces = taken.get("device_traces") or ()
         number = len(self._parts)
-        part = _Part(
-            file=None,
-            file_bytes=0,
-            events=sum(map(len, traces)),
-            first_step=self._step,
-            last_step=step - begins_step,
-            begins_step=self._begins_step,
-            has_all=all(len(trace) < self._most_entries for trace in traces),
-        )
         with collector_paused():
             _share(traces)
-            content = pickle.dumps(tuple(_Content(self._state, self._alive, taken)), protocol=4)
+            # the segments where it begins, the allocations of the blocks that live there, in order, and its events
+            content = pickle.dumps((self._state, self._alive, taken), protocol=4)
             self._follow(traces)
-        self._state = {**taken, "device_traces": ()}
-        self._parts.append(part)
-        self._step, self._begins_step = step, begins_step
-        if peak_bytes > self._peak_bytes:
-            self._peak_bytes, self._peak_part = peak_bytes, number
+        has_all = all(len(trace) < self._most_entries for trace in traces)
+        part = self._append(taken, step, begins_step=begins_step, events=sum(map(len, traces)), has_all=has_all)
+        if peak_bytes > self.peak_bytes:
+            self.peak_bytes, self._peak_part = peak_bytes, number
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / str(number)
         file.write_bytes(content)
@@ -361,11 +325,7 @@ class Parts:
         self._drop()
 
     def cross(self, bridge: Bridge, *, peak_bytes: int) -> None:
-        """Add events that lead over a stretch without a history.
-
-        Raises:
-            OSError: as `add`.
-        """
+        """Add events that lead over a stretch without a history; raises OSError as `add` does."""
         devices = range(max(device_count(self._state), device_count(bridge.after)))
         traces = [list(made_up(device, self._state, bridge)) for device in devices]
         self.add({**bridge.after, "device_traces": traces}, step=bridge.step, peak_bytes=peak_bytes)
@@ -374,9 +334,7 @@ class Parts:
         """Add a part of which nothing is kept but the blocks that live at its end.
 
         Args:
-            taken: a snapshot there.
             event: what the allocations have that are not known from earlier parts.
-            begins_step: as of `add`.
         """
         alive = {}
         for place, found in allocations(taken, event):
@@ -385,35 +343,31 @@ class Parts:
         # in the order of allocation
         order = {place: number for number, place in enumerate(self._alive)}
         self._alive = dict(sorted(alive.items(), key=lambda each: order.get(each[0], len(order))))
-        self._state = {**taken, "device_traces": ()}
+        self._append(taken, step, begins_step=begins_step, events=0, has_all=True)
+
+    def _append(self, taken: Snapshot, step: int, *, begins_step: bool, events: int, has_all: bool) -> _Part:
         part = _Part(
-            file=None,
-            file_bytes=0,
-            events=0,
+            events=events,
             first_step=self._step,
             last_step=step - begins_step,
             begins_step=self._begins_step,
-            has_all=True,
+            has_all=has_all,
         )
         self._parts.append(part)
+        self._state = {**taken, "device_traces": ()}
         self._step, self._begins_step = step, begins_step
+        return part
 
     @property
-    def lost_peak(self) -> LostPeak | None:
-        """The peak, if the recording lacks it."""
+    def lost_peak(self) -> LatePeak | None:
+        """The peak, if the file of its part could not be written, with the steps that ran in the part."""
         if not self._parts or self._parts[self._peak_part].file is not None:
             return None
         part = self._parts[self._peak_part]
-        return LostPeak(self._peak_bytes, part.first_step, part.last_step)
+        return LatePeak(peak_bytes=self.peak_bytes, first_step=part.first_step, step=part.last_step)
 
-    def has_peak(self, peak_bytes: int) -> bool:
-        """Whether an earlier part reached a peak of so many bytes."""
-        return peak_bytes <= self._peak_bytes
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has no parts."""
-        return not self._parts
+    def __len__(self) -> int:
+        return len(self._parts)
 
     def joined(self, *, at_end: bool) -> tuple[Snapshot, tuple[int, int] | None]:
         """One snapshot of the parts around the peak, and the first and the last step if others are left out.
@@ -452,7 +406,6 @@ class Parts:
         return found, (chosen[0].first_step, chosen[-1].last_step) if is_cut else None
 
     def remove(self) -> None:
-        """Remove the files."""
         self._parts.clear()
         self._alive.clear()
         shutil.rmtree(self._folder, ignore_errors=True)

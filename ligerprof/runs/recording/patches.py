@@ -118,7 +118,6 @@ class Patches:
             after_import(module, patch)
 
     def undo(self) -> None:
-        """Restore the functions."""
         self.active = False
         for module, patch in self._waiting:
             forget(module, patch)

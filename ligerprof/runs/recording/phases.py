@@ -1,13 +1,12 @@
 """Detect the phases of a user's training: around models, backward, optimizer steps, and functions that save."""
 
 import gc
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
-from weakref import ReferenceType, ref
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -38,35 +37,6 @@ from ligerprof.runs.recording.patches import (
 from ligerprof.runs.recording.saved import SavedTensors
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.snapshots.stamp import Stamp
-
-T = TypeVar("T")
-
-
-class Seen(Generic[T]):
-    """A set of objects, compared by identity, that keeps nothing alive."""
-
-    def __init__(self) -> None:
-        # by id, which another object may have later
-        self._all: dict[int, ReferenceType[T]] = {}
-
-    def add(self, item: T) -> None:
-        """Note an object."""
-        known = self._all.get(id(item))
-        if known is None or known() is not item:
-            self._all[id(item)] = ref(item)
-
-    def __contains__(self, item: T) -> bool:
-        known = self._all.get(id(item))
-        return known is not None and known() is item
-
-    def __iter__(self) -> Iterator[T]:
-        return iter([item for known in list(self._all.values()) if (item := known()) is not None])
-
-
-def exists(kind: type) -> bool:
-    """Whether the program has an object of a class, or of one that inherits from it."""
-    kinds = {type(each) for each in gc.get_objects()}
-    return any(issubclass(each, kind) for each in kinds)
 
 
 def has_weights(module: nn.Module, *, trainable: bool = False) -> bool:
@@ -147,11 +117,10 @@ class LoopModels:
     """The outermost models that ran, once for each set of weights: adapters and wrappers share those of their model."""
 
     def __init__(self) -> None:
-        self._of_module: weakref.WeakKeyDictionary[nn.Module, LoopModel] = weakref.WeakKeyDictionary()
+        self._of_module: WeakKeyDictionary[nn.Module, LoopModel] = WeakKeyDictionary()
         self._of_weight: list[tuple[ReferenceType[Tensor], LoopModel]] = []
 
     def note(self, module: nn.Module, phase: Phase) -> None:
-        """Note a phase of a model."""
         model = self._of_module.get(module)
         if model is None:
             weights = list(module.parameters())
@@ -243,7 +212,7 @@ class OutermostCalls:
     def __init__(self) -> None:
         self.is_checkpointed = self.evaluates = False
         self._generates = self._has_generated = False
-        self._trained: Seen[nn.Module] = Seen()
+        self._trained: WeakSet[nn.Module] = WeakSet()
 
     def phase_of(self, module: nn.Module, running: Phase, named: Mapping[str, Any]) -> Phase | None:
         """The phase that the call of an outermost module begins or continues; None: the running one goes on.
@@ -254,9 +223,7 @@ class OutermostCalls:
         they precede. A model that has been trained is evaluated in evaluation mode even with gradients.
 
         Args:
-            module: the outermost module.
             running: the phase before it.
-            named: the keyword arguments of the call.
         """
         with_gradients = torch.is_grad_enabled() or self.is_checkpointed
         if running is Phase.SAVING:
@@ -286,7 +253,6 @@ class OutermostCalls:
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        """The calls inside generate."""
         before, self._generates = self._generates, True
         try:
             yield
@@ -339,7 +305,6 @@ class LoopPhases:
         saved: notes the tensors that autograd saves; None: they are not noted.
         on_step: callback that receives the number of each step when it begins.
         on_phase: callback that receives each phase when it begins.
-        names_all_nodes: as of a `Stamper`.
     """
 
     def __init__(
@@ -353,7 +318,8 @@ class LoopPhases:
     ) -> None:
         self._stamper = Stamper(emit, saved, names_all_nodes=names_all_nodes)
         self._on_step, self._on_phase = on_step, on_phase
-        self._step, self._phase = 0, Phase.BUILD
+        # the number of the last step that began, 0 before the first
+        self.step, self._phase = 0, Phase.BUILD
         self._phase_before_step, self._text_before_step = Phase.OUTSIDE, ""
         self._ended = True
         self._in_backward = False
@@ -365,33 +331,24 @@ class LoopPhases:
         self._names_modules = False
         # whether the history is on
         self._stamps = True
-        self._optimizers: Seen[Any] = Seen()
+        # those that have stepped
+        self.optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
         # of the last update
         self._update_place: int | None = None
         self._outermost = OutermostCalls()
         # of the modules that trained on this rank
         self.weights: dict[str, list[int]] = {}
-        self._weighed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._weighed: WeakSet[nn.Module] = WeakSet()
         self.models = LoopModels()
         self._patches = Patches()
         self._hooks: tuple[RemovableHandle, ...] = ()
-
-    @property
-    def step(self) -> int:
-        """The number of the last step that began, 0 before the first."""
-        return self._step
-
-    @property
-    def optimizers(self) -> Iterable[Any]:
-        """Those that have stepped."""
-        return self._optimizers
 
     @property
     def text(self) -> str:
         """The running stamp."""
         if self._stamps:
             return self._stamper.text
-        return f"{Stamp.prefix(step=self._step, phase=self._phase)};"
+        return f"{Stamp.prefix(step=self.step, phase=self._phase)};"
 
     def open(self, *, modules: bool = True) -> None:
         """Install the hooks.
@@ -419,7 +376,6 @@ class LoopPhases:
             self._patches.around(module, path, partial(self._during, phase))
 
     def close(self) -> None:
-        """Remove all hooks from models, optimizers and torch."""
         release_calls()
         self._patches.undo()
         for hook in self._hooks:
@@ -431,7 +387,7 @@ class LoopPhases:
         """From now on, stamp modules and autograd nodes."""
         self._names_modules = True
         self.stamp(enabled=True)
-        self._stamper.detail_until(self._step + 1)
+        self._stamper.detail_until(self.step + 1)
         self._choose_run()
 
     def stamp(self, *, enabled: bool) -> None:
@@ -467,47 +423,37 @@ class LoopPhases:
         """A function of `PHASES`: it does not end steps, and inside another of its phase, it changes nothing."""
         if self._phase is phase:
             return None
-        if phase is Phase.SAVING:
-            return self._aside(phase)
         if phase is Phase.BACKWARD:
             self._begin_step()
-        return self._within(phase)
+        return self._within(phase, then=self._phase if phase is Phase.SAVING else Phase.OUTSIDE)
 
     @contextmanager
-    def _within(self, phase: Phase) -> Iterator[None]:
+    def _within(self, phase: Phase, then: Phase) -> Iterator[None]:
+        """A phase, and the one that follows it."""
         self._enter(phase)
         try:
             yield
         finally:
-            self._enter(Phase.OUTSIDE)
-
-    @contextmanager
-    def _aside(self, phase: Phase) -> Iterator[None]:
-        """A phase after which the one before it goes on."""
-        before = self._phase
-        self._enter(phase)
-        try:
-            yield
-        finally:
-            self._enter(before)
+            self._enter(then)
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         if self._stamps:
-            self._stamper.enter(step=self._step, phase=phase)
+            self._stamper.enter(step=self.step, phase=phase)
         if self._on_phase is not None:
             self._on_phase(phase)
 
     def _begin_step(self) -> None:
         if self._ended or (self._had_backward and self._updates_itself()):
-            self._step, self._ended, self._had_backward = self._step + 1, False, False
+            self.step, self._ended, self._had_backward = self.step + 1, False, False
             if self._on_step is not None:
-                self._on_step(self._step)
+                self._on_step(self.step)
 
     def _updates_itself(self) -> bool:
         """Whether the program has no torch optimizer, so that each backward pass ends a step."""
         if self._has_optimizer is None:
-            self._has_optimizer = exists(torch.optim.Optimizer)
+            kinds = {type(each) for each in gc.get_objects()}
+            self._has_optimizer = any(issubclass(kind, torch.optim.Optimizer) for kind in kinds)
         return not self._has_optimizer
 
     def _choose_run(self) -> None:
@@ -518,7 +464,6 @@ class LoopPhases:
             calls.run, calls.observer = self._run_outermost, None
 
     def _run_outermost(self, module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Run an outermost module in its phase."""
         if self.passes_on():
             return direct_call(module)(*arguments, **named)
         phase = self._outermost.phase_of(module, self._phase, named)
@@ -557,21 +502,17 @@ class LoopPhases:
             return direct_call(module)(*arguments, **named)
         return observed_call(self._stamper, module, arguments, named)
 
-    def known_tensors(self) -> Iterator[tuple[torch.Tensor, Phase]]:
-        """What `tensors_of` finds of the optimizers that have stepped."""
-        return tensors_of(self._optimizers)
-
     def _before_step(self, _optimizer: Any, _arguments: Any, _named: Any) -> None:
         self._has_optimizer = True
         # neither a module nor autograd ran; later, a step may call several optimizers
-        if not self._step:
+        if not self.step:
             self._begin_step()
         self._phase_before_step, self._text_before_step = self._phase, self._stamper.text
         self._in_optimizer = True
         self._enter(Phase.OPTIMIZER)
 
     def _after_step(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
-        self._optimizers.add(optimizer)
+        self.optimizers.add(optimizer)
         self._update_place = _place()
         self._ended = True
         self._in_optimizer = False
@@ -579,7 +520,7 @@ class LoopPhases:
         before = self._phase_before_step
         self._enter(before if before in (Phase.BACKWARD, Phase.OPTIMIZER) else Phase.OUTSIDE)
         if before is Phase.BACKWARD and self._stamps:
-            self._stamper.resume(self._text_before_step)
+            self._stamper.stamp(self._text_before_step)
 
     def _around_backward(self, original: Any) -> Any:
         def backward(outputs: Any, *arguments: Any, **named: Any) -> Any:
@@ -602,7 +543,7 @@ class LoopPhases:
         def apply(module: nn.Module, *arguments: Any, **named: Any) -> Any:
             if self._is_inside or self._phase is Phase.BUILD or self.passes_on():
                 return original(module, *arguments, **named)
-            with self._aside(Phase.BUILD):
+            with self._within(Phase.BUILD, then=self._phase):
                 return original(module, *arguments, **named)
 
         return apply

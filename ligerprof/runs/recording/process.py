@@ -35,6 +35,7 @@ from ligerprof.runs.recording.summary import (
     RecordingSummary,
     current_rank,
 )
+from ligerprof.serialization import to_json
 
 if TYPE_CHECKING:
     from ligerprof.simulated_gpu.machine import Machine
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 # reading torch's counter takes 12 to 60 us
 _SECONDS_BETWEEN_READS = 0.01
 _SECONDS_ON_TERMINAL, _SECONDS_ELSEWHERE = 3, 60
+_OWN_HISTORY = "the program switches the allocator's history itself; its calls had no effect"
 
 
 class Progress:
@@ -60,7 +62,6 @@ class Progress:
         self._pause = _SECONDS_ON_TERMINAL if is_terminal else _SECONDS_ELSEWHERE
 
     def begin(self, step: int) -> None:
-        """Note that a step begins, and say so if nothing was said for a while."""
         now = time.monotonic()
         if self._began is None:
             self._began = now
@@ -116,11 +117,7 @@ class ProcessRecording:
         self._updates_per_step = self._updates_of_counted = 0
 
     def start(self) -> None:
-        """Start recording, and arrange the end.
-
-        Raises:
-            RunDirectoryError: the folder cannot be created.
-        """
+        """Start recording, and arrange the end; raises RunDirectoryError if the folder cannot be created."""
         recorder = Recorder(
             self._run.path,
             history=self._history,
@@ -135,7 +132,7 @@ class ProcessRecording:
         self._weights, self._models = recorder.weights, recorder.models
         if self._steps.first == 1:
             self._counts = register_optimizer_step_post_hook(self._note_update)
-        self._history.keep_on(self._note_own_history)
+        self._history.keep_on(lambda: self._note(_OWN_HISTORY))
         if self._device is not None:
             self._device.observe(self._patches, _quietly(self._note_device))
         atexit.register(self.finish)
@@ -179,7 +176,7 @@ class ProcessRecording:
             if recorder.kept_steps is not None:
                 self._note_length(*recorder.kept_steps)
             if recorder.lost_peak is not None:
-                self._summary = replace(self._summary, late_peak=LatePeak(**recorder.lost_peak._asdict()))
+                self._summary = replace(self._summary, late_peak=recorder.lost_peak)
         except LigerprofError as error:
             say(f"the recording is lost: {error}")
         except Exception as error:
@@ -234,7 +231,6 @@ class ProcessRecording:
         self._counts = register_optimizer_step_post_hook(self._count)
 
     def _end(self, step: int) -> None:
-        """End the recording after a step."""
         self._summary = replace(self._summary, last_recorded=step)
         self._stop()
         self._write_summary()
@@ -301,21 +297,21 @@ class ProcessRecording:
         self._summary = replace(self._summary, out_of_memory=True)
         self._write_summary()
 
-    def _note_own_history(self) -> None:
-        self._note("the program switches the allocator's history itself; its calls had no effect")
-
     def _note(self, text: str) -> None:
         if text not in self._summary.notes:
             self._summary = replace(self._summary, notes=(*self._summary.notes, text))
 
     def _write_summary(self) -> None:
-        machine = self._machine
-        simulated = None if machine is None else machine.summary()
-        self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
-        weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
-        self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
+        self._summary = replace(
+            self._summary,
+            rank=current_rank(),
+            steps=self._begun,
+            simulated=None if self._machine is None else self._machine.summary(),
+            weights={name: ModuleWeights(*held) for name, held in self._weights.items()},
+            models=tuple(self._models.described()),
+        )
         try:
-            self._run.write_json(RECORDING, self._summary.to_json())
+            self._run.write_json(RECORDING, to_json(self._summary))
         except LigerprofError as error:
             say(str(error))
 

@@ -14,10 +14,11 @@ from ligerprof.files import require_absent
 from ligerprof.roles import INFERENCE_PHASES, Phase, Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.live import tensors_by_role
-from ligerprof.runs.recording.parts import Bridge, LostPeak, Parts
-from ligerprof.runs.recording.phases import LoopModels, LoopPhases
+from ligerprof.runs.recording.parts import Bridge, Parts
+from ligerprof.runs.recording.phases import LoopModels, LoopPhases, tensors_of
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda, unix_time_us
 from ligerprof.runs.recording.settings import DISK_BYTES
+from ligerprof.runs.recording.summary import LatePeak
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.stamp import Stamp, with_saved_tensors
 
@@ -76,7 +77,6 @@ class CudaHistory:
         self._record_history(max_entries=max_entries, stacks=stacks, context=context, clear_history=clear)
 
     def stop(self) -> None:
-        """Stop recording and drop the events."""
         self._memory._set_memory_metadata("")
         self._record_history(enabled=None)
 
@@ -102,7 +102,6 @@ class CudaHistory:
         return locate_on_cuda(tensor)
 
     def now_us(self) -> int:
-        """The time by the clock of the events."""
         return unix_time_us()
 
     def peak_bytes(self, counter: str = "allocated_bytes") -> int:
@@ -139,7 +138,6 @@ class Recorder:
             since weights and optimizer states stay. Between them and the step before `first_step`, the history is
             off, which costs nothing, and what these steps leave is found at their end. The events of the step
             before `first_step` have a phase, which shows what one step leaves to the next.
-        keeps_all: as of `Parts`.
         on_step: callback that receives the number of each step when it begins.
         on_out_of_memory: callback for each allocation that fails, until the process ends. It receives the running
             step, 0 after the recording.
@@ -184,7 +182,7 @@ class Recorder:
         # the first and the last step of the recording that was written, if it lacks others
         self.kept_steps: tuple[int, int] | None = None
         # its peak, if the disk was too full for the events
-        self.lost_peak: LostPeak | None = None
+        self.lost_peak: LatePeak | None = None
         try:
             self._run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -205,7 +203,6 @@ class Recorder:
 
     @property
     def is_open(self) -> bool:
-        """Whether the recorder is recording."""
         return self._phases is not None
 
     def known_tensors(self) -> Iterable[tuple[torch.Tensor, Role]]:
@@ -213,7 +210,6 @@ class Recorder:
         return () if self._phases is None else tensors_by_role(self._phases.optimizers)
 
     def open(self) -> "Recorder":
-        """Start recording."""
         self._history.start(max_entries=self._max_entries, stacks=self._stacks)
         # without C++ frames, only hooks show which node runs
         names_all_nodes = self._stacks == "python"
@@ -252,12 +248,9 @@ class Recorder:
             warnings.warn(f"the recording is lost: {error}", stacklevel=2)
         finally:
             self._history.stop()
-            self._forget()
-
-    def _forget(self) -> None:
-        """Free what was recorded: torch keeps the observer of failures, and so this object."""
-        self._parts.remove()
-        self._saved.clear()
+            # torch keeps the observer of failures, and so this object
+            self._parts.remove()
+            self._saved.rows.clear()
 
     def _begin_step(self, step: int) -> None:
         if self._in_parts:
@@ -301,7 +294,7 @@ class Recorder:
         elif phase is not Phase.OUTSIDE:
             self._trains = True
         # stacks of C++ take most of the time of a long generation; here, nothing but operators' names is lost
-        only_python = phase in (Phase.GENERATION, Phase.EVALUATION) and self._frames and not self._parts.is_empty
+        only_python = phase in (Phase.GENERATION, Phase.EVALUATION) and self._frames and len(self._parts) > 0
         stacks: Stacks = "python" if only_python else self._stacks
         if stacks != self._running_stacks:
             self._running_stacks = stacks
@@ -313,7 +306,7 @@ class Recorder:
         if phases is None or self._is_off or not self._parts.is_due(self._history.events, begins_step=begins_step):
             return
         try:
-            if self._keeps_all or self._trains or not self._parts.has_peak(self._history.peak_bytes()):
+            if self._keeps_all or self._trains or self._history.peak_bytes() > self._parts.peak_bytes:
                 self._take_part(phases.step, begins_step=begins_step)
             else:
                 self._skip_part(phases.step, begins_step=begins_step)
@@ -341,7 +334,7 @@ class Recorder:
 
     def _end_of_gap(self, phases: LoopPhases, step: int) -> Bridge:
         known = {}
-        for tensor, phase in phases.known_tensors():
+        for tensor, phase in tensors_of(phases.optimizers):
             try:
                 place = self._history.locate(tensor)
             except (RuntimeError, NotImplementedError):
@@ -356,7 +349,7 @@ class Recorder:
         if self._phases is not None:
             self._phases.close()
             self._phases = None
-            self._saved.clear()
+            self._saved.rows.clear()
 
     def attach(self, model: nn.Module) -> None:
         """End the build, and name the modules of `model` as it does; otherwise, each outermost module names its own."""
@@ -397,9 +390,9 @@ class Recorder:
             # it ends in a step without a history
             bridge = self._end_of_gap(phases, phases.step)._replace(failure=failure)
             self._parts.cross(bridge, peak_bytes=self._history.peak_bytes())
-        elif not self._parts.is_empty:
+        elif self._parts:
             self._take_part(phases.step)
-        if self._parts.is_empty:
+        if not self._parts:
             return self._history.snapshot()
         snapshot, self.kept_steps = self._parts.joined(at_end=failure is not None)
         self.lost_peak = self._parts.lost_peak

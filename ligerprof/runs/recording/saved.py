@@ -3,7 +3,7 @@
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import cache
 from typing import Any
 
@@ -19,8 +19,6 @@ _RAW = "_raw_saved_"
 _RESULT = re.compile(rf"{_RAW}(?:result|output|out)\d*$")
 # a node whose output shares the storage of its input, but is not a view
 _ALIAS = re.compile(r"UnsafeView|ReshapeAlias|Alias")
-# by the type of node; torch generates one type for each operator
-_ATTRIBUTES: dict[type, tuple[str, ...]] = {}
 _END = re.compile(r"Backward\d*$")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -68,16 +66,8 @@ class SavedTensors:
 
     def __init__(self, *, locate: Callable[[Tensor], tuple[int, int] | None], clock: Callable[[], int]) -> None:
         self._locate, self._clock = locate, clock
-        self._rows: deque[SavedTensor] = deque(maxlen=_MOST_ROWS)
-
-    @property
-    def rows(self) -> list[SavedTensor]:
-        """The notes, oldest first."""
-        return list(self._rows)
-
-    def clear(self) -> None:
-        """Forget the notes."""
-        self._rows.clear()
+        # the notes, oldest first
+        self.rows: deque[SavedTensor] = deque(maxlen=_MOST_ROWS)
 
     def note(self, node: Node, module: str) -> None:
         """Note the tensors that a node of a module has saved."""
@@ -94,12 +84,13 @@ class SavedTensors:
                 continue
             if place is not None:
                 operation = _operation(node if _RESULT.match(attribute) else _origin(base))
-                self._rows.append(SavedTensor(self._clock(), *place, size_bytes, node.name(), module, operation))
+                self.rows.append(SavedTensor(self._clock(), *place, size_bytes, node.name(), module, operation))
 
 
 def _saved_by(node: Any) -> Iterator[tuple[str, Tensor]]:
     """The attributes and tensors that a node saved; for a Python function, also tensors that are attributes."""
-    for name in _raw_attributes(node):
+    kind: Any = type(node)
+    for name in _raw_attributes(kind):
         try:
             value = getattr(node, name)
         except RuntimeError:
@@ -115,11 +106,10 @@ def _saved_by(node: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-def _raw_attributes(node: object) -> tuple[str, ...]:
-    kind = type(node)
-    if kind not in _ATTRIBUTES:
-        _ATTRIBUTES[kind] = tuple(name for name in dir(kind) if name.startswith(_RAW))
-    return _ATTRIBUTES[kind]
+@cache
+def _raw_attributes(kind: Hashable) -> tuple[str, ...]:
+    """Of a type of node; torch generates one type for each operator."""
+    return tuple(name for name in dir(kind) if name.startswith(_RAW))
 
 
 def _base(tensor: Tensor) -> Tensor:

@@ -49,11 +49,7 @@ class Steps:
 
     @classmethod
     def parse(cls, text: str) -> "Steps":
-        """Read `2:4`, `2:`, `:4` or `3`.
-
-        Raises:
-            RecipeError: not steps, counted from 1.
-        """
+        """Read `2:4`, `2:`, `:4` or `3`; raises RecipeError for anything else than steps, counted from 1."""
         first, colon, last = text.partition(":")
         try:
             steps = cls(first=int(first or 1), last=int(last) if last else None if colon else int(first))
@@ -69,7 +65,6 @@ class SimulatedGpu:
     """The GPU that a process has in simulation.
 
     Attributes:
-        gpu: its name.
         limit_bytes: limit on reserved memory; None: what torch gets of the GPU's.
         eager: whether functions of torch.compile run without it.
         routing: how tokens choose experts, as `recipe/routing.py` stores it.
@@ -83,16 +78,6 @@ class SimulatedGpu:
     routing: str = DEFAULT_ROUTING
     times: bool = False
     flash_attn: bool = False
-
-    def to_environment(self) -> dict[str, str]:
-        """The variable that `from_environment` reads."""
-        return {_GPU: json.dumps(asdict(self))}
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> "SimulatedGpu | None":
-        """Read the variable; None if the GPU is a real one."""
-        text = environment.get(_GPU)
-        return cls(**json.loads(text)) if text else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +97,8 @@ class Settings:
     simulated: SimulatedGpu | None = None
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads."""
         output = {} if self.output is None else {_OUTPUT: str(self.output.absolute())}
-        simulated = {} if self.simulated is None else self.simulated.to_environment()
+        simulated = {} if self.simulated is None else {_GPU: json.dumps(asdict(self.simulated))}
         numbers = {_STEPS: str(self.steps), _DISK: str(self.disk_bytes)}
         return {VARIABLE: self.mode.value, **numbers, **output, **simulated}
 
@@ -134,7 +118,7 @@ class Settings:
             raise RecipeError(
                 f"{VARIABLE}={word}: unknown. Set it to {Mode.OUT_OF_MEMORY.value}, or unset it."
             ) from None
-        output, steps, disk = (environment.get(name, "") for name in (_OUTPUT, _STEPS, _DISK))
+        output, steps, disk, gpu = (environment.get(name, "") for name in (_OUTPUT, _STEPS, _DISK, _GPU))
         if mode is Mode.RUN and not output:
             raise RecipeError(f"{VARIABLE}={word}: only `ligerprof run` sets this.")
         return cls(
@@ -142,5 +126,5 @@ class Settings:
             output=Path(output) if output else None,
             steps=Steps.parse(steps) if steps else Steps(),
             disk_bytes=int(disk) if disk.isdecimal() else DISK_BYTES,
-            simulated=SimulatedGpu.from_environment(environment),
+            simulated=SimulatedGpu(**json.loads(gpu)) if gpu else None,
         )

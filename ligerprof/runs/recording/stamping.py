@@ -84,9 +84,6 @@ class Stamper:
         emit: callback that receives the stamp's text, on the thread that allocates next.
         saved: notes the tensors that the nodes of the first two steps have saved; None: they are not noted.
         names_all_nodes: whether each node has a hook in later steps, too.
-
-    Attributes:
-        text: the running stamp.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class Stamper:
         if phase not in (Phase.FORWARD, Phase.BACKWARD):
             # what a forward pass computes outside of its models
             self._call = OpenCall(self._hook_of(""))
-        self._stamp(f"{self._prefix};")
+        self.stamp(f"{self._prefix};")
 
     def open(self) -> None:
         """Stamp the attached modules whenever they run, until `close`; for loops whose phases the caller knows."""
@@ -126,16 +123,13 @@ class Stamper:
         for text, module in _eager_modules(model):
             known = self._names.get(id(module))
             if known is None or known.module() is not module:
-                forget = partial(self._forget, id(module))
+                # called with the reference, which is what `pop` returns for a name that is gone
+                forget = partial(self._names.pop, id(module))
                 self._names[id(module)] = _Name(text, fixed, ref(module, forget))
             elif fixed or (not known.fixed and len(text) > len(known.text)):
                 known.text, known.fixed, known.hook = text, fixed, None
 
-    def _forget(self, number: int, _module: ReferenceType[nn.Module]) -> None:
-        self._names.pop(number, None)
-
     def is_attached(self, module: nn.Module) -> bool:
-        """Whether a module has a name."""
         known = self._names.get(id(module))
         return known is not None and known.module() is module
 
@@ -145,14 +139,14 @@ class Stamper:
         self._is_detailed = True
 
     def close(self) -> None:
-        """Stamp nothing from now on."""
-        self._emit = _ignore
+        # hooks on nodes may still run
+        self._emit = lambda _text: None
         if self._is_open:
             release_calls()
             self._patches.undo()
         self._names.clear()
 
-    def _stamp(self, text: str) -> None:
+    def stamp(self, text: str) -> None:
         self.text = text
         self._emit(text)
 
@@ -232,10 +226,6 @@ class Stamper:
         except Exception as error:
             self._go_blind(error)
 
-    def resume(self, text: str) -> None:
-        """Stamp the following events as before an interruption."""
-        self._stamp(text)
-
     def _label_tensors(self, values: Any, name: str, *, runs: bool = True) -> None:
         """Label the nodes of all tensors in nested containers."""
         if self._is_blind:
@@ -292,10 +282,6 @@ def _eager_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if _COMPILED not in module._modules:
             children = [(f"{name}.{own}" if name else own, child) for own, child in module.named_children()]
             pending.extend(reversed(children))
-
-
-def _ignore(_text: str) -> None:
-    """Receive a stamp of a closed recorder, from hooks on nodes that still run."""
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -13,13 +13,12 @@ from ligerprof.errors import LigerprofError, RunDirectoryError
 from ligerprof.files import FileKind, read_json
 from ligerprof.gpus import find_gpu
 from ligerprof.runs.recording.settings import Steps
-from ligerprof.serialization import to_json
 
 RECORDING = "recording.json"
 # of the folder of a process, which is named after its rank when the command has ended
 PREFIX = "process-"
 _KIND = FileKind(error=RunDirectoryError, hint="Record the command again.")
-_RANK, _LOCAL_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"), ("LOCAL_RANK", "SLURM_LOCALID")
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK", "SLURM_LOCALID")
 
 
 class RecordingState(str, Enum):
@@ -64,13 +63,11 @@ class RecordingSummary:
 
     Attributes:
         rank: None for a process that no launcher numbered.
-        argv: the program and its arguments.
         started_us: Unix time.
         steps: the number of steps that it ran, those that were not recorded included.
         last_recorded: the last step with events; None if all of them have.
         counter_peak_bytes: torch.cuda.max_memory_allocated() when the snapshot was written.
         counter_reserved_bytes: torch.cuda.max_memory_reserved() then.
-        out_of_memory: whether an allocation failed.
         simulated: what a simulated GPU made up and left out; None on a real one.
         weights: this rank's parts of the modules that were trained, by name with `*` for each index.
         models: `name`, `role`, `parameters_bytes`, `trainable_bytes`, `dtypes` and `phases` of each model that ran.
@@ -95,10 +92,6 @@ class RecordingSummary:
     notes: tuple[str, ...] = ()
     schema: int = field(default=1)
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of recording.json."""
-        return {name: to_json(getattr(self, name)) for name in self.__slots__}
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RecordingSummary":
         """Read the content of recording.json; raises TypeError, ValueError or KeyError if it is not one."""
@@ -121,11 +114,7 @@ class RecordingSummary:
 
 
 def read_summary(folder: Path) -> RecordingSummary:
-    """Read recording.json of a folder.
-
-    Raises:
-        RunDirectoryError: it is missing or damaged.
-    """
+    """Read recording.json of a folder; raises RunDirectoryError if it is missing or damaged."""
     values = read_json(folder / RECORDING, _KIND)
     try:
         return RecordingSummary.from_json(values)
@@ -158,8 +147,4 @@ def current_rank() -> int | None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    return _number(_RANK) if _number(_RANK) is not None else _number(_LOCAL_RANK)
-
-
-def _number(names: tuple[str, ...]) -> int | None:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), None)
+    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), None)

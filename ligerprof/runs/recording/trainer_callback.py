@@ -34,6 +34,5 @@ class RecordCallback(TrainerCallback):
             self._recorder.open().attach(kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - transformers' signature
-        """Write the snapshot."""
         self._recorder.close()
         self._ended = True

@@ -41,11 +41,7 @@ class FourBitLinear(nn.Linear):
         return product.to(value.dtype)
 
     def unpack(self, *, in_place: bool) -> Tensor:
-        """The whole weight.
-
-        Args:
-            in_place: whether the offset of nested scales is added to them in place.
-        """
+        """The whole weight; `in_place`: whether the offset of nested scales is added to them in place."""
         centred = torch.empty_like(self._scales, dtype=torch.float32) if self._nested else self._scales
         scales = centred if in_place or not self._nested else torch.empty_like(centred)
         weight = torch.empty(self.out_features, self.in_features, dtype=self._dtype, device=self._device)
@@ -127,41 +123,27 @@ class _EightBitProduct(torch.autograd.Function):
         return torch.matmul(gradient, weight).view(ctx.shape), None
 
 
-class _AdaptedEightBitLinear(AdaptedLinear):
-    """peft's Linear8bitLt (lora/bnb.py), which does not exist without bitsandbytes."""
+class _AdaptedLowBitLinear(AdaptedLinear):
+    """peft's Linear8bitLt and Linear4bit (lora/bnb.py), which do not exist without bitsandbytes."""
 
     def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         result: Tensor = self.base_layer(x)
-        return _with_adapter(self, x, result)
-
-
-class _AdaptedFourBitLinear(AdaptedLinear):
-    """peft's Linear4bit (lora/bnb.py), which does not exist without bitsandbytes."""
-
-    def forward(self, x: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-        result: Tensor = self.base_layer(x)
-        result = result.clone()
-        return _with_adapter(self, x, result)
-
-
-def _with_adapter(layer: AdaptedLinear, x: Tensor, result: Tensor) -> Tensor:
-    name = layer.active_adapters[0]
-    converts = not torch.is_autocast_enabled()
-    if converts:
-        narrow: Tensor = layer.lora_A[name].weight  # type: ignore[assignment]
-        x = layer._cast_input_dtype(x, narrow.dtype)
-    output: Tensor = layer.lora_B[name](layer.lora_A[name](layer.lora_dropout[name](x))) * layer.scaling[name]
-    if converts:
-        output = output.to(result.dtype)
-    return result + output
+        if isinstance(self.base_layer, FourBitLinear):
+            result = result.clone()
+        name = self.active_adapters[0]
+        converts = not torch.is_autocast_enabled()
+        if converts:
+            narrow: Tensor = self.lora_A[name].weight  # type: ignore[assignment]
+            x = self._cast_input_dtype(x, narrow.dtype)
+        output: Tensor = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * self.scaling[name]
+        return result + (output.to(result.dtype) if converts else output)
 
 
 def adapt_as_over_bitsandbytes(model: nn.Module) -> None:
     """Make adapters on stand-ins run like peft's layer for bitsandbytes."""
-    adapted = {FourBitLinear: _AdaptedFourBitLinear, EightBitLinear: _AdaptedEightBitLinear}
     for module in model.modules():
-        if isinstance(module, AdaptedLinear) and type(module.base_layer) in adapted:
-            module.__class__ = adapted[type(module.base_layer)]
+        if isinstance(module, AdaptedLinear) and isinstance(module.base_layer, (FourBitLinear, EightBitLinear)):
+            module.__class__ = _AdaptedLowBitLinear
 
 
 class StoredStates(torch.optim.Optimizer):
@@ -182,7 +164,6 @@ class StoredStates(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Create missing states."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -22,12 +22,14 @@ from ligerprof.recipe.usable_memory import find_limit, usable_memory
 from ligerprof.roles import Backend, Phase
 from ligerprof.runs.measured.ranks import engine_of
 from ligerprof.runs.measured.step import Build, PhaseMeter, StepFigures
-from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions
+from ligerprof.runs.outcome import OutOfMemory, Progress, StepOutcome, figures_of, package_versions, silent
 from ligerprof.runs.recording.patches import skip_when_compiling
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import HOOKS, Stamper
 from ligerprof.runs.simulated.server import apart
 from ligerprof.runs.training import Trainer, Training, make_batch, torch_trainer, train_step
+from ligerprof.serialization import select
+from ligerprof.simulated_gpu.device import FULL_SIZES
 from ligerprof.simulated_gpu.host_memory import HostMemory
 from ligerprof.simulated_gpu.machine import Machine, install
 from ligerprof.simulated_gpu.ranks.messages import Messages
@@ -73,12 +75,7 @@ def _describe(recipe: TrainingRecipe, error: Exception, caller: traceback.FrameS
 
 
 def notes_on(recipe: TrainingRecipe, attention_used: set[str]) -> Iterator[str]:
-    """Yield one sentence per note.
-
-    Args:
-        recipe: what was simulated.
-        attention_used: values of the AttentionKernels that ran.
-    """
+    """Yield one sentence per note; `attention_used`: values of the AttentionKernels that ran."""
     gpu = recipe.gpu_spec
     yield (
         f"Simulated, not measured: transformers' code ran on a model of torch's CUDA allocator and operators, for one"
@@ -144,9 +141,9 @@ def _backward_outside_modes(then: Callable[[], None]) -> Iterator[None]:
 def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, repeat: bool) -> StepOutcome:
     """`simulate_step` in this process, which has not simulated before and ends afterwards."""
     last = recipe.gpus - 1
-    run_last = (
-        apart(lambda: _Rank(recipe, last, record=record, repeat=repeat, progress=_silent).run()) if last else None
-    )
+    run_last = None
+    if last:
+        run_last = apart(lambda: _Rank(recipe, last, record=record, repeat=repeat, progress=silent).run())
     first = _Rank(recipe, 0, record=record, repeat=repeat, progress=progress)
     outcome = first.run()
     if recipe.engine is Engine.TORCH:
@@ -166,11 +163,7 @@ def simulate_here(recipe: TrainingRecipe, progress: Progress, *, record: bool, r
 
 
 class _Rank:
-    """One rank's run.
-
-    Attributes:
-        is_uneven: whether ranks hold different sizes.
-    """
+    """One rank's run; `is_uneven`: whether ranks hold different sizes."""
 
     def __init__(self, recipe: TrainingRecipe, rank: int, *, record: bool, repeat: bool, progress: Progress) -> None:
         self._recipe, self._rank, self._progress = recipe, rank, progress
@@ -267,14 +260,7 @@ class _Rank:
     def _out_of_memory(self) -> OutOfMemory:
         full = self._device.ran_out
         assert full is not None
-        return OutOfMemory(
-            requested_bytes=full.requested_bytes,
-            allocated_bytes=full.allocated_bytes,
-            reserved_bytes=full.reserved_bytes,
-            limit_bytes=full.limit_bytes,
-            phase=self._meter.phase_now,
-            step=self._meter.step,
-        )
+        return OutOfMemory(**select(full, *FULL_SIZES), phase=self._meter.phase_now, step=self._meter.step)
 
     def _host_bytes(self) -> int | None:
         """Main memory of what is offloaded, None if nothing is."""
@@ -339,7 +325,3 @@ def _as_rank(recipe: TrainingRecipe, rank: int) -> Iterator[None]:
             yield
         finally:
             distributed.destroy_process_group()
-
-
-def _silent(_text: str) -> None:
-    pass

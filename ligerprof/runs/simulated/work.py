@@ -37,11 +37,7 @@ _WORDS = {
 
 
 class OperatorCounter(ABC):
-    """Counts operators and launches of the simulated GPU.
-
-    Attributes:
-        ledger: what is counted now, or None.
-    """
+    """Counts operators and launches of the simulated GPU; `ledger`: what is counted now, or None."""
 
     ledger: Ledger | None = None
 
@@ -50,7 +46,6 @@ class OperatorCounter(ABC):
         """The part of the step that runs."""
 
     def install(self, machine: Machine) -> None:
-        """Count from now on."""
         machine.operators.ran = self._ran
         patches.launch_observers.append(self._launched)
 

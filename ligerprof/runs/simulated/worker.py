@@ -24,7 +24,7 @@ from ligerprof.own_process import is_own
 from ligerprof.recipe.conflicts import require_packages, require_supported
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import find_limit
-from ligerprof.runs.outcome import Progress, StepOutcome
+from ligerprof.runs.outcome import Progress, StepOutcome, silent
 from ligerprof.snapshots.collector import collector_paused
 
 SERVER = "ligerprof.runs.simulated.server"
@@ -40,7 +40,6 @@ class Worker:
 
     Args:
         quiet: whether it is a new process that prints nothing, not a fork.
-        server: the module that serves.
         words: more words of its command line, which show in lists of processes.
 
     Raises:
@@ -165,10 +164,8 @@ def simulate_step(
     """Run one profiled step of a recipe without a GPU.
 
     Args:
-        recipe: what to train, how, and on which GPU.
         record: whether to record events for the outcome's snapshot.
         repeat: whether to record also those micro-batches that repeat the events of earlier ones.
-        progress: callback that receives a short status message.
 
     Raises:
         UnsupportedError: the simulator does not cover an option.
@@ -186,9 +183,5 @@ def simulate_step(
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     # the collector would walk over all objects of a snapshot that arrives
     with collector_paused():
-        outcome: StepOutcome = worker().run(SIMULATE, recipe, progress or _silent, record=record, repeat=repeat)
+        outcome: StepOutcome = worker().run(SIMULATE, recipe, progress or silent, record=record, repeat=repeat)
     return outcome
-
-
-def _silent(_text: str) -> None:
-    pass

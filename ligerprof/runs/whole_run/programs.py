@@ -20,7 +20,6 @@ import numpy as np
 from ligerprof.analyzers.estimate import kernel_calls
 from ligerprof.errors import UnsupportedError
 from ligerprof.kernels.spec import KernelMemory, KernelShape, KernelSpec
-from ligerprof.models import ModelSpec
 from ligerprof.recipe.lengths import BatchShape, recipe_of
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES
@@ -41,29 +40,11 @@ def total_tokens(shape: BatchShape) -> int:
     return shape.rows * shape.tokens
 
 
-def _rounded(multiple: int) -> Count:
-    return lambda shape: -(-total_tokens(shape) // multiple)
-
-
-def _parts(shape: BatchShape) -> int:
-    return total_tokens(shape) // ROWS_PER_PART
-
-
-def _rows_rounded(multiple: int) -> Count:
-    return lambda shape: -(-shape.tokens // multiple)
-
-
-def _scores_rounded(multiple: int) -> Count:
-    """Scores of one row whose keys are rounded."""
-    return lambda shape: shape.tokens * -(-shape.tokens // multiple)
-
-
-_ROUNDED: tuple[Count, ...] = (
-    _parts,
-    *map(_rows_rounded, _MULTIPLES),
-    *map(_scores_rounded, _MULTIPLES),
-    *map(_rounded, _MULTIPLES),
-)
+def _rounded(multiple: int) -> Iterator[Count]:
+    """Tokens of a row and of all rows in multiples, and the scores of a row whose keys are rounded."""
+    yield lambda shape: -(-shape.tokens // multiple)
+    yield lambda shape: -(-total_tokens(shape) // multiple)
+    yield lambda shape: shape.tokens * -(-shape.tokens // multiple)
 
 
 def known_counts(recipe: TrainingRecipe, shape: BatchShape) -> tuple[Count, ...]:
@@ -72,13 +53,17 @@ def known_counts(recipe: TrainingRecipe, shape: BatchShape) -> tuple[Count, ...]
     Args:
         shape: any micro-batch of the run.
     """
-    return (*_stated_by_kernels(recipe, shape), *_of_embeddings(recipe.spec), *_of_sums(recipe), *_ROUNDED)
-
-
-def _of_embeddings(spec: ModelSpec) -> Iterator[Count]:
-    yield from _of_embedding(spec.vocab_size, spec.hidden_size)
+    spec = recipe.spec
+    embeddings = [(spec.vocab_size, spec.hidden_size)]
     if spec.streams is not None:
-        yield from _of_embedding(spec.streams.vocabulary, spec.layers * spec.streams.width)
+        embeddings.append((spec.streams.vocabulary, spec.layers * spec.streams.width))
+    return (
+        *_stated_by_kernels(recipe, shape),
+        *(count for rows, width in embeddings for count in _of_embedding(rows, width)),
+        *_of_sums(recipe),
+        lambda shape: total_tokens(shape) // ROWS_PER_PART,
+        *(count for multiple in _MULTIPLES for count in _rounded(multiple)),
+    )
 
 
 def _of_embedding(rows: int, width: int) -> Iterator[Count]:
@@ -247,7 +232,6 @@ class Trace:
 
     @property
     def program(self) -> "Program":
-        """The program of one shape."""
         sizes = np.array(self.sizes, np.int64)[:, None]
         return Program(operations=np.array(self.operations, np.int32), rows=np.arange(len(self.sizes)), sizes=sizes)
 
@@ -274,7 +258,6 @@ class Ledger:
 
     @property
     def count(self) -> int:
-        """Blocks that are held now."""
         return len(self._held)
 
     def trace(self, events: Sequence[tuple[int, int]]) -> Trace:
@@ -344,11 +327,9 @@ class _Part:
 
     @property
     def is_known(self) -> bool:
-        """Whether each allocation has possible sizes."""
         return all(self.sizes)
 
     def program(self) -> Program:
-        """The traces at all shapes."""
         return Program(
             operations=np.array(self.operations, np.int32),
             rows=np.array(self.chosen, np.int64),
@@ -366,7 +347,6 @@ class Programs:
         counts: what sizes may depend on, besides the tokens.
 
     Attributes:
-        traced: the shapes that were traced.
         bounded_bytes: the largest request that counts with an upper bound; 0 without.
 
     Raises:

@@ -24,7 +24,6 @@ class RunMoment:
     shape: BatchShape
 
     def to_json(self) -> dict[str, Any]:
-        """The object of a moment in JSON."""
         return {"step": self.step, **to_json(select(self.shape, "rows", "tokens", "masked"))}
 
 
@@ -39,7 +38,6 @@ class RunFailure:
     limit_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `oom` in JSON."""
         return {
             **self.moment.to_json(),
             **select(self, "requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes"),
@@ -51,14 +49,12 @@ class WholeRun:
     """Peaks over all steps of one pass over the data; of the steps that ran, if memory ran out.
 
     Attributes:
-        shapes: the micro-batches.
         steps: steps that ran to their end.
         distinct_shapes: different shapes among the micro-batches.
         traced_shapes: those whose steps were simulated; the others follow from them.
         peak_bytes, peak: the most allocated bytes, and when.
         reserved_bytes, reserved: the most reserved bytes, and when they were first reached.
         first_step_peak_bytes: the most allocated bytes of the first step.
-        oom: the allocation that did not fit the limit, or None.
         bounded_bytes: the largest temporary that counts with an upper bound; 0 without.
     """
 
@@ -134,7 +130,8 @@ class Replay:
             done = len(self._shapes.steps)
         except AllocatorFullError as error:
             self._note(done, (self._allocator.highest, self._allocator.highest_reserved))
-            oom = self._failure(done, error)
+            sizes = select(error, "requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
+            oom = RunFailure(moment=self._moment(done), **sizes)
         return self._outcome(done, first, oom)
 
     def _step(self, shapes: _Step) -> tuple[int, int]:
@@ -153,7 +150,6 @@ class Replay:
         return highest
 
     def _run(self, program: Program, column: int) -> None:
-        """Run a program at one of its shapes."""
         if program not in self._units:
             self._units[program] = np.ascontiguousarray(self._allocator.units_of(program.sizes).T)
         self._allocator.run(program.operations, self._units[program][column][program.rows], (program, column))
@@ -167,15 +163,6 @@ class Replay:
     def _moment(self, step: int) -> RunMoment:
         shapes = self._shapes.steps[min(step, len(self._shapes.steps) - 1)]
         return RunMoment(step=step + 1, shape=max(shapes, key=lambda shape: shape.rows * shape.tokens))
-
-    def _failure(self, step: int, error: AllocatorFullError) -> RunFailure:
-        return RunFailure(
-            moment=self._moment(step),
-            requested_bytes=error.requested_bytes,
-            allocated_bytes=error.allocated_bytes,
-            reserved_bytes=error.reserved_bytes,
-            limit_bytes=error.limit_bytes,
-        )
 
     def _outcome(self, steps: int, first: int, oom: RunFailure | None) -> WholeRun:
         (peak, peak_step), (reserved, reserved_step) = self._peaks

@@ -10,7 +10,6 @@ import functools
 import inspect
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,11 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.runs.recording.saved import storage_address
+from ligerprof.simulated_gpu.cuda_api import replace_everywhere
 from ligerprof.simulated_gpu.plans import functions
 from ligerprof.simulated_gpu.ranks.launchers import replace_launchers
 from ligerprof.simulated_gpu.ranks.messages import Messages, Parts, WorldStore, is_message
 from ligerprof.simulated_gpu.ranks.world import World
-from ligerprof.simulated_gpu.values import address_of
 
 # machine.Machine, which imports this module
 Machine = Any
@@ -59,11 +59,8 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         rank: this process's, in the group.
         members: the ranks of the whole world that belong to it.
         name: the same in all of them.
-        machine: this process's GPU.
-        messages: what ranks tell each other.
 
     Attributes:
-        asked: the backends that the program asked for.
         keeps_reduced: whether what is reduced stays until the next reduction, as DDP's buckets do on a GPU where that
             comes before NCCL's watchdog; where a program sleeps meanwhile, the watchdog is first.
     """
@@ -80,11 +77,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         self._machine, self._messages = machine, messages
 
     def size(self) -> int:
-        """The number of ranks."""
         return len(self._members)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """The name by which torch knows it."""
         return NAME
 
     @property
@@ -96,12 +91,10 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def pg_name(self) -> str:
-        """The name under which torch registers it."""
         return str(c10d._world.pg_names[self])
 
     @property
     def group_name(self) -> str:
-        """The same."""
         return self.pg_name
 
     def let_go(self) -> None:
@@ -119,11 +112,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce several."""
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Reduce to one rank."""
         is_root = opts is None or opts.rootRank == self._rank
         for tensor in tensors:
             self._reduce("reduce", tensor, [tensor], opts, waits=is_root)
@@ -155,17 +146,14 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Gather into one tensor."""
         return self.all_gather_single_coalesced([output], [tensor])
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Gather several."""
         for output, tensor in zip(outputs, inputs, strict=True):
             self._gathered(self._parts(output), tensor)
         return _done(outputs)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Gather at one rank."""
         for index, tensor in enumerate(inputs):
             self._gathered(outputs[index] if outputs else [], tensor)
         return _done(outputs)
@@ -179,11 +167,9 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Any:
-        """Reduce one tensor and keep this rank's part."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Reduce several."""
         for output, tensor in zip(outputs, inputs, strict=True):
             self._scattered(output, self._parts(tensor), opts)
         return _done(outputs)
@@ -199,27 +185,19 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def all_to_all_single(
-        self,
-        output: Tensor,
-        tensor: Tensor,
-        output_sizes: Any = None,
-        input_sizes: Any = None,
-        opts: Any = None,
+        self, output: Tensor, tensor: Tensor, output_sizes: Any = None, input_sizes: Any = None, opts: Any = None
     ) -> Any:
-        """Exchange parts of one tensor."""
         return self.alltoall(self._split(output, output_sizes), self._split(tensor, input_sizes), opts)
 
     # what one rank sends
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Send from one rank to all."""
         root = getattr(opts, "rootRank", 0)
         for tensor in tensors:
             self._sent(tensor, root, _ALL)
         return _done(tensors)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
-        """Send a part to each rank."""
         root = getattr(opts, "rootRank", 0)
         for index, output in enumerate(outputs):
             if root == self._rank:
@@ -241,7 +219,6 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
         return _done([])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
-        """Receive from one rank."""
         self._messages.meets(self._members[source])
         for tensor in tensors:
             self._sent(tensor, source, f"{self._rank}/p2p")
@@ -329,7 +306,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _forget(self, tensor: Tensor) -> None:
         if tensor.is_cuda:
-            self._machine.values.forget(address_of(tensor))
+            self._machine.values.forget(storage_address(tensor))
 
     def _sent(self, tensor: Tensor, source: int, to: str) -> None:
         """Have the values that one rank of the group sends, or send them."""
@@ -393,8 +370,6 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
 
     Args:
         folder: of the world; None if this process is alone in it.
-        rank: this process's, of the whole world.
-        size: of the world.
     """
     counted: dict[tuple[int, ...], int] = {}
     # C++ calls its methods, and does not keep it
@@ -441,14 +416,14 @@ def _install_groups(machine: Machine, messages: Messages, folder: Path | None, r
         asked: str = getattr(group or dist.group.WORLD, "asked", "nccl")
         return "nccl" if "nccl" in asked else asked
 
-    _replace(c10d.get_backend, backend_of)
-    _replace(c10d.init_process_group, init_process_group)
-    _replace(c10d.new_group, new)
-    _replace(c10d.split_group, split)
+    replace_everywhere(c10d.get_backend, backend_of)
+    replace_everywhere(c10d.init_process_group, init_process_group)
+    replace_everywhere(c10d.new_group, new)
+    replace_everywhere(c10d.split_group, split)
     after_import_or_now("torch.nn.parallel.distributed", _keep_buckets)
     _objects_grow(machine)
     for name in ("is_nccl_available", "is_gloo_available", "is_torchelastic_launched"):
-        _replace(getattr(c10d, name), lambda: True)
+        replace_everywhere(getattr(c10d, name), lambda: True)
     if not hasattr(c10d, "ProcessGroupNCCL"):
         # torch without CUDA, whose functions ask whether a group is one, and programs for its options
         c10d.ProcessGroupNCCL = _distributed.ProcessGroupNCCL = _NoNccl
@@ -493,11 +468,3 @@ def _objects_grow(machine: Machine) -> None:
 def _asked_for(group: Any, backend: Any) -> None:
     if backend is not None and isinstance(group, SimulatedGroup):
         group.asked = str(backend)
-
-
-def _replace(old: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """Replace a function in the modules of torch that have it by name."""
-    name = old.__name__
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("torch") and getattr(module, "__dict__", {}).get(name) is old:
-            setattr(module, name, new)

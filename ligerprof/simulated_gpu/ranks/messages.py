@@ -5,7 +5,7 @@ import hashlib
 import io
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ class Messages:
     Args:
         world: this process may be alone in it, if it has no folder.
         rank: this process's own, of the whole world.
-        size: of the whole world.
 
     Attributes:
         is_alone: whether others send what this rank has itself, where they do not run.
@@ -185,58 +184,29 @@ _Store: Any = _distributed.Store
 _FileStore: Any = _distributed.FileStore
 
 
-class WorldStore(_Store):  # type: ignore[misc]
-    """Keys and values of the ranks that run: a file that all of them share, as torchrun's server is.
+def _of_file(name: str) -> Callable[..., Any]:
+    return lambda store, *arguments: getattr(store._file, name)(*arguments)
 
-    Args:
-        folder: the folder of the world.
-        messages: which other ranks there are.
-    """
+
+class WorldStore(_Store):  # type: ignore[misc]
+    """Keys and values of the ranks that run: a file that all of them share, as torchrun's server is."""
 
     def __init__(self, folder: Path, messages: Messages) -> None:
         super().__init__()
         self._file, self._messages = _FileStore(str(folder / "store"), -1), messages
 
-    def set(self, key: str, value: Any) -> None:
-        """Set a value."""
-        self._file.set(key, value)
-
     def get(self, key: str) -> bytes:
-        """The value of a key, once a rank has set it."""
         self.wait([key])
         value: bytes = self._file.get(key)
         return value
 
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number."""
-        return int(self._file.add(key, amount))
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Set a value if it is the expected one."""
-        value: bytes = self._file.compare_set(key, expected, desired)
-        return value
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all of these are set."""
-        return bool(self._file.check(keys))
-
-    def delete_key(self, key: str) -> bool:
-        """Delete a key."""
-        return bool(self._file.delete_key(key))
-
-    def num_keys(self) -> int:
-        """The number of keys."""
-        return int(self._file.num_keys())
-
-    # the names that C++ calls
-    deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
+    set, add, compare_set, check = map(_of_file, ("set", "add", "compare_set", "check"))
+    # C++ calls the second names
+    delete_key = deleteKey = _of_file("delete_key")  # noqa: N815
+    num_keys = getNumKeys = _of_file("num_keys")  # noqa: N815
 
     def wait(self, keys: list[str], timeout: dt.timedelta | None = None) -> None:
-        """Wait until a rank has set all of these.
-
-        Raises:
-            UnsupportedError: none of the ranks that run does.
-        """
+        """Wait until a rank has set all of these; raises UnsupportedError if none of the ranks that run does."""
         seconds = _UNTIL_REFUSED_SECONDS if timeout is None else min(timeout.total_seconds(), _UNTIL_REFUSED_SECONDS)
         began = time.monotonic()
         while not self.check(keys):

@@ -38,14 +38,12 @@ class World:
     folder: Path | None = None
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads."""
         size = {} if self.size is None else {_SIZE: str(self.size)}
         folder = {} if self.folder is None else {_FOLDER: str(self.folder)}
         return {_RANKS: ",".join(map(str, self.ranks)), **size, **folder}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "World":
-        """Read the variables."""
         size, ranks, folder = (environment.get(name, "") for name in (_SIZE, _RANKS, _FOLDER))
         return cls(
             size=int(size) if size else None,
@@ -54,11 +52,7 @@ class World:
         )
 
     def chosen(self, size: int) -> tuple[int, ...]:
-        """The ranks to run in a world of this size.
-
-        Raises:
-            RecipeError: there is no such rank.
-        """
+        """The ranks to run in a world of this size; raises RecipeError if there is no such rank."""
         for rank in self.ranks:
             if rank >= size:
                 raise RecipeError(f"--ranks {rank}: a world of {size} has the ranks 0 to {size - 1}.")
@@ -66,11 +60,7 @@ class World:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Read `0,63` or `0-7,63`.
-
-    Raises:
-        RecipeError: not ranks, counted from 0.
-    """
+    """Read `0,63` or `0-7,63`; raises RecipeError for anything else than ranks, counted from 0."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -122,7 +112,6 @@ def run_ranks(
     Args:
         start: starts the process of a rank with its environment.
         size: number of ranks of the world, unless `--world` says another.
-        per_node: how many ranks a node has.
 
     Returns:
         The first exit code that is not 0, or 0.
@@ -153,7 +142,9 @@ def run_ranks(
                 if code is not None:
                     ended[rank] = code
                     del running[rank]
-                    note_end(world.folder, rank)
+                    if world.folder is not None:
+                        # the others wait for nothing more
+                        (world.folder / f"ended-{rank}").touch()
             time.sleep(_POLL_SECONDS)
     finally:
         for process in running.values():
@@ -176,12 +167,6 @@ def mark_rank(folder: Path, rank: int, mark: str) -> None:
 def marked_ranks(folder: Path | None, mark: str) -> list[int]:
     """The ranks that others ask for."""
     return [] if folder is None else [int(path.name.partition("-")[2]) for path in folder.glob(f"{mark}-*")]
-
-
-def note_end(folder: Path | None, rank: int) -> None:
-    """Let the others know that a rank will send nothing more."""
-    if folder is not None:
-        (folder / f"ended-{rank}").touch()
 
 
 def has_ended(folder: Path, rank: int) -> bool:

@@ -24,7 +24,6 @@ from ligerprof.reports.figures.kinds import (
     KINDS,
     Drawn,
     NothingToDrawError,
-    PlotInput,
     SnapshotSource,
     Sources,
     draw,
@@ -74,12 +73,12 @@ def example(kind: str) -> tuple[Drawn, ...]:
 def _example(kind: str) -> tuple[Drawn, ...]:
     recordings = [SNAPSHOTS / f"{name}-ckpt-4x1024.pickle.xz" for name in ("hf", "liger-flce")]
     if kind in ("memory", "layers"):
-        return draw(kind, PlotInput(sources=read_sources(recordings)))
+        return draw(kind, read_sources(recordings))
     if kind == "accuracy":
         # an estimate 0.2 % low: the figure must not change with the real one
         with patch.object(accuracy, "estimated_peak_bytes", lambda recipe: _sum_of_roles(recipe) * 998 // 1000):
-            return draw(kind, PlotInput(sources=Sources(cells=cells_of(predicted_rows()))))
-    return draw(kind, PlotInput(sources=Sources(cells=study_cells())))
+            return draw(kind, Sources(cells=cells_of(predicted_rows())))
+    return draw(kind, Sources(cells=study_cells()))
 
 
 def _sum_of_roles(recipe: TrainingRecipe) -> int:
@@ -167,10 +166,10 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     names = ("figure.svg", "figure.png")
     code = (
         "from pathlib import Path\n"
-        "from ligerprof.reports.figures.kinds import draw, PlotInput, read_sources\n"
+        "from ligerprof.reports.figures.kinds import draw, read_sources\n"
         "from ligerprof.reports.figures.style import write_figure\n"
         f"sources = read_sources([Path({str(RESULTS / 'steps-h200.jsonl')!r})])\n"
-        "figure = draw('ablation', PlotInput(sources=sources))[0].figure\n"
+        "figure = draw('ablation', sources)[0].figure\n"
         f"for name in {names}:\n"
         f"    write_figure(figure, Path({str(tmp_path)!r}) / name, force=True)\n"
     )
@@ -212,7 +211,7 @@ def test_ticks_of_any_sizes_do_not_touch(sizes: Sequence[int], *, wide: bool) ->
 def drawn_or_refused(kind: str, cells: Sequence[Cell]) -> tuple[tuple[Drawn, ...], str]:
     """The figures, or why there are none."""
     try:
-        return draw(kind, PlotInput(sources=Sources(cells=tuple(cells)))), ""
+        return draw(kind, Sources(cells=tuple(cells))), ""
     except NothingToDrawError as error:
         return (), str(error)
 
@@ -279,7 +278,7 @@ def test_lines_are_what_the_rows_say() -> None:
 
 @sampled("source", [STEPS, KERNELS], ids=lambda path: path.stem, every=2)
 def test_committed_results_are_drawn_without_overlap(source: Path) -> None:
-    given = PlotInput(sources=read_sources([source]))
+    given = read_sources([source])
     drawn = [one for kind in KINDS.values() for one in kind.draw(given)]
     assert len(drawn) >= 2
     for one in drawn:
@@ -328,7 +327,7 @@ def test_a_recording_shows_the_loss_and_its_phases() -> None:
 def test_long_names_are_cut_to_their_panel() -> None:
     paths = [SNAPSHOTS / "small-streams.pickle.xz"] * 3
     named = [SnapshotSource(path=path, titles=(f"{number} {'w' * 60}",)) for number, path in enumerate(paths)]
-    (one,) = draw("memory", PlotInput(sources=Sources(snapshots=tuple(named))))
+    (one,) = draw("memory", Sources(snapshots=tuple(named)))
     check_layout(one.figure)
     assert [axes.get_title(loc="left")[-1] for axes in one.figure.axes if axes.axison] == ["…"] * 3
 
@@ -340,7 +339,7 @@ def test_names_from_files_are_words_and_nothing_else(name: str, tmp_path: Path) 
         for batch in (1, 2)
         for provider in (name, "liger")
     ]
-    (one,) = draw("peak-batch", PlotInput(sources=Sources(cells=cells_of(rows))))
+    (one,) = draw("peak-batch", Sources(cells=cells_of(rows)))
     for suffix in ("svg", "png"):
         write_figure(one.figure, tmp_path / f"figure.{suffix}", force=True)
     written_text = "".join(ET.parse(tmp_path / "figure.svg").getroot().itertext())
@@ -351,13 +350,13 @@ def test_names_from_files_are_words_and_nothing_else(name: str, tmp_path: Path) 
 
 def test_the_loss_of_2024_is_a_line_of_its_own_and_no_part_of_the_ablation() -> None:
     old = [row(TrainingRecipe(batch=batch, loss="hf-4.45", device="cuda", **STUDY)) for batch in (1, 4, 8)]
-    given = PlotInput(sources=Sources(cells=cells_of([*study_rows(), *old])))
+    given = Sources(cells=cells_of([*study_rows(), *old]))
     lines = {line.get_label(): line for line in draw("peak-batch", given)[0].figure.axes[0].get_lines()}
     today = {line.get_label(): line for line in example("peak-batch")[0].figure.axes[0].get_lines()}
     assert list(lines["none, hf-4.45"].get_xdata()) == [1, 4, 8]
     assert lines["none"]._dash_pattern == today["none"]._dash_pattern != lines["none, hf-4.45"]._dash_pattern
     assert description(draw("ablation", given)[0].figure, data=True) == (
-        description(draw("ablation", PlotInput(sources=Sources(cells=study_cells())))[0].figure, data=True)
+        description(draw("ablation", Sources(cells=study_cells()))[0].figure, data=True)
     )
 
 
@@ -367,7 +366,7 @@ def test_a_file_says_in_the_fewest_words_how_it_differs() -> None:
         for model, precision in (("tiny", "bf16"), ("tiny", "fp32"), ("llama3.2-1b", "bf16"))
         for batch in (1, 2)
     ]
-    names = [one.name for one in draw("peak-batch", PlotInput(sources=Sources(cells=cells_of(rows))))]
+    names = [one.name for one in draw("peak-batch", Sources(cells=cells_of(rows)))]
     assert names == ["peak-batch-tiny-bf16", "peak-batch-tiny-fp32", "peak-batch-llama3.2-1b-bf16"]
     assert [one.name for one in example("peak-batch")] == ["peak-batch"]
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ligerprof import kernels
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels import apply
 from ligerprof.kernels.options import LossOptions, LossRequest
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.runs import training
 from ligerprof.runs.measured.ranks import engine_of, run_ranks
 from ligerprof.runs.outcome import Progress, StepOutcome
 from ligerprof.runs.parallel import join_process_group, make_mesh, shard
@@ -119,8 +119,8 @@ def test_two_ranks_train_to_the_losses_of_one(folder: Path, tied: Path) -> None:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of models on the CPU run in Triton's interpreter."""
-    put_in: Callable[..., Any] = training._kernels_in
-    monkeypatch.setattr(training, "_kernels_in", lambda model, given, _kind: put_in(model, given, "cpu"))
+    put_in: Callable[..., Any] = kernels.apply
+    monkeypatch.setattr(kernels, "apply", lambda *given, **options: put_in(*given, **{**options, "device_kind": "cpu"}))
 
 
 def test_kernels_train_sharded_weights_to_the_losses_of_one_process(

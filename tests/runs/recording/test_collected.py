@@ -14,6 +14,7 @@ from ligerprof.roles import Phase
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.collected import CommandReport, clear_recordings, collect
 from ligerprof.runs.recording.summary import RECORDING, LateFailure, LatePeak, RecordingState, RecordingSummary
+from ligerprof.serialization import to_json
 from ligerprof.snapshots.stamp import Stamp
 from tests.torch_memory.allocator.programs import MIB, SlowAllocator
 
@@ -28,7 +29,7 @@ def process(output: Path, pid: int, peak_mib: int, **summary: Any) -> None:
         program.events[-1]["user_metadata"] = Stamp(step=step, phase=phase).to_text()
     run = RunDirectory(path=output / f"process-{pid}")
     facts = {"steps": 2, "state": RecordingState.WRITTEN, "counter_peak_bytes": peak_mib * MIB, **summary}
-    run.write_json(RECORDING, RecordingSummary(pid=pid, started_us=pid, argv=("train.py",), **facts).to_json())
+    run.write_json(RECORDING, to_json(RecordingSummary(pid=pid, started_us=pid, argv=("train.py",), **facts)))
     if facts["state"] is RecordingState.WRITTEN:
         run.write_snapshot(program.snapshot())
 
@@ -177,4 +178,4 @@ def test_a_summary_survives_its_file(field: str) -> None:
     }
     summary = RecordingSummary(**{"pid": 1, "started_us": 0, "argv": (), field: values.get(field, 7)})
 
-    assert RecordingSummary.from_json(summary.to_json()) == summary
+    assert RecordingSummary.from_json(to_json(summary)) == summary

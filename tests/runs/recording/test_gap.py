@@ -14,6 +14,7 @@ from ligerprof.roles import Phase, Role
 from ligerprof.runs.recording import parts
 from ligerprof.runs.recording.parts import Bridge, Parts
 from ligerprof.runs.recording.record import Failure
+from ligerprof.runs.recording.summary import LatePeak
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
 from ligerprof.snapshots.replay import replay
 from ligerprof.snapshots.stamp import Stamp
@@ -270,7 +271,7 @@ def test_a_peak_that_the_disk_had_no_room_for_has_its_steps_and_the_rest_is_kept
             found.add(program.snapshot(start, end), step=step + 1, peak_bytes=peak_bytes, begins_step=True)
         start = end
 
-    assert found.lost_peak == (9, 1, 1)
+    assert found.lost_peak == LatePeak(peak_bytes=9, first_step=1, step=1)
     assert found.joined(at_end=False)[1] in ((0, 0), (2, 2))
 
 

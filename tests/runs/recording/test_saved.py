@@ -91,7 +91,7 @@ def noted(output: Tensor) -> list[SavedTensor]:
     saved = saved_tensors()
     for node in nodes_of(output):
         saved.note(node, "model")
-    return saved.rows
+    return list(saved.rows)
 
 
 def test_notes_are_the_tensors_that_the_nodes_unpack() -> None:
