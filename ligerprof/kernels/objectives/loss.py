@@ -114,8 +114,8 @@ def _write_rows(grad: Tensor | None, made: Tensor | None, chunk: Chunk) -> None:
         start = rows.stop
 
 
-# of the logits of a chunk for which `balanced` makes room where a smaller one costs time: of a group, of two sequences, or
-# of a student and a teacher. liger-kernel's chunks hold as many logits or more, in fp32
+# of the logits of a chunk for which `balanced` makes room where a smaller one costs time: a group, two sequences, or
+# a student and a teacher. liger-kernel's chunks hold as many logits or more, in fp32
 GROUP_BYTES = GIB
 
 
