@@ -229,7 +229,7 @@ def _checked(data: dict[str, Tensor | float], labels: Tensor) -> Data:
         tensor = torch.as_tensor(value, device=labels.device).detach()
         if tensor.is_floating_point():
             tensor = tensor.float() if tensor.dtype != torch.float64 else tensor
-        if tensor.ndim == 0 and name != "num_items":
+        if tensor.shape in ((), (1,)) and name != "num_items":
             tensor = tensor.expand(labels.shape[0])
         if tensor.ndim > 0 and tensor.shape not in (labels.shape, labels.shape[:1]):
             raise KernelInputError(
