@@ -240,4 +240,6 @@ def test_explain_writes_the_ledger_of_a_run_to_its_page(gpu: dict[str, int], tmp
     page = tmp_path / "page.html"
     done = CliRunner().invoke(main, ["explain", str(tmp_path), "--html", str(page)])
     assert done.exit_code == 0, done.output
-    assert "The whole GPU, the fullest of 1 looks, at the end of rank 0: 20.00 GiB" in page.read_text().replace("\xa0", " ")
+    assert "The whole GPU, the fullest of 1 looks, at the end of rank 0: 20.00 GiB" in page.read_text().replace(
+        "\xa0", " "
+    )
