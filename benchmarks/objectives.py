@@ -224,11 +224,11 @@ def why(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def measure_errors(device: str) -> dict[str, dict[str, Any]]:
+def measure_errors(device: str, names: list[str]) -> dict[str, dict[str, Any]]:
     """Relative errors of the loss and the gradients, by objective and candidate, or the reason why there are none."""
     inputs = Inputs.random(SMALL_ON_CPU if device == "cpu" else SMALL, device, logit_std=3.0)
     found: dict[str, dict[str, Any]] = {}
-    for name in NAMES:
+    for name in names:
         data = data_of(name, inputs)
         exact = with_gradients(plain, name, inputs.upcast(), data)
         found[name] = {}
@@ -270,14 +270,16 @@ class Products:
         torch.mm(self._logits.t(), self._hidden, out=self._head)
 
 
-def measure(sizes: tuple[int, int, int, int], names: list[str], rounds: int) -> Iterator[dict[str, Any]]:
+def measure(
+    sizes: tuple[int, int, int, int], names: list[str], candidates: list[str], rounds: int
+) -> Iterator[dict[str, Any]]:
     inputs = Inputs.random(sizes, "cuda", logit_std=1.3)
     gradient_bytes = sum(value.nbytes for value in (inputs.hidden, inputs.weight))
     for name in names:
         data = data_of(name, inputs)
         ready: dict[str, Callable[[], Any]] = {}
         rows: dict[str, Any] = {}
-        for candidate, run in CANDIDATES.items():
+        for candidate, run in ((who, CANDIDATES[who]) for who in candidates):
             call = functools.partial(with_gradients, run, name, inputs, data)
             if candidate.startswith(LIGER) and name in BETAS and name != "jsd":
                 continue
@@ -354,10 +356,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shape", type=int, default=0, help="number of the shape")
     parser.add_argument("--names", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--candidates", nargs="+", default=list(CANDIDATES), choices=CANDIDATES)
     arguments = parser.parse_args()
     sizes = SHAPES[arguments.shape]
     if arguments.what == "errors":
-        row = {**made_on(), "errors": measure_errors("cuda" if torch.cuda.is_available() else "cpu")}
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+        row = {**made_on(), "errors": measure_errors(kind, arguments.names)}
         with arguments.results.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
     elif arguments.what == "warm":
@@ -369,7 +373,7 @@ def main() -> None:
                 print(sizes, name, why(error), file=sys.stderr, flush=True)
     elif arguments.what == "measure":
         with arguments.results.open("a") as lines:
-            for row in measure(sizes, arguments.names, arguments.rounds):
+            for row in measure(sizes, arguments.names, arguments.candidates, arguments.rounds):
                 lines.write(json.dumps(row) + "\n")
                 lines.flush()
     else:

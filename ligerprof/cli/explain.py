@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ligerprof.analyzers.attribution.rules import UserRule
     from ligerprof.analyzers.explain.peak import PeakReport
+    from ligerprof.runs.recording.device import DeviceReport
 
 _MANY_GROUPS = 10_000
 
@@ -105,7 +106,8 @@ def command(  # noqa: PLR0913 - one argument per option
 
             worst = analyze(ranks.worst.source, device_index=device_index, rules=rules)
             title = _title(snapshot.name, ranks.worst.source)
-            write_output(html_path, render_ranks_page(ranks, worst, source=title), force=force)
+            devices = _devices(snapshot, {rank: path.parent for rank, path in sources.items()})
+            write_output(html_path, render_ranks_page(ranks, worst, source=title, devices=devices), force=force)
         judged = limit_json(max_peak_bytes, ranks.highest.report.peak_bytes)
         show(
             lambda: {**ranks.to_json(), "source": str(snapshot), **judged},
@@ -122,7 +124,8 @@ def command(  # noqa: PLR0913 - one argument per option
         from ligerprof.reports.page.peak import render_peak_page
 
         title = _title(snapshot.name, snapshot)
-        write_output(html_path, render_peak_page(analysis, source=title), force=force)
+        devices = _devices(snapshot, {0: snapshot})
+        write_output(html_path, render_peak_page(analysis, source=title, devices=devices), force=force)
     report = own.in_files(analysis.peak)
     if len(report.blocks) > _MANY_GROUPS:
         # their JSON takes as much memory as the analysis; freeing that of other recordings only takes time
@@ -143,6 +146,12 @@ def command(  # noqa: PLR0913 - one argument per option
         )
     own.write(report)
     _check_peak(report.peak_bytes, max_peak_bytes)
+
+
+def _devices(run: Path, ranks: Mapping[int, Path]) -> "tuple[DeviceReport, ...]":
+    from ligerprof.runs.recording.live import recorded_devices
+
+    return recorded_devices(run, ranks)
 
 
 def _title(name: str, recording: Path) -> str:

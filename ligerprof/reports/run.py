@@ -12,7 +12,7 @@ from ligerprof.reports.diff import render_ranks
 from ligerprof.reports.peak import largest_bytes, render_peak
 from ligerprof.reports.terminal import listing_table, stacked
 from ligerprof.runs.recording.collected import CommandReport, RecordedRank
-from ligerprof.runs.recording.device import DeviceReport
+from ligerprof.runs.recording.device import DeviceLedger, DeviceReport
 from ligerprof.runs.recording.live import Live
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary
 from ligerprof.units import format_bytes, format_mib, in_one_unit
@@ -63,23 +63,33 @@ def _engine(recorded: RecordedRank) -> Iterator[str]:
 
 
 def _device_parts(device: DeviceReport) -> list[RenderableType]:
-    """What the whole GPU held at its fullest."""
+    table = listing_table(*DEVICE_HEADS, right=DEVICE_HEADS[2:], rows=device_rows(device.fullest))
+    return [device_sentence(device), table]
+
+
+DEVICE_HEADS = ("process", "part, MiB", "in use", "of tensors")
+
+
+def device_sentence(device: DeviceReport) -> str:
+    """When the whole GPU was at its fullest, and what it held."""
     fullest = device.fullest
     when = f"at the {fullest.moment.event.replace('_', ' ')} of" if fullest.moment.event != "step" else "as"
     used = f"{format_bytes(fullest.moment.used_bytes)} of {format_bytes(device.total_bytes)}"
-    rows = [
+    began = f"{fullest.process} began step {fullest.moment.step}" if when == "as" else fullest.process
+    return f"The whole GPU, the fullest of {len(device.ledgers)} looks, {when} {began}: {used} in use."
+
+
+def device_rows(ledger: DeviceLedger) -> list[tuple[str, str, str, str]]:
+    """The parts of a GPU's memory, under `DEVICE_HEADS`."""
+    return [
         (
             row.process or "",
             row.part,
             format_mib(row.size_bytes),
             "" if row.allocated_bytes is None else format_mib(row.allocated_bytes),
         )
-        for row in fullest.rows
+        for row in ledger.rows
     ]
-    heads = ("part, MiB", "in use", "of tensors")
-    table = listing_table("process", *heads, right=heads[1:], rows=rows)
-    began = f"{fullest.process} began step {fullest.moment.step}" if when == "as" else fullest.process
-    return [f"The whole GPU, the fullest of {len(device.ledgers)} looks, {when} {began}: {used} in use.", table]
 
 
 def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:

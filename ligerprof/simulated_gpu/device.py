@@ -209,6 +209,7 @@ class Device:
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.lock = threading.RLock()
         self._history: History | None = None
+        self._annotations: list[dict[str, Any]] = []
         self._takes_stacks = self._counts = False
         self._blocks: dict[int, Block] = {}
         # blocks whose storage has ended while another stream may use them
@@ -241,10 +242,19 @@ class Device:
     def stop_history(self) -> None:
         self._history, self._takes_stacks = None, False
         self._tracebacks.clear()
+        self._annotations.clear()
 
     def clear_history(self) -> None:
+        self._annotations.clear()
         if self._history is not None:
             self._history.clear()
+
+    def annotate(self, name: str, stage: str) -> None:
+        """Note where a named range begins (START) or ends (END), as torch does for its optimizers' steps."""
+        if self._history is not None:
+            # the next event may have the time of now
+            time_us = self.now_us() - (stage == "END")
+            self._annotations.append({"name": name, "device": 0, "stage": stage, "time_us": time_us})
 
     def stamp(self, text: str) -> None:
         self.stamped = EventContext(text)
@@ -417,7 +427,8 @@ class Device:
         """What torch.cuda.memory._snapshot() returns."""
         with self.lock:
             self._resolve_stacks()
-            return build_snapshot(self.allocator, list(self._history or ()), self._settings)
+            made = build_snapshot(self.allocator, list(self._history or ()), self._settings)
+            return {**made, "external_annotations": list(self._annotations)}
 
     def _resolve_stacks(self) -> None:
         tracebacks = [traceback for _, traceback in self._tracebacks]

@@ -6,10 +6,12 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.recipe.routing import UNIFORM
@@ -74,6 +76,9 @@ class Machine:
         self.operators.register()
         loading.install(self.stand_ins)
         step_without_values()
+        # a fused optimizer moves no memory: no event shows that it ran
+        register_optimizer_step_pre_hook(partial(self._annotate_step, "START"))
+        register_optimizer_step_post_hook(partial(self._annotate_step, "END"))
         self.checkpoints.install()
         self.siblings.install()
         install_ranks(self)
@@ -86,6 +91,9 @@ class Machine:
         with suppress(ValueError):
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, self._interrupt)
+
+    def _annotate_step(self, stage: str, optimizer: Any, _arguments: Any, _named: Any) -> None:
+        self.device.annotate(f"Optimizer.step#{type(optimizer).__name__}.step", stage)
 
     def restart(
         self, gpu: GpuSpec, capacity_bytes: int, alloc_conf: str | None, *, limit_bytes: int | None, routing: str

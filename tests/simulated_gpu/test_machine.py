@@ -169,3 +169,23 @@ def test_events_of_the_garbage_collector_do_not_come_between_those_that_are_read
     finally:
         gc.set_threshold(*threshold)
     assert [event.address for event in events] == list(range(1000))
+
+
+def test_optimizer_steps_that_move_no_memory_count_in_their_phase(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, torch\n"
+        "model = torch.nn.Linear(64, 64, device='cuda')\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
+        "kept = []\n"
+        "for step in range(3):\n"
+        "    kept.append(torch.ones(2**20, device='cuda'))\n"
+        "    model(torch.ones(8, 64, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    print('held', torch.cuda.memory_allocated(), file=sys.stderr)\n"
+        "    optimizer.zero_grad()\n"
+    )
+    done = simulate(tmp_path, str(program))
+    held = [int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("held ")]
+    assert len(held) == 3
+    assert json.loads(done.stdout)["ranks"][0]["phases"]["optimizer"] == max(held)

@@ -26,6 +26,7 @@ from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.formulas import (
     add_words,
     entropy_of,
+    factors_of_token,
     finish_words,
     label_logit,
     label_probability,
@@ -99,9 +100,7 @@ def _block_statistics_kernel(
     label = load_label(labels_ptr, token, seq_len, ignore_index, SHIFT)
     if label == ignore_index:
         if LAST:
-            store_ignored_results(results, token)
-        if prediction_ptr is not None:
-            tl.store(prediction_ptr + token, -1)
+            store_ignored_results(results, prediction_ptr, token)
         return
 
     in_vocab = (label >= 0) & (label < vocab)
@@ -125,7 +124,7 @@ def _block_statistics_kernel(
     span = (first_word, words, width)
     formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
     block_highest, block_total, block_sum, block_spread, place = reduce_words(
-        logits_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES
+        logits_ptr, prediction_ptr, span, formula, (ENTROPY, PADDED, DEPTH, LANES)
     )
     z_y += tl.where(in_block, label_logit(logits_ptr, label, label - first_word, in_block, formula), 0.0)
     z_sum += block_sum
@@ -207,10 +206,7 @@ def _block_gradient_kernel(
     total = tl.load(statistics_ptr + statistics_stride)
     norm = (tl.load(statistics_ptr), tl.log2(total))
     z_y = tl.load(statistics_ptr + 2 * statistics_stride)
-    scale = 1.0 if logit_scale is None else tl.cast(logit_scale, tl.float32)
-    chain = scale
-    if scale_ptr is not None:
-        scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
+    scale, chain, w_y = factors_of_token(scale_ptr, scale_stride, class_weight_ptr, logit_scale, token, label, in_vocab)
     scale = tl.where(in_vocab, scale, float("nan"))
     if TOKEN_SCALING:
         scale *= label_probability(norm, z_y)
@@ -218,28 +214,12 @@ def _block_gradient_kernel(
     if ENTROPY:
         entropy = entropy_of(norm, total, tl.load(statistics_ptr + 4 * statistics_stride))
     others = (lse_grad_ptr, entropy_grad_ptr, token, chain, entropy)
-    w_y = 1.0
-    if class_weight_ptr is not None:
-        w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
     span = (first_word, words, width)
     formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
     terms = term_weights(w_y, vocab, smoothing, z_weight, class_weight_ptr, class_weight_sums_ptr)
-    store_gradient(
-        logits_ptr,
-        logits_ptr,
-        span,
-        formula,
-        terms,
-        scale,
-        norm,
-        z_y,
-        label - first_word,
-        in_block,
-        others,
-        PADDED,
-        DEPTH,
-        LANES,
-    )
+    place = label - first_word
+    parts = (span, formula, terms, scale, norm, others)
+    store_gradient(logits_ptr, logits_ptr, parts, z_y, place, in_block, (ENTROPY, PADDED, DEPTH, LANES))
 
 
 def count_words(
@@ -412,9 +392,7 @@ def _split_row_kernel(
     size = tl.cast(first_words, tl.int32)
     label = load_label(labels_ptr, token, seq_len, ignore_index, SHIFT)
     if label == ignore_index:
-        store_ignored_results(results, token)
-        if prediction_ptr is not None:
-            tl.store(prediction_ptr + token, -1)
+        store_ignored_results(results, prediction_ptr, token)
         for number in range(blocks):
             block_ptr, block_words, width = _find_block(memory, row, number, (start, before, size))
             store_zeros(block_ptr, width, DEPTH, LANES)
@@ -425,14 +403,7 @@ def _split_row_kernel(
         wait_for_turn(row, first_rows, words)
     # a label outside the vocabulary makes its own row NaN and touches no other memory
     in_vocab = (label >= 0) & (label < words)
-    scale = 1.0 if logit_scale is None else tl.cast(logit_scale, tl.float32)
-    chain = scale
-    if scale_ptr is not None:
-        scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
-    w_y = 1.0
-    if class_weight_ptr is not None:
-        w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
-
+    scale, chain, w_y = factors_of_token(scale_ptr, scale_stride, class_weight_ptr, logit_scale, token, label, in_vocab)
     formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
     lane_highest, lane_total, lane_sum, lane_spread, lane_place = no_words(LANES)
     label_ptr = first_ptr
@@ -441,7 +412,7 @@ def _split_row_kernel(
         lanes = (lane_highest, lane_total, lane_sum, lane_spread, lane_place)
         span = (start, block_words, width)
         lane_highest, lane_total, lane_sum, lane_spread, lane_place = add_words(
-            lanes, block_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES
+            lanes, block_ptr, prediction_ptr, span, formula, (ENTROPY, PADDED, DEPTH, LANES)
         )
         if (label >= start) & (label < start + block_words):
             label_ptr = block_ptr + (label - start)
@@ -469,10 +440,10 @@ def _split_row_kernel(
     size = tl.cast(first_words, tl.int32)
     for number in range(blocks):
         block_ptr, block_words, width = _find_block(memory, row, number, (start, before, size))
-        span = (start, block_words, width)
-        store_words_gradient(block_ptr, block_ptr, span, formula, terms, scale, norm, others, PADDED, DEPTH, LANES)
+        parts = ((start, block_words, width), formula, terms, scale, norm, others)
+        store_words_gradient(block_ptr, block_ptr, parts, (ENTROPY, PADDED, DEPTH, LANES))
         start, before, size = _next_place((start, before, size), block_words, grow_to, grow_from)
-    store_label_gradient(label_ptr, formula, terms, scale, norm, z_y, in_vocab, others)
+    store_label_gradient(label_ptr, ((), formula, terms, scale, norm, others), z_y, in_vocab)
 
 
 def loss_and_gradient_of_blocks(

@@ -12,6 +12,9 @@ overwritten. Some arguments come as tuples:
                of_square of the z-loss
     others     gradients of further results: lse_grad_ptr, entropy_grad_ptr; with them the token that they are of, the
                factor between stored logits and those of the loss, and the entropy
+    parts      span, formula, terms, scale (a factor on the loss's gradient), norm, others
+    tile       ENTROPY, PADDED, DEPTH, LANES: what is computed, and the shape of what a program reads at a time; written
+               where it is passed on, because a variable holds no constants
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -87,6 +90,19 @@ def term_weights(w_y, vocab, smoothing, z_weight, class_weight_ptr, class_weight
 
 
 @triton.jit
+def factors_of_token(scale_ptr, scale_stride, class_weight_ptr, logit_scale, token, label, in_vocab):
+    """The factors of a token's gradients, of the loss's and of those of further results; the weight of its label."""
+    chain = 1.0 if logit_scale is None else tl.cast(logit_scale, tl.float32)
+    scale = chain
+    if scale_ptr is not None:
+        scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
+    w_y = 1.0
+    if class_weight_ptr is not None:
+        w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
+    return scale, chain, w_y
+
+
+@triton.jit
 def label_probability(norm, z_y):
     """The probability of the label."""
     highest, log2_total = norm
@@ -124,8 +140,8 @@ def store_results(pointers, token, norm, z_y, z_sum, entropy, terms, TOKEN_SCALI
 
 
 @triton.jit
-def store_ignored_results(pointers, token):
-    """Write zeros for a token whose label is ignored."""
+def store_ignored_results(pointers, prediction_ptr, token):
+    """Write zeros, and -1 as prediction, for a token whose label is ignored."""
     loss_ptr, lse_ptr, entropy_ptr, z_loss_ptr = pointers
     tl.store(loss_ptr + token, 0.0)
     if lse_ptr is not None:
@@ -134,6 +150,8 @@ def store_ignored_results(pointers, token):
         tl.store(entropy_ptr + token, 0.0)
     if z_loss_ptr is not None:
         tl.store(z_loss_ptr + token, 0.0)
+    if prediction_ptr is not None:
+        tl.store(prediction_ptr + token, -1)
 
 
 @triton.jit
@@ -174,19 +192,13 @@ def no_words(LANES: tl.constexpr):
 
 
 @triton.jit
-def add_words(
-    lanes,
-    logits_ptr,
-    prediction_ptr,
-    span,
-    formula,
-    ENTROPY: tl.constexpr,
-    PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    LANES: tl.constexpr,
-):
+def add_words(lanes, logits_ptr, prediction_ptr, span, formula, tile):
     """Read words of a row: the lanes' highest logit, sums as `finish_words` returns them, and place of the highest."""
     lane_highest, lane_total, lane_sum, lane_spread, lane_place = lanes
+    ENTROPY: tl.constexpr = tile[0]
+    PADDED: tl.constexpr = tile[1]
+    DEPTH: tl.constexpr = tile[2]
+    LANES: tl.constexpr = tile[3]
     first_word, words, width = span
     _, class_weight_ptr, _, softcap, smoothing = formula
     lane = tl.arange(0, LANES)
@@ -243,21 +255,11 @@ def finish_words(lanes, prediction_ptr, first_word, ENTROPY: tl.constexpr):
 
 
 @triton.jit
-def reduce_words(
-    logits_ptr,
-    prediction_ptr,
-    span,
-    formula,
-    ENTROPY: tl.constexpr,
-    PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    LANES: tl.constexpr,
-):
+def reduce_words(logits_ptr, prediction_ptr, span, formula, tile):
     """Reduce a row's words; returns what `finish_words` does."""
     first_word, _, _ = span
-    lanes = no_words(LANES)
-    lanes = add_words(lanes, logits_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES)
-    return finish_words(lanes, prediction_ptr, first_word, ENTROPY)
+    lanes = add_words(no_words(tile[3]), logits_ptr, prediction_ptr, span, formula, tile)
+    return finish_words(lanes, prediction_ptr, first_word, tile[0])
 
 
 @triton.jit
@@ -298,25 +300,17 @@ def softmax_factor(terms, scale, norm, others):
 
 
 @triton.jit
-def store_words_gradient(
-    logits_ptr,
-    grad_ptr,
-    span,
-    formula,
-    terms,
-    scale,
-    norm,
-    others,
-    PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """Write the gradient of a row's words, times `scale`, as if none of them was the label.
+def store_words_gradient(logits_ptr, grad_ptr, parts, tile):
+    """Write the gradient of a row's words, as if none of them was the label.
 
     The words that were read last come first, which the L2 cache still holds of rows that it cannot hold whole.
     """
+    span, formula, terms, scale, norm, others = parts
     first_word, words, width = span
     _, class_weight_ptr, _, softcap, smoothing = formula
+    PADDED: tl.constexpr = tile[1]
+    DEPTH: tl.constexpr = tile[2]
+    LANES: tl.constexpr = tile[3]
     block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     of_softmax = softmax_factor(terms, scale, norm, others)
     _, entropy_grad_ptr, token, chain, entropy = others
@@ -345,11 +339,12 @@ def store_words_gradient(
 
 
 @triton.jit
-def store_label_gradient(grad_ptr, formula, terms, scale, norm, z_y, in_block, others):
+def store_label_gradient(grad_ptr, parts, z_y, in_block):
     """Write the gradient of the label's logit; called after `store_words_gradient`.
 
     To write one word twice is cheaper than to compare every word with the label.
     """
+    _, formula, terms, scale, norm, others = parts
     _, _, _, softcap, smoothing = formula
     tl.debug_barrier()
     w_y, own, _, each_word, _ = terms
@@ -366,25 +361,10 @@ def store_label_gradient(grad_ptr, formula, terms, scale, norm, z_y, in_block, o
 
 
 @triton.jit
-def store_gradient(
-    logits_ptr,
-    grad_ptr,
-    span,
-    formula,
-    terms,
-    scale,
-    norm,
-    z_y,
-    place,
-    in_block,
-    others,
-    PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """Write the gradient of a row's words, times `scale`. The label is the word at `place`, if it is `in_block`."""
-    store_words_gradient(logits_ptr, grad_ptr, span, formula, terms, scale, norm, others, PADDED, DEPTH, LANES)
-    store_label_gradient(grad_ptr + place, formula, terms, scale, norm, z_y, in_block, others)
+def store_gradient(logits_ptr, grad_ptr, parts, z_y, place, in_block, tile):
+    """Write the gradient of a row's words. The label is the word at `place`, if it is `in_block`."""
+    store_words_gradient(logits_ptr, grad_ptr, parts, tile)
+    store_label_gradient(grad_ptr + place, parts, z_y, in_block)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from triton.language.extra.cuda import globaltimer
 from ligerprof.kernels.cross_entropy.arguments import Arguments, LossArguments
 from ligerprof.kernels.cross_entropy.formulas import (
     entropy_of,
+    factors_of_token,
     label_logit,
     label_probability,
     load_label,
@@ -171,9 +172,7 @@ def _cross_entropy_kernel(
     results = (loss_ptr, lse_ptr, entropy_ptr, z_loss_ptr)
     label = load_label(labels_ptr, token, seq_len, ignore_index, SHIFT)
     if label == ignore_index:
-        store_ignored_results(results, token)
-        if prediction_ptr is not None:
-            tl.store(prediction_ptr + token, -1)
+        store_ignored_results(results, prediction_ptr, token)
         if grad_ptr is not None:
             store_zeros(grad_ptr, width, DEPTH, LANES)
         return
@@ -183,18 +182,11 @@ def _cross_entropy_kernel(
     # a label outside the vocabulary makes its own row NaN and touches no other memory
     in_vocab = (label >= 0) & (label < words)
     # loaded here, needed only at the end
-    scale = 1.0 if logit_scale is None else tl.cast(logit_scale, tl.float32)
-    chain = scale
-    if scale_ptr is not None:
-        scale *= tl.load(scale_ptr + token.to(tl.int64) * scale_stride).to(tl.float32)
-    w_y = 1.0
-    if class_weight_ptr is not None:
-        w_y = tl.load(class_weight_ptr + label, mask=in_vocab, other=0.0).to(tl.float32)
-
+    scale, chain, w_y = factors_of_token(scale_ptr, scale_stride, class_weight_ptr, logit_scale, token, label, in_vocab)
     span = (0, words, width)
     formula = (bias_ptr, class_weight_ptr, logit_scale, softcap, smoothing)
     highest, total, z_sum, z_spread, place = reduce_words(
-        logits_ptr, prediction_ptr, span, formula, ENTROPY, PADDED, DEPTH, LANES
+        logits_ptr, prediction_ptr, span, formula, (ENTROPY, PADDED, DEPTH, LANES)
     )
     z_y = label_logit(logits_ptr, label, label, in_vocab, formula)
     z_y = tl.where(in_vocab, z_y, float("nan"))
@@ -215,22 +207,8 @@ def _cross_entropy_kernel(
         if TOKEN_SCALING:
             scale *= label_probability(norm, z_y)
         others = (lse_grad_ptr, entropy_grad_ptr, token, chain, entropy)
-        store_gradient(
-            logits_ptr,
-            grad_ptr,
-            span,
-            formula,
-            terms,
-            scale,
-            norm,
-            z_y,
-            label,
-            in_vocab,
-            others,
-            PADDED,
-            DEPTH,
-            LANES,
-        )
+        parts = (span, formula, terms, scale, norm, others)
+        store_gradient(logits_ptr, grad_ptr, parts, z_y, label, in_vocab, (ENTROPY, PADDED, DEPTH, LANES))
 
 
 def _register_limit(logits: Tensor) -> Arguments:

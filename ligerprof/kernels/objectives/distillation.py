@@ -17,11 +17,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import libdevice
 
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_words
-from ligerprof.kernels.cross_entropy.formulas import LOWEST, in_formula
+from ligerprof.kernels.cross_entropy.formulas import LOWEST, in_formula, store_zeros
 from ligerprof.kernels.cross_entropy.loss import check_labels
 from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.cross_entropy.spec import statistics_per_token
@@ -30,28 +31,54 @@ from ligerprof.kernels.linear_cross_entropy.chunks import Operands
 from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, aligned, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.scores import per_token
 from ligerprof.kernels.linear_cross_entropy.triton import check_head
-from ligerprof.kernels.objectives.loss import Chunk, ChunkedLoss, Differentiate
+from ligerprof.kernels.objectives.loss import GROUP_BYTES, Chunk, ChunkedLoss, Differentiate
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
 from ligerprof.kernels.sizes import next_power_of_2
 from ligerprof.kernels.tensors import check_tensors
 
-# launch config: words of one tile, and warps of a program
-_BLOCK = 4096
+# launch config: words side by side and one after another in a tile, of each of the two rows, and warps of a program
+_LANES = 2048
+_DEPTH = 2
 _WARPS = 8
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
+# log2 of a probability's ratio to one that is rounded to 0
+_RATIO = tl.constexpr(126.0)
 
 
 @triton.jit
 def _load(logits_ptr, words, mask, formula):
-    """Logits at temperature 1, fp32; the lowest number beyond the row."""
-    z = in_formula(tl.load(logits_ptr + words, mask=mask, other=0.0), words, mask, formula)
-    return tl.where(mask, z, LOWEST)
+    """Logits at temperature 1, fp32; -inf beyond the row."""
+    _, _, _, softcap, _ = formula
+    z = in_formula(tl.load(logits_ptr + words, mask=mask, other=float("-inf")), words, mask, formula)
+    return z if softcap is None else tl.where(mask, z, float("-inf"))
 
 
 @triton.jit
-def _moved(highest, z):
-    """The highest logit with those of a tile, and the factor on sums of exponentials relative to the old one."""
-    higher = tl.maximum(highest, tl.max(z, axis=0))
-    return higher, tl.exp(highest - higher)
+def _counted(highest, total, z):
+    """Each lane's highest logit and sum of powers of 2 relative to it, with those of a tile; and the tile's powers."""
+    higher = tl.maximum(highest, tl.max(z, 0))
+    factor = tl.exp2(highest - higher)
+    powers = tl.exp2(z - higher[None, :])
+    return higher, total * factor + tl.sum(powers, 0), powers, factor
+
+
+@triton.jit
+def _log_sum(highest, total):
+    """log2 of the sum of all lanes' powers."""
+    top = tl.max(highest)
+    return top + tl.log2(tl.sum(total * tl.exp2(highest - top)))
+
+
+@triton.jit
+def _of_mixture(s, t, beta, INSTRUCTION: tl.constexpr):
+    """Of a word: p, log2 of q / p, and log2 of m / p."""
+    p = tl.exp2(s)
+    # where p is 0, the ratio only says that m is beta q
+    ratio = tl.maximum(tl.where(p > 0.0, t - s, _RATIO), -_RATIO)
+    mixture = 1.0 - beta + beta * tl.exp2(ratio)
+    # one instruction instead of twenty; it is off by 2^-22 of the logarithm, or in all from 1/2 to 2
+    return p, ratio, libdevice.fast_log2f(mixture) if INSTRUCTION else tl.log2(mixture)
 
 
 @triton.jit
@@ -78,20 +105,22 @@ def _divergence_kernel(
     hard_weight,
     KIND: tl.constexpr,
     HARD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    INSTRUCTION: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     """A row's divergence and cross-entropy; over the student's logits, the gradient of their weighted sum times scale.
 
-    KIND is `forward` (q relative to p), `reverse` (p relative to q) or `mixed`.
+    KIND is `forward` (q relative to p), `reverse` (p relative to q) or `mixed`. s and t are log2 of p and q, or differ
+    from those by the log2 of the sum.
     """
     row = tl.program_id(0)
     student_ptr += row.to(tl.int64) * student_stride
     teacher_ptr += row.to(tl.int64) * teacher_stride
+    block = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     label = tl.load(labels_ptr + row)
     if label == ignore_index:
-        for start in range(0, vocab, BLOCK):
-            words = start + tl.arange(0, BLOCK)
-            tl.store(student_ptr + words, tl.zeros([BLOCK], student_ptr.dtype.element_ty), mask=words < vocab)
+        store_zeros(student_ptr, vocab, DEPTH, LANES)
         tl.store(soft_ptr + row, 0.0)
         if HARD:
             tl.store(hard_ptr + row, 0.0)
@@ -99,88 +128,84 @@ def _divergence_kernel(
 
     of_student = (student_bias_ptr, None, student_scale, student_softcap, None)
     of_teacher = (teacher_bias_ptr, None, teacher_scale, teacher_softcap, None)
-    per_temperature = tl.cast(per_temperature, tl.float32)
+    to_log2 = tl.cast(per_temperature, tl.float32) * _LOG2_E
     beta = tl.cast(beta, tl.float32)
-    s_highest = tl.full([], LOWEST, tl.float32)
+    s_highest = tl.full([LANES], LOWEST, tl.float32)
     t_highest, h_highest = s_highest, s_highest
-    s_total = tl.zeros([BLOCK], tl.float32)
-    t_total = tl.zeros([BLOCK], tl.float32)
-    h_total = tl.zeros([BLOCK], tl.float32)
-    # of the expected distribution's exponentials times the difference of its logits from the other's
-    gap = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocab, BLOCK):
-        words = start + tl.arange(0, BLOCK)
+    s_total = tl.zeros([LANES], tl.float32)
+    t_total, h_total = s_total, s_total
+    # of the expected distribution's powers times the difference of its logits from the other's
+    gap = s_total
+    for start in range(0, vocab, DEPTH * LANES):
+        words = start + block
         mask = words < vocab
         z = _load(student_ptr, words, mask, of_student)
         if HARD:
-            h_highest, factor = _moved(h_highest, z)
-            h_total = h_total * factor + tl.where(mask, tl.exp(z - h_highest), 0.0)
-        s = z * per_temperature
-        t = _load(teacher_ptr, words, mask, of_teacher) * per_temperature
-        s_highest, s_factor = _moved(s_highest, s)
-        t_highest, t_factor = _moved(t_highest, t)
-        s_exp = tl.where(mask, tl.exp(s - s_highest), 0.0)
-        t_exp = tl.where(mask, tl.exp(t - t_highest), 0.0)
-        s_total = s_total * s_factor + s_exp
-        t_total = t_total * t_factor + t_exp
+            h_highest, h_total, _, _ = _counted(h_highest, h_total, z * _LOG2_E)
+        s = z * to_log2
+        t = _load(teacher_ptr, words, mask, of_teacher) * to_log2
+        s_highest, s_total, s_powers, s_factor = _counted(s_highest, s_total, s)
+        t_highest, t_total, t_powers, t_factor = _counted(t_highest, t_total, t)
         if KIND == "forward":
-            gap = gap * t_factor + tl.where(t_exp > 0.0, t_exp * (t - s), 0.0)
+            gap = gap * t_factor + tl.sum(tl.where(t_powers > 0.0, t_powers * (t - s), 0.0), 0)
         if KIND == "reverse":
-            gap = gap * s_factor + tl.where(s_exp > 0.0, s_exp * (s - t), 0.0)
-    s_sum = tl.sum(s_total)
-    t_sum = tl.sum(t_total)
-    s_lse = s_highest + tl.log(s_sum)
-    t_lse = t_highest + tl.log(t_sum)
+            gap = gap * s_factor + tl.sum(tl.where(s_powers > 0.0, s_powers * (s - t), 0.0), 0)
+    s_lse = _log_sum(s_highest, s_total)
+    t_lse = _log_sum(t_highest, t_total)
     if KIND == "forward":
-        soft = tl.sum(gap) / t_sum - t_lse + s_lse
+        soft = tl.sum(gap * tl.exp2(t_highest - t_lse)) - t_lse + s_lse
     if KIND == "reverse":
-        soft = tl.sum(gap) / s_sum - s_lse + t_lse
+        soft = tl.sum(gap * tl.exp2(s_highest - s_lse)) - s_lse + t_lse
+    # from here on rows are read in turns from the end and from the beginning, for what the L2 cache still holds
+    last = (vocab - 1) // (DEPTH * LANES) * (DEPTH * LANES)
     of_p = 0.0
     if KIND == "mixed":
-        p_gap = tl.zeros([BLOCK], tl.float32)
-        q_gap = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, vocab, BLOCK):
-            words = start + tl.arange(0, BLOCK)
+        of_q = tl.zeros([LANES], tl.float32)
+        of_p_lanes = of_q
+        for before_last in range(0, vocab, DEPTH * LANES):
+            words = last - before_last + block
             mask = words < vocab
-            s = _load(student_ptr, words, mask, of_student) * per_temperature - s_lse
-            t = _load(teacher_ptr, words, mask, of_teacher) * per_temperature - t_lse
-            p = tl.where(mask, tl.exp(s), 0.0)
-            q = tl.where(mask, tl.exp(t), 0.0)
-            m = (1.0 - beta) * p + beta * q
-            log_m = tl.log(tl.where(m > 0.0, m, 1.0))
-            p_gap += tl.where(p > 0.0, p * (s - log_m), 0.0)
-            q_gap += tl.where(q > 0.0, q * (t - log_m), 0.0)
-        of_p = tl.sum(p_gap)
-        soft = beta * tl.sum(q_gap) + (1.0 - beta) * of_p
-    tl.store(soft_ptr + row, soft)
+            s = _load(student_ptr, words, mask, of_student) * to_log2 - s_lse
+            t = _load(teacher_ptr, words, mask, of_teacher) * to_log2 - t_lse
+            p, ratio, mixture = _of_mixture(s, t, beta, INSTRUCTION)
+            of_p_lanes += tl.sum(p * mixture, 0)
+            of_q += tl.sum(tl.exp2(t) * (ratio - mixture), 0)
+        of_p = tl.sum(of_p_lanes)
+        soft = beta * tl.sum(of_q) - (1.0 - beta) * of_p
+    tl.store(soft_ptr + row, soft * _LN_2)
     in_vocab = (label >= 0) & (label < vocab)
     h_lse = 0.0
     if HARD:
-        h_lse = h_highest + tl.log(tl.sum(h_total))
+        h_lse = _log_sum(h_highest, h_total)
         z_y = in_formula(tl.load(student_ptr + label, mask=in_vocab, other=0.0), label, in_vocab, of_student)
-        tl.store(hard_ptr + row, tl.where(in_vocab, h_lse - z_y, float("nan")))
+        tl.store(hard_ptr + row, tl.where(in_vocab, h_lse * _LN_2 - z_y, float("nan")))
         # all threads have read it before one overwrites it
         tl.debug_barrier()
     scale = tl.load(scale_ptr)
-    soft_scale = scale * tl.cast(soft_weight, tl.float32) * per_temperature
+    soft_scale = scale * tl.cast(soft_weight, tl.float32) * tl.cast(per_temperature, tl.float32)
     hard_scale = scale * tl.cast(hard_weight, tl.float32)
-    for start in range(0, vocab, BLOCK):
-        words = start + tl.arange(0, BLOCK)
+    if KIND == "reverse":
+        soft_scale *= _LN_2
+    if KIND == "mixed":
+        soft_scale *= (1.0 - beta) * _LN_2
+    for before_last in range(0, vocab, DEPTH * LANES):
+        start = before_last if KIND == "mixed" else last - before_last
+        words = start + block
         mask = words < vocab
         z = _load(student_ptr, words, mask, of_student)
-        s = z * per_temperature - s_lse
-        t = _load(teacher_ptr, words, mask, of_teacher) * per_temperature - t_lse
-        p = tl.exp(s)
+        s = z * to_log2 - s_lse
+        t = _load(teacher_ptr, words, mask, of_teacher) * to_log2 - t_lse
         if KIND == "forward":
-            grad = p - tl.exp(t)
+            grad = tl.exp2(s) - tl.exp2(t)
         if KIND == "reverse":
+            p = tl.exp2(s)
             grad = tl.where(p > 0.0, p * (s - t - soft), 0.0)
         if KIND == "mixed":
-            m = (1.0 - beta) * p + beta * tl.exp(t)
-            grad = tl.where(p > 0.0, (1.0 - beta) * p * (s - tl.log(tl.where(m > 0.0, m, 1.0)) - of_p), 0.0)
+            p, _, mixture = _of_mixture(s, t, beta, INSTRUCTION)
+            grad = p * (of_p - mixture)
         grad *= soft_scale
         if HARD:
-            of_label = tl.exp(z - h_lse) - tl.where(words == label, 1.0, 0.0)
+            of_label = tl.exp2(z * _LOG2_E - h_lse) - tl.where(words == label, 1.0, 0.0)
             grad += tl.where(in_vocab, hard_scale, float("nan")) * of_label
         if student_scale is not None:
             grad *= tl.cast(student_scale, tl.float32)
@@ -237,7 +262,9 @@ def divergence_and_gradient(
             hard_weight=hard_weight,
             KIND="forward" if beta == 0 else "reverse" if beta == 1 else "mixed",
             HARD=hard_N is not None,
-            BLOCK=min(_BLOCK, next_power_of_2(vocab)),
+            INSTRUCTION=student_NV.is_cuda,
+            DEPTH=_DEPTH,
+            LANES=min(_LANES, next_power_of_2(vocab)),
             num_warps=_WARPS,
         )
 
@@ -484,7 +511,7 @@ def _targets(
 def _chunks(labels_N: Tensor, weight: Tensor, dtype: torch.dtype, options: LossOptions, *, heads: int) -> list[Chunk]:
     tokens, budget = labels_N.numel(), options.budget
     if budget == "balanced":
-        budget = BALANCED_BYTES
+        budget = BALANCED_BYTES if heads == 1 else GROUP_BYTES
     size = plan_chunks(
         tokens=tokens,
         hidden=weight.shape[1],

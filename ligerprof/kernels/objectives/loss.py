@@ -114,7 +114,8 @@ def _write_rows(grad: Tensor | None, made: Tensor | None, chunk: Chunk) -> None:
         start = rows.stop
 
 
-# of the logits of one group, for which `balanced` makes room: liger-kernel's chunk holds as many logits, in fp32, too
+# of the logits of a chunk for which `balanced` makes room where a smaller one costs time: a group, two sequences, or
+# a student and a teacher. liger-kernel's chunks hold as many logits or more, in fp32
 GROUP_BYTES = GIB
 
 
@@ -153,7 +154,7 @@ def linear_objective(
     If the budget holds the logits of a group (a pair, a sequence, or for losses of tokens 16 tokens), forward computes
     the gradients, which takes three products of the head. Otherwise backward computes the logits again, which takes a
     fourth; so do fp16, whose loss scale only backward knows, vocabularies over ranks, and torch.compile. The budget
-    `balanced` makes room for a group of up to `GROUP_BYTES`.
+    `balanced` makes room for two sequences, or one group, of up to `GROUP_BYTES`.
 
     Args:
         of: an objective of `formulas`, or the name of one.
@@ -228,7 +229,7 @@ def _checked(data: dict[str, Tensor | float], labels: Tensor) -> Data:
         tensor = torch.as_tensor(value, device=labels.device).detach()
         if tensor.is_floating_point():
             tensor = tensor.float() if tensor.dtype != torch.float64 else tensor
-        if tensor.ndim == 0 and name != "num_items":
+        if tensor.shape in ((), (1,)) and name != "num_items":
             tensor = tensor.expand(labels.shape[0])
         if tensor.ndim > 0 and tensor.shape not in (labels.shape, labels.shape[:1]):
             raise KernelInputError(
@@ -245,9 +246,11 @@ def _plan(of: Objective, labels: Tensor, weight: Tensor, dtype: torch.dtype, opt
     tokens, budget = sequences * positions, options.budget
     if tokens == 0:
         return []
-    group_bytes = of.group * positions * aligned(weight.shape[0]) * dtype.itemsize
-    if budget == "balanced" and BALANCED_BYTES < group_bytes <= GROUP_BYTES:
-        budget = group_bytes
+    if budget == "balanced" and of.group:
+        sequence_bytes = positions * aligned(weight.shape[0]) * dtype.itemsize
+        # one sequence has few tokens for a product: two, as a pair has, if they fit
+        rooms = (count * sequence_bytes for count in (of.group, 2))
+        budget = max(BALANCED_BYTES, *(room if room <= GROUP_BYTES else 0 for room in rooms))
     largest = plan_chunks(
         tokens=tokens,
         hidden=weight.shape[1],

@@ -14,7 +14,7 @@ from ligerprof.units import format_like, unbroken
 
 _ASSETS = Path(__file__).parent / "assets"
 _ROLES = {role.value: role for role in Role}
-_TEXT_COLUMNS = ("meaning", "module", "allocated by")
+_TEXT_COLUMNS = ("meaning", "module", "allocated by", "part, MiB")
 # in the order in which they refer to one another
 _D3 = (
     *("array", "color", "dispatch", "ease", "format", "hierarchy", "interpolate", "selection", "time", "timer"),

@@ -1,6 +1,8 @@
 """The pages of `ligerprof explain --html` and `diff --html`: a peak, two peaks side by side, and the ranks of a run."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING
 
 from ligerprof.analyzers.explain.analysis import SnapshotAnalysis
 from ligerprof.analyzers.explain.failure import FailedAllocation
@@ -27,13 +29,22 @@ from ligerprof.reports.terminal import percent_share
 from ligerprof.roles import MemoryBreakdown, Role
 from ligerprof.units import format_like, format_mib, in_one_unit
 
+if TYPE_CHECKING:
+    from ligerprof.runs.recording.device import DeviceLedger, DeviceReport
+
 
 @in_one_unit(lambda analysis, **_: largest_bytes(analysis.peak))
-def render_peak_page(analysis: SnapshotAnalysis, *, source: str) -> str:
-    """The whole page as HTML text; `source` is the file's name, for the title."""
+def render_peak_page(analysis: SnapshotAnalysis, *, source: str, devices: "Sequence[DeviceReport]" = ()) -> str:
+    """The whole page as HTML text.
+
+    Args:
+        source: the file's name, for the title.
+        devices: the GPUs of a recorded command over time.
+    """
     is_failure = analysis.peak.out_of_memory is not None
     title = f"{source}: out of memory" if is_failure else f"{source}: memory at the peak"
-    return html_page(title, [*peak_parts(analysis, notes=analysis.peak.notes)], [analysis])
+    parts = [*peak_parts(analysis, notes=analysis.peak.notes), *html_devices(devices)]
+    return html_page(title, parts, [analysis])
 
 
 def peak_parts(analysis: SnapshotAnalysis, *, notes: Iterable[str] = ()) -> Iterator[str]:
@@ -123,14 +134,79 @@ def _group_rows(diff: PeakDiff) -> Iterator[list[str]]:
 
 
 @in_one_unit(lambda _, worst, **__: largest_bytes(worst.peak))
-def render_ranks_page(report: RanksReport, worst: SnapshotAnalysis, *, source: str) -> str:
+def render_ranks_page(
+    report: RanksReport, worst: SnapshotAnalysis, *, source: str, devices: "Sequence[DeviceReport]" = ()
+) -> str:
     """The whole page as HTML text.
 
     Args:
         worst: the analysis of the worst rank.
         source: the folder's name, for the title.
+        devices: as of `render_peak_page`.
     """
-    return html_page(f"{source}: memory by rank", _parts(report, worst), [worst])
+    return html_page(f"{source}: memory by rank", [*_parts(report, worst), *html_devices(devices)], [worst])
+
+
+_WIDTH, _HEIGHT, _MOST_COLUMNS = 1000, 220, 200
+
+
+def html_devices(devices: "Sequence[DeviceReport]") -> Iterator[str]:
+    """Each GPU: what it held at its fullest, and a column for each look, of its parts from the bottom."""
+    from ligerprof.reports.run import DEVICE_HEADS, device_rows, device_sentence
+
+    for device in devices:
+        yield "<h2>The whole GPU</h2>"
+        yield paragraph(device_sentence(device))
+        yield _device_chart(device)
+        yield html_table(DEVICE_HEADS, device_rows(device.fullest))
+        yield from (paragraph(f"Note: {note}.") for note in device.notes())
+
+
+def _device_chart(device: "DeviceReport") -> str:
+    shown = _fullest_of_each_column(device.ledgers)
+    parts = list(dict.fromkeys((row.process or "", row.part) for ledger in shown for row in ledger.rows))
+    # hues far from those before
+    colors = {part: f"hsl({137 * number % 360} 60% 55%)" for number, part in enumerate(parts)}
+    first_us, end_us = shown[0].moment.at_us, shown[-1].moment.at_us
+    # the last look lasts as long as the others on average
+    total_us = max((end_us - first_us) * (len(shown) + 1) / len(shown), 1)
+    most_bytes = max(each.moment.used_bytes for each in shown) or 1
+    columns = []
+    for ledger, until_us in zip(shown, [*(each.moment.at_us for each in shown[1:]), first_us + total_us], strict=True):
+        moment, top = ledger.moment, float(_HEIGHT)
+        event = f"step {moment.step}" if moment.event == "step" else moment.event.replace("_", " ")
+        when = f"{event} of {ledger.process}, {(moment.at_us - first_us) / 1e6:.1f} s"
+        left, right = (_WIDTH * (at_us - first_us) / total_us for at_us in (moment.at_us, until_us))
+        for row in ledger.rows:
+            height = _HEIGHT * max(row.size_bytes, 0) / most_bytes
+            top -= height
+            of = f"{row.process} {row.part}" if row.process else row.part
+            title = escape(f"{of}: {format_like(row.size_bytes, most_bytes)}, {when}")
+            box = f'x="{left:.2f}" y="{top:.2f}" width="{right - left:.2f}" height="{height:.2f}"'
+            columns.append(f'<rect {box} fill="{colors[row.process or "", row.part]}"><title>{title}</title></rect>')
+    key = "".join(
+        f'<span class="key"><i class="swatch" style="--fill:{color};--edge:{color}"></i>'
+        f"{escape(' '.join(filter(None, part)))}</span>"
+        for part, color in colors.items()
+    )
+    span = f"{len(shown)} looks in {(end_us - first_us) / 1e6:.1f} s, up to {format_like(most_bytes, most_bytes)}."
+    view = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="memory of the whole GPU: {span}"'
+    return (
+        f'<div class="scroll"><svg {view} preserveAspectRatio="none" style="width:100%;height:14rem">'
+        f'{"".join(columns)}</svg></div><div class="legend">{key}</div>{paragraph(span, "muted")}'
+    )
+
+
+def _fullest_of_each_column(ledgers: "Sequence[DeviceLedger]") -> "list[DeviceLedger]":
+    """At most `_MOST_COLUMNS` looks, each the fullest in its part of the time."""
+    first_us = ledgers[0].moment.at_us
+    span_us = ledgers[-1].moment.at_us - first_us + 1
+    found: dict[int, DeviceLedger] = {}
+    for ledger in ledgers:
+        column = (ledger.moment.at_us - first_us) * _MOST_COLUMNS // span_us
+        if column not in found or ledger.moment.used_bytes > found[column].moment.used_bytes:
+            found[column] = ledger
+    return list(found.values())
 
 
 def html_ranks(report: RanksReport) -> Iterator[str]:

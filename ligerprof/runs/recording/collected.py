@@ -1,7 +1,7 @@
 """Gather what the processes of a command recorded: one run directory per rank, explained, the worst rank first."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +14,8 @@ from ligerprof.gpus import find_gpu
 from ligerprof.recipe.usable_memory import ColocatedEngine
 from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.runs.directory import RESULT
-from ligerprof.runs.recording.device import DeviceProcess, DeviceReport, device_reports
-from ligerprof.runs.recording.live import LIVE, Live
+from ligerprof.runs.recording.device import DeviceReport
+from ligerprof.runs.recording.live import LIVE, recorded_devices
 from ligerprof.runs.recording.settings import IMPORTED
 from ligerprof.runs.recording.summary import (
     PREFIX,
@@ -186,7 +186,7 @@ def collect(
     for recorded in ranks:
         notes += _notes_of(recorded, of_several=len(ranks) > 1)
     compared = RanksReport(ranks=tuple(rank.peak for rank in ranks)) if ranks else None
-    devices = device_reports(_on_devices(output, {rank: folder for rank, (folder, _) in arranged.items()}))
+    devices = recorded_devices(output, {rank: folder for rank, (folder, _) in arranged.items()})
     notes += [note for device in devices for note in device.notes()]
     return CommandReport(
         command=tuple(command),
@@ -197,15 +197,6 @@ def collect(
         notes=tuple(notes),
         devices=devices,
     )
-
-
-def _on_devices(output: Path, ranks: Mapping[int, Path]) -> Iterator[DeviceProcess]:
-    """What the ranks and all other recorded processes noted of their GPUs."""
-    folders = {f"rank {rank}": folder for rank, folder in ranks.items()}
-    folders |= {folder.name.replace("-", " "): folder for folder in sorted(output.glob(f"{PREFIX}*"))}
-    for name, folder in folders.items():
-        with suppress(LigerprofError):
-            yield Live.read(folder).on_device(name)
 
 
 def _processes(output: Path, notes: list[str], *, is_simulated: bool) -> list[_Process]:

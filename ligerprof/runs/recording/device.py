@@ -3,13 +3,12 @@
 import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ligerprof.runs.recording.patches import Patches
-from ligerprof.runs.recording.saved import unix_time_us
 from ligerprof.serialization import select
+
+if TYPE_CHECKING:
+    from ligerprof.runs.recording.patches import Patches
 
 _LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS, _INSUFFICIENT_SIZE = 0, 7
@@ -187,6 +186,8 @@ def pool_name(pool_id: tuple[int, int]) -> str:
 
 def torch_pools(device: int, *, is_recorded: bool) -> tuple[Pool, ...]:
     """The pools of this process on a device; one for all where only a copy of the whole history tells them apart."""
+    import torch
+
     cuda: Any = torch.cuda
     try:
         segments = cuda.memory_snapshot(include_traces=False)
@@ -226,6 +227,8 @@ class DeviceWatch:
     """
 
     def __init__(self) -> None:
+        import torch
+
         self._cuda: Any = torch.cuda
         self._device: int | None = None
         self._nvml: NvmlDevice | None = None
@@ -248,6 +251,8 @@ class DeviceWatch:
 
     def read(self, step: int, event: str, *, is_recorded: bool, freed_bytes: int | None = None) -> DeviceMoment:
         """The device now."""
+        from ligerprof.runs.recording.saved import unix_time_us
+
         device = self._chosen()
         free_bytes, total_bytes = self._cuda.mem_get_info(device)
         return DeviceMoment(
@@ -261,7 +266,7 @@ class DeviceWatch:
             freed_bytes=freed_bytes,
         )
 
-    def observe(self, patches: Patches, note: Callable[[str, int], None]) -> None:
+    def observe(self, patches: "Patches", note: Callable[[str, int], None]) -> None:
         """Count what empty_cache frees; call `note` with event and freed bytes of engines that sleep or wake."""
 
         def counted(original: Any) -> Any:
@@ -287,7 +292,7 @@ class DeviceWatch:
 
             return make
 
-        for owner in (torch.cuda, torch.cuda.memory):
+        for owner in (self._cuda, self._cuda.memory):
             patches.wrap(owner, "empty_cache", counted)
         for module, name, event in _ENGINES:
             patches.wrap_imported(module, name, noted(event))

@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ligerprof.errors import RunDirectoryError
+from ligerprof.errors import LigerprofError, RunDirectoryError
 from ligerprof.files import FileKind, read_json
 from ligerprof.roles import Phase, Role
-from ligerprof.runs.recording.device import DeviceMoment, DeviceProcess, DeviceWatch
+from ligerprof.runs.recording.device import DeviceMoment, DeviceProcess, DeviceReport, DeviceWatch, device_reports
+from ligerprof.runs.recording.summary import PREFIX
 from ligerprof.serialization import to_json
 from ligerprof.torch_memory.allocator.caching import LARGE_SEGMENT_BYTES
+
+if TYPE_CHECKING:
+    import torch
 
 LIVE = "live.json"
 # a note may take this share of the time since the one before
@@ -124,6 +126,17 @@ class Live:
         )
 
 
+def recorded_devices(output: Path, ranks: Mapping[int, Path]) -> tuple[DeviceReport, ...]:
+    """The GPUs as the ranks, and all other processes recorded into `output`, noted them; () of a simulated run."""
+    folders = {f"rank {rank}": folder for rank, folder in ranks.items()}
+    folders |= {folder.name.replace("-", " "): folder for folder in sorted(output.glob(f"{PREFIX}*"))}
+    noted = []
+    for name, folder in folders.items():
+        with suppress(LigerprofError):
+            noted.append(Live.read(folder).on_device(name))
+    return device_reports(noted)
+
+
 class LiveFile:
     """Writes live.json; how often follows from what a note takes, so that training is not slowed.
 
@@ -135,7 +148,7 @@ class LiveFile:
     def __init__(
         self,
         folder: Path,
-        tensors: Callable[[], Iterable[tuple[torch.Tensor, Role]]],
+        tensors: Callable[[], "Iterable[tuple[torch.Tensor, Role]]"],
         device: DeviceWatch | None = None,
     ) -> None:
         self._path, self._tensors, self._device = folder / LIVE, tensors, device
@@ -161,6 +174,8 @@ class LiveFile:
         self._add(step, before)
         last = self._samples[-1]
         if before - self._asked >= _DRIVER_SECONDS or is_last:
+            import torch
+
             cuda: Any = torch.cuda
             self._limit_bytes, self._asked = last.reserved_bytes + int(cuda.mem_get_info()[0]), before
         live = Live(
@@ -199,6 +214,8 @@ class LiveFile:
         self._device_due = time.monotonic() + max(_DEVICE_SECONDS, seconds / _DEVICE_SHARE)
 
     def _add(self, step: int, now: float) -> None:
+        import torch
+
         counters: Any = torch.cuda.memory_stats_as_nested_dict()
         allocated, reserved = counters["allocated_bytes"]["all"], counters["reserved_bytes"]["all"]
         roles: dict[str, int] = {}
@@ -221,7 +238,7 @@ class LiveFile:
         self._samples.append(sample)
 
 
-def tensors_by_role(optimizers: Iterable[Any]) -> Iterable[tuple[torch.Tensor, Role]]:
+def tensors_by_role(optimizers: Iterable[Any]) -> "Iterable[tuple[torch.Tensor, Role]]":
     """Weights, gradients and states of optimizers."""
     from ligerprof.runs.recording.phases import tensors_of
 

@@ -60,7 +60,7 @@ def data_of(name: str, log_probs: Tensor) -> dict[str, Tensor]:
         return {
             "ref_log_probs": near[0].sum(-1),
             "desirable": desirable,
-            "kl": torch.tensor(0.3, device=log_probs.device),
+            "kl": torch.tensor([0.3], device=log_probs.device),
         }
     if name in ("cpo", "simpo", "orpo"):
         return {}

@@ -1,12 +1,17 @@
 """The ledger of a GPU: rows add up to what the driver has in use, whatever the driver tells."""
 
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from ligerprof.cli.main import main
+from ligerprof.reports.page.peak import html_devices
 from ligerprof.reports.run import _device_parts
 from ligerprof.runs.recording.device import (
     DeviceMoment,
@@ -21,6 +26,7 @@ from ligerprof.runs.recording.device import (
 from ligerprof.runs.recording.live import Live, LiveFile
 from ligerprof.runs.recording.patches import Patches
 from ligerprof.units import GIB, MIB
+from tests.paths import RECORDINGS
 
 
 def moment(at_us: int, used_bytes: int, *pools: Pool, **named: Any) -> DeviceMoment:
@@ -193,3 +199,47 @@ def test_the_report_shows_the_fullest_moment() -> None:
     first = process(1, moment(30, 13 * GIB, pool("default pool", 8 * GIB, 7 * GIB)))
     line, _table = _device_parts(only(first))
     assert line == "The whole GPU, the fullest of 1 looks, as rank 1 began step 2: 13.00 GiB of 140.00 GiB in use."
+
+
+def test_the_page_shows_the_parts_of_every_look_one_upon_the_other() -> None:
+    sleeping = {"event": "sleep", "freed_bytes": 0, "step": 3}
+    looks = [
+        moment(10, 40 * GIB, pool("default pool", 30 * GIB)),
+        moment(20, 80 * GIB, pool("default pool", 50 * GIB), pool("CUDA graphs 1", 10 * GIB)),
+        moment(30, 20 * GIB, pool("default pool", 50 * GIB), **sleeping),
+    ]
+    html = "".join(html_devices([only(process(1, *looks))])).replace("\xa0", " ")
+    assert "<h2>The whole GPU</h2>" in html
+    assert "freed 0 bytes when it went to sleep" in html
+    boxes = re.findall(r'<rect x="(.*?)" y="(.*?)" width=".*?" height="(.*?)".*?<title>(.*?)</title>', html)
+    fullest = [(float(y), float(height), title) for x, y, height, title in boxes if x == boxes[2][0]]
+    assert [title.partition(",")[0] for _, _, title in fullest] == [
+        "rank 1 default pool: 50.00 GiB",
+        "rank 1 CUDA graphs 1: 10.00 GiB",
+        "contexts",
+    ]
+    # the fullest look fills the chart, without gaps
+    assert fullest[0][0] + fullest[0][1] == pytest.approx(220)
+    assert [y for y, _, _ in fullest[:-1]] == pytest.approx([y + height for y, height, _ in fullest[1:]])
+    assert fullest[-1][0] == pytest.approx(0)
+    # what torch counts as reserved and the driver does not
+    assert any("-30.00 GiB, sleep of rank 1" in title and float(height) == 0 for _, _, height, title in boxes)
+
+
+def test_the_page_has_a_bounded_number_of_columns() -> None:
+    looks = [moment(number, (70 if number == 511 else 50) * GIB) for number in range(2000)]
+    html = "".join(html_devices([only(process(1, *looks))])).replace("\xa0", " ")
+    assert html.count("<rect") == 200
+    assert "70.00 GiB, step 2 of rank 1" in html
+
+
+def test_explain_writes_the_ledger_of_a_run_to_its_page(gpu: dict[str, int], tmp_path: Path) -> None:
+    shutil.copy(RECORDINGS / "small-streams.pickle.xz", tmp_path / "snapshot.pickle")
+    gpu["used"] = 20 * GIB
+    LiveFile(tmp_path, lambda: (), DeviceWatch()).note(1, is_last=True)
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(main, ["explain", str(tmp_path), "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "The whole GPU, the fullest of 1 looks, at the end of rank 0: 20.00 GiB" in page.read_text().replace(
+        "\xa0", " "
+    )
