@@ -10,8 +10,8 @@ from full checkpointing to none. `measure` requires a GPU. It builds each model 
 checkpointing, every n-th layer, selective checkpointing and none in turns in one process, with expandable segments:
 after a step to warm up, two steps are timed, in two rounds. Plans run under their limit, the others without one;
 those hold it that reserve no more. Where the estimate says that one of these may give cached memory back under a
-limit, it also runs under that limit, and counts there with that time. torch's activation_memory_budget follows, with the same
-kernels, launched one by one from a compiled graph (aot_eager_decomp_partition).
+limit, it also runs under that limit, and counts there with that time. torch's activation_memory_budget follows, with
+the same kernels, launched one by one from a compiled graph (aot_eager_decomp_partition).
 
 plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in each step;
 plans-second-h200.jsonl has plans whose layers torch's own modes checkpointed, next to others without a limit.
@@ -174,7 +174,7 @@ def measure(drawn: Path, target: Path, budget: float) -> None:
         own = [row for row in rows if row["model"] == base.spec.name]
         if not bench.is_over:
             measure_model(bench, base, own)
-    for model, layers, options in MODELS:
+    for model, layers, options in reversed(MODELS):
         for budget_share in SHARES:
             if not bench.is_over:
                 recipe = recipe_of(model, layers, {**options, "alloc_conf": CONF, "checkpointing": False})

@@ -250,7 +250,8 @@ def changes_text(found: Fastest, candidate: Candidate) -> str:
     accumulated = f" x {recipe.grad_accum} micro-batches" if recipe.grad_accum > 1 else ""
     conf = f", {recipe.alloc_conf}" if recipe.alloc_conf and recipe.alloc_conf != found.recipe.alloc_conf else ""
     size, _, rest = words.partition(", ")
-    return f"{size}{accumulated}, {rest}{conf}"
+    moved = ", activations in main memory" if recipe.activation_offload else ""
+    return f"{size}{accumulated}, {rest}{moved}{conf}"
 
 
 def _remarks(found: Fastest) -> Iterator[str]:

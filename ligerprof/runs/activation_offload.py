@@ -307,7 +307,7 @@ class _Reusing(_Mode):
         if (calls := self._kept.get(func)) is not None:
             number = next(self._next[func], None)
             if number is None:
-                raise RuntimeError(f"{func} ran more often than in the forward pass. Checkpoint with a fixed selection.")
+                raise RuntimeError(f"{func} ran more often than in the forward pass: what runs must not change.")
             if calls[number] is not None:
                 output, calls[number] = calls[number], _used
                 return tree_map(lambda value: value(), output)
@@ -321,7 +321,7 @@ def _kept(value: Any) -> Callable[[], Any]:
     """
     if not isinstance(value, Tensor):
         return lambda: value
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: FBT003
         value = value.detach()
     version = value._version
 

@@ -117,9 +117,10 @@ def test_what_was_kept_is_not_reused_wrongly(fault: str) -> None:
 
     contexts = selective_contexts(find_policy("matmuls"))
     result = checkpoint(region, torch.rand(4, 4), use_reentrant=False, context_fn=contexts)
+    if fault == "backward once":
+        result.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match=fault):
-        for _ in range(2):
-            result.sum().backward(retain_graph=True)
+        result.sum().backward()
 
 
 def test_compiled_regions_have_the_modes_of_torch() -> None:
