@@ -135,8 +135,13 @@ def fastest(
     progress("the recipe as it is")
     news.expect(recipe)
     reasons: dict[str, None] = {}
-    timed = _timed(recipe, reasons, progress)
-    news.expect(_leanest(timed))
+    candidates = list(alternatives(recipe, reasons))
+    # an answer where few others fit, and those that are often the fastest
+    news.expect(min(candidates, key=lambda each: (each.batch, -sum(map(each.checkpoints_layer, _layers(each))))))
+    for each in candidates:
+        if each.liger == "all" and not each.checkpointing:
+            news.expect(each)
+    timed = _timed(candidates, reasons, progress)
     for _, each in timed:
         if news.expect(each) is not False:
             break
@@ -145,11 +150,14 @@ def fastest(
     if judge.is_told_ahead:
         possible = (each for _, each in timed if judge.by_estimate(each).fits is not False)
         judge.expect(list(islice(possible, listed)))
-    found, too_large = _named_ways(timed, judge, progress, news, listed)
-    plans = list(_fastest_plans(timed, judge, min(found, key=_seconds, default=None), progress))
+    rule = _Rule(judge, keeps_cache=True)
+    found, too_large, spare = _named_ways(timed, rule, progress, news, listed)
+    plans = list(_fastest_plans(timed, rule, min(found, key=_seconds, default=None), progress))
     for each_plan in plans:
         news.tell(each_plan)
-    found = sorted((*found, *plans), key=_seconds)[:listed]
+    found = sorted((*found, *plans), key=_seconds)[:listed] or spare[:listed]
+    if spare and found != spare[:listed]:
+        reasons.setdefault("what fits and gives cached memory back in each step, whose time is not known")
     if too_large is not None and found and _seconds(too_large) > _seconds(found[0]):
         too_large = None
     return Fastest(
@@ -167,24 +175,28 @@ def fastest(
 
 
 def _named_ways(
-    timed: Iterable[tuple[StepTime, TrainingRecipe]], judge: Judge, progress: Progress, news: "_News", listed: int
-) -> tuple[list[Candidate], Candidate | None]:
-    """The fastest recipes that fit, and the next faster one, which does not."""
+    timed: Iterable[tuple[StepTime, TrainingRecipe]], rule: "_Rule", progress: Progress, news: "_News", listed: int
+) -> tuple[list[Candidate], Candidate | None, list[Candidate]]:
+    """The fastest recipes that fit, the next faster one, which does not, and what fits but does not keep the cache."""
     found: list[Candidate] = []
+    spare: list[Candidate] = []
     too_large: Candidate | None = None
     for time, each in timed:
         if len(found) == listed:
             break
         progress(f"does {each.batch} x {each.seq}, {each.summary.split(', ', 3)[-1]} fit?")
-        candidate = _judged(each, judge, time)
+        candidate = _judged(each, rule.judge, time)
         if candidate is None:
             continue
-        news.tell(candidate)
-        if candidate.verdict.fits:
+        if not candidate.verdict.fits:
+            news.tell(candidate)
+            too_large = too_large if found else candidate
+        elif rule.passes(candidate.recipe):
+            news.tell(candidate)
             found.append(candidate)
-        elif not found:
-            too_large = candidate
-    return found, too_large
+        else:
+            spare.append(candidate)
+    return found, too_large, spare
 
 
 class _News:
@@ -221,13 +233,13 @@ def _seconds(candidate: Candidate) -> float:
 
 
 def _fastest_plans(
-    timed: Iterable[tuple[StepTime, TrainingRecipe]], judge: Judge, best: Candidate | None, progress: Progress
+    timed: Iterable[tuple[StepTime, TrainingRecipe]], rule: "_Rule", best: Candidate | None, progress: Progress
 ) -> Iterator[Candidate]:
     """Plans of layers that are faster than the best recipe, and than one another.
 
     A plan is at most as fast as its micro-batch and kernels are without checkpointing.
     """
-    rule, searched = _Rule(judge, keeps_cache=True), 0
+    judge, searched = rule.judge, 0
     for time, whole in timed:
         if (best is not None and time.seconds >= best.time.seconds) or searched == _MOST_PAIRS:
             return
@@ -242,19 +254,15 @@ def _fastest_plans(
             yield found
 
 
-def _leanest(timed: Iterable[tuple[StepTime, TrainingRecipe]]) -> TrainingRecipe:
-    """The fastest one of the smallest micro-batch with all layers checkpointed: an answer where few others fit."""
-    return min(
-        timed, key=lambda item: (item[1].batch, -sum(map(item[1].checkpoints_layer, range(item[1].spec.layers))))
-    )[1]
+def _layers(recipe: TrainingRecipe) -> range:
+    return range(recipe.spec.layers)
 
 
 def _timed(
-    recipe: TrainingRecipe, reasons: dict[str, None], progress: Progress
+    candidates: Sequence[TrainingRecipe], reasons: dict[str, None], progress: Progress
 ) -> list[tuple[StepTime, TrainingRecipe]]:
-    """The alternatives with their times, the fastest first; `reasons` receives why some are left out."""
+    """The recipes with their times, the fastest first; `reasons` receives why some are left out."""
     timed: list[tuple[StepTime, TrainingRecipe]] = []
-    candidates = list(alternatives(recipe, reasons))
     for number, each in enumerate(candidates, start=1):
         progress(f"times, {number} of {len(candidates)}")
         try:
