@@ -322,13 +322,13 @@ def _kept(value: Any) -> Callable[[], Any]:
     if not isinstance(value, Tensor):
         return lambda: value
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: FBT003
-        value = value.detach()
-    version = value._version
+        detached = value.detach()
+    version = detached._version
 
     def reused() -> Tensor:
-        if value._version != version:
+        if detached._version != version:
             raise RuntimeError("A tensor that selective checkpointing kept was written to. Leave its operator out.")
-        return value
+        return detached
 
     return reused
 
