@@ -88,8 +88,8 @@ def _read_plain(file: IO[bytes]) -> Bytes:
 class PinnedMemory:
     """Page-locked main memory in torch's caching host allocator, which rounds each block up to a power of two.
 
-    From torch 2.14, with `_record_memory_history(record_pinned_host_memory=True)`: `host_segments` has the blocks at the
-    time of the snapshot, `host_traces` its events (getSegments and record_trace in ATen/core/CachingHostAllocator.h).
+    From torch 2.14, with `_record_memory_history(record_pinned_host_memory=True)`: `host_segments` has the blocks at
+    the end, `host_traces` the events (getSegments and record_trace in ATen/core/CachingHostAllocator.h).
 
     Attributes:
         held_bytes, blocks: what it held at the time of the snapshot, cached blocks included.
