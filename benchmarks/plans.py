@@ -13,7 +13,8 @@ those hold it that reserve no more. Where the estimate says that one of these ma
 limit, it also runs under that limit, and counts there with that time. torch's activation_memory_budget follows, with
 the same kernels, launched one by one from a compiled graph (aot_eager_decomp_partition).
 
-plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in each step;
+plans-segments-h200.jsonl has the same plans and others without expandable segments, under which limits of these plans
+do not hold; plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in each step;
 plans-second-h200.jsonl has plans whose layers torch's own modes checkpointed, next to others without a limit.
 """
 
@@ -166,6 +167,10 @@ class Bench:
 
 
 def measure(drawn: Path, target: Path, budget: float) -> None:
+    import torch
+
+    memory: Any = torch.cuda.memory
+    memory._set_allocator_settings(CONF)
     bench = Bench(target, budget)
     rows = [json.loads(line) for line in drawn.read_text().splitlines()]
     measure_host(bench)
