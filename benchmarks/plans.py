@@ -14,8 +14,8 @@ limit, it also runs under that limit, and counts there with that time. torch's a
 the same kernels, launched one by one from a compiled graph (aot_eager_decomp_partition).
 
 plans-segments-h200.jsonl has the same plans and others without expandable segments, under which limits of these plans
-do not hold; plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in each step;
-plans-second-h200.jsonl has plans whose layers torch's own modes checkpointed, next to others without a limit.
+do not hold; plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in
+each step; plans-second-h200.jsonl has plans whose layers torch's own modes checkpointed, next to others without a limit.
 """
 
 import argparse
