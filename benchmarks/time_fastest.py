@@ -4,12 +4,14 @@
     python ../time_fastest.py draw time-fastest-drawn.jsonl
     python ../time_fastest.py measure time-fastest-drawn.jsonl time-fastest-h200.jsonl
     python ../time_fastest.py table time-fastest-h200.jsonl
+    python ../time_fastest.py draw time-fastest-plans-drawn.jsonl --first 6
 
 `draw` needs no GPU: it runs the search without simulation, and draws the others with a fixed seed from the recipes that
 the search could have chosen, before anything is measured. `measure` requires a GPU; `table` does not.
 """
 
 import argparse
+import contextlib
 import gc
 import json
 import random
@@ -23,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from time_steps import first_layers, timed  # type: ignore[import-not-found]
 
 from ligerprof.analyzers.search.fastest import alternatives
-from ligerprof.library import fastest
+from ligerprof.errors import DoesNotFitError
+from ligerprof.library import fastest, plan
 from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import parse_bytes
@@ -37,7 +40,13 @@ CASES: tuple[tuple[str, int | None, int, int, int, str, str], ...] = (
     ("mistral-7b-v0.3", 6, 4, 2, 1024, "bf16", "16GiB"),
     ("phi3-mini", 8, 8, 1, 2048, "bf16", "14GiB"),
     ("qwen3-1.7b", 14, 8, 1, 1024, "amp", "24GiB"),
+    # limits under which plans of layers are the fastest
+    ("llama3.1-8b", 4, 8, 1, 2048, "bf16", "18GiB"),
+    ("phi3-mini", 8, 8, 1, 2048, "bf16", "12GiB"),
+    ("qwen3-1.7b", 14, 8, 1, 1024, "amp", "20GiB"),
 )
+# of the others, plans for other micro-batches and kernels, where they fit
+PLANS = 5
 
 
 def recipes() -> Iterator[TrainingRecipe]:
@@ -49,17 +58,28 @@ def recipes() -> Iterator[TrainingRecipe]:
         yield TrainingRecipe(model=spec, gpu="h200", memory_limit_bytes=parse_bytes(limit), **options)
 
 
-def draw(target: Path) -> None:
+def draw(target: Path, first: int) -> None:
     chosen = random.Random(SEED)
     with target.open("w") as lines:
-        for case, recipe in enumerate(recipes()):
+        for case, recipe in list(enumerate(recipes()))[first:]:
             found = fastest(recipe, simulate=False)
             best = found.found[0].recipe
             others = [each for each in alternatives(recipe, {}) if each != best]
-            rows = [(True, best), *((False, each) for each in chosen.sample(others, OTHERS))]
+            planned = plans(chosen.sample([each for each in others if not each.checkpointing], PLANS)) if first else []
+            drawn = [*planned, *chosen.sample([each for each in others if each not in planned], OTHERS)]
+            rows = [(True, best), *((False, each) for each in drawn[:OTHERS])]
             for is_choice, each in rows:
                 lines.write(json.dumps({"case": case, "choice": is_choice, "recipe": each.to_json()}) + "\n")
             print(case, recipe.summary, "->", best.summary, best.grad_accum, best.alloc_conf, flush=True)
+
+
+def plans(given: list[TrainingRecipe]) -> list[TrainingRecipe]:
+    """The plans of recipes that have one."""
+    found = []
+    for each in given:
+        with contextlib.suppress(DoesNotFitError):
+            found.append(plan(each, simulate=False).recipe)
+    return found
 
 
 def measure(drawn: Path, target: Path, budget: float) -> None:
@@ -130,9 +150,10 @@ def main() -> None:
     parser.add_argument("what", choices=("draw", "measure", "table"))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--first", type=int, default=0, help="the first case to draw")
     given = parser.parse_args()
     if given.what == "draw":
-        draw(given.files[0])
+        draw(given.files[0], given.first)
     elif given.what == "measure":
         measure(*given.files, given.seconds)
     else:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ligerprof.analyzers.estimate import Answer, FitVerdict, HostVerdict, MemoryEstimate, Moment
+from ligerprof.analyzers.estimate import Answer, FitVerdict, HostVerdict, MainMemory, MemoryEstimate, Moment
 from ligerprof.analyzers.step_time.rates import Bound, StepTime
 from ligerprof.gpus import find_gpu
 from ligerprof.recipe.categories import Engine, Offload
@@ -106,7 +106,16 @@ def summary(estimate: MemoryEstimate) -> str:
         text += f" {_fit_host(estimate.host)}"
     elif estimate.host_bytes:
         text += f" Training uses {format_bytes(estimate.host_bytes)} of main memory."
+    text += f" {main_memory_text(estimate.main_memory, estimate.recipe.gpus)}"
     return text if estimate.gpu is None else f"{text} {_fit(estimate, estimate.gpu)}"
+
+
+def main_memory_text(memory: MainMemory, gpus: int) -> str:
+    """What the processes of all GPUs need in main memory, and when."""
+    who = f"the processes of {gpus} GPUs need" if gpus > 1 else "the process needs"
+    moment, needed_bytes = memory.of_machine(gpus)
+    files = f" Loading also maps {format_bytes(memory.file_bytes)} of files."
+    return f"In main memory, {who} {format_bytes(needed_bytes)}, the most while {moment}.{files}"
 
 
 def _fit_host(host: HostVerdict) -> str:

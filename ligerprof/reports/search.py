@@ -14,7 +14,7 @@ from ligerprof.recipe.configs.edits import FileEdit, keys_for
 from ligerprof.recipe.flags import command_line
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, find_limit
-from ligerprof.reports.estimate import answer_text, time_lines
+from ligerprof.reports.estimate import answer_text, main_memory_text, time_lines
 from ligerprof.reports.terminal import ShellCommand, bold, listing_table, stacked
 from ligerprof.units import format_bytes, format_mib, in_one_unit
 
@@ -37,6 +37,7 @@ def render_fit(fit: Fit, *, answered: bool = False) -> "RenderableType":
         *([_frontier_table(fit)] if fit.frontier else []),
         *_settings(fit),
         *_nearest(fit),
+        *([] if fit.main_memory is None else [main_memory_text(fit.main_memory, fit.recipe.gpus)]),
         *(f"note: {sentence}" for sentence in fit.notes),
     )
 
@@ -241,7 +242,8 @@ def changes_text(found: Fastest, candidate: Candidate) -> str:
     accumulated = f" x {recipe.grad_accum} micro-batches" if recipe.grad_accum > 1 else ""
     conf = f", {recipe.alloc_conf}" if recipe.alloc_conf and recipe.alloc_conf != found.recipe.alloc_conf else ""
     size, _, rest = words.partition(", ")
-    return f"{size}{accumulated}, {rest}{conf}"
+    moved = ", activations in main memory" if recipe.activation_offload else ""
+    return f"{size}{accumulated}, {rest}{moved}{conf}"
 
 
 def _remarks(found: Fastest) -> Iterator[str]:
@@ -349,3 +351,5 @@ def _outcome(advice: Advice) -> Iterator[str]:
         limit_bytes = advice.host_limit_bytes
         limit = "" if limit_bytes is None else f"; the limit for all GPUs is {format_bytes(limit_bytes)}"
         yield f"The plan uses {format_bytes(advice.host_bytes)} of main memory per GPU{limit}."
+    if advice.main_memory is not None:
+        yield main_memory_text(advice.main_memory, advice.plan.gpus)

@@ -4,7 +4,7 @@ The references that keep GPU memory alive are those of trl/models/activation_off
 ligerprof/torch_memory/saved_tensors.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from ligerprof.errors import RecipeError
 from ligerprof.recipe.training import TrainingRecipe
@@ -179,29 +181,120 @@ def enable_checkpointing(model: Any, recipe: TrainingRecipe) -> None:
 
 
 def selective_contexts(policy: SavePolicy) -> Callable[[], Any]:
-    """What torch.utils.checkpoint takes as `context_fn`; raises RecipeError if torch lacks an operator."""
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+    """What torch.utils.checkpoint takes as `context_fn`.
 
-    for name in policy.every:
-        try:
-            attrgetter(name)(torch.ops)
-        except AttributeError:
-            raise RecipeError(
-                f"--selective: torch {torch.__version__} has no operator {name}. Correct its name."
-            ) from None
+    torch's own modes ask a policy about each operator of a region, which takes the host two to three times as long.
+
+    Raises:
+        RecipeError: torch does not have an operator.
+    """
+    operators = {_find_operator(name): name for name in policy.every}
 
     def contexts() -> Any:
-        # versions of torch before 2.13 ask again while they recompute
-        passes = {False: Selection(policy), True: Selection(policy)}
-
-        def choose(context: Any, operator: Any, *args: Any, **_kwargs: Any) -> CheckpointPolicy:
-            factor = tuple(args[1].shape) if operator is torch.ops.aten.mm.default else None
-            kept = passes[context.is_recompute].keeps(str(operator), factor)
-            return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-        return create_selective_checkpoint_contexts(choose)  # type: ignore[no-untyped-call]
+        if torch._guards.TracingContext.try_get() is not None:
+            # torch.compile's partitioner reads the marks that torch's modes leave
+            return _torch_contexts(policy)
+        keeping = _Keeping(policy, operators)
+        return keeping, _Reusing(keeping.kept)
 
     return contexts
+
+
+def _torch_contexts(policy: SavePolicy) -> Any:
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    # versions of torch before 2.13 ask again while they recompute
+    passes = {False: Selection(policy), True: Selection(policy)}
+
+    def choose(context: Any, operator: Any, *args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        kept = passes[context.is_recompute].keeps(str(operator), _factor(operator, args))
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(choose)  # type: ignore[no-untyped-call]
+
+
+def _factor(operator: Any, args: Any) -> Any:
+    return tuple(args[1].shape) if operator is torch.ops.aten.mm.default else None
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Avoid a wrapper around each operator: compiled regions have torch's modes."""
+        return False
+
+
+class _Keeping(_Mode):
+    """The first pass over a region.
+
+    Attributes:
+        kept: by operator, of each call its output with the versions of its tensors, or None if it is computed again.
+    """
+
+    def __init__(self, policy: SavePolicy, operators: Mapping[Any, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._selection, self._operators = Selection(policy), operators
+        self.kept: dict[Any, list[Any]] = {operator: [] for operator in operators}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **kwargs) if kwargs else func(*args)
+        if (name := self._operators.get(func)) is not None:
+            keeps = self._selection.keeps(name, _factor(func, args))
+            self.kept[func].append(tree_map(_kept, output) if keeps else None)
+        return output
+
+
+class _Reusing(_Mode):
+    """A pass that computes a region again, but for what the first one kept."""
+
+    def __init__(self, kept: Mapping[Any, list[Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept = kept
+
+    def __enter__(self) -> "_Reusing":
+        self._next = {operator: iter(range(len(calls))) for operator, calls in self._kept.items()}
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (calls := self._kept.get(func)) is not None:
+            number = next(self._next[func], None)
+            if number is None:
+                raise RuntimeError(f"{func} ran more often than in the forward pass: what runs must not change.")
+            if calls[number] is not None:
+                output, calls[number] = calls[number], _used
+                return tree_map(lambda value: value(), output)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def _kept(value: Any) -> Callable[[], Any]:
+    """A function that returns the value, and raises if it has been written to since.
+
+    Tensors are detached as torch/utils/checkpoint.py detaches them, so that views share their versions.
+    """
+    if not isinstance(value, Tensor):
+        return lambda: value
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):  # noqa: FBT003
+        detached = value.detach()
+    version = detached._version
+
+    def reused() -> Tensor:
+        if detached._version != version:
+            raise RuntimeError("A tensor that selective checkpointing kept was written to. Leave its operator out.")
+        return detached
+
+    return reused
+
+
+def _used() -> Any:
+    raise RuntimeError("Selective checkpointing lets each region run backward once. Leave `retain_graph` out.")
+
+
+def _find_operator(name: str) -> Any:
+    try:
+        return attrgetter(name)(torch.ops)
+    except AttributeError:
+        raise RecipeError(f"--selective: torch {torch.__version__} has no operator {name}. Correct its name.") from None
 
 
 def checkpointed_layers(model: nn.Module) -> list[Any]:

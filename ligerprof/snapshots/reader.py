@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -83,6 +84,81 @@ def _read_plain(file: IO[bytes]) -> Bytes:
     return content[:filled]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PinnedMemory:
+    """Page-locked main memory in torch's caching host allocator, which rounds each block up to a power of two.
+
+    From torch 2.14, with `_record_memory_history(record_pinned_host_memory=True)`: `host_segments` has the blocks at
+    the end, `host_traces` the events (getSegments and record_trace in ATen/core/CachingHostAllocator.h).
+
+    Attributes:
+        held_bytes, blocks: what it held at the time of the snapshot, cached blocks included.
+        used_bytes: of this, in use, or waiting for a copy.
+        peak_bytes: the most that it held since the first recorded event.
+        site: the line that allocated most of what is in use, such as `offload.py:12`; None without stacks.
+    """
+
+    held_bytes: int
+    blocks: int
+    used_bytes: int
+    peak_bytes: int
+    site: str | None
+
+    @property
+    def text(self) -> str:
+        """A note in `ligerprof explain`."""
+        site = f", most of it by {self.site}" if self.site else ""
+        return (
+            f"page-locked main memory: {format_bytes(self.held_bytes)} in {self.blocks} blocks, each a power of two;"
+            f" {format_bytes(self.used_bytes)} in use{site}; {format_bytes(self.peak_bytes)} at most"
+        )
+
+
+def _pinned_memory(values: Mapping[str, Any]) -> PinnedMemory | None:
+    """The page-locked memory of a snapshot; None if it was not recorded. Entries that lack a size are left out."""
+    if not isinstance(values.get("host_segments"), list):
+        return None
+    segments = [each for each in values["host_segments"] if isinstance(each, dict) and _size_of(each)]
+    used = [each for each in segments if _state_of(each) != "inactive"]
+    sites: Counter[str] = Counter()
+    for each in used:
+        frames = each.get("frames") or next((block.get("frames") for block in _blocks_of(each)), None)
+        if isinstance(frames, list) and frames and isinstance(frames[0], dict):
+            sites[f"{Path(str(frames[0].get('filename'))).name}:{frames[0].get('line')}"] += _size_of(each)
+    held_bytes = peak_bytes = left = sum(map(_size_of, segments))
+    for event in reversed(list(_host_events(values.get("host_traces")))):
+        left += {"segment_alloc": -1, "segment_free": 1}.get(str(event.get("action")), 0) * _size_of(event)
+        peak_bytes = max(peak_bytes, left)
+    return PinnedMemory(
+        held_bytes=held_bytes,
+        blocks=len(segments),
+        used_bytes=sum(map(_size_of, used)),
+        peak_bytes=peak_bytes,
+        site=next((short_repr(site)[1:-1] for site, _ in sites.most_common(1)), None),
+    )
+
+
+def _host_events(traces: Any) -> Iterator[Mapping[str, Any]]:
+    """The events of one host allocator, in a list of their own or in one per allocator."""
+    for each in traces if isinstance(traces, list) else ():
+        yield from (event for event in (each if isinstance(each, list) else [each]) if isinstance(event, dict))
+
+
+def _blocks_of(segment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    blocks = segment.get("blocks")
+    return [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+
+
+def _state_of(segment: Mapping[str, Any]) -> Any:
+    """Host blocks are not split: a segment has the state of its block."""
+    return segment.get("state") or next((block.get("state") for block in _blocks_of(segment)), None)
+
+
+def _size_of(entry: Mapping[str, Any]) -> int:
+    size = entry.get("total_size", entry.get("size"))
+    return size if type(size) is int and 0 < size < 2**63 else 0
+
+
 # torch's DeviceIndex is an int8 (c10/core/Device.h)
 _MOST_DEVICES = 2**7
 _SHOWN_ACTIONS = 3
@@ -100,6 +176,7 @@ class Snapshot:
         annotations: `external_annotations`, named ranges of time.
         saved_tensors: what autograd saved, if a recorder of ligerprof noted it.
         phase_peaks: what phases reached at least, in events that the recording leaves out.
+        pinned: page-locked main memory; None if it was not recorded.
     """
 
     source: str
@@ -109,6 +186,7 @@ class Snapshot:
     annotations: Sequence[Mapping[str, Any]] = ()
     saved_tensors: Sequence[SavedTensor] = ()
     phase_peaks: Mapping[Phase, int] = field(default_factory=dict)
+    pinned: PinnedMemory | None = None
     _segments_by_device: dict[int, list[Mapping[str, Any]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -143,6 +221,7 @@ class Snapshot:
             annotations=[note for note in notes if isinstance(note, dict)],
             saved_tensors=saved_tensors_of(values, source),
             phase_peaks=phase_peaks_of(values, source),
+            pinned=_pinned_memory(values),
         )
 
     @property
@@ -178,6 +257,8 @@ class Snapshot:
             kept = _of_device(self.settings.get("trace_alloc_max_entries"), device)
             size = f" of {kept} events" if type(kept) is int else ""
             notes.append(f"torch's buffer{size} overflowed: the oldest events are lost")
+        if self.pinned is not None:
+            notes.append(self.pinned.text)
         return notes
 
     def _segments_of_devices(self) -> Mapping[int, Sequence[Mapping[str, Any]]]:

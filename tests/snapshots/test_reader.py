@@ -12,6 +12,7 @@ from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.errors import LigerprofError, SnapshotFormatError
 from ligerprof.snapshots.pickles import load_snapshot_data
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
+from ligerprof.units import MIB
 from tests.paths import RECORDINGS
 from tests.torch_memory.allocator.programs import random_program
 
@@ -196,3 +197,56 @@ def test_damaged_bytes_give_data_or_one_error(protocol: int) -> None:
             messages.append(str(error))
     assert messages
     assert not any("\n" in message for message in messages)
+
+
+def pinned_values(**changes: Any) -> dict[str, Any]:
+    """As torch 2.14 writes them: blocks are powers of two, and the first events may be lost."""
+    stack = [{"name": "store", "filename": "/home/a/offload.py", "line": 12}]
+    block = {"segment_pool_id": (0, 0), "frames": stack}
+    values = small_values()
+    values["host_segments"] = [
+        {"address": 1 << 40, "total_size": 4 * MIB, "state": "active_allocated", **block},
+        {"address": 2 << 40, "total_size": 2 * MIB, "state": "inactive", **block},
+        {"address": 3 << 40, "total_size": MIB, "state": "active_pending_free", **block},
+    ]
+    events = (("segment_free", 8), ("segment_alloc", 1), ("alloc", 1), ("free_requested", 1), ("segment_free", 16))
+    values["host_traces"] = [
+        {"action": action, "addr": 9 << 40, "size": size * MIB, "stream": 0, "time_us": 1} for action, size in events
+    ]
+    return {**values, **changes}
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["one list", "a list per allocator"])
+def test_page_locked_memory_is_read(listed: bool, tmp_path: Path) -> None:
+    values = pinned_values()
+    if listed:
+        values["host_traces"] = [values["host_traces"]]
+    (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(values))
+
+    snapshot = read_snapshot(tmp_path / "snapshot.pickle")
+
+    assert snapshot.pinned is not None
+    assert (snapshot.pinned.held_bytes, snapshot.pinned.used_bytes) == (7 * MIB, 5 * MIB)
+    # before the last event there were 7 and 16 MiB, at the beginning one MiB less and 8 more
+    assert snapshot.pinned.peak_bytes == 30 * MIB
+    notes = explain(snapshot).notes
+    assert any("7.0 MiB in 3 blocks" in note and "offload.py:12; 30.0 MiB at most" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host_segments": [None, {}, {"total_size": "much"}, {"size": MIB, "frames": 3, "blocks": [None]}]},
+        {"host_traces": [None, [3], {"action": [], "size": -1}]},
+        {"host_traces": "none"},
+    ],
+)
+def test_page_locked_memory_in_another_shape_does_not_stop_the_reader(changes: dict[str, Any]) -> None:
+    pinned = Snapshot.from_dict(pinned_values(**changes)).pinned
+    assert pinned is not None
+    assert pinned.held_bytes in (MIB, 7 * MIB)
+
+
+def test_page_locked_memory_is_none_if_it_was_not_recorded() -> None:
+    assert Snapshot.from_dict(pinned_values(host_segments=None)).pinned is None
+    assert Snapshot.from_dict(small_values()).pinned is None

@@ -86,3 +86,48 @@ def test_torch_computes_again_what_is_not_kept(policy: str, products: int) -> No
         result.sum().backward()
     # two gradients for each but the first, whose input needs none
     assert (before, calls - before - 5) == (3, products - 3)
+
+
+def test_gradients_are_those_without_checkpointing() -> None:
+    weights = [torch.rand(4, 4, requires_grad=True) for _ in range(3)]
+
+    def region(value: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            value = torch.nn.functional.scaled_dot_product_attention(*[(value @ weight).view(1, 1, 4, 4)] * 3)[0, 0]
+        return value
+
+    source, found = torch.rand(4, 4), []
+    for policy in (None, "matmuls+attention", "aten.mm.default/2", "nothing"):
+        contexts = {} if policy is None else {"context_fn": selective_contexts(find_policy(policy))}
+        result = region(source) if policy is None else checkpoint(region, source, use_reentrant=False, **contexts)
+        assert isinstance(result, torch.Tensor)
+        found.append(torch.autograd.grad(result.sum(), weights))
+    for other in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("fault", ["written to", "backward once"])
+def test_what_was_kept_is_not_reused_wrongly(fault: str) -> None:
+    weight = torch.rand(4, 4, requires_grad=True)
+
+    def region(value: torch.Tensor) -> torch.Tensor:
+        product = value @ weight
+        # its input is computed again, its output changes what was kept
+        return (product.mul_(2.0) if fault == "written to" else product).sin().cos()
+
+    contexts = selective_contexts(find_policy("matmuls"))
+    result = checkpoint(region, torch.rand(4, 4), use_reentrant=False, context_fn=contexts)
+    if fault == "backward once":
+        result.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=fault):
+        result.sum().backward()
+
+
+def test_compiled_regions_have_the_modes_of_torch() -> None:
+    from torch._guards import TracingContext, tracing
+    from torch.utils.checkpoint import _CachingTorchDispatchMode
+
+    contexts = selective_contexts(find_policy("matmuls"))
+    assert not isinstance(contexts()[0], _CachingTorchDispatchMode)
+    with tracing(TracingContext(None)):
+        assert isinstance(contexts()[0], _CachingTorchDispatchMode)

@@ -9,13 +9,14 @@ from ligerprof.analyzers.estimate.analytic import (
 )
 from ligerprof.analyzers.estimate.headroom import Headroom, find_headroom, headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.judge import Answer, judge
-from ligerprof.analyzers.estimate.result import FitVerdict, HostVerdict, MemoryEstimate, Moment, Term
+from ligerprof.analyzers.estimate.result import FitVerdict, HostVerdict, MainMemory, MemoryEstimate, Moment, Term
 
 __all__ = [
     "Answer",
     "FitVerdict",
     "Headroom",
     "HostVerdict",
+    "MainMemory",
     "MemoryEstimate",
     "Moment",
     "Term",

@@ -9,7 +9,7 @@ from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.evaluation import evaluation_peak
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
-from ligerprof.analyzers.estimate.host import host_bytes
+from ligerprof.analyzers.estimate.host import host_bytes, main_memory
 from ligerprof.analyzers.estimate.judge import judge
 from ligerprof.analyzers.estimate.placement import paged_bytes
 from ligerprof.analyzers.estimate.places import PlaceBytes, places
@@ -78,6 +78,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     )
     routing = routing_range(recipe, kernels, steady.peak.total_bytes)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
+    in_host = host_bytes(recipe, weights) + steady.host_bytes
     estimated = MemoryEstimate(
         recipe=given,
         run=run,
@@ -95,7 +96,8 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
         second_step_peak_bytes=steps[Step.SECOND].peak.total_bytes if Step.SECOND in steps else None,
         evaluation_roles=evaluation,
         saving_peak_bytes=None if saving is None else saving.total_bytes,
-        host_bytes=host_bytes(recipe, weights) + steady.host_bytes,
+        host_bytes=in_host,
+        main_memory=main_memory(recipe, weights, in_host),
         terms=terms,
         assumed=(
             *_assumed_of_lengths(recipe, of_lengths),

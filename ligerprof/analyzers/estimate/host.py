@@ -1,4 +1,4 @@
-"""Main memory that DeepSpeed 0.19.8 or FSDP2 allocates in one rank's process with offload, buffer by buffer.
+"""Main memory of one rank's process: what DeepSpeed 0.19.8 or FSDP2 offload, buffer by buffer; loading and saving.
 
 Not included: Python, libraries and the kernels that they load, the CUDA context.
 """
@@ -6,20 +6,26 @@ Not included: Python, libraries and the kernels that they load, the CUDA context
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from ligerprof.analyzers.estimate.groups import flat_sizes, sharded_parameter
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
 from ligerprof.analyzers.estimate.partitioned import outer_ranks, own_weights
 from ligerprof.analyzers.estimate.placement import state_sizes, stored_sizes, trained_tensors
+from ligerprof.analyzers.estimate.result import MainMemory
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, moment_count
 from ligerprof.torch_memory.saved_tensors import pinned_bytes
 
 # deepspeed/runtime/zero/offload_config.py: max_in_cpu of parameters, buffer_count of the optimizer
 _MOST_IN_MEMORY = 1_000_000_000
 _OPTIMIZER_BUFFERS = 4
+# transformers 5, save_pretrained: max_shard_size
+_FILE_BYTES = 50_000_000_000
+# adapters are made in memory; weights of another dtype than the file's are twice as large
+_CAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,43 @@ def host_bytes(recipe: TrainingRecipe, weights: Collection[Weight]) -> int:
     else:
         blocks = _stage_3(recipe, elements, settings, weights)
     return sum(block.held_bytes for block in blocks)
+
+
+def main_memory(recipe: TrainingRecipe, weights: Collection[Weight], training_bytes: int) -> MainMemory:
+    """Main memory while transformers 5 loads a checkpoint of 16-bit weights on the CPU, and while it saves the model.
+
+    Loading: safetensors maps the files, and weights of their dtype stay mapped until they move to the GPU; others are
+    copies. Under FSDP and accelerate's launcher only the first rank reads them; ZeRO-3 copies the mapped tensors into
+    its partitions; quantized weights are read one by one.
+
+    Saving: safetensors copies what is on the GPU, a whole file at once, and 50 GB are one file; it writes what is in
+    main memory as it is. FSDP and ZeRO-3 gather the model in rank 0's main memory first. torch.save, of optimizers,
+    copies one tensor at a time.
+    """
+    file_bytes = HALF_BYTES * sum(weight.elements for weight in weights if not weight.is_adapter)
+    if recipe.engine is Engine.FSDP1:
+        stored = [sizes.whole_bytes for sizes in flat_sizes(recipe, weights)]
+    elif recipe.engine is Engine.FSDP2:
+        sharded = [sharded_parameter(recipe, weight) for weight in weights]
+        stored = [each.storage_bytes * each.shards for each in sharded]
+    else:
+        stored = [weight.size_bytes for weight in weights]
+    whole_bytes = sum(stored)
+    gathers = recipe.engine.is_fsdp or recipe.zero == 3
+    is_copied = whole_bytes > file_bytes * (1 + _CAST_SHARE) and not recipe.packed_bits and recipe.zero < 3
+    if gathers:
+        saved_bytes = whole_bytes if recipe.save_whole else 0
+    else:
+        has_adapters = any(weight.is_adapter for weight in weights)
+        own = [weight.size_bytes for weight in weights if weight.trainable or not has_adapters]
+        saved_bytes = min(sum(own), _FILE_BYTES)
+    return MainMemory(
+        loading_bytes=whole_bytes if is_copied else 0,
+        loading_ranks=1 if recipe.engine.is_fsdp else recipe.gpus,
+        file_bytes=file_bytes,
+        training_bytes=training_bytes,
+        saving_bytes=training_bytes + saved_bytes,
+    )
 
 
 def _shards(recipe: TrainingRecipe, weights: Collection[Weight]) -> Iterator[_Buffer]:

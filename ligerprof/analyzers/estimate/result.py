@@ -1,7 +1,7 @@
 """The result of an estimate: peak, phases, roles, headline terms, assumptions and omissions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ligerprof.analyzers.estimate.compared import Comparison
@@ -112,6 +112,44 @@ class HostVerdict:
         return self.needed_bytes <= self.limit_bytes
 
 
+# Python, libraries with their kernels and the CUDA context: the median of 73 processes on H200s (docs/deepspeed.md)
+PROCESS_BYTES = 1_690_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MainMemory:
+    """What a rank's process needs in main memory at its highest moments, besides `PROCESS_BYTES`.
+
+    Attributes:
+        loading_bytes: while transformers reads a checkpoint of 16-bit weights: tensors in another dtype.
+        loading_ranks: how many ranks read it; the others have no weights meanwhile.
+        file_bytes: pages of the checkpoint's files that are mapped meanwhile. All ranks share them, and the operating
+            system takes them back if memory is short.
+        training_bytes: what is offloaded.
+        saving_bytes: of rank 0 while it saves the model, `training_bytes` included.
+    """
+
+    loading_bytes: int
+    loading_ranks: int
+    file_bytes: int
+    training_bytes: int
+    saving_bytes: int
+
+    def of_machine(self, gpus: int) -> tuple[str, int]:
+        """What the processes of all GPUs do when they need most, and what they need then, without pages of files."""
+        moments = {
+            "training": gpus * self.training_bytes,
+            "loading a checkpoint": self.loading_ranks * self.loading_bytes,
+            "saving the model": (gpus - 1) * self.training_bytes + self.saving_bytes,
+        }
+        moment = max(moments, key=lambda each: moments[each])
+        return moment, gpus * PROCESS_BYTES + moments[moment]
+
+    def to_json(self) -> dict[str, int]:
+        """The object `main_memory` of the JSON."""
+        return {"process_bytes": PROCESS_BYTES, **asdict(self)}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate(JsonKeys):
     """The estimated memory of a training step on one GPU.
@@ -132,6 +170,7 @@ class MemoryEstimate(JsonKeys):
         evaluation_roles: the peak of an evaluation by role; None without one.
         saving_peak_bytes: the peak while the model is gathered to save it whole; None if nothing is gathered.
         host_bytes: main memory that offloaded training uses in this GPU's process, else 0.
+        main_memory: what its process needs in main memory while it loads, trains and saves.
         terms: the headline terms.
         assumed: assumptions behind the figures, one sentence each.
         left_out: memory that the figures do not include, one sentence each.
@@ -159,6 +198,7 @@ class MemoryEstimate(JsonKeys):
     evaluation_roles: MemoryBreakdown | None
     saving_peak_bytes: int | None
     host_bytes: int
+    main_memory: MainMemory
     terms: tuple[Term, ...]
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -218,7 +258,7 @@ class MemoryEstimate(JsonKeys):
             select(self, "roles", "layers", "lowest_bytes", "highest_bytes"),
             select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
             select(self, "evaluation_peak_bytes", "evaluation_roles", "saving_peak_bytes", "host_bytes"),
-            select(self, "reserved_bytes"),
+            select(self, "reserved_bytes", "main_memory"),
             dict.fromkeys(_VERDICT_KEYS) if self.gpu is None else self.gpu.to_json(),
             select(self, "fits", "verdict"),
             {"host_limit_bytes": None if self.host is None else self.host.limit_bytes},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from ligerprof.analyzers.estimate import MainMemory
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, verdict_notes
 from ligerprof.analyzers.step_time.account import time_or_reason
 from ligerprof.analyzers.step_time.rates import StepTime
@@ -437,6 +438,7 @@ class Advice(JsonKeys):
         plan_needed_bytes: the plan's estimated need; `needed_bytes` less the savings of the applied rungs.
         host_bytes: main memory per GPU that the plan's offload uses, otherwise 0.
         host_limit_bytes: limit on the main memory of all GPUs together; None if it was not judged.
+        main_memory: what a process of the plan needs in main memory while it loads, trains and saves.
     """
 
     recipe: TrainingRecipe
@@ -449,6 +451,7 @@ class Advice(JsonKeys):
     plan_verdict: Verdict
     host_bytes: int
     host_limit_bytes: int | None = None
+    main_memory: MainMemory | None = None
 
     @property
     def margin_bytes(self) -> int:
@@ -479,6 +482,7 @@ class Advice(JsonKeys):
         """The object of `ligerprof advise --json`, without the command to run next."""
         plan = {
             **select(self, "needed_bytes=plan_needed_bytes", "verdict=plan_verdict", "host_bytes", "margin_bytes"),
+            **select(self, "main_memory"),
             "flags": recipe_flags(self.plan),
             "recipe": self.plan,
         }
@@ -535,6 +539,7 @@ def advise(
         plan_verdict=judge.verdict(climb.plan),
         host_bytes=judge.estimate(climb.plan).host_bytes,
         host_limit_bytes=host_limit_bytes,
+        main_memory=judge.estimate(climb.plan).main_memory,
     )
 
 

@@ -40,15 +40,24 @@ from ligerprof.units import format_bytes
 Progress = Callable[[str], None]
 # how many recipes that fit are listed
 _LISTED = 5
+# all layers checkpointed, which plans divide
+_PLAIN: dict[str, Any] = {
+    "checkpointing": True,
+    "checkpoint_every": 1,
+    "selective": None,
+    "reentrant": False,
+    "activation_offload": False,
+}
 # ways to checkpoint, from the fastest one on
 _CHECKPOINTING: tuple[dict[str, Any], ...] = (
-    {"checkpointing": False, "checkpoint_every": 1, "selective": None, "reentrant": False},
+    {**_PLAIN, "checkpointing": False},
     {"checkpointing": True, "checkpoint_every": 4, "selective": None},
     {"checkpointing": True, "checkpoint_every": 3, "selective": None},
     {"checkpointing": True, "checkpoint_every": 2, "selective": None},
     {"checkpointing": True, "checkpoint_every": 1, "selective": "matmuls"},
     {"checkpointing": True, "checkpoint_every": 1, "selective": "attention"},
     {"checkpointing": True, "checkpoint_every": 1, "selective": None},
+    {**_PLAIN, "activation_offload": True},
 )
 _KERNELS: tuple[dict[str, Any], ...] = (
     {"liger": "all", "provider": "ligerprof"},
@@ -56,6 +65,9 @@ _KERNELS: tuple[dict[str, Any], ...] = (
     {"liger": "flce", "provider": "ligerprof"},
     {"liger": "none", "provider": "ligerprof"},
 )
+
+# pairs of micro-batch and kernels that plans are searched for
+_MOST_PAIRS = 6
 
 # receives each recipe that fits and is faster than those before
 Better = Callable[["Candidate"], None]
@@ -108,38 +120,46 @@ def fastest(
 ) -> Fastest:
     """Search the recipes that train the same: as many sequences per step, in the same precision.
 
+    Ways to checkpoint that have a name come first, then plans of layers where these can be faster than what was found.
+
     Args:
-        better: receives each recipe that fits and is faster than those before.
+        better: receives each recipe that fits and is faster than those before; what fits by the estimate first, and if
+            the simulation refuses it, the next one.
         listed: how many recipes that fit to look for.
 
     Raises:
         UnsupportedError: the time of the recipe's steps is not known.
     """
     predicted_time(recipe)
+    news = _News(judge, better)
     progress("the recipe as it is")
-    given = _judged(recipe, judge)
-    if given is not None and given.verdict.fits:
-        better(given)
+    news.expect(recipe)
     reasons: dict[str, None] = {}
-    timed = _timed(recipe, reasons, progress)
+    candidates = list(alternatives(recipe, reasons))
+    # an answer where few others fit, and those that are often the fastest
+    news.expect(min(candidates, key=lambda each: (each.batch, -sum(map(each.checkpoints_layer, _layers(each))))))
+    for each in candidates:
+        if each.liger == "all" and not each.checkpointing:
+            news.expect(each)
+    timed = _timed(candidates, reasons, progress)
+    for _, each in timed:
+        if news.expect(each) is not False:
+            break
+    given = _judged(recipe, judge)
+    news.tell(given)
     if judge.is_told_ahead:
         possible = (each for _, each in timed if judge.by_estimate(each).fits is not False)
         judge.expect(list(islice(possible, listed)))
-    found: list[Candidate] = []
-    too_large: Candidate | None = None
-    for time, each in timed:
-        if len(found) == listed:
-            break
-        progress(f"does {each.batch} x {each.seq}, {each.summary.split(', ', 3)[-1]} fit?")
-        candidate = _judged(each, judge, time)
-        if candidate is None:
-            continue
-        if candidate.verdict.fits:
-            if not found and (given is None or not given.verdict.fits or time.seconds < given.time.seconds):
-                better(candidate)
-            found.append(candidate)
-        elif not found:
-            too_large = candidate
+    rule = _Rule(judge, keeps_cache=True)
+    found, too_large, spare = _named_ways(timed, rule, progress, news, listed)
+    plans = list(_fastest_plans(timed, rule, min(found, key=_seconds, default=None), progress))
+    for each_plan in plans:
+        news.tell(each_plan)
+    found = sorted((*found, *plans), key=_seconds)[:listed] or spare[:listed]
+    if spare and found != spare[:listed]:
+        reasons.setdefault("what fits and gives cached memory back in each step, whose time is not known")
+    if too_large is not None and found and _seconds(too_large) > _seconds(found[0]):
+        too_large = None
     return Fastest(
         given=given,
         recipe=recipe,
@@ -147,16 +167,102 @@ def fastest(
         found=tuple(found),
         too_large=too_large if found else None,
         tried=len(timed),
-        left_out=(*reasons, "offload, several GPUs, quantized weights and other optimizers: their times are not known"),
+        left_out=(
+            *reasons,
+            "offload of the optimizer, several GPUs, quantized weights and other optimizers: their times are not known",
+        ),
     )
 
 
+def _named_ways(
+    timed: Iterable[tuple[StepTime, TrainingRecipe]], rule: "_Rule", progress: Progress, news: "_News", listed: int
+) -> tuple[list[Candidate], Candidate | None, list[Candidate]]:
+    """The fastest recipes that fit, the next faster one, which does not, and what fits but does not keep the cache."""
+    found: list[Candidate] = []
+    spare: list[Candidate] = []
+    too_large: Candidate | None = None
+    for time, each in timed:
+        if len(found) == listed:
+            break
+        progress(f"does {each.batch} x {each.seq}, {each.summary.split(', ', 3)[-1]} fit?")
+        candidate = _judged(each, rule.judge, time)
+        if candidate is None:
+            continue
+        if not candidate.verdict.fits:
+            news.tell(candidate)
+            too_large = too_large if found else candidate
+        elif rule.passes(candidate.recipe):
+            news.tell(candidate)
+            found.append(candidate)
+        else:
+            spare.append(candidate)
+    return found, too_large, spare
+
+
+class _News:
+    """Tells each recipe that fits and is faster than those told before, unless these were refused meanwhile."""
+
+    def __init__(self, judge: Judge, better: Better) -> None:
+        self._judge, self._better = judge, better
+        self._told: Candidate | None = None
+
+    def expect(self, recipe: TrainingRecipe) -> bool | None:
+        """Tell a recipe that surely fits by the estimate; returns whether it does, or None where that is not known."""
+        try:
+            candidate = Candidate(recipe=recipe, time=predicted_time(recipe), verdict=self._judge.by_estimate(recipe))
+        except LigerprofError:
+            return False
+        if candidate.verdict.fits:
+            self.tell(candidate)
+        return candidate.verdict.fits
+
+    def tell(self, candidate: Candidate | None) -> None:
+        """Tell a recipe if it fits; None: it has no verdict."""
+        told = self._told
+        if candidate is None:
+            return
+        if not candidate.verdict.fits:
+            self._told = None if told is not None and told.recipe == candidate.recipe else told
+        elif told is None or candidate.time.seconds < told.time.seconds:
+            self._told = candidate
+            self._better(candidate)
+
+
+def _seconds(candidate: Candidate) -> float:
+    return candidate.time.seconds
+
+
+def _fastest_plans(
+    timed: Iterable[tuple[StepTime, TrainingRecipe]], rule: "_Rule", best: Candidate | None, progress: Progress
+) -> Iterator[Candidate]:
+    """Plans of layers that are faster than the best recipe, and than one another.
+
+    A plan is at most as fast as its micro-batch and kernels are without checkpointing.
+    """
+    judge, searched = rule.judge, 0
+    for time, whole in timed:
+        if (best is not None and time.seconds >= best.time.seconds) or searched == _MOST_PAIRS:
+            return
+        base = dataclasses.replace(whole, **_PLAIN)
+        if whole.checkpointing or judge.by_estimate(base).fits is False:
+            continue
+        searched += 1
+        progress(f"plans for {base.batch} x {base.seq}")
+        search = _PlanSearch(base, rule, _kinds(base, judge, {}), None if best is None else best.time.seconds)
+        if (found := search.settled(progress)) is not None:
+            best = found
+            yield found
+
+
+def _layers(recipe: TrainingRecipe) -> range:
+    return range(recipe.spec.layers)
+
+
 def _timed(
-    recipe: TrainingRecipe, reasons: dict[str, None], progress: Progress
+    candidates: Sequence[TrainingRecipe], reasons: dict[str, None], progress: Progress
 ) -> list[tuple[StepTime, TrainingRecipe]]:
-    """The alternatives with their times, the fastest first; `reasons` receives why some are left out."""
+    """The recipes with their times, the fastest first; `reasons` receives why some are left out."""
     timed: list[tuple[StepTime, TrainingRecipe]] = []
-    candidates = list(alternatives(recipe, reasons))
     for number, each in enumerate(candidates, start=1):
         progress(f"times, {number} of {len(candidates)}")
         try:
@@ -172,6 +278,10 @@ def alternatives(recipe: TrainingRecipe, reasons: dict[str, None]) -> Iterator[T
     sizes = [size for size in range(sequences, 0, -1) if sequences % size == 0]
     own = {name: getattr(recipe, name) for name in ("liger", "provider")}
     kernels = [own, *(each for each in _KERNELS if each != own)]
+    slots = dataclasses.replace(recipe, selective=None, liger="all").kernels
+    if "rope" in slots:
+        # it does not go with kept products
+        kernels.append({"liger": ",".join(slot for slot in slots if slot != "rope"), "provider": "ligerprof"})
     seen: set[str] = set()
     for size, how, kernel in product(sizes, ({}, *_CHECKPOINTING), kernels):
         changed: dict[str, Any] = {"batch": size, "grad_accum": sequences // size, **how, **kernel}
@@ -298,8 +408,7 @@ def plan(recipe: TrainingRecipe, judge: Judge, progress: Progress) -> Plan:
         UnsupportedError: the time of the recipe's steps is not known.
         DoesNotFitError: no plan fits.
     """
-    plain: dict[str, Any] = {"checkpointing": True, "checkpoint_every": 1, "selective": None, "reentrant": False}
-    base = dataclasses.replace(recipe, **plain, activation_offload=False)
+    base = dataclasses.replace(recipe, **_PLAIN)
     predicted_time(base)
     reasons: dict[str, None] = {}
     progress("what layers can keep")
@@ -470,17 +579,20 @@ class _PlanSearch:
     """The search over how many layers are of each kind.
 
     Attributes:
-        times: the plans and the seconds of their steps, the fastest first. Interpolated between whole-model kinds,
-            which is exact where all layers do the same work.
+        times: the plans and the seconds of their steps, the fastest first, up to `below_seconds`. Interpolated between
+            whole-model kinds, which is exact where all layers do the same work.
         known: which plans fit by the estimate.
     """
 
-    def __init__(self, base: TrainingRecipe, rule: _Rule, kinds: Sequence[_Kind]) -> None:
+    def __init__(
+        self, base: TrainingRecipe, rule: _Rule, kinds: Sequence[_Kind], below_seconds: float | None = None
+    ) -> None:
         self._base, self._rule, self._kinds = base, rule, kinds
         # the host's and the GPU's seconds, by part and kind
         self._rates = [[_seconds_of(kind.time, part) for kind in kinds] for part in Part]
-        times = {mix: self._seconds(mix) for mix in _mixes(len(kinds), base.spec.layers)}
-        self.times = dict(sorted(times.items(), key=lambda item: item[1]))
+        times = ((mix, self._seconds(mix)) for mix in _mixes(len(kinds), base.spec.layers))
+        kept = [item for item in times if below_seconds is None or item[1] < below_seconds]
+        self.times = dict(sorted(kept, key=lambda item: item[1]))
         self._bytes = {mix: self._held_bytes(mix) for mix in self.times}
         self.known: dict[_Mix, bool] = {}
 
@@ -500,7 +612,7 @@ class _PlanSearch:
         """The fastest plan that fits by the estimate."""
         left, best = [mix for mix in self.times if mix not in refused], None
         # between these bytes, what is held decides little on what fits
-        low, high = float(min(self._bytes.values())), float(self._rule.judge.limit.size_bytes)
+        low, high = min(self._bytes.values(), default=0.0), float(self._rule.judge.limit.size_bytes)
         tried, target = 0, high
         while left and tried < _MOST_TRIED:
             progress(f"plans, {len(left)} left")

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ligerprof.analyzers.estimate import MainMemory
 from ligerprof.analyzers.search.budget import Judge, Method, Verdict, verdict_notes
 from ligerprof.analyzers.search.changes import NEAREST, SAME_DATA, Advice, Change, advise
 from ligerprof.errors import LigerprofError, UnknownModelError, UnsupportedError
@@ -90,6 +91,7 @@ class Fit(JsonKeys):
         settings: if the wanted pair does not fit, the changes that make it fit or come closest.
         settings_gap: why `settings` is None although the pair does not fit, or None.
         nearest: single changes with which a batch fits, the cheapest first, if none does without.
+        main_memory: what a process needs in main memory; None where the estimate does not cover the recipe.
     """
 
     recipe: TrainingRecipe
@@ -101,6 +103,7 @@ class Fit(JsonKeys):
     settings: Advice | None
     settings_gap: str | None
     nearest: tuple[Nearest, ...] = ()
+    main_memory: MainMemory | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -122,7 +125,7 @@ class Fit(JsonKeys):
                 "frontier": to_json(self.frontier),
                 "settings": None if self.settings is None else _settings_json(self.settings),
             },
-            select(self, "settings_gap", "nearest", "recipe", "notes"),
+            select(self, "settings_gap", "nearest", "main_memory", "recipe", "notes"),
         )
 
 
@@ -190,7 +193,14 @@ def fit(  # noqa: PLR0913 - callbacks and changes
         settings=settings,
         settings_gap=gap,
         nearest=tuple(_nearest(recipe, judge, progress, nearest)) if batch is None and recipe.lengths is None else (),
+        main_memory=_main_memory(recipe, judge),
     )
+
+
+def _main_memory(recipe: TrainingRecipe, judge: Judge) -> MainMemory | None:
+    with suppress(UnsupportedError, UnknownModelError):
+        return judge.estimate(recipe).main_memory
+    return None
 
 
 def _nearest(recipe: TrainingRecipe, judge: Judge, progress: Progress, changes: Sequence[Change]) -> Iterator[Nearest]:

@@ -46,6 +46,51 @@ def test_measured_processes_differ_by_what_training_takes() -> None:
         assert rest_bytes - process_bytes == pytest.approx(0, abs=TOLERANCE * measured_bytes), recipe
 
 
+def test_loading_and_saving_take_what_processes_took() -> None:
+    """Anonymous memory and mapped files; what is imported meanwhile is in what was measured."""
+    rows = [json.loads(line) for line in (RESULTS / "main-memory-cpu.jsonl").read_text().splitlines()]
+    assert {row["case"] for row in rows} >= {"load bf16", "load amp", "save bf16", "save amp"}
+    for row in rows:
+        precision = row["case"].split()[1]
+        memory = estimate(TrainingRecipe(model="llama3.2-1b", precision=precision)).main_memory
+        loads = row["case"].startswith("load")
+        # from main memory, nothing is copied to save it
+        expected = memory.loading_bytes if loads else 0
+        assert row["anonymous_bytes"] - expected == pytest.approx(0, abs=150e6)
+        assert row["mapped_bytes"] - (memory.file_bytes if loads else 0) == pytest.approx(0, abs=150e6)
+
+
+@pytest.mark.parametrize(
+    ("options", "loading", "ranks", "saving"),
+    [
+        ({"precision": "bf16"}, 0, 1, 2 * LLAMA_1B),
+        ({"precision": "amp"}, 4 * LLAMA_1B, 1, 4 * LLAMA_1B),
+        ({"precision": "amp", "engine": "ddp", "gpus": 4}, 4 * LLAMA_1B, 4, 4 * LLAMA_1B),
+        ({"precision": "mixed", "engine": "fsdp2", "gpus": 4}, 4 * LLAMA_1B, 1, 4 * LLAMA_1B),
+        ({"precision": "mixed", "engine": "fsdp2", "gpus": 4, "save_whole": False}, 4 * LLAMA_1B, 1, 0),
+        ({"precision": "mixed", "engine": "deepspeed", "zero": 3, "gpus": 4}, 0, 4, 2 * LLAMA_1B),
+    ],
+)
+def test_ranks_load_and_save(options: dict[str, Any], loading: int, ranks: int, saving: int) -> None:
+    memory = estimate(TrainingRecipe(model="llama3.2-1b", seq=128, **options)).main_memory
+    # FSDP pads some parameters to the number of ranks
+    assert memory.loading_bytes == pytest.approx(loading, rel=1e-4)
+    assert memory.saving_bytes == pytest.approx(saving, rel=1e-4)
+    assert memory.loading_ranks == ranks
+    moment, whole_bytes = memory.of_machine(options.get("gpus", 1))
+    assert moment == ("loading a checkpoint" if ranks * loading >= saving and loading else "saving the model")
+    assert whole_bytes >= max(ranks * loading, saving)
+
+
+def test_adapters_are_saved_alone_and_offload_stays_while_saving() -> None:
+    adapted = estimate(TrainingRecipe(model="llama3.2-1b", lora=16, precision="bf16")).main_memory
+    assert 0 < adapted.saving_bytes < 0.1 * adapted.file_bytes
+    offloaded = TrainingRecipe(model="llama3.2-1b", engine="deepspeed", precision="mixed", zero=3, offload="all")
+    memory = estimate(offloaded).main_memory
+    assert memory.training_bytes == estimate(offloaded).host_bytes > 0
+    assert memory.saving_bytes == memory.training_bytes + 2 * LLAMA_1B
+
+
 def power_of_two(size_bytes: int) -> int:
     """The smallest that holds so many bytes, by doubling."""
     block_bytes = 1

@@ -30,7 +30,8 @@ def test_alternatives_train_as_many_sequences_in_the_same_precision() -> None:
     assert {(each.batch, each.grad_accum) for each in found} == {(6, 1), (3, 2), (2, 3), (1, 6)}
     assert {(each.precision, each.optimizer, each.clip, each.seq) for each in found} == {("bf16", "sgd", 1.0, 256)}
     assert {each.checkpointing for each in found} == {True, False}
-    assert {each.liger for each in found} == {"none", "all", "no-flce", "flce"}
+    assert {each.liger for each in found} == {"none", "all", "no-flce", "flce", "rms,swiglu,flce"}
+    assert {each.activation_offload for each in found if each.checkpointing} == {True, False}
     assert len({repr(each) for each in found}) == len(found)
 
 
