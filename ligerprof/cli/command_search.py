@@ -97,12 +97,7 @@ def refuse_with_command(*names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandOptions:
-    """What is typed next to a training command.
-
-    Attributes:
-        search: the values of `command_options`.
-        copies: where changed files are written.
-    """
+    """What is typed next to a training command: `search` are the values of `command_options`."""
 
     recipe: TrainingRecipe
     words: Sequence[str]

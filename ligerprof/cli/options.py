@@ -160,8 +160,7 @@ def recipe_options(function: Command) -> Command:
 def _say_assumed(recipe: TrainingRecipe, typed: Collection[str] | None, given: Mapping[str, Any]) -> None:
     """Name the model that nobody chose, and the GPU where the command judges by it; JSON has both.
 
-    Args:
-        typed: the options typed, where files set others; None without files.
+    `typed` are the options typed, where files set others; None without files.
     """
 
     def chosen(name: str) -> bool:

@@ -199,12 +199,7 @@ class Stages:
 
 @contextmanager
 def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> Iterator[Stages]:
-    """A callback that receives the name of each stage as it starts.
-
-    Args:
-        total: number of stages, for the time that is left; None if it is unknown.
-        piped: receives the names if stderr is not a terminal.
-    """
+    """A callback that receives the name of each stage of `total` as it starts; `piped` gets them without a terminal."""
     if not sys.stderr.isatty():
         yield Stages(lambda stage, _left: piped(stage))
         return

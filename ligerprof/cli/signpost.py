@@ -58,7 +58,6 @@ def signposted(message: str, given: Iterable[object], command: str, configs: Col
     Args:
         message: starts with the path.
         given: values of the command's arguments and options; only text and paths count.
-        command: the name of the command.
         configs: values of its --config, which reads the configuration of a training.
     """
     for text in sorted({text for value in given for text in _texts(value)}, key=len, reverse=True):

@@ -283,11 +283,7 @@ def require_positions(options: TrainingOptions) -> None:
 
 
 def require_supported(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:
-    """Raise UnsupportedError for the first option that this version cannot run, on a GPU or simulated.
-
-    Args:
-        command: the command that the user typed; the message starts with it.
-    """
+    """Raise UnsupportedError for the first option that this version cannot run, on a GPU or simulated."""
     require_gathered_head(options, command=command)
     if simulated and options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:
         what = f"{typed('offload', options.offload)} with {_DEEPSPEED}"

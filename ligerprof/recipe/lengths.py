@@ -21,13 +21,7 @@ _MOST_BATCHES_SORTED, _SORTED_PARTS = 50, 4
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class BatchShape:
-    """The shape of a micro-batch.
-
-    Attributes:
-        rows: sequences, or 1 if they are packed.
-        tokens: of each row.
-        masked: whether a mask hides padding.
-    """
+    """The shape of a micro-batch: rows, 1 if packed, of so many tokens; `masked` if a mask hides padding."""
 
     rows: int
     tokens: int

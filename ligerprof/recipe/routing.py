@@ -48,13 +48,7 @@ def _tokens(word: str) -> int:
 
 
 def conflict(routing: str, *, experts: int, chosen: int, layers: int) -> str | None:
-    """Why a routing does not fit a model with these experts, or None.
-
-    Args:
-        experts: experts of a layer, 0 without any.
-        chosen: experts per token.
-        layers: layers with experts.
-    """
+    """Why a routing does not fit `layers` with so many experts (0 without any), `chosen` per token; None if it does."""
     if routing != UNIFORM and not experts:
         return "the model has no experts. Leave it out"
     rows = [] if routing in (UNIFORM, WORST) else _rows(routing)

@@ -32,12 +32,7 @@ _OF_DEEPSPEED = {"per_device_train_batch_size": "train_micro_batch_size_per_gpu"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Values that a command gets.
-
-    Attributes:
-        keys: by key; a dot separates a section from its key.
-        environment: variables.
-    """
+    """Values that a command gets: by key, where a dot separates a section, and as variables."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -53,12 +48,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangedCommand:
-    """A command as it is typed after a change.
-
-    Attributes:
-        environment: the variables that it is given.
-        files: the text of each changed file, by the path under which the command names it.
-    """
+    """A command as it is typed after a change, with the text of each changed file by the path of its copy."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -342,12 +332,7 @@ EXPANDABLE = Change(environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """A change that may help a command to fit.
-
-    Attributes:
-        cost: what the change costs, in words.
-        package: the package that it needs, or None.
-    """
+    """A change that may help a command to fit, its cost in words, and the package that it needs, or None."""
 
     name: str
     cost: str

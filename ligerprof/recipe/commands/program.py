@@ -96,12 +96,7 @@ def is_known_command(word: str) -> bool:
 
 
 def refuse_other_programs(launch: shell.Launch) -> None:
-    """Raise if a program is known to be of a framework that is not read, or to train with another method.
-
-    Raises:
-        RecipeError: a framework whose command lines are not read, or a subcommand that does not train.
-        UnsupportedError: a method that recipes do not cover.
-    """
+    """Raise RecipeError for a program of a framework that is not read, UnsupportedError for one of another method."""
     program, name = launch.program, launch.name
     script = next((title for end, title in _FOREIGN_SCRIPTS.items() if f"/{program}".endswith(f"/{end}")), None)
     module = _FOREIGN_MODULES.get(program.partition(".")[0]) if launch.is_module else None
@@ -152,9 +147,7 @@ def label_of(launch: shell.Launch) -> str:
 def framework_of(launch: shell.Launch, values: Mapping[str, Any], source: str) -> tuple[Framework, str | None]:
     """The framework that reads a program's arguments, and what that assumes; raises RecipeError if none reads them.
 
-    Args:
-        values: the arguments, with those of the file that they name.
-        source: what messages call them.
+    `values` are the arguments with those of the file that they name, and `source` is what messages call them.
     """
     name, words = launch.name, _name_words(launch)
     parts = launch.program.split(".")[:1] if launch.is_module else PurePath(launch.program).parts
@@ -211,12 +204,7 @@ def is_path(name: str) -> bool:
 
 
 def settled(values: Mapping[str, Any], framework: Framework, given: Mapping[str, Any], program: str) -> dict[str, Any]:
-    """The arguments that count, without those that variables decide and options replace.
-
-    Args:
-        values: arguments by key.
-        given: recipe options that replace arguments.
-        program: what messages call the program.
+    """The arguments that count, without those that variables decide and options of a recipe, `given`, replace.
 
     Raises:
         RecipeError: a variable decides an argument that counts, and no option replaces it.
@@ -283,12 +271,7 @@ _Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """A program of a command.
-
-    Attributes:
-        launch: the program and its launcher.
-        script: the shell script that has the command, or an empty text.
-    """
+    """A program with its launcher, and the shell script that has the command, or an empty text."""
 
     launch: shell.Launch
     script: str = ""

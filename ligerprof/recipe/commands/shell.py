@@ -71,12 +71,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimpleCommand:
-    """A command with the variables that are set where it runs.
-
-    Attributes:
-        words: the command and its arguments; parts that only a running shell fills in are left as written.
-        environment: variables by name.
-    """
+    """A command and the variables where it runs; parts of words that only a running shell fills in are as written."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -359,12 +354,7 @@ _TRUTHS = {"true": True, "false": False}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arguments:
-    """The arguments of a program.
-
-    Attributes:
-        values: by key, with underscores.
-        positional: arguments without a key.
-    """
+    """The arguments of a program: those with a key, whose hyphens are underscores, and the others."""
 
     values: Mapping[str, Any]
     positional: tuple[str, ...]
@@ -485,16 +475,7 @@ class Launch:
 
 
 def find_launch(words: Sequence[str], environment: Mapping[str, str], is_start: Callable[[str], bool]) -> Launch | None:
-    """The program that a command starts, without its launchers.
-
-    Args:
-        words: the command.
-        environment: variables that are set for it.
-        is_start: whether a word is the name of a program that trains.
-
-    Returns:
-        None for commands that start neither a Python program nor one of these.
-    """
+    """The program that a command starts, without launchers; None if it is neither Python's nor passes `is_start`."""
     known = {
         "torchrun": _of_torchrun,
         "deepspeed": _of_deepspeed,

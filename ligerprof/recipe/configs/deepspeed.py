@@ -203,12 +203,7 @@ def _set_offload(reading: Reading, zero: Mapping[str, Any], key: str) -> None:
 
 
 def set_offload(reading: Reading, key: str, *, stage: Any, optimizer: str, param: str) -> None:
-    """Set the offload from the places of optimizer and parameters, each `none`, `cpu` or `nvme`.
-
-    Args:
-        key: the key without `_optimizer` and `_param`.
-        stage: ZeRO's, as the file has it.
-    """
+    """Set the offload from ZeRO's stage and the places `none`, `cpu` or `nvme`; `key` ends before the part's name."""
     if param != "none" and rows.whole_number(stage) < _OFFLOADS_PARAMETERS:
         # engine.py gives offload_param to ZeRO-3's optimizers alone
         reading.assumed.append(f"{key}_param has no effect: DeepSpeed offloads parameters in stage 3 only")

@@ -273,12 +273,7 @@ _WRAP = "TRANSFORMER_BASED_WRAP"
 
 
 class _ShardingKeys(NamedTuple):
-    """Keys with new values that make a file train with DeepSpeed or FSDP2 as a recipe does.
-
-    Attributes:
-        options: the recipe's options that they decide.
-        before: what the values replace, with the content of a file that one names.
-    """
+    """Keys that make a file train as a recipe does, the options that they decide, and the values that they replace."""
 
     keys: Mapping[str, Any]
     options: frozenset[str]
@@ -420,12 +415,7 @@ _DERIVED = frozenset({"save_whole", "fp32_embedding_states"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenPlan:
-    """A plan after it was written into files.
-
-    Attributes:
-        recipe: what the changed files say, together with the options for which they have no key.
-        edits: the files with what changes; `missing` of each are the options for which no file has a key.
-    """
+    """What changed files say, with the options for which they have no key, and the edits, which list these."""
 
     recipe: TrainingRecipe
     edits: tuple[FileEdit, ...]

@@ -90,13 +90,7 @@ _VERSION_4 = {Precision.BF16_AMP: Precision.AMP, Precision.FP16_AMP: Precision.A
 def counted(
     options: Mapping[str, Any], found: Callable[[Setting], Found | None], typed: Collection[str]
 ) -> Iterator[str]:
-    """One sentence each on how many GPUs are counted, in which dtype the weights are, and how long sequences are.
-
-    Args:
-        options: values of recipe options.
-        found: the value of a setting, and where it comes from.
-        typed: the options of the command line.
-    """
+    """One sentence each on how many GPUs are counted, in which dtype the weights are, and how long sequences are."""
     yield _gpus(options.get("gpus", 1), found(Setting.GPUS), found(Setting.ENGINE))
     precision = Precision(options.get("precision", RECIPE_OPTIONS["precision"].default))
     if "precision" in typed:
@@ -194,12 +188,7 @@ class Resolver:
                     self._settings.pop(setting, None)
 
     def options(self) -> dict[str, Any]:
-        """Values of recipe options, those of the command line included.
-
-        Raises:
-            UnsupportedError: the files ask for something that recipes cannot express.
-            RecipeError: values that do not go together.
-        """
+        """Values of recipe options; raises UnsupportedError for what recipes lack, RecipeError for conflicts."""
         for found in self._lacking:
             raise settings.refusal(found, found.value)
         for found in self._settings.values():

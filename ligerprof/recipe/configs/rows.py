@@ -214,12 +214,7 @@ def text(setting: Setting) -> Row:
 
 
 def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str = "") -> Row:
-    """A word, upper or lower case.
-
-    Args:
-        known: the setting's value per word, or an Outcome.
-        what: the kind of thing that words name, for words that are not known: `optimizer`.
-    """
+    """A word, upper or lower case, with the setting's value per `known` word, or an Outcome; `what` words name."""
 
     def read(value: Any) -> Outcome:
         if not isinstance(value, (str, bool)):

@@ -172,13 +172,7 @@ Outcome = Sets | Names | Ignored | LeftOut | Lacking
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """A value of a setting and where it comes from.
-
-    Attributes:
-        value: the value, or a `Lacking`.
-        key: the key as written in the file, `defaults` for a framework's default, or a flag of the command line.
-        file: the file, as the user named it.
-    """
+    """A value of a setting, or a `Lacking`, and the file and key that it comes from; a flag has no file."""
 
     value: Any
     key: str

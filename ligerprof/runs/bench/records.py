@@ -162,12 +162,7 @@ class Direction(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A kernel of a provider at some sizes.
-
-    Attributes:
-        provider: with its variant, such as `ligerprof:lean`.
-        sizes: the ones that the kernel depends on, such as `4096x2048x128256`.
-    """
+    """A kernel of a provider, such as `ligerprof:lean`, at the sizes that it depends on, such as `4096x2048x128256`."""
 
     kernel: str
     provider: str
@@ -227,13 +222,7 @@ class ErrorRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRecord:
-    """The host's cost of forward and backward.
-
-    Attributes:
-        host_seconds: time to launch both at a tiny shape.
-        synchronizations: number of times that the host waits for the device.
-        synchronization: torch's message about the first wait, or None.
-    """
+    """The host's cost of both passes at a tiny shape: time, waits for the device, torch's message about the first."""
 
     what: ClassVar[str] = "host"
     subject: Subject

@@ -390,12 +390,7 @@ def _guess(recipe: TrainingRecipe, axis: Axis, known: Edges) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """The cells to run.
-
-    Attributes:
-        recipes: the cells of the grids, in order, without duplicates.
-        searches: axes along which to search for borders afterwards, each with the grid to search from.
-    """
+    """The cells of grids, in order, without duplicates, and the axes along which to search for borders from a grid."""
 
     grids: tuple[Grid, ...]
     recipes: tuple[TrainingRecipe, ...]
