@@ -334,12 +334,7 @@ def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:
 
 
 def read_figures(source: PathLike, *, of_ranks: bool = False) -> tuple[Figures, ...]:
-    """The figures of a run directory, of the JSON of a command, or of a snapshot.
-
-    Args:
-        source: the file or folder.
-        of_ranks: whether to read the ranks of one run; else its own figures, and those of its estimate if it has one.
-    """
+    """The figures of a run directory, of the JSON of a command, or of a snapshot; `of_ranks`: of the ranks of a run."""
     path = _path(source)
     read = figures_of_ranks if of_ranks else figures_from_json
     if path.is_dir():

@@ -87,11 +87,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a plain number of bytes, from 2**20 on.
-
-    Raises:
-        RecipeError: the text is not a size, the size is not positive, or its unit is probably missing.
-    """
+    """Parse `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a number of bytes from 2**20; raises RecipeError."""
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     from fractions import Fraction

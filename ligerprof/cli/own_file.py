@@ -82,12 +82,7 @@ own_file_option = click.option(
 
 
 class OwnConfig:
-    """The files of --config, and where to write changed copies.
-
-    Raises:
-        RecipeError: a file cannot be read, or none can be edited.
-        OutputError: copies were asked for and cannot be written.
-    """
+    """The files of --config, and where to write copies; raises RecipeError or OutputError if either cannot be done."""
 
     def __init__(self, sources: Sequence[str], copies: Sequence[Path], *, force: bool) -> None:
         self._copies, self._force = copies, force

@@ -288,12 +288,7 @@ class TrainingProgram:
         return framework_of(self.launch, merged(given.values, given.typed), given.file or self.label)
 
     def readings(self, options: Mapping[str, Any]) -> list[Reading]:
-        """What the launcher and the program set; `options` are those of a recipe that win over both.
-
-        Raises:
-            RecipeError: a framework that is not read, a file that cannot be read, or a variable that is not set.
-            UnsupportedError: a method that recipes do not cover.
-        """
+        """What launcher and program set under `options` of a recipe; raises RecipeError or UnsupportedError."""
         framework, sentence = self.framework()
         given = self._given
         typed = settled(shell.negated(given.typed, framework.rows), framework, options, self.label)

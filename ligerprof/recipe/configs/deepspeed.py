@@ -136,12 +136,7 @@ DEEPSPEED_ROWS: Mapping[str, rows.Row] = {
 
 
 def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Read what depends on several keys: the engine, offload, sizes and the kind of Adam.
-
-    Args:
-        values: the content of DeepSpeed's JSON.
-        prefix: where it is in a larger file, such as `deepspeed.`.
-    """
+    """Read what depends on several keys: engine, offload, sizes and the kind of Adam; `prefix` is as `deepspeed.`."""
     zero = rows.object_in(values, "zero_optimization")
     reading.set(f"{prefix}zero_optimization", {Setting.ENGINE: "deepspeed"})
     _set_offload(reading, zero, f"{prefix}zero_optimization.offload")

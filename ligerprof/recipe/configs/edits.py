@@ -79,11 +79,7 @@ class FileEdit:
 
     @property
     def content(self) -> str | None:
-        """The text of the file after the change; comments of YAML and TOML and other lines stay. None for a function.
-
-        Raises:
-            RecipeError: the file is written in a way that lines cannot be replaced in.
-        """
+        """The text after the change, comments included; None for a function. Raises RecipeError as `rewrite`."""
         if self.text is None:
             return None
         return rewrite(self.text, Path(self.file), {change.key: change.new for change in self.changes})
@@ -453,12 +449,9 @@ class OwnFiles:
         return self._completed(plan, edits, self._read_back(plan, edits))
 
     def settle(self, plan: TrainingRecipe) -> TrainingRecipe | str:
-        """What the files say once a plan is written into them, or why they cannot say it.
+        """What the files say once a plan is written into them, or why they cannot; raises LigerprofError as `write`.
 
         Files of a program that the user wrote leave to it what they have no key for, except fused kernels.
-
-        Raises:
-            LigerprofError: recipes cannot express what the files say then.
         """
         edits = edit_files(self.files, self.recipe, plan)
         if not edits:

@@ -361,11 +361,9 @@ def _classes(value: Any) -> set[str]:
 
 
 def values_of_function(source: str) -> dict[str, Any]:
-    """Import `module:function`, call the function, and convert what it returns; this runs code of the module.
+    """Import `module:function`, which runs code of the module, call it, and convert its configuration.
 
-    Raises:
-        MissingDependencyError: the module, or something it imports, is not installed.
-        RecipeError: no such function, or it fails, or does not return a configuration.
+    Raises MissingDependencyError for an import that fails, RecipeError for any other failure.
     """
     module, _, name = source.partition(":")
     here = str(Path.cwd())

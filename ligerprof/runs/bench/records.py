@@ -78,11 +78,7 @@ def find_kernels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_shapes(kernel: str, text: str) -> tuple[BenchShape, ...]:
-    """Parse `study`, `paper`, `llama`, A, B, C, V=…, T=…, H=…, or a model with `@TOKENS`; several joined by commas.
-
-    Raises:
-        RecipeError: a word is invalid (UnknownModelError: it is not a known model).
-    """
+    """Parse `study`, `paper`, `llama`, A, B, C, V=…, T=…, H=… or MODEL@TOKENS, joined by commas; raises RecipeError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise RecipeError("no shape given. Use study, paper, llama, A, B, C, or a model such as llama3.1-8b@8192.")

@@ -330,9 +330,7 @@ def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> Edg
 def largest_fitting(fits: Callable[[int], bool], guess: int, unit: int, known: Edges = (None, None)) -> int | None:
     """The largest multiple of `unit` that fits, or None; every value below one that fits is assumed to fit.
 
-    Args:
-        fits: called at most once per value, and only for values between the known ones.
-        guess: where to start.
+    `fits` is called at most once per value between the known ones, `guess` first.
     """
     low, high = known
     lowest = (low or 0) // unit
@@ -463,10 +461,8 @@ def make_plan(
 def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: SweepSettings, watcher: Watcher) -> SweepResult:
     """Run the cells that are not finished, then search for the borders.
 
-    Raises:
-        RecipeError: several jobs, and cells are timed.
-        RunDirectoryError: another sweep is running in the folder, or it contains something else.
-        SweepInterruptedError: on Ctrl-C.
+    Raises RecipeError for several jobs with timed cells, RunDirectoryError for another sweep's folder or one that is in
+    use, and SweepInterruptedError on Ctrl-C.
     """
     if settings.jobs > 1 and any(recipe.device is not Device.SIMULATED for recipe in plan.recipes):
         raise RecipeError(
