@@ -108,7 +108,6 @@ class CommandOptions:
 
 
 def _problem(options: CommandOptions, *, times: bool = False) -> "CommandProblem":
-    """What is searched for."""
     from ligerprof.recipe.commands.changes import TrainingCommand
     from ligerprof.runs.command_search.session import CommandProblem
     from ligerprof.runs.command_search.trials import Machine, trials_at_once
@@ -169,7 +168,6 @@ def fit_command(options: CommandOptions) -> None:
 
 
 def _fit_splits(options: CommandOptions) -> None:
-    """Find which splits of the GPUs of --world fit."""
     from ligerprof.recipe.commands.splits import find_splits
     from ligerprof.reports.command_search import render_splits
     from ligerprof.runs.command_search.fastest import fitting_splits

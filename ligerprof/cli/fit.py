@@ -161,7 +161,6 @@ def _fit_fastest(recipe: TrainingRecipe, *, simulate: bool, as_json: bool) -> No
 
 
 def _fit_plan(recipe: TrainingRecipe, *, simulate: bool, as_json: bool) -> None:
-    """Search and print the plan of layers."""
     from ligerprof.library import plan
     from ligerprof.reports.search import render_plan
 

@@ -195,7 +195,6 @@ def was_given(name: str) -> bool:
 
 
 def _single(declared: Option) -> Callable[[Any], Any]:
-    """The click option for one value."""
     if declared.kind is bool:
         flags = declared.flag if declared.off_flag is None else f"{declared.flag}/{declared.off_flag}"
         return click.option(
@@ -259,7 +258,6 @@ def _several(declared: Option) -> Iterator[Callable[[Any], Any]]:
 def _complete_last(
     declared: Option, ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete the last of several values."""
     if (names := OF_OPTIONS.get(declared.name)) is not None:
         return names(ctx, param, incomplete)
     before, comma, last = incomplete.rpartition(",")

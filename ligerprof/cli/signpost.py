@@ -111,7 +111,6 @@ def _kind_of_folder(path: Path) -> InputKind | None:
 
 
 def _runs(path: Path) -> Iterator[Path]:
-    """The run directories in a folder."""
     if not is_folder(path):
         return
     for entry in sorted(islice(path.iterdir(), _MOST_ENTRIES)):

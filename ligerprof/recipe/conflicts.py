@@ -119,7 +119,6 @@ def _engine_table_conflicts(options: TrainingOptions, changed: Set[str]) -> Iter
 
 
 def _pair_conflicts(options: TrainingOptions, changed: Set[str]) -> Iterator[str]:
-    """What the tables of options that need or exclude others say, as messages."""
     for name, others in NEEDS.items():
         if name in changed and changed.isdisjoint(others):
             yield f"{_shown(options, name)} needs {_listed([_FLAGS[other] for other in others])}."

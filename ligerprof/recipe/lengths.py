@@ -150,7 +150,6 @@ def _order(rows: Sequence[int], recipe: TrainingRecipe) -> list[int]:
 
 
 def _packed(lengths: Sequence[int], recipe: TrainingRecipe) -> list[int]:
-    """Tokens of each packed row of at most --seq tokens."""
     if recipe.packing_strategy is PackingStrategy.SEQUENTIAL:
         whole, rest = divmod(sum(lengths), recipe.seq)
         return [recipe.seq] * whole + [rest] * (rest > 0)

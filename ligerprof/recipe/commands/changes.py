@@ -225,7 +225,6 @@ class TrainingCommand:
 
     @property
     def _first(self) -> Path | None:
-        """The first file with the program's own keys."""
         return next((file for file in self._files if not self._is_anothers(file)), None)
 
     @property

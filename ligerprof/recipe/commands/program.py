@@ -529,7 +529,6 @@ def _inner_script(command: shell.SimpleCommand) -> tuple[list[shell.SimpleComman
 
 
 def _only_one(programs: Sequence[TrainingProgram]) -> TrainingProgram:
-    """The one program among several that trains."""
     found, refused = [], []
     for program in programs:
         try:

@@ -146,7 +146,6 @@ class _Script:
         return rest.startswith("&>")
 
     def _step(self) -> None:
-        """Read the next part of a word."""
         text, at = self.text, self._at
         char = text[at]
         if char == "\\":
@@ -273,7 +272,6 @@ class _Script:
         return (_Kind.OPEN, [written]) if value is None else (_Kind.TEXT, value)
 
     def _array(self) -> None:
-        """The list of `NAME=(…)`."""
         end = self._parenthesis(self._at)
         inner = _COMMENT.sub("", self.text[self._at + 1 : end])
         self._assign(self._word.text or "", self._inner_words(inner), is_conditional=self._depth > 0)

@@ -382,7 +382,6 @@ _ADAM = ("lr", "betas", "eps", "weight_decay")
 
 
 def _zero(old: Any, recipe: TrainingRecipe) -> dict[str, Any]:
-    """The section `zero_optimization` with the recipe's stage and offload."""
     section = dict(old) if isinstance(old, Mapping) else {}
     section["stage"] = recipe.zero
     # DeepSpeed's own default depends on the stage

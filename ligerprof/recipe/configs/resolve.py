@@ -405,7 +405,6 @@ class Resolver:
         return {"qlora" if bits == 4 else "lora": rank, **dora, **packed.get(bits, {}), **dtype, **names}
 
     def _saved(self, spec: ModelSpec) -> dict[str, Any]:
-        """Modules that are trained in full next to adapters."""
         found = self._value(S.MODULES_TO_SAVE)
         if not found or "modules_to_save" in self._given:
             return {}
@@ -449,7 +448,6 @@ class Resolver:
         return {"optimizer": word, "fp32_embedding_states": fp32}
 
     def _only_in_torch(self, engine: str) -> dict[str, Any]:
-        """Options that no other engine takes."""
         compiles, offloads = self._value(S.COMPILE), self._value(S.ACTIVATION_OFFLOAD)
         if compiles and not takes(Engine(engine), "compile"):
             raise self._refuse(f"torch.compile under {engine}", S.COMPILE)

@@ -172,7 +172,6 @@ def _read_policy(value: Any) -> Outcome:
 
 
 def _is_whole(kind: Any) -> bool:
-    """Whether a state dict of this type has whole weights."""
     word = str(kind).strip().upper()
     if word not in (*_WHOLE, *_SHARDS):
         raise rows.BadValueError("not FULL_STATE_DICT, SHARDED_STATE_DICT or LOCAL_STATE_DICT")

@@ -353,7 +353,6 @@ def _refuse_classes(reading: Reading, values: Mapping[str, Any]) -> None:
 
 
 def _classes(value: Any) -> set[str]:
-    """Names of all classes in a converted object."""
     if isinstance(value, Mapping):
         own = {value[CLASS]} if isinstance(value.get(CLASS), str) else set()
         return own.union(*map(_classes, value.values()))

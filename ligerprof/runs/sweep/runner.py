@@ -101,7 +101,6 @@ class CellProcess:
         self._running.stop()
 
     def _words(self) -> tuple[str, ...]:
-        """The words of the cell's command after `python`."""
         config = self.recipe.deepspeed_config
         flags = recipe_flags(dataclasses.replace(self.recipe, deepspeed_config=None))
         if config is not None:
@@ -271,7 +270,6 @@ def is_beyond(recipe: TrainingRecipe, cells: Iterable[Cell]) -> bool:
 
 
 def _line(recipe: TrainingRecipe) -> str:
-    """The key shared by steps that differ only in batch and sequence."""
     return cell_key(replace(recipe, batch=1, seq=1))
 
 
