@@ -424,10 +424,6 @@ def leave_out_adapters(reading: Reading, values: Mapping[str, Any]) -> None:
 Finish = Callable[[Reading, Mapping[str, Any]], None]
 
 
-def _nothing_more(_reading: Reading, _values: Mapping[str, Any]) -> None:
-    """A framework whose keys can be read one by one."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """A kind of configuration file.
@@ -453,7 +449,7 @@ class Framework:
     defaults: Mapping[Setting, Any] = field(default_factory=dict)
     family: str = ""
     is_complete: bool = True
-    finish: Finish = _nothing_more
+    finish: Finish = field(default=lambda _reading, _values: None)
     writes: Mapping[str, Spelling] | None = None
 
     def read(self, values: Mapping[str, Any], file: str) -> Reading:

@@ -523,7 +523,7 @@ def is_function(source: str) -> bool:
 def _read_source(source: str, documents: Documents) -> Reading:
     name, _, rest = source.partition("=")
     if name in BY_NAME and rest:
-        return _read_as(BY_NAME[name], documents.get(rest) or read_document(Path(rest)), rest)
+        return _read_values(documents.get(rest) or read_document(Path(rest)), rest, BY_NAME[name])
     path = Path(source)
     if source == ENVIRONMENT and not path.exists():
         return _read_environment()
@@ -532,23 +532,19 @@ def _read_source(source: str, documents: Documents) -> Reading:
     values = documents.get(source) or read_document(path / "recipe.json" if is_folder(path) else path)
     if (recipe := recipe_values(values)) is not None:
         return read_recipe(recipe, source)
-    if (run := unwrapped(values)) is not None:
-        if is_trainers(run):
-            arguments = arguments_of(run)
-            framework = recognize(arguments, source)
-            # the model's config has keys of its own, such as id2label
-            return settled(framework, read_run(run, framework, source), arguments)
-        values = run
-    framework = recognize(values, source)
-    return settled(framework, framework.read(values, source), values)
+    return _read_values(values, source)
 
 
-def _read_as(framework: Framework, values: Mapping[str, Any], file: str) -> Reading:
-    """Read a file whose framework is named; wandb's of a run, too."""
+def _read_values(values: Mapping[str, Any], file: str, named: Framework | None = None) -> Reading:
+    """Read a file of a framework that is named or recognized; the file of a run by wandb, too."""
     run = unwrapped(values)
-    if run is not None and is_trainers(run):
-        return read_run(run, framework, file)
-    return framework.read(values, file)
+    is_of_trainer = run is not None and is_trainers(run)
+    if run is not None:
+        # the model's config has keys of its own, such as id2label
+        values = arguments_of(run) if is_of_trainer else run
+    framework = named or recognize(values, file)
+    reading = read_run(run or {}, framework, file) if is_of_trainer else framework.read(values, file)
+    return reading if named else settled(framework, reading, values)
 
 
 def settled(framework: Framework, reading: Reading, values: Mapping[str, Any]) -> Reading:
