@@ -121,16 +121,13 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None
 def _set_precision(reading: Reading, values: Mapping[str, Any], kind: Any) -> None:
     """The model is loaded in the dtype of the computation; what is trained is cast up to fp32 (model/adapter.py)."""
     autocast = reading.value(Setting.AUTOCAST) or "no"
-    pure = rows.is_on(values, "pure_bf16")
-    if pure:
+    if rows.is_on(values, "pure_bf16"):
         reading.set("pure_bf16", {Setting.WEIGHTS: "bfloat16", Setting.AUTOCAST: "no"})
     elif autocast == "no":
         reading.defaults[Setting.WEIGHTS] = "checkpoint"
     else:
-        loaded = {"bf16": "bfloat16", "fp16": "float16"}[autocast]
-        key = "bf16" if autocast == "bf16" else "fp16"
-        weights = "float32" if kind == "full" else loaded
-        reading.set(key, {Setting.WEIGHTS: weights, Setting.AUTOCAST: autocast})
+        weights = "float32" if kind == "full" else {"bf16": "bfloat16", "fp16": "float16"}[autocast]
+        reading.set(autocast, {Setting.WEIGHTS: weights, Setting.AUTOCAST: autocast})
 
 
 def _write_adapter(recipe: TrainingRecipe) -> Mapping[str, Any]:
