@@ -43,10 +43,8 @@ class GpuSpec:
         kernels_bytes: code of the kernels that a training step loads.
         sm_count: multiprocessors (AMD: compute units); determines the workspaces of reductions.
         compute_capability: (major, minor); determines the attention backend.
-        max_threads_per_sm: maximum resident threads per multiprocessor.
         measured: whether this project measured the figures; the others come from data sheets and public reports.
         nominal: whether no public report of `memory_bytes` is known.
-        aliases: other names, besides `name` and `title`.
     """
 
     name: str

@@ -154,7 +154,6 @@ class Stages:
 
     Args:
         show: receives the name, and in words what is done and the time that is left.
-        total: number of stages, or None.
         line: the line of a terminal that shows them; None without a terminal, where only names are shown.
     """
 

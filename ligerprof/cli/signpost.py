@@ -56,7 +56,6 @@ def signposted(message: str, given: Iterable[object], command: str, configs: Col
     """A better message for an error about a path that was given to a command; None if there is none.
 
     Args:
-        message: starts with the path.
         given: values of the command's arguments and options; only text and paths count.
         configs: values of its --config, which reads the configuration of a training.
     """

@@ -34,7 +34,6 @@ class RunShapes:
 
     Attributes:
         steps: the shapes of each step's micro-batches.
-        sequences: lengths in the file.
         cut: lengths above --seq, which are cut to it.
         tokens: of all sequences, once cut.
         batch_tokens: of all micro-batches, padding included.

@@ -126,7 +126,6 @@ class TrainingOptions(ModelOptions):
         optimizer: `default` becomes adamw-fused, or deepspeed-cpu-adam if the optimizer is offloaded.
         clip: None becomes 1.0 with DeepSpeed.
         deepspeed_config: a JSON file for DeepSpeed, or its content.
-        spec: the description of `model`.
         kernels: the kernels that `liger` selects for this model.
         providers: the provider of each of these kernels.
     """

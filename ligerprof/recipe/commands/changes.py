@@ -344,10 +344,8 @@ class Batches:
     """The micro-batches of a command that keep the sequences of an optimizer step, and larger ones.
 
     Attributes:
-        key: with the micro-batch.
-        batch: the command's own.
+        batch, accumulation: the command's own.
         accumulation_key: with the micro-batches of an optimizer step; None if the command has none.
-        accumulation: the command's own.
         multiple: sequences of a step are a multiple of it.
     """
 

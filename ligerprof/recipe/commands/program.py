@@ -465,9 +465,7 @@ def read_command(words: Sequence[str], given: Mapping[str, Any]) -> list[Reading
             that trains.
         given: recipe options of ligerprof's own command line, which settle what the command leaves to variables.
 
-    Raises:
-        RecipeError: not a training command, of a framework that is not read, or with a variable that is not set.
-        UnsupportedError: a method that recipes do not cover.
+    Raises RecipeError for what is not read or left to unset variables, UnsupportedError for another method.
     """
     programs = [TrainingProgram(launch=launch, script=script) for launch, script in _launches(_typed(words), "", 0)]
     if not programs:

@@ -444,15 +444,12 @@ class Launch:
 
     Attributes:
         program: the script, module or command, as typed.
-        words: its arguments.
         is_module: whether `program` is the name of a Python module.
         processes: number of processes with one GPU each; None if the command does not say it.
         launcher: the option or command that says it.
         open: what only a running shell knows of the number of processes, or an empty text.
         accelerate: keys of accelerate's file that the command sets.
         accelerate_file: accelerate's file, or None.
-        uses_accelerate: whether accelerate launches it.
-        environment: variables of the process.
     """
 
     program: str

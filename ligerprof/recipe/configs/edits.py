@@ -142,13 +142,8 @@ def edit_files(files: Sequence[tuple[str, str]], before: TrainingRecipe, after: 
     """Change the files that describe a recipe: each option in the first of them that has a key for it.
 
     Where a file of accelerate is among them, it decides how the model is sharded, or DeepSpeed's JSON that it names,
-    and the number of micro-batches per step goes to the trainer's file, too.
-
-    Args:
-        files: each file and its framework.
-
-    Returns:
-        An edit per file that can be edited; `missing` of each is what no file has a key for.
+    and the number of micro-batches per step goes to the trainer's file, too. Returns an edit per file that can be
+    edited; `missing` of each is what no file has a key for.
     """
     editable = [each for each in files if can_edit(*each)]
     launched = any(framework == _LAUNCHER for _, framework in files)
@@ -284,10 +279,6 @@ def _sharding_keys(file: str, framework: str, values: Mapping[str, Any], recipe:
 
     A file that names DeepSpeed's JSON gets its content, changed, under the same key; one of accelerate leaves that to
     the JSON.
-
-    Args:
-        file: the path of the configuration file, of the given framework.
-        values: its content.
     """
     if recipe.engine is Engine.FSDP2:
         return _fsdp2_keys(framework, recipe)

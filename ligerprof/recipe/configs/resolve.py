@@ -34,9 +34,7 @@ def model_of(found: Found | None, like: str | None, trains: str | None, assumed:
         trains: the file or command that describes a whole training, which must name its model; None without one.
         assumed: gets a sentence if no file names a model.
 
-    Raises:
-        RecipeError: a training that names no model.
-        UnknownModelError: nothing has the name, or its architecture has no row.
+    Raises RecipeError for a training that names no model, UnknownModelError for one that is not known.
     """
     if found is None and like is None and trains is not None:
         raise RecipeError(f"{trains}: names no model that ligerprof reads. Give it with --model.")
@@ -156,14 +154,9 @@ _REPLACED: Mapping[str, Sequence[Setting]] = {
 
 
 class Resolver:
-    """One set of files on the way to a recipe.
+    """One set of files on the way to a recipe: the later win, and `given` options of the command line over all.
 
-    Args:
-        readings: the files, in order; later ones win.
-        given: recipe options of the command line, which win over all files.
-
-    Attributes:
-        assumed: what the recipe assumes, one sentence each.
+    `assumed` is what the recipe assumes, one sentence each.
     """
 
     def __init__(self, readings: Sequence[Reading], given: Mapping[str, Any]) -> None:
@@ -496,9 +489,7 @@ def load_options(
         documents: the content of some of the files, as `read_sources` takes it.
         command: what a training command sets, which wins over the files.
 
-    Raises:
-        RecipeError: a file that cannot be read, or a value that its key does not take.
-        UnsupportedError: a file asks for something that recipes cannot express.
+    Raises RecipeError for what cannot be read, UnsupportedError for what recipes cannot express.
     """
     readings = read_sources(sources, documents, command)
     if "lora" in given or "qlora" in given:

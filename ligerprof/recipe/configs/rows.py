@@ -431,7 +431,6 @@ class Framework:
     Attributes:
         name: the word that names it in `NAME=FILE` and in JSON.
         title: what messages call it.
-        rows: one row per key.
         signature: keys that tell the framework from others; at least one is in each of its files.
         family: frameworks that extend one another have the same, whose files may not say what they train; empty for
             those whose files do.

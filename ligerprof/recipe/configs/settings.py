@@ -92,11 +92,9 @@ ROUTER = "router"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptOutputs:
-    """A policy of selective checkpointing whose shapes depend on the model: a value of Setting.SELECTIVE.
+    """A value of Setting.SELECTIVE whose shapes depend on the model: a policy's name or operators.
 
-    Attributes:
-        policy: its name or operators.
-        recomputed: ends of the names of linear layers, or `ROUTER`: products with weights of their shapes are not kept.
+    Products of linear layers that `recomputed` names by their ends, or as `ROUTER`, are not kept.
     """
 
     policy: str

@@ -445,9 +445,6 @@ def read_sources(
             for the environment of a process that accelerate launched.
         documents: the content of some of the files, by their names.
         others: what was read elsewhere, and comes last.
-
-    Raises:
-        RecipeError: not readable, of no known framework, or with a value that its key does not take.
     """
     documents = documents or {}
     readings = [_read_source(source, documents) for source in sources]
@@ -490,14 +487,7 @@ def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[
 
     It is looked for in this folder, in the file's own, and in those above it; a path of another machine also by its
     last parts, and by its name alone next to the file. The path is None if it is in none of these, and the framework
-    ships a file of this name.
-
-    Args:
-        file: the path of the file that names the other one.
-        framework: whose file that is.
-
-    Raises:
-        RecipeError: the file does not exist or cannot be read.
+    ships a file of this name. Raises RecipeError if there is none, or it cannot be read.
     """
     folders = (Path(), *Path(file).resolve().parents[:_MOST_FOLDERS])
     parts = PureWindowsPath(name).parts if "\\" in name else Path(name).parts

@@ -52,9 +52,7 @@ class Operation:
     """One operation.
 
     Attributes:
-        outputs: names of the outputs.
         wants: names of the inputs that need a gradient.
-        make: random inputs by name.
         output_sizes: sizes of the outputs; the gradients passed to backward are contiguous.
         arguments: the kernel's arguments in the order of its slot, from the inputs and a loss's options.
         exact: the formula without casts; takes the inputs by name.

@@ -48,10 +48,7 @@ class SweepSettings:
 
     Attributes:
         timeout_seconds: time limit per cell; a cell that exceeds it is ended and counts as failed.
-        trace: profile measured cells for TensorBoard.
-        jobs: number of cells that run at once.
         stop_at_oom: skip cells that are larger than one of the same line that was out of memory.
-        again: run finished cells again.
     """
 
     timeout_seconds: float | None = None
@@ -285,11 +282,9 @@ class _ProbeFailedError(LigerprofError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Border:
-    """Where memory ends along one axis, with all other options fixed.
+    """Where memory ends along one axis, with all other options fixed; None for a side that was not found.
 
     Attributes:
-        largest: the largest value that ran; None if none did.
-        smallest_oom: the smallest value that was out of memory; None if the search did not find one.
         reason: why the search ended before the two were adjacent, or None.
         recipe: a step of the line; its value along the axis does not matter.
     """
