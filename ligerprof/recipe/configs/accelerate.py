@@ -58,7 +58,6 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.lacking("Megatron-LM", "megatron_lm_config"),
     **rows.lacking("training on a CPU", "use_cpu"),
     **rows.lacking("KTransformers, which trains experts on the CPU", "kt_config"),
-    # accelerate reads it on TPUs alone
 }
 
 

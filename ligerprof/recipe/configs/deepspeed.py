@@ -121,14 +121,12 @@ DEEPSPEED_ROWS: Mapping[str, rows.Row] = {
     **rows.parallelism(sequence="sequence_parallel_size"),
     **rows.part_of("dtype of the communication", "communication_data_type"),
     **rows.lacking("communication in another dtype", "fp32_allreduce"),
-    # read with sequence parallelism only, which has its own key
     **rows.lacking("sparse gradients", "sparse_gradients"),
     **rows.lacking("sparse attention", "sparse_attention"),
     **rows.lacking("compressed training", "compression_training quantize_training"),
     **rows.lacking("data efficiency (random layer-token dropping)", "data_efficiency curriculum_learning"),
     **rows.lacking("progressive layer dropping", "progressive_layer_drop eigenvalue"),
     **rows.lacking("NVIDIA's apex", "amp"),
-    # read for models that are built of DeepSpeed's pipeline stages
     **rows.lacking("the hybrid engine", "hybrid_engine"),
     **rows.lacking("elastic training", "elasticity"),
     **rows.lacking("DeepSpeed's inference engine", "tensor_parallel_inference kernel_inject"),

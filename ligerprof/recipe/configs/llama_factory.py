@@ -7,7 +7,6 @@ from ligerprof.recipe.configs import rows, settings, shared, trainer
 from ligerprof.recipe.configs.settings import OTHER_METHOD, OTHER_TRAINING, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.training import TrainingRecipe
 
-_FULL = "training in part of the layers"
 _ROWS: Mapping[str, rows.Row] = {
     **trainer.ROWS,
     **rows.ignored_keys("llama-factory"),
@@ -51,7 +50,6 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.lacking("norms in fp32", "upcast_layernorm"),
     **rows.lacking("logits in fp32", "upcast_lmhead_output"),
     **rows.lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss", remedy=OTHER_TRAINING),
-    # version 1's kernels/interface.py: those chosen automatically are for NPUs
     **rows.lacking("KTransformers, which trains experts on the CPU", "use_kt"),
     **rows.lacking("Megatron", "use_mca use_megatron_bridge use_hyper_parallel"),
     **rows.lacking("Megatron", "tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size"),
