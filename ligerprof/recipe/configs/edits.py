@@ -320,9 +320,9 @@ def _launched_deepspeed(values: Mapping[str, Any], recipe: TrainingRecipe, optio
         "offload_optimizer_device": place,
         "offload_param_device": place if recipe.offload.moves_parameters else "none",
         "zero3_init_flag": recipe.zero == 3,
-        **({} if recipe.nvme_path is None else {"offload_optimizer_nvme_path": recipe.nvme_path}),
-        **({} if recipe.nvme_path is None else {"offload_param_nvme_path": recipe.nvme_path}),
     }
+    if recipe.nvme_path is not None:
+        settings |= {f"offload_{part}_nvme_path": recipe.nvme_path for part in ("optimizer", "param")}
     keys = {
         "distributed_type": "DEEPSPEED",
         "mixed_precision": _PRECISIONS[recipe.precision],
