@@ -17,7 +17,7 @@ for _power, _letter in enumerate("kmgt", 1):
     _FACTORS |= {_letter: 1024**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 _Arguments = ParamSpec("_Arguments")
 _Output = TypeVar("_Output")
-# of the output that is being rendered
+# the largest size of the output that is being rendered
 _largest_bytes: ContextVar[int] = ContextVar("largest_bytes", default=0)
 NO_BREAK = "\u00a0"
 _BLANK = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]?i?B|%|[mµ]?s)(?![\w]))")

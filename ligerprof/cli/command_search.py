@@ -32,7 +32,7 @@ FoundT = TypeVar("FoundT", bound="Found")
 # options of a recipe that say where a command runs
 _OF_MACHINE = ("gpu", "memory_limit", "memory_limit_bytes", "routing")
 _STEPS = 2
-# for the ends of trials, and for what is known
+# time to end the trials, and to print what is known
 _INTERRUPTED_SECONDS = 5
 
 
@@ -130,7 +130,7 @@ def _problem(options: CommandOptions, *, times: bool = False) -> "CommandProblem
     gpu = SimulatedGpu(gpu=recipe.gpu_spec.name, routing=recipe.routing, times=times, **given)
     return CommandProblem(
         command=command,
-        # of several GPUs less NCCL's buffers
+        # with several GPUs, NCCL's buffers are subtracted
         limit=find_limit(replace(recipe, engine=Engine.DDP, gpus=gpus) if gpus > 1 else recipe),
         machine=Machine(folder=Path(), gpu=gpu, steps=Steps(last=search["steps"]), at_once=at_once, world=world),
         copies=dict(zip(command.files, copies, strict=False)) if copies else None,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.search.fastest import Candidate
     from ligerprof.analyzers.search.fit import Answered, Point
 
-# of about 500 MiB, most of it shared
+# each takes about 500 MiB, most of it shared
 _MOST_PROCESSES = 4
 
 

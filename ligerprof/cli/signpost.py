@@ -15,7 +15,7 @@ _RESULT, _CELLS, _MODEL = "result.json", "results.jsonl", "config.json"
 _MOST_ENTRIES = 1000
 _OWN_KIND = re.compile(rb'\s*\{\s*"schema"\s*:\s*1\s*,\s*"kind"\s*:\s*"([a-z-]{1,30})"')
 _PAGE = re.compile(rb"(?i)\s*<(?:!doctype|html|!--|head)")
-# of a file of safetensors
+# the longest header of a file of safetensors
 _LONGEST_HEADER_BYTES = 100_000_000
 _RECIPES = frozenset({"step", "estimate", "fit", "advise", "sweep"})
 

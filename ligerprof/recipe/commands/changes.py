@@ -23,7 +23,7 @@ _FILE = FileKind(error=RecipeError, hint="The command names it.", max_bytes=2**1
 # arguments that name a file with values
 _FILE_KEYS = frozenset({*program.FILE_KEYS, "deepspeed", "deepspeed_config"})
 
-# of accelerate's launcher
+# options of accelerate's launcher
 _MESH_OPTION, _CONFIG_OPTION = "parallelism_config_", "config_file"
 
 # DeepSpeed's names of keys of the Trainer
@@ -316,7 +316,7 @@ _ACCUMULATION_KEYS = (
 _LENGTH_KEYS = ("max_length", "max_seq_length", "sequence_len", "cutoff_len", "training.seq_len", "block_size")
 _TRL, _TRAINER, _AXOLOTL, _LLAMA_FACTORY = "trl", "transformers", "axolotl", "llama-factory"
 _HUGGING_FACE = (_TRL, _TRAINER, _LLAMA_FACTORY)
-# of TrainingArguments
+# the default of TrainingArguments
 _DEFAULT_BATCH = 8
 # whose keys for a recipe's options are in the table of their files; others have those of the Trainer
 _TABLES = {_TRL: "trl-sft", **{name: name for name in (_AXOLOTL, _LLAMA_FACTORY, "torchtitan")}}

@@ -44,7 +44,7 @@ _ROWS: Mapping[str, rows.Row] = {
         {"no": rows.UNSET, "false": rows.UNSET, "bf16": "bf16", "fp16": "fp16"},
         what="mixed precision in",
     ),
-    # of the oldest versions
+    # a key of the oldest versions
     "fp16": rows.turned_on({Setting.AUTOCAST: "fp16"}),
     "num_processes": rows.count(Setting.GPUS),
     "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM, auto=True),

@@ -71,7 +71,7 @@ _ZERO = {
         " gather_16bit_weights_on_model_save",
         rows.switch(Setting.SAVE_WHOLE, auto=True),
     ),
-    # of older versions
+    # names of older versions
     **rows.part_of("offload", "cpu_offload cpu_offload_params"),
     **rows.lacking("secondary partitions of ZeRO++", "zero_hpz_partition_size", harmless=(1,)),
     **rows.lacking(

@@ -481,7 +481,7 @@ class OwnFiles:
         return {name: typed for name, typed in found if getattr(said, name) != getattr(plan, name)}
 
     def _without_keys(self, options: Sequence[str]) -> str:
-        # of a module:function, the function
+        # the function of a module:function
         name = Path(self.files[0][0]).name.rpartition(":")[2]
         having = f"{name} has" if len(self.files) == 1 else "the files have"
         return f"{having} no key for {', '.join(options)}"

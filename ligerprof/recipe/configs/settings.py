@@ -61,7 +61,7 @@ class Setting(Word):
     BACKWARD_PREFETCH = "backward_prefetch"
     LENGTH_ORDER = "length_order"
     PAD_TO_MULTIPLE_OF = "pad_to_multiple_of"
-    # from which options are derived
+    # settings from which options are derived
     EVALUATES = "evaluation"
     EVALUATION_BATCH = "evaluation_batch"
     WEIGHTS = "weights"

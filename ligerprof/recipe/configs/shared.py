@@ -183,7 +183,7 @@ _STATE_DICT = rows.Row(
 )
 
 
-# of checkpoints, and axolotl's of the trained model
+# keys for checkpoints, and axolotl's for the trained model
 _STATE_DICT_KEYS = ("state_dict_type", "final_state_dict_type")
 _KEYS: Mapping[str, rows.Row] = {
     **rows.ignored_keys("fsdp"),

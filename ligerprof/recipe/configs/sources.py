@@ -36,7 +36,7 @@ _NAMES_DATA = re.compile(
     r"(train(ing)?_)?(data|dataset)s?(_(name|name_or_path|id_or_path|path|dir|files?|file_path|mixer|mixer_list|mixture))?"
     r"|train_(files?|path)"
 )
-# in an entry of a list of data sets
+# keys that name the data in an entry of a list of data sets
 _NAMES_ENTRY = frozenset({"path", "id", "name_or_path", "data_dir", "data_files", "dataset", "dataset_name", "train"})
 _NAMES_COLUMNS = frozenset({"columns", "dataset_columns"})
 

@@ -143,7 +143,7 @@ _TRAINING = {
     **rows.ignored_keys("torchtitan", "training"),
     **rows.each("local_batch_size batch_size", rows.count(Setting.BATCH)),
     **rows.each("seq_len max_context_length", rows.count(Setting.SEQ)),
-    # of flame, which is built on torchtitan
+    # a key that flame, built on torchtitan, adds
     "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM),
     "max_norm": rows.number(Setting.CLIP),
     **rows.part_of("tokens of a micro-batch", "num_tokens_per_microbatch_per_dp_rank num_tokens_per_train_step"),
@@ -219,7 +219,7 @@ _ROWS: Mapping[str, rows.Row] = {
         ignored="torchtitan.model",
     ),
     **rows.part_of("model", "model_spec hf_model"),
-    # of the backend that trains transformers' models
+    # the backend that trains transformers' models
     "hf_transformers": rows.section({"model": rows.text(Setting.MODEL)}, ignored="torchtitan.hf_transformers"),
     **rows.part_of("loss", "loss"),
     "validation": rows.section(rows.left_out(shared.EVALUATION, "enable enabled"), ignored="torchtitan.validation"),
@@ -426,7 +426,7 @@ def _write_tokens(recipe: TrainingRecipe) -> Mapping[str, Any]:
     return {"training.num_tokens_per_microbatch_per_dp_rank": recipe.batch * recipe.seq}
 
 
-# of the functions of versions after 0.2
+# how the functions of versions after 0.2 write options
 FUNCTION_WRITES: Mapping[str, rows.Spelling] = {
     **_WRITES,
     "batch": _write_tokens,

@@ -63,7 +63,7 @@ _SFT: Mapping[str, rows.Row] = {
         what="loss",
         remedy="Choose another with --loss.",
     ),
-    # of older versions
+    # a key of older versions
     **rows.part_of("liger-kernel", "use_liger"),
 }
 _DEFAULTS: Mapping[Setting, Any] = {
