@@ -328,13 +328,7 @@ _EIGHT_BIT = {
 TRAINER_OPTIMIZERS: Mapping[str, Any] = {**OPTIMIZERS, **_EIGHT_BIT}
 
 # DeepSpeed builds its own Adam, in one kernel on the GPU or on the CPU where the optimizer is offloaded
-DEEPSPEED_OPTIMIZERS: Mapping[str, Any] = {
-    "adam": Sets(values={Setting.OPTIMIZER: "default"}),
-    "adamw": Sets(values={Setting.OPTIMIZER: "default"}),
-    "sgd": "sgd",
-    "lion": "lion",
-    "muon": "muon",
-}
+DEEPSPEED_OPTIMIZERS = {"adam": "default", "adamw": "default", "sgd": "sgd", "lion": "lion", "muon": "muon"}
 
 
 # the keys of a framework for a value of a recipe, or None if it has none for that value; a dot separates a section
