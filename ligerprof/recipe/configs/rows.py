@@ -15,7 +15,7 @@ from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, 
 from ligerprof.recipe.deepspeed import leaves
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import printable, short_repr
-from ligerprof.torch_memory.optimizers import OPTIMIZERS as ROWS
+from ligerprof.torch_memory.optimizers import OPTIMIZERS
 
 Read = Callable[[Any], Outcome]
 Table = Mapping[str, "Row"]
@@ -313,19 +313,12 @@ def object_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 # those that this version does not have are refused by name
 _LACKING = ("lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "galore_adamw_8bit", "rmsprop", "adagrad")
-OPTIMIZERS: Mapping[str, str] = {
-    **{name: word for word, row in ROWS.items() for name in row.names},
-    **{name: name.replace("_", "-").removesuffix("-32bit") for name in _LACKING},
-}
-
-# transformers' Trainer keeps the moments of embeddings in fp32 (Trainer.create_optimizer)
-_EIGHT_BIT = {
-    name: Sets(values={Setting.OPTIMIZER: word, Setting.FP32_EMBEDDING_STATES: True})
-    for word, row in ROWS.items()
+# transformers' Trainer keeps the moments of embeddings in fp32 with 8-bit optimizers (Trainer.create_optimizer)
+TRAINER_OPTIMIZERS: Mapping[str, Any] = {
+    name: Sets(values={Setting.OPTIMIZER: word, Setting.FP32_EMBEDDING_STATES: True}) if row.is_eight_bit else word
+    for word, row in OPTIMIZERS.items()
     for name in row.names
-    if row.is_eight_bit
-}
-TRAINER_OPTIMIZERS: Mapping[str, Any] = {**OPTIMIZERS, **_EIGHT_BIT}
+} | {name: name.replace("_", "-").removesuffix("-32bit") for name in _LACKING}
 
 # DeepSpeed builds its own Adam, in one kernel on the GPU or on the CPU where the optimizer is offloaded
 DEEPSPEED_OPTIMIZERS = {"adam": "default", "adamw": "default", "sgd": "sgd", "lion": "lion", "muon": "muon"}
@@ -342,12 +335,12 @@ BITS: Mapping[int | None, Mapping[str, bool]] = {
 }
 
 
-def rows_of(rows: Table, setting: Setting, prefix: str = "") -> Iterator[tuple[str, Row]]:
+def _rows_of(rows: Table, setting: Setting, prefix: str = "") -> Iterator[tuple[str, Row]]:
     """The rows of a table that set a setting alone, each with its key."""
     for name, row in rows.items():
         if row.sets is setting:
             yield f"{prefix}{name}", row
-        yield from rows_of(row.children or {}, setting, f"{prefix}{name}.")
+        yield from _rows_of(row.children or {}, setting, f"{prefix}{name}.")
 
 
 def as_read(rows: Table, options: str) -> dict[str, Spelling]:
@@ -356,7 +349,7 @@ def as_read(rows: Table, options: str) -> dict[str, Spelling]:
 
 
 def _as_read(rows: Table, name: str) -> Spelling:
-    key, row = next(rows_of(rows, Setting(name)))
+    key, row = next(_rows_of(rows, Setting(name)))
 
     def spell(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
         value = row.spell(getattr(recipe, name))
