@@ -169,11 +169,6 @@ def framework_of(launch: shell.Launch, values: Mapping[str, Any], source: str) -
     return found, None
 
 
-def names_method(launch: shell.Launch, framework: Framework) -> bool:
-    """Whether a program, or the framework whose program it is, trains with supervised fine-tuning alone."""
-    return not framework.family or framework is OPEN_INSTRUCT or not _SUPERVISED.isdisjoint(_name_words(launch))
-
-
 def _recognized(values: Mapping[str, Any], source: str) -> Framework:
     if (title := foreign_framework(values)) is not None:
         raise _foreign(source, title)
@@ -254,12 +249,9 @@ def _option_of(row: Row) -> str | None:
     outcomes = [_outcome(row, sample) for sample in _SAMPLES]
     found = [next(iter(each.values)) for each in outcomes if isinstance(each, settings.Sets) and each.values]
     found += [each.setting for each in outcomes if isinstance(each, settings.Lacking) and each.setting is not None]
-    return _option_named(found[0]) if found else None
-
-
-def _option_named(setting: Setting) -> str:
-    named = (option for option, settings in OPTION_SETTINGS.items() if setting in settings)
-    return setting.value if setting.value in RECIPE_OPTIONS else next(named, setting.value)
+    if not found or found[0].value in RECIPE_OPTIONS:
+        return found[0].value if found else None
+    return next((option for option, made_of in OPTION_SETTINGS.items() if found[0] in made_of), found[0].value)
 
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
@@ -294,7 +286,8 @@ class TrainingProgram:
         typed = settled(shell.negated(given.typed, framework.rows), framework, options, self.label)
         values = merged(given.values, typed)
         reading = self._read(framework, values, given.file)
-        if not names_method(self.launch, framework):
+        # programs of other frameworks and names train with supervised fine-tuning alone
+        if framework.family and framework is not OPEN_INSTRUCT and _SUPERVISED.isdisjoint(_name_words(self.launch)):
             settle_method(reading, values)
         if given.file is not None:
             _relabel(reading, typed, self.label)
