@@ -197,9 +197,9 @@ def switch(setting: Setting, *, invert: bool = False, auto: bool = False) -> Row
     return sets(setting, lambda value: truth(value) is not invert, auto=auto, spell=lambda value: value is not invert)
 
 
-def turned_on(values: Mapping[Setting, Any]) -> Row:
-    """A switch that sets values where it is on, and nothing where it is off."""
-    return Row(read=lambda value: Sets(values=values) if truth(value) else UNSET)
+def turned_on(values: Mapping[Setting, Any], *, auto: bool = False) -> Row:
+    """A switch that sets values where it is on, and nothing where it is off; see `sets` on `auto`."""
+    return Row(read=lambda value: UNSET if (auto and value == "auto") or not truth(value) else Sets(values=values))
 
 
 def text(setting: Setting) -> Row:
