@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs import rows, shared
-from ligerprof.recipe.configs.settings import OTHER_METHOD, Outcome, Packing, Reading, Sets, Setting
+from ligerprof.recipe.configs.settings import OTHER_METHOD, Outcome, Packing, Reading, Setting
 
 _PREFERENCES = "DPO or another preference method, with pairs of sequences"
 _TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
