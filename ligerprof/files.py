@@ -229,10 +229,8 @@ def write_new_file(path: Path, content: bytes | str, *, force: bool = False, fla
     """Write bytes, or text as UTF-8, to a file whole or not at all, and make its folder.
 
     The content goes to a temporary file in the same folder, which is then renamed to `path`. Without `force` a file
-    that exists is never replaced, even if another process creates it meanwhile; a pipe or device never is.
-
-    Raises:
-        OutputError: the file exists, or cannot be written; `flag` is as in `require_absent`.
+    that exists is never replaced, even if another process creates it meanwhile; a pipe or device never is. Raises
+    OutputError if the file exists, or cannot be written; `flag` is as in `require_absent`.
     """
     partial = path.with_name(f".{path.name[:200]}.{os.urandom(4).hex()}.partial")
     try:

@@ -43,10 +43,8 @@ class GpuSpec:
         kernels_bytes: code of the kernels that a training step loads.
         sm_count: multiprocessors (AMD: compute units); determines the workspaces of reductions.
         compute_capability: (major, minor); determines the attention backend.
-        max_threads_per_sm: maximum resident threads per multiprocessor.
         measured: whether this project measured the figures; the others come from data sheets and public reports.
         nominal: whether no public report of `memory_bytes` is known.
-        aliases: other names, besides `name` and `title`.
     """
 
     name: str
@@ -258,10 +256,7 @@ def find_gpu(name: str) -> GpuSpec:
     """Look up a GPU by a name that people use, or describe one such as `24GiB:sm89`.
 
     Upper and lower case, spaces and hyphens, and the maker's name do not matter: `4090` and `NVIDIA GeForce RTX 4090`
-    are rtx4090.
-
-    Raises:
-        RecipeError: no GPU or several GPUs have this name, or the size or the compute capability is not known.
+    are rtx4090. Raises RecipeError if no GPU or several have this name, or a size or capability is not known.
     """
     if name in GPUS:
         return GPUS[name]

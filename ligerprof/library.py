@@ -61,10 +61,7 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
 def simulate(recipe: TrainingRecipe, *, record: bool = True, progress: Progress | None = None) -> "StepOutcome":
     """Run one profiled step without a GPU; see `ligerprof step --device simulated`.
 
-    Args:
-        recipe: what to train, how, and on which GPU.
-        record: whether to record events for the outcome's snapshot.
-        progress: receives short messages.
+    `record`: whether to record events for the outcome's snapshot; `progress` receives short messages.
     """
     from ligerprof.runs.simulated import simulate_step
 
@@ -285,12 +282,7 @@ def analyze_trace(source: PathLike) -> "TraceReport":
 def make_judge(
     recipe: TrainingRecipe, *, simulate: bool, progress: Progress, simulators: Simulators | None = None
 ) -> Judge:
-    """The judge of a recipe's limit.
-
-    Raises:
-        RecipeError: the limit is above the GPU's memory.
-        UnsupportedError: what a compiled step needs is not known without a GPU.
-    """
+    """The judge of a recipe's limit; raises RecipeError if the GPU has less, UnsupportedError for a compiled step."""
     if _recipe(recipe).compile:
         raise UnsupportedError(
             "--compile: what fits under torch.compile is known after it has compiled. Simulate a step with `ligerprof"
@@ -342,12 +334,7 @@ def _simulated_run(recipe: TrainingRecipe, progress: Progress) -> Reserved:
 
 
 def read_figures(source: PathLike, *, of_ranks: bool = False) -> tuple[Figures, ...]:
-    """The figures of a run directory, of the JSON of a command, or of a snapshot.
-
-    Args:
-        source: the file or folder.
-        of_ranks: whether to read the ranks of one run; else its own figures, and those of its estimate if it has one.
-    """
+    """The figures of a run directory, of the JSON of a command, or of a snapshot; `of_ranks`: of the ranks of a run."""
     path = _path(source)
     read = figures_of_ranks if of_ranks else figures_from_json
     if path.is_dir():

@@ -42,7 +42,7 @@ class Backend(Word):
     ESTIMATED = "estimated"
     SIMULATED = "simulated"
     MEASURED = "measured"
-    # of a recording, which may come from a GPU or the simulator
+    # a recording, which may come from a GPU or the simulator
     SNAPSHOT = "snapshot"
 
 
@@ -53,7 +53,7 @@ class Phase(Word):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
-    # of loops that train on what a model generates, and on how other models score it
+    # phases of loops that train on what a model generates, and on how other models score it
     GENERATION = "generation"
     SCORING = "scoring"
     EVALUATION = "evaluation"

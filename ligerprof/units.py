@@ -17,7 +17,7 @@ for _power, _letter in enumerate("kmgt", 1):
     _FACTORS |= {_letter: 1024**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 _Arguments = ParamSpec("_Arguments")
 _Output = TypeVar("_Output")
-# of the output that is being rendered
+# the largest size of the output that is being rendered
 _largest_bytes: ContextVar[int] = ContextVar("largest_bytes", default=0)
 NO_BREAK = "\u00a0"
 _BLANK = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]?i?B|%|[mµ]?s)(?![\w]))")
@@ -87,11 +87,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a plain number of bytes, from 2**20 on.
-
-    Raises:
-        RecipeError: the text is not a size, the size is not positive, or its unit is probably missing.
-    """
+    """Parse `24GiB`, `23.5 GiB`, `24GB` (10**9), `24g` (2**30) or a number of bytes from 2**20; raises RecipeError."""
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     from fractions import Fraction

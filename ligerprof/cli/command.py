@@ -159,7 +159,6 @@ class DocumentedCommand(click.Command):
             formatter.write(f"\n{ctx.command_path} --help-all describes every option.\n")
 
     def _sections(self, ctx: click.Context) -> Mapping[str, Sequence[click.Option]]:
-        """The options by group."""
         sections: dict[str, list[click.Option]] = {_OPTIONS: [], _OUTPUT: []}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option):

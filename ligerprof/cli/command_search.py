@@ -32,7 +32,7 @@ FoundT = TypeVar("FoundT", bound="Found")
 # options of a recipe that say where a command runs
 _OF_MACHINE = ("gpu", "memory_limit", "memory_limit_bytes", "routing")
 _STEPS = 2
-# for the ends of trials, and for what is known
+# time to end the trials, and to print what is known
 _INTERRUPTED_SECONDS = 5
 
 
@@ -97,12 +97,7 @@ def refuse_with_command(*names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandOptions:
-    """What is typed next to a training command.
-
-    Attributes:
-        search: the values of `command_options`.
-        copies: where changed files are written.
-    """
+    """What is typed next to a training command: `search` are the values of `command_options`."""
 
     recipe: TrainingRecipe
     words: Sequence[str]
@@ -113,7 +108,6 @@ class CommandOptions:
 
 
 def _problem(options: CommandOptions, *, times: bool = False) -> "CommandProblem":
-    """What is searched for."""
     from ligerprof.recipe.commands.changes import TrainingCommand
     from ligerprof.runs.command_search.session import CommandProblem
     from ligerprof.runs.command_search.trials import Machine, trials_at_once
@@ -136,7 +130,7 @@ def _problem(options: CommandOptions, *, times: bool = False) -> "CommandProblem
     gpu = SimulatedGpu(gpu=recipe.gpu_spec.name, routing=recipe.routing, times=times, **given)
     return CommandProblem(
         command=command,
-        # of several GPUs less NCCL's buffers
+        # with several GPUs, NCCL's buffers are subtracted
         limit=find_limit(replace(recipe, engine=Engine.DDP, gpus=gpus) if gpus > 1 else recipe),
         machine=Machine(folder=Path(), gpu=gpu, steps=Steps(last=search["steps"]), at_once=at_once, world=world),
         copies=dict(zip(command.files, copies, strict=False)) if copies else None,
@@ -174,7 +168,6 @@ def fit_command(options: CommandOptions) -> None:
 
 
 def _fit_splits(options: CommandOptions) -> None:
-    """Find which splits of the GPUs of --world fit."""
     from ligerprof.recipe.commands.splits import find_splits
     from ligerprof.reports.command_search import render_splits
     from ligerprof.runs.command_search.fastest import fitting_splits

@@ -133,12 +133,7 @@ def _of(module: str, name: str) -> Names:
 
 
 def _completer(names: Names, separators: str = "", *, alone: Sequence[str] = ()) -> Completer:
-    """A completer of names, in upper or lower case, or of the last of several names; else of files.
-
-    Args:
-        separators: characters between names.
-        alone: names that cannot be joined with others.
-    """
+    """A completer of names, of the last of several between separators, or of those that stand alone; else of files."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         start = max((incomplete.rfind(each) for each in separators), default=-1) + 1

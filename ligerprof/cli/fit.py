@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ligerprof.analyzers.search.fastest import Candidate
     from ligerprof.analyzers.search.fit import Answered, Point
 
-# of about 500 MiB, most of it shared
+# each takes about 500 MiB, most of it shared
 _MOST_PROCESSES = 4
 
 
@@ -161,7 +161,6 @@ def _fit_fastest(recipe: TrainingRecipe, *, simulate: bool, as_json: bool) -> No
 
 
 def _fit_plan(recipe: TrainingRecipe, *, simulate: bool, as_json: bool) -> None:
-    """Search and print the plan of layers."""
     from ligerprof.library import plan
     from ligerprof.reports.search import render_plan
 

@@ -160,8 +160,7 @@ def recipe_options(function: Command) -> Command:
 def _say_assumed(recipe: TrainingRecipe, typed: Collection[str] | None, given: Mapping[str, Any]) -> None:
     """Name the model that nobody chose, and the GPU where the command judges by it; JSON has both.
 
-    Args:
-        typed: the options typed, where files set others; None without files.
+    `typed` are the options typed, where files set others; None without files.
     """
 
     def chosen(name: str) -> bool:
@@ -196,7 +195,6 @@ def was_given(name: str) -> bool:
 
 
 def _single(declared: Option) -> Callable[[Any], Any]:
-    """The click option for one value."""
     if declared.kind is bool:
         flags = declared.flag if declared.off_flag is None else f"{declared.flag}/{declared.off_flag}"
         return click.option(
@@ -260,7 +258,6 @@ def _several(declared: Option) -> Iterator[Callable[[Any], Any]]:
 def _complete_last(
     declared: Option, ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete the last of several values."""
     if (names := OF_OPTIONS.get(declared.name)) is not None:
         return names(ctx, param, incomplete)
     before, comma, last = incomplete.rpartition(",")

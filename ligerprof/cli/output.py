@@ -154,7 +154,6 @@ class Stages:
 
     Args:
         show: receives the name, and in words what is done and the time that is left.
-        total: number of stages, or None.
         line: the line of a terminal that shows them; None without a terminal, where only names are shown.
     """
 
@@ -199,12 +198,7 @@ class Stages:
 
 @contextmanager
 def stages(total: int | None = None, *, piped: Callable[[str], None] = say) -> Iterator[Stages]:
-    """A callback that receives the name of each stage as it starts.
-
-    Args:
-        total: number of stages, for the time that is left; None if it is unknown.
-        piped: receives the names if stderr is not a terminal.
-    """
+    """A callback that receives the name of each stage of `total` as it starts; `piped` gets them without a terminal."""
     if not sys.stderr.isatty():
         yield Stages(lambda stage, _left: piped(stage))
         return

@@ -39,12 +39,7 @@ def changed_copy_option(*names: str, what: str) -> _Decorator:
 
 
 def check_copies(copies: Sequence[Path], files: Sequence[tuple[str, str]], *, force: bool) -> None:
-    """Raise OutputError if copies were asked for and no file can be rewritten, or a copy exists or is named twice.
-
-    Args:
-        files: the --config files, each with its framework.
-        force: whether existing files are replaced.
-    """
+    """Raise OutputError if copies were asked for and no file can be rewritten, or a copy exists or is named twice."""
     if copies:
         require_editable(files)
         require_absent(copies, force=force)
@@ -58,12 +53,7 @@ def require_different(copies: Sequence[Path]) -> None:
 
 
 def write_copies(edits: Sequence[FileEdit], copies: Sequence[Path], *, force: bool) -> None:
-    """Write the changed files, and say which changes they lack.
-
-    Raises:
-        RecipeError: lines cannot be replaced in one of the files; none is written.
-        OutputError: a file cannot be written.
-    """
+    """Write the changed files, or none if lines of one cannot be replaced (RecipeError); say what changes they lack."""
     if not copies:
         return
     # all texts before the first file: one that cannot be changed leaves nothing half done
@@ -92,12 +82,7 @@ own_file_option = click.option(
 
 
 class OwnConfig:
-    """The files of --config, and where to write changed copies.
-
-    Raises:
-        RecipeError: a file cannot be read, or none can be edited.
-        OutputError: copies were asked for and cannot be written.
-    """
+    """The files of --config, and where to write copies; raises RecipeError or OutputError if either cannot be done."""
 
     def __init__(self, sources: Sequence[str], copies: Sequence[Path], *, force: bool) -> None:
         self._copies, self._force = copies, force

@@ -15,7 +15,7 @@ _RESULT, _CELLS, _MODEL = "result.json", "results.jsonl", "config.json"
 _MOST_ENTRIES = 1000
 _OWN_KIND = re.compile(rb'\s*\{\s*"schema"\s*:\s*1\s*,\s*"kind"\s*:\s*"([a-z-]{1,30})"')
 _PAGE = re.compile(rb"(?i)\s*<(?:!doctype|html|!--|head)")
-# of a file of safetensors
+# the longest header of a file of safetensors
 _LONGEST_HEADER_BYTES = 100_000_000
 _RECIPES = frozenset({"step", "estimate", "fit", "advise", "sweep"})
 
@@ -56,9 +56,7 @@ def signposted(message: str, given: Iterable[object], command: str, configs: Col
     """A better message for an error about a path that was given to a command; None if there is none.
 
     Args:
-        message: starts with the path.
         given: values of the command's arguments and options; only text and paths count.
-        command: the name of the command.
         configs: values of its --config, which reads the configuration of a training.
     """
     for text in sorted({text for value in given for text in _texts(value)}, key=len, reverse=True):
@@ -112,7 +110,6 @@ def _kind_of_folder(path: Path) -> InputKind | None:
 
 
 def _runs(path: Path) -> Iterator[Path]:
-    """The run directories in a folder."""
     if not is_folder(path):
         return
     for entry in sorted(islice(path.iterdir(), _MOST_ENTRIES)):

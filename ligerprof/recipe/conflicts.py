@@ -119,7 +119,6 @@ def _engine_table_conflicts(options: TrainingOptions, changed: Set[str]) -> Iter
 
 
 def _pair_conflicts(options: TrainingOptions, changed: Set[str]) -> Iterator[str]:
-    """What the tables of options that need or exclude others say, as messages."""
     for name, others in NEEDS.items():
         if name in changed and changed.isdisjoint(others):
             yield f"{_shown(options, name)} needs {_listed([_FLAGS[other] for other in others])}."
@@ -283,11 +282,7 @@ def require_positions(options: TrainingOptions) -> None:
 
 
 def require_supported(options: TrainingOptions, *, command: str, simulated: bool = False) -> None:
-    """Raise UnsupportedError for the first option that this version cannot run, on a GPU or simulated.
-
-    Args:
-        command: the command that the user typed; the message starts with it.
-    """
+    """Raise UnsupportedError for the first option that this version cannot run, on a GPU or simulated."""
     require_gathered_head(options, command=command)
     if simulated and options.engine is Engine.DEEPSPEED and options.offload is Offload.NVME:
         what = f"{typed('offload', options.offload)} with {_DEEPSPEED}"

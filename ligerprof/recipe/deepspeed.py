@@ -155,12 +155,8 @@ def leaves(values: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _merged(ours: Config, theirs: Config) -> dict[str, Any]:
-    result = dict(ours)
-    for key, value in theirs.items():
-        own = ours.get(key)
-        nested = isinstance(own, Mapping) and isinstance(value, Mapping)
-        result[key] = _merged(own, value) if nested else value  # type: ignore[arg-type]
-    return result
+    both = (key for key, value in theirs.items() if isinstance(value, Mapping) and isinstance(ours.get(key), Mapping))
+    return {**ours, **theirs, **{key: _merged(ours[key], theirs[key]) for key in both}}
 
 
 def _plain(value: Any) -> Any:

@@ -21,13 +21,7 @@ _MOST_BATCHES_SORTED, _SORTED_PARTS = 50, 4
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class BatchShape:
-    """The shape of a micro-batch.
-
-    Attributes:
-        rows: sequences, or 1 if they are packed.
-        tokens: of each row.
-        masked: whether a mask hides padding.
-    """
+    """The shape of a micro-batch: rows, 1 if packed, of so many tokens; `masked` if a mask hides padding."""
 
     rows: int
     tokens: int
@@ -40,7 +34,6 @@ class RunShapes:
 
     Attributes:
         steps: the shapes of each step's micro-batches.
-        sequences: lengths in the file.
         cut: lengths above --seq, which are cut to it.
         tokens: of all sequences, once cut.
         batch_tokens: of all micro-batches, padding included.
@@ -156,7 +149,6 @@ def _order(rows: Sequence[int], recipe: TrainingRecipe) -> list[int]:
 
 
 def _packed(lengths: Sequence[int], recipe: TrainingRecipe) -> list[int]:
-    """Tokens of each packed row of at most --seq tokens."""
     if recipe.packing_strategy is PackingStrategy.SEQUENTIAL:
         whole, rest = divmod(sum(lengths), recipe.seq)
         return [recipe.seq] * whole + [rest] * (rest > 0)

@@ -193,5 +193,4 @@ class Options:
             self._settle(name, declared.check(getattr(self, name)))
 
     def _settle(self, name: str, value: Any) -> None:
-        """Set a field of this frozen object during initialization."""
         object.__setattr__(self, name, value)

@@ -17,13 +17,10 @@ _MOST_TOKENS = 2**48
 
 
 def canonical_routing(value: Any) -> str:
-    """A routing as a recipe stores it: a word, or lines of numbers joined by `;`.
+    """A routing as a recipe stores it: a word, or lines of numbers joined by `;`; raises RecipeError for anything else.
 
     A file has a line for all layers with experts, or one for each: the tokens that each expert receives, separated by
     blanks or commas; `#` starts a comment. Only their proportions count.
-
-    Raises:
-        RecipeError: not a routing, or a file that cannot be read.
     """
     text = str(value)
     if text in (UNIFORM, WORST):
@@ -48,13 +45,7 @@ def _tokens(word: str) -> int:
 
 
 def conflict(routing: str, *, experts: int, chosen: int, layers: int) -> str | None:
-    """Why a routing does not fit a model with these experts, or None.
-
-    Args:
-        experts: experts of a layer, 0 without any.
-        chosen: experts per token.
-        layers: layers with experts.
-    """
+    """Why a routing does not fit `layers` with so many experts (0 without any), `chosen` per token; None if it does."""
     if routing != UNIFORM and not experts:
         return "the model has no experts. Leave it out"
     rows = [] if routing in (UNIFORM, WORST) else _rows(routing)
@@ -80,12 +71,9 @@ def has_line_per_layer(routing: str) -> bool:
 
 
 def tokens_per_expert(routing: str, layer: int, *, tokens: int, experts: int, chosen: int) -> tuple[int, ...]:
-    """The tokens that each expert of a layer receives; each token goes to `chosen` of them.
+    """The tokens that each expert of one of the layers with experts receives; each token goes to `chosen` of them.
 
     Shares are scaled to the tokens; what is left after rounding goes to the largest fractions.
-
-    Args:
-        layer: which of the layers with experts.
     """
     if routing == UNIFORM:
         row: Sequence[int] = [1] * experts

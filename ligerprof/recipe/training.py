@@ -16,11 +16,7 @@ from ligerprof.recipe.training_options import RunOptions, TrainingOptions
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecipe(RunOptions, TrainingOptions):
-    """A training step: `TrainingOptions` say what it allocates, `RunOptions` where it runs and how often.
-
-    Raises:
-        RecipeError: a value of the wrong type or out of range, or options that do not go together.
-    """
+    """A training step: what it allocates, where it runs and how often; raises RecipeError for options in conflict."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,10 +26,7 @@ def canonical_policy(value: Any) -> str:
     """A policy as a recipe stores it: a name, operators joined by `+`, or runs of layers with a policy each.
 
     A file has one operator per line, such as `aten.mm.default`, or `aten.mm.default/2` to keep the first of each two
-    calls; `#` starts a comment. `find_policy` says what else may follow.
-
-    Raises:
-        RecipeError: not a policy, or a file that cannot be read.
+    calls; `#` starts a comment. `find_policy` says what else may follow. Raises RecipeError for anything else.
     """
     text = str(value)
     if "*" in text and not is_file(text):
@@ -129,7 +126,6 @@ class TrainingOptions(ModelOptions):
         optimizer: `default` becomes adamw-fused, or deepspeed-cpu-adam if the optimizer is offloaded.
         clip: None becomes 1.0 with DeepSpeed.
         deepspeed_config: a JSON file for DeepSpeed, or its content.
-        spec: the description of `model`.
         kernels: the kernels that `liger` selects for this model.
         providers: the provider of each of these kernels.
     """

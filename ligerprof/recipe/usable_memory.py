@@ -67,11 +67,9 @@ class ColocatedEngine:
     `ENGINE_EXTRA_BYTES`, and when it wakes, the training has emptied its cache and holds weights and optimizer states.
 
     Attributes:
-        gpu_bytes: of the GPU.
         usable_bytes: without the context of the process.
         training_bytes: reserved at the peak of the training, its own generation included.
         held_bytes: of weights and optimizer states.
-        weights_bytes: of the engine's weights.
         token_bytes: of the keys and values of one token.
     """
 

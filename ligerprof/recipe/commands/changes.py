@@ -23,7 +23,7 @@ _FILE = FileKind(error=RecipeError, hint="The command names it.", max_bytes=2**1
 # arguments that name a file with values
 _FILE_KEYS = frozenset({*program.FILE_KEYS, "deepspeed", "deepspeed_config"})
 
-# of accelerate's launcher
+# options of accelerate's launcher
 _MESH_OPTION, _CONFIG_OPTION = "parallelism_config_", "config_file"
 
 # DeepSpeed's names of keys of the Trainer
@@ -32,12 +32,7 @@ _OF_DEEPSPEED = {"per_device_train_batch_size": "train_micro_batch_size_per_gpu"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Values that a command gets.
-
-    Attributes:
-        keys: by key; a dot separates a section from its key.
-        environment: variables.
-    """
+    """Values that a command gets: by key, where a dot separates a section, and as variables."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -53,12 +48,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangedCommand:
-    """A command as it is typed after a change.
-
-    Attributes:
-        environment: the variables that it is given.
-        files: the text of each changed file, by the path under which the command names it.
-    """
+    """A command as it is typed after a change, with the text of each changed file by the path of its copy."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -235,7 +225,6 @@ class TrainingCommand:
 
     @property
     def _first(self) -> Path | None:
-        """The first file with the program's own keys."""
         return next((file for file in self._files if not self._is_anothers(file)), None)
 
     @property
@@ -327,7 +316,7 @@ _ACCUMULATION_KEYS = (
 _LENGTH_KEYS = ("max_length", "max_seq_length", "sequence_len", "cutoff_len", "training.seq_len", "block_size")
 _TRL, _TRAINER, _AXOLOTL, _LLAMA_FACTORY = "trl", "transformers", "axolotl", "llama-factory"
 _HUGGING_FACE = (_TRL, _TRAINER, _LLAMA_FACTORY)
-# of TrainingArguments
+# the default of TrainingArguments
 _DEFAULT_BATCH = 8
 # whose keys for a recipe's options are in the table of their files; others have those of the Trainer
 _TABLES = {_TRL: "trl-sft", **{name: name for name in (_AXOLOTL, _LLAMA_FACTORY, "torchtitan")}}
@@ -342,12 +331,7 @@ EXPANDABLE = Change(environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """A change that may help a command to fit.
-
-    Attributes:
-        cost: what the change costs, in words.
-        package: the package that it needs, or None.
-    """
+    """A change that may help a command to fit, its cost in words, and the package that it needs, or None."""
 
     name: str
     cost: str
@@ -360,10 +344,8 @@ class Batches:
     """The micro-batches of a command that keep the sequences of an optimizer step, and larger ones.
 
     Attributes:
-        key: with the micro-batch.
-        batch: the command's own.
+        batch, accumulation: the command's own.
         accumulation_key: with the micro-batches of an optimizer step; None if the command has none.
-        accumulation: the command's own.
         multiple: sequences of a step are a multiple of it.
     """
 

@@ -96,12 +96,7 @@ def is_known_command(word: str) -> bool:
 
 
 def refuse_other_programs(launch: shell.Launch) -> None:
-    """Raise if a program is known to be of a framework that is not read, or to train with another method.
-
-    Raises:
-        RecipeError: a framework whose command lines are not read, or a subcommand that does not train.
-        UnsupportedError: a method that recipes do not cover.
-    """
+    """Raise RecipeError for a program of a framework that is not read, UnsupportedError for one of another method."""
     program, name = launch.program, launch.name
     script = next((title for end, title in _FOREIGN_SCRIPTS.items() if f"/{program}".endswith(f"/{end}")), None)
     module = _FOREIGN_MODULES.get(program.partition(".")[0]) if launch.is_module else None
@@ -152,9 +147,7 @@ def label_of(launch: shell.Launch) -> str:
 def framework_of(launch: shell.Launch, values: Mapping[str, Any], source: str) -> tuple[Framework, str | None]:
     """The framework that reads a program's arguments, and what that assumes; raises RecipeError if none reads them.
 
-    Args:
-        values: the arguments, with those of the file that they name.
-        source: what messages call them.
+    `values` are the arguments with those of the file that they name, and `source` is what messages call them.
     """
     name, words = launch.name, _name_words(launch)
     parts = launch.program.split(".")[:1] if launch.is_module else PurePath(launch.program).parts
@@ -174,11 +167,6 @@ def framework_of(launch: shell.Launch, values: Mapping[str, Any], source: str) -
     if found is TRANSFORMERS and _SFT in words:
         return TRL_SFT, f"{source} takes the arguments of TRL's script of supervised fine-tuning"
     return found, None
-
-
-def names_method(launch: shell.Launch, framework: Framework) -> bool:
-    """Whether a program, or the framework whose program it is, trains with supervised fine-tuning alone."""
-    return not framework.family or framework is OPEN_INSTRUCT or not _SUPERVISED.isdisjoint(_name_words(launch))
 
 
 def _recognized(values: Mapping[str, Any], source: str) -> Framework:
@@ -211,12 +199,7 @@ def is_path(name: str) -> bool:
 
 
 def settled(values: Mapping[str, Any], framework: Framework, given: Mapping[str, Any], program: str) -> dict[str, Any]:
-    """The arguments that count, without those that variables decide and options replace.
-
-    Args:
-        values: arguments by key.
-        given: recipe options that replace arguments.
-        program: what messages call the program.
+    """The arguments that count, without those that variables decide and options of a recipe, `given`, replace.
 
     Raises:
         RecipeError: a variable decides an argument that counts, and no option replaces it.
@@ -266,12 +249,9 @@ def _option_of(row: Row) -> str | None:
     outcomes = [_outcome(row, sample) for sample in _SAMPLES]
     found = [next(iter(each.values)) for each in outcomes if isinstance(each, settings.Sets) and each.values]
     found += [each.setting for each in outcomes if isinstance(each, settings.Lacking) and each.setting is not None]
-    return _option_named(found[0]) if found else None
-
-
-def _option_named(setting: Setting) -> str:
-    named = (option for option, settings in OPTION_SETTINGS.items() if setting in settings)
-    return setting.value if setting.value in RECIPE_OPTIONS else next(named, setting.value)
+    if not found or found[0].value in RECIPE_OPTIONS:
+        return found[0].value if found else None
+    return next((option for option, made_of in OPTION_SETTINGS.items() if found[0] in made_of), found[0].value)
 
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
@@ -283,12 +263,7 @@ _Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """A program of a command.
-
-    Attributes:
-        launch: the program and its launcher.
-        script: the shell script that has the command, or an empty text.
-    """
+    """A program with its launcher, and the shell script that has the command, or an empty text."""
 
     launch: shell.Launch
     script: str = ""
@@ -305,18 +280,14 @@ class TrainingProgram:
         return framework_of(self.launch, merged(given.values, given.typed), given.file or self.label)
 
     def readings(self, options: Mapping[str, Any]) -> list[Reading]:
-        """What the launcher and the program set; `options` are those of a recipe that win over both.
-
-        Raises:
-            RecipeError: a framework that is not read, a file that cannot be read, or a variable that is not set.
-            UnsupportedError: a method that recipes do not cover.
-        """
+        """What launcher and program set under `options` of a recipe; raises RecipeError or UnsupportedError."""
         framework, sentence = self.framework()
         given = self._given
         typed = settled(shell.negated(given.typed, framework.rows), framework, options, self.label)
         values = merged(given.values, typed)
         reading = self._read(framework, values, given.file)
-        if not names_method(self.launch, framework):
+        # programs of other frameworks and names train with supervised fine-tuning alone
+        if framework.family and framework is not OPEN_INSTRUCT and _SUPERVISED.isdisjoint(_name_words(self.launch)):
             settle_method(reading, values)
         if given.file is not None:
             _relabel(reading, typed, self.label)
@@ -487,9 +458,7 @@ def read_command(words: Sequence[str], given: Mapping[str, Any]) -> list[Reading
             that trains.
         given: recipe options of ligerprof's own command line, which settle what the command leaves to variables.
 
-    Raises:
-        RecipeError: not a training command, of a framework that is not read, or with a variable that is not set.
-        UnsupportedError: a method that recipes do not cover.
+    Raises RecipeError for what is not read or left to unset variables, UnsupportedError for another method.
     """
     programs = [TrainingProgram(launch=launch, script=script) for launch, script in _launches(_typed(words), "", 0)]
     if not programs:
@@ -551,7 +520,6 @@ def _inner_script(command: shell.SimpleCommand) -> tuple[list[shell.SimpleComman
 
 
 def _only_one(programs: Sequence[TrainingProgram]) -> TrainingProgram:
-    """The one program among several that trains."""
     found, refused = [], []
     for program in programs:
         try:

@@ -71,12 +71,7 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimpleCommand:
-    """A command with the variables that are set where it runs.
-
-    Attributes:
-        words: the command and its arguments; parts that only a running shell fills in are left as written.
-        environment: variables by name.
-    """
+    """A command and the variables where it runs; parts of words that only a running shell fills in are as written."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -151,7 +146,6 @@ class _Script:
         return rest.startswith("&>")
 
     def _step(self) -> None:
-        """Read the next part of a word."""
         text, at = self.text, self._at
         char = text[at]
         if char == "\\":
@@ -278,7 +272,6 @@ class _Script:
         return (_Kind.OPEN, [written]) if value is None else (_Kind.TEXT, value)
 
     def _array(self) -> None:
-        """The list of `NAME=(…)`."""
         end = self._parenthesis(self._at)
         inner = _COMMENT.sub("", self.text[self._at + 1 : end])
         self._assign(self._word.text or "", self._inner_words(inner), is_conditional=self._depth > 0)
@@ -359,12 +352,7 @@ _TRUTHS = {"true": True, "false": False}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arguments:
-    """The arguments of a program.
-
-    Attributes:
-        values: by key, with underscores.
-        positional: arguments without a key.
-    """
+    """The arguments of a program: those with a key, whose hyphens are underscores, and the others."""
 
     values: Mapping[str, Any]
     positional: tuple[str, ...]
@@ -456,15 +444,12 @@ class Launch:
 
     Attributes:
         program: the script, module or command, as typed.
-        words: its arguments.
         is_module: whether `program` is the name of a Python module.
         processes: number of processes with one GPU each; None if the command does not say it.
         launcher: the option or command that says it.
         open: what only a running shell knows of the number of processes, or an empty text.
         accelerate: keys of accelerate's file that the command sets.
         accelerate_file: accelerate's file, or None.
-        uses_accelerate: whether accelerate launches it.
-        environment: variables of the process.
     """
 
     program: str
@@ -485,16 +470,7 @@ class Launch:
 
 
 def find_launch(words: Sequence[str], environment: Mapping[str, str], is_start: Callable[[str], bool]) -> Launch | None:
-    """The program that a command starts, without its launchers.
-
-    Args:
-        words: the command.
-        environment: variables that are set for it.
-        is_start: whether a word is the name of a program that trains.
-
-    Returns:
-        None for commands that start neither a Python program nor one of these.
-    """
+    """The program that a command starts, without launchers; None if it is neither Python's nor passes `is_start`."""
     known = {
         "torchrun": _of_torchrun,
         "deepspeed": _of_deepspeed,

@@ -28,12 +28,7 @@ _MODEL = ("tensor", "context", "pipeline")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """One way to split the GPUs.
-
-    Attributes:
-        sizes: of each part whose key the command names; of a key that is not known, the key.
-        data: ranks that see different data.
-    """
+    """One way to split the GPUs: sizes by part, or by a key that is not known, and ranks that see different data."""
 
     sizes: Mapping[str, Any]
     data: int

@@ -44,7 +44,7 @@ _ROWS: Mapping[str, rows.Row] = {
         {"no": rows.UNSET, "false": rows.UNSET, "bf16": "bf16", "fp16": "fp16"},
         what="mixed precision in",
     ),
-    # of the oldest versions
+    # a key of the oldest versions
     "fp16": rows.turned_on({Setting.AUTOCAST: "fp16"}),
     "num_processes": rows.count(Setting.GPUS),
     "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM, auto=True),
@@ -58,7 +58,6 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.lacking("Megatron-LM", "megatron_lm_config"),
     **rows.lacking("training on a CPU", "use_cpu"),
     **rows.lacking("KTransformers, which trains experts on the CPU", "kt_config"),
-    # accelerate reads it on TPUs alone
 }
 
 

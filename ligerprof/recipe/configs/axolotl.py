@@ -48,11 +48,7 @@ _ROWS: Mapping[str, rows.Row] = {
     "flash_attention": rows.turned_on({Setting.ATTENTION: "flash"}),
     "sdp_attention": rows.turned_on({Setting.ATTENTION: "sdpa"}),
     "eager_attention": rows.turned_on({Setting.ATTENTION: "eager"}),
-    "torch_compile": rows.Row(
-        read=lambda value: (
-            rows.UNSET if value == "auto" or not rows.truth(value) else Sets(values={Setting.COMPILE: True})
-        )
-    ),
+    "torch_compile": rows.turned_on({Setting.COMPILE: True}, auto=True),
     "deepspeed": shared.DEEPSPEED_SECTION,
     "fsdp": shared.FSDP_SWITCH,
     "fsdp_config": rows.section(shared.FSDP_ROWS),

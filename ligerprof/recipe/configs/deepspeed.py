@@ -71,7 +71,7 @@ _ZERO = {
         " gather_16bit_weights_on_model_save",
         rows.switch(Setting.SAVE_WHOLE, auto=True),
     ),
-    # of older versions
+    # names of older versions
     **rows.part_of("offload", "cpu_offload cpu_offload_params"),
     **rows.lacking("secondary partitions of ZeRO++", "zero_hpz_partition_size", harmless=(1,)),
     **rows.lacking(
@@ -121,14 +121,12 @@ DEEPSPEED_ROWS: Mapping[str, rows.Row] = {
     **rows.parallelism(sequence="sequence_parallel_size"),
     **rows.part_of("dtype of the communication", "communication_data_type"),
     **rows.lacking("communication in another dtype", "fp32_allreduce"),
-    # read with sequence parallelism only, which has its own key
     **rows.lacking("sparse gradients", "sparse_gradients"),
     **rows.lacking("sparse attention", "sparse_attention"),
     **rows.lacking("compressed training", "compression_training quantize_training"),
     **rows.lacking("data efficiency (random layer-token dropping)", "data_efficiency curriculum_learning"),
     **rows.lacking("progressive layer dropping", "progressive_layer_drop eigenvalue"),
     **rows.lacking("NVIDIA's apex", "amp"),
-    # read for models that are built of DeepSpeed's pipeline stages
     **rows.lacking("the hybrid engine", "hybrid_engine"),
     **rows.lacking("elastic training", "elasticity"),
     **rows.lacking("DeepSpeed's inference engine", "tensor_parallel_inference kernel_inject"),
@@ -136,12 +134,7 @@ DEEPSPEED_ROWS: Mapping[str, rows.Row] = {
 
 
 def finish_deepspeed(reading: Reading, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Read what depends on several keys: the engine, offload, sizes and the kind of Adam.
-
-    Args:
-        values: the content of DeepSpeed's JSON.
-        prefix: where it is in a larger file, such as `deepspeed.`.
-    """
+    """Read what depends on several keys: engine, offload, sizes and the kind of Adam; `prefix` is as `deepspeed.`."""
     zero = rows.object_in(values, "zero_optimization")
     reading.set(f"{prefix}zero_optimization", {Setting.ENGINE: "deepspeed"})
     _set_offload(reading, zero, f"{prefix}zero_optimization.offload")
@@ -203,12 +196,7 @@ def _set_offload(reading: Reading, zero: Mapping[str, Any], key: str) -> None:
 
 
 def set_offload(reading: Reading, key: str, *, stage: Any, optimizer: str, param: str) -> None:
-    """Set the offload from the places of optimizer and parameters, each `none`, `cpu` or `nvme`.
-
-    Args:
-        key: the key without `_optimizer` and `_param`.
-        stage: ZeRO's, as the file has it.
-    """
+    """Set the offload from ZeRO's stage and the places `none`, `cpu` or `nvme`; `key` ends before the part's name."""
     if param != "none" and rows.whole_number(stage) < _OFFLOADS_PARAMETERS:
         # engine.py gives offload_param to ZeRO-3's optimizers alone
         reading.assumed.append(f"{key}_param has no effect: DeepSpeed offloads parameters in stage 3 only")

@@ -109,12 +109,7 @@ _INDENT = "  "
 
 
 def rewrite(content: str, path: Path, edited: Mapping[str, Any]) -> str:
-    """The text with new values; raises RecipeError if it is written in a way that lines cannot be replaced in.
-
-    Args:
-        content: the text, which `path` holds.
-        edited: new values by key; a dot separates a section from its key.
-    """
+    """The text of `path` with new values by key; raises RecipeError if lines of it cannot be replaced."""
     if not edited:
         return content
     values = parse_document(content, path)

@@ -79,11 +79,7 @@ class FileEdit:
 
     @property
     def content(self) -> str | None:
-        """The text of the file after the change; comments of YAML and TOML and other lines stay. None for a function.
-
-        Raises:
-            RecipeError: the file is written in a way that lines cannot be replaced in.
-        """
+        """The text after the change, comments included; None for a function. Raises RecipeError as `rewrite`."""
         if self.text is None:
             return None
         return rewrite(self.text, Path(self.file), {change.key: change.new for change in self.changes})
@@ -146,13 +142,8 @@ def edit_files(files: Sequence[tuple[str, str]], before: TrainingRecipe, after: 
     """Change the files that describe a recipe: each option in the first of them that has a key for it.
 
     Where a file of accelerate is among them, it decides how the model is sharded, or DeepSpeed's JSON that it names,
-    and the number of micro-batches per step goes to the trainer's file, too.
-
-    Args:
-        files: each file and its framework.
-
-    Returns:
-        An edit per file that can be edited; `missing` of each is what no file has a key for.
+    and the number of micro-batches per step goes to the trainer's file, too. Returns an edit per file that can be
+    edited; `missing` of each is what no file has a key for.
     """
     editable = [each for each in files if can_edit(*each)]
     launched = any(framework == _LAUNCHER for _, framework in files)
@@ -273,12 +264,7 @@ _WRAP = "TRANSFORMER_BASED_WRAP"
 
 
 class _ShardingKeys(NamedTuple):
-    """Keys with new values that make a file train with DeepSpeed or FSDP2 as a recipe does.
-
-    Attributes:
-        options: the recipe's options that they decide.
-        before: what the values replace, with the content of a file that one names.
-    """
+    """Keys that make a file train as a recipe does, the options that they decide, and the values that they replace."""
 
     keys: Mapping[str, Any]
     options: frozenset[str]
@@ -293,10 +279,6 @@ def _sharding_keys(file: str, framework: str, values: Mapping[str, Any], recipe:
 
     A file that names DeepSpeed's JSON gets its content, changed, under the same key; one of accelerate leaves that to
     the JSON.
-
-    Args:
-        file: the path of the configuration file, of the given framework.
-        values: its content.
     """
     if recipe.engine is Engine.FSDP2:
         return _fsdp2_keys(framework, recipe)
@@ -338,9 +320,9 @@ def _launched_deepspeed(values: Mapping[str, Any], recipe: TrainingRecipe, optio
         "offload_optimizer_device": place,
         "offload_param_device": place if recipe.offload.moves_parameters else "none",
         "zero3_init_flag": recipe.zero == 3,
-        **({} if recipe.nvme_path is None else {"offload_optimizer_nvme_path": recipe.nvme_path}),
-        **({} if recipe.nvme_path is None else {"offload_param_nvme_path": recipe.nvme_path}),
     }
+    if recipe.nvme_path is not None:
+        settings |= {f"offload_{part}_nvme_path": recipe.nvme_path for part in ("optimizer", "param")}
     keys = {
         "distributed_type": "DEEPSPEED",
         "mixed_precision": _PRECISIONS[recipe.precision],
@@ -391,7 +373,6 @@ _ADAM = ("lr", "betas", "eps", "weight_decay")
 
 
 def _zero(old: Any, recipe: TrainingRecipe) -> dict[str, Any]:
-    """The section `zero_optimization` with the recipe's stage and offload."""
     section = dict(old) if isinstance(old, Mapping) else {}
     section["stage"] = recipe.zero
     # DeepSpeed's own default depends on the stage
@@ -420,12 +401,7 @@ _DERIVED = frozenset({"save_whole", "fp32_embedding_states"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenPlan:
-    """A plan after it was written into files.
-
-    Attributes:
-        recipe: what the changed files say, together with the options for which they have no key.
-        edits: the files with what changes; `missing` of each are the options for which no file has a key.
-    """
+    """What changed files say, with the options for which they have no key, and the edits, which list these."""
 
     recipe: TrainingRecipe
     edits: tuple[FileEdit, ...]
@@ -463,12 +439,9 @@ class OwnFiles:
         return self._completed(plan, edits, self._read_back(plan, edits))
 
     def settle(self, plan: TrainingRecipe) -> TrainingRecipe | str:
-        """What the files say once a plan is written into them, or why they cannot say it.
+        """What the files say once a plan is written into them, or why they cannot; raises LigerprofError as `write`.
 
         Files of a program that the user wrote leave to it what they have no key for, except fused kernels.
-
-        Raises:
-            LigerprofError: recipes cannot express what the files say then.
         """
         edits = edit_files(self.files, self.recipe, plan)
         if not edits:
@@ -508,7 +481,7 @@ class OwnFiles:
         return {name: typed for name, typed in found if getattr(said, name) != getattr(plan, name)}
 
     def _without_keys(self, options: Sequence[str]) -> str:
-        # of a module:function, the function
+        # the function of a module:function
         name = Path(self.files[0][0]).name.rpartition(":")[2]
         having = f"{name} has" if len(self.files) == 1 else "the files have"
         return f"{having} no key for {', '.join(options)}"

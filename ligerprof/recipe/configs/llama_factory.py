@@ -7,7 +7,6 @@ from ligerprof.recipe.configs import rows, settings, shared, trainer
 from ligerprof.recipe.configs.settings import OTHER_METHOD, OTHER_TRAINING, Lacking, Packing, Reading, Setting
 from ligerprof.recipe.training import TrainingRecipe
 
-_FULL = "training in part of the layers"
 _ROWS: Mapping[str, rows.Row] = {
     **trainer.ROWS,
     **rows.ignored_keys("llama-factory"),
@@ -51,7 +50,6 @@ _ROWS: Mapping[str, rows.Row] = {
     **rows.lacking("norms in fp32", "upcast_layernorm"),
     **rows.lacking("logits in fp32", "upcast_lmhead_output"),
     **rows.lacking("another loss", "use_dft_loss use_asft_loss use_eaft_loss", remedy=OTHER_TRAINING),
-    # version 1's kernels/interface.py: those chosen automatically are for NPUs
     **rows.lacking("KTransformers, which trains experts on the CPU", "use_kt"),
     **rows.lacking("Megatron", "use_mca use_megatron_bridge use_hyper_parallel"),
     **rows.lacking("Megatron", "tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size"),
@@ -121,16 +119,13 @@ def _set_adapter(reading: Reading, values: Mapping[str, Any], kind: Any) -> None
 def _set_precision(reading: Reading, values: Mapping[str, Any], kind: Any) -> None:
     """The model is loaded in the dtype of the computation; what is trained is cast up to fp32 (model/adapter.py)."""
     autocast = reading.value(Setting.AUTOCAST) or "no"
-    pure = rows.is_on(values, "pure_bf16")
-    if pure:
+    if rows.is_on(values, "pure_bf16"):
         reading.set("pure_bf16", {Setting.WEIGHTS: "bfloat16", Setting.AUTOCAST: "no"})
     elif autocast == "no":
         reading.defaults[Setting.WEIGHTS] = "checkpoint"
     else:
-        loaded = {"bf16": "bfloat16", "fp16": "float16"}[autocast]
-        key = "bf16" if autocast == "bf16" else "fp16"
-        weights = "float32" if kind == "full" else loaded
-        reading.set(key, {Setting.WEIGHTS: weights, Setting.AUTOCAST: autocast})
+        weights = "float32" if kind == "full" else {"bf16": "bfloat16", "fp16": "float16"}[autocast]
+        reading.set(autocast, {Setting.WEIGHTS: weights, Setting.AUTOCAST: autocast})
 
 
 def _write_adapter(recipe: TrainingRecipe) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ligerprof.recipe.configs import rows, shared
-from ligerprof.recipe.configs.settings import OTHER_METHOD, Outcome, Packing, Reading, Sets, Setting
+from ligerprof.recipe.configs.settings import OTHER_METHOD, Outcome, Packing, Reading, Setting
 
 _PREFERENCES = "DPO or another preference method, with pairs of sequences"
 _TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
@@ -26,9 +26,7 @@ _ROWS: Mapping[str, rows.Row] = {
     "gradient_checkpointing": rows.switch(Setting.CHECKPOINTING),
     "clip_grad_norm": rows.Row(read=_read_clip),
     "packing": rows.turned_on({Setting.PACKING: Packing.PADDING_FREE}),
-    "use_flash_attn": rows.Row(
-        read=lambda value: Sets(values={Setting.ATTENTION: "flash" if rows.truth(value) else "eager"})
-    ),
+    "use_flash_attn": rows.sets(Setting.ATTENTION, lambda value: "flash" if rows.truth(value) else "eager"),
     **rows.part_of("adapter", "use_lora use_qlora lora_rank"),
     **rows.part_of("optimizer", "use_8bit_optimizer fused_optimizer"),
     "use_liger_kernel": rows.turned_on({Setting.LIGER: shared.LIGER_DEFAULTS, Setting.PROVIDER: "liger"}),

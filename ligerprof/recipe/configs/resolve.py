@@ -34,9 +34,7 @@ def model_of(found: Found | None, like: str | None, trains: str | None, assumed:
         trains: the file or command that describes a whole training, which must name its model; None without one.
         assumed: gets a sentence if no file names a model.
 
-    Raises:
-        RecipeError: a training that names no model.
-        UnknownModelError: nothing has the name, or its architecture has no row.
+    Raises RecipeError for a training that names no model, UnknownModelError for one that is not known.
     """
     if found is None and like is None and trains is not None:
         raise RecipeError(f"{trains}: names no model that ligerprof reads. Give it with --model.")
@@ -90,13 +88,7 @@ _VERSION_4 = {Precision.BF16_AMP: Precision.AMP, Precision.FP16_AMP: Precision.A
 def counted(
     options: Mapping[str, Any], found: Callable[[Setting], Found | None], typed: Collection[str]
 ) -> Iterator[str]:
-    """One sentence each on how many GPUs are counted, in which dtype the weights are, and how long sequences are.
-
-    Args:
-        options: values of recipe options.
-        found: the value of a setting, and where it comes from.
-        typed: the options of the command line.
-    """
+    """One sentence each on how many GPUs are counted, in which dtype the weights are, and how long sequences are."""
     yield _gpus(options.get("gpus", 1), found(Setting.GPUS), found(Setting.ENGINE))
     precision = Precision(options.get("precision", RECIPE_OPTIONS["precision"].default))
     if "precision" in typed:
@@ -162,14 +154,9 @@ _REPLACED: Mapping[str, Sequence[Setting]] = {
 
 
 class Resolver:
-    """One set of files on the way to a recipe.
+    """One set of files on the way to a recipe: the later win, and `given` options of the command line over all.
 
-    Args:
-        readings: the files, in order; later ones win.
-        given: recipe options of the command line, which win over all files.
-
-    Attributes:
-        assumed: what the recipe assumes, one sentence each.
+    `assumed` is what the recipe assumes, one sentence each.
     """
 
     def __init__(self, readings: Sequence[Reading], given: Mapping[str, Any]) -> None:
@@ -194,12 +181,7 @@ class Resolver:
                     self._settings.pop(setting, None)
 
     def options(self) -> dict[str, Any]:
-        """Values of recipe options, those of the command line included.
-
-        Raises:
-            UnsupportedError: the files ask for something that recipes cannot express.
-            RecipeError: values that do not go together.
-        """
+        """Values of recipe options; raises UnsupportedError for what recipes lack, RecipeError for conflicts."""
         for found in self._lacking:
             raise settings.refusal(found, found.value)
         for found in self._settings.values():
@@ -416,7 +398,6 @@ class Resolver:
         return {"qlora" if bits == 4 else "lora": rank, **dora, **packed.get(bits, {}), **dtype, **names}
 
     def _saved(self, spec: ModelSpec) -> dict[str, Any]:
-        """Modules that are trained in full next to adapters."""
         found = self._value(S.MODULES_TO_SAVE)
         if not found or "modules_to_save" in self._given:
             return {}
@@ -460,7 +441,6 @@ class Resolver:
         return {"optimizer": word, "fp32_embedding_states": fp32}
 
     def _only_in_torch(self, engine: str) -> dict[str, Any]:
-        """Options that no other engine takes."""
         compiles, offloads = self._value(S.COMPILE), self._value(S.ACTIVATION_OFFLOAD)
         if compiles and not takes(Engine(engine), "compile"):
             raise self._refuse(f"torch.compile under {engine}", S.COMPILE)
@@ -509,9 +489,7 @@ def load_options(
         documents: the content of some of the files, as `read_sources` takes it.
         command: what a training command sets, which wins over the files.
 
-    Raises:
-        RecipeError: a file that cannot be read, or a value that its key does not take.
-        UnsupportedError: a file asks for something that recipes cannot express.
+    Raises RecipeError for what cannot be read, UnsupportedError for what recipes cannot express.
     """
     readings = read_sources(sources, documents, command)
     if "lora" in given or "qlora" in given:

@@ -15,7 +15,7 @@ from ligerprof.recipe.configs.settings import Ignored, Lacking, LeftOut, Names, 
 from ligerprof.recipe.deepspeed import leaves
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.text import printable, short_repr
-from ligerprof.torch_memory.optimizers import OPTIMIZERS as ROWS
+from ligerprof.torch_memory.optimizers import OPTIMIZERS
 
 Read = Callable[[Any], Outcome]
 Table = Mapping[str, "Row"]
@@ -197,9 +197,9 @@ def switch(setting: Setting, *, invert: bool = False, auto: bool = False) -> Row
     return sets(setting, lambda value: truth(value) is not invert, auto=auto, spell=lambda value: value is not invert)
 
 
-def turned_on(values: Mapping[Setting, Any]) -> Row:
-    """A switch that sets values where it is on, and nothing where it is off."""
-    return Row(read=lambda value: Sets(values=values) if truth(value) else UNSET)
+def turned_on(values: Mapping[Setting, Any], *, auto: bool = False) -> Row:
+    """A switch that sets values where it is on, and nothing where it is off; see `sets` on `auto`."""
+    return Row(read=lambda value: UNSET if (auto and value == "auto") or not truth(value) else Sets(values=values))
 
 
 def text(setting: Setting) -> Row:
@@ -214,12 +214,7 @@ def text(setting: Setting) -> Row:
 
 
 def words(setting: Setting, known: Mapping[str, Any], *, what: str, remedy: str = "") -> Row:
-    """A word, upper or lower case.
-
-    Args:
-        known: the setting's value per word, or an Outcome.
-        what: the kind of thing that words name, for words that are not known: `optimizer`.
-    """
+    """A word, upper or lower case, with the setting's value per `known` word, or an Outcome; `what` words name."""
 
     def read(value: Any) -> Outcome:
         if not isinstance(value, (str, bool)):
@@ -318,28 +313,15 @@ def object_in(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 # those that this version does not have are refused by name
 _LACKING = ("lion_8bit", "paged_lion_32bit", "paged_lion_8bit", "galore_adamw_8bit", "rmsprop", "adagrad")
-OPTIMIZERS: Mapping[str, str] = {
-    **{name: word for word, row in ROWS.items() for name in row.names},
-    **{name: name.replace("_", "-").removesuffix("-32bit") for name in _LACKING},
-}
-
-# transformers' Trainer keeps the moments of embeddings in fp32 (Trainer.create_optimizer)
-_EIGHT_BIT = {
-    name: Sets(values={Setting.OPTIMIZER: word, Setting.FP32_EMBEDDING_STATES: True})
-    for word, row in ROWS.items()
+# transformers' Trainer keeps the moments of embeddings in fp32 with 8-bit optimizers (Trainer.create_optimizer)
+TRAINER_OPTIMIZERS: Mapping[str, Any] = {
+    name: Sets(values={Setting.OPTIMIZER: word, Setting.FP32_EMBEDDING_STATES: True}) if row.is_eight_bit else word
+    for word, row in OPTIMIZERS.items()
     for name in row.names
-    if row.is_eight_bit
-}
-TRAINER_OPTIMIZERS: Mapping[str, Any] = {**OPTIMIZERS, **_EIGHT_BIT}
+} | {name: name.replace("_", "-").removesuffix("-32bit") for name in _LACKING}
 
 # DeepSpeed builds its own Adam, in one kernel on the GPU or on the CPU where the optimizer is offloaded
-DEEPSPEED_OPTIMIZERS: Mapping[str, Any] = {
-    "adam": Sets(values={Setting.OPTIMIZER: "default"}),
-    "adamw": Sets(values={Setting.OPTIMIZER: "default"}),
-    "sgd": "sgd",
-    "lion": "lion",
-    "muon": "muon",
-}
+DEEPSPEED_OPTIMIZERS = {"adam": "default", "adamw": "default", "sgd": "sgd", "lion": "lion", "muon": "muon"}
 
 
 # the keys of a framework for a value of a recipe, or None if it has none for that value; a dot separates a section
@@ -353,12 +335,12 @@ BITS: Mapping[int | None, Mapping[str, bool]] = {
 }
 
 
-def rows_of(rows: Table, setting: Setting, prefix: str = "") -> Iterator[tuple[str, Row]]:
+def _rows_of(rows: Table, setting: Setting, prefix: str = "") -> Iterator[tuple[str, Row]]:
     """The rows of a table that set a setting alone, each with its key."""
     for name, row in rows.items():
         if row.sets is setting:
             yield f"{prefix}{name}", row
-        yield from rows_of(row.children or {}, setting, f"{prefix}{name}.")
+        yield from _rows_of(row.children or {}, setting, f"{prefix}{name}.")
 
 
 def as_read(rows: Table, options: str) -> dict[str, Spelling]:
@@ -367,7 +349,7 @@ def as_read(rows: Table, options: str) -> dict[str, Spelling]:
 
 
 def _as_read(rows: Table, name: str) -> Spelling:
-    key, row = next(rows_of(rows, Setting(name)))
+    key, row = next(_rows_of(rows, Setting(name)))
 
     def spell(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
         value = row.spell(getattr(recipe, name))
@@ -429,10 +411,6 @@ def leave_out_adapters(reading: Reading, values: Mapping[str, Any]) -> None:
 Finish = Callable[[Reading, Mapping[str, Any]], None]
 
 
-def _nothing_more(_reading: Reading, _values: Mapping[str, Any]) -> None:
-    """A framework whose keys can be read one by one."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Framework:
     """A kind of configuration file.
@@ -440,7 +418,6 @@ class Framework:
     Attributes:
         name: the word that names it in `NAME=FILE` and in JSON.
         title: what messages call it.
-        rows: one row per key.
         signature: keys that tell the framework from others; at least one is in each of its files.
         family: frameworks that extend one another have the same, whose files may not say what they train; empty for
             those whose files do.
@@ -458,7 +435,7 @@ class Framework:
     defaults: Mapping[Setting, Any] = field(default_factory=dict)
     family: str = ""
     is_complete: bool = True
-    finish: Finish = _nothing_more
+    finish: Finish = field(default=lambda _reading, _values: None)
     writes: Mapping[str, Spelling] | None = None
 
     def read(self, values: Mapping[str, Any], file: str) -> Reading:

@@ -61,7 +61,7 @@ class Setting(Word):
     BACKWARD_PREFETCH = "backward_prefetch"
     LENGTH_ORDER = "length_order"
     PAD_TO_MULTIPLE_OF = "pad_to_multiple_of"
-    # from which options are derived
+    # settings from which options are derived
     EVALUATES = "evaluation"
     EVALUATION_BATCH = "evaluation_batch"
     WEIGHTS = "weights"
@@ -92,11 +92,9 @@ ROUTER = "router"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptOutputs:
-    """A policy of selective checkpointing whose shapes depend on the model: a value of Setting.SELECTIVE.
+    """A value of Setting.SELECTIVE whose shapes depend on the model: a policy's name or operators.
 
-    Attributes:
-        policy: its name or operators.
-        recomputed: ends of the names of linear layers, or `ROUTER`: products with weights of their shapes are not kept.
+    Products of linear layers that `recomputed` names by their ends, or as `ROUTER`, are not kept.
     """
 
     policy: str
@@ -172,13 +170,7 @@ Outcome = Sets | Names | Ignored | LeftOut | Lacking
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """A value of a setting and where it comes from.
-
-    Attributes:
-        value: the value, or a `Lacking`.
-        key: the key as written in the file, `defaults` for a framework's default, or a flag of the command line.
-        file: the file, as the user named it.
-    """
+    """A value of a setting, or a `Lacking`, and the file and key that it comes from; a flag has no file."""
 
     value: Any
     key: str

@@ -172,7 +172,6 @@ def _read_policy(value: Any) -> Outcome:
 
 
 def _is_whole(kind: Any) -> bool:
-    """Whether a state dict of this type has whole weights."""
     word = str(kind).strip().upper()
     if word not in (*_WHOLE, *_SHARDS):
         raise rows.BadValueError("not FULL_STATE_DICT, SHARDED_STATE_DICT or LOCAL_STATE_DICT")
@@ -184,7 +183,7 @@ _STATE_DICT = rows.Row(
 )
 
 
-# of checkpoints, and axolotl's of the trained model
+# keys for checkpoints, and axolotl's for the trained model
 _STATE_DICT_KEYS = ("state_dict_type", "final_state_dict_type")
 _KEYS: Mapping[str, rows.Row] = {
     **rows.ignored_keys("fsdp"),

@@ -36,7 +36,7 @@ _NAMES_DATA = re.compile(
     r"(train(ing)?_)?(data|dataset)s?(_(name|name_or_path|id_or_path|path|dir|files?|file_path|mixer|mixer_list|mixture))?"
     r"|train_(files?|path)"
 )
-# in an entry of a list of data sets
+# keys that name the data in an entry of a list of data sets
 _NAMES_ENTRY = frozenset({"path", "id", "name_or_path", "data_dir", "data_files", "dataset", "dataset_name", "train"})
 _NAMES_COLUMNS = frozenset({"columns", "dataset_columns"})
 
@@ -445,9 +445,6 @@ def read_sources(
             for the environment of a process that accelerate launched.
         documents: the content of some of the files, by their names.
         others: what was read elsewhere, and comes last.
-
-    Raises:
-        RecipeError: not readable, of no known framework, or with a value that its key does not take.
     """
     documents = documents or {}
     readings = [_read_source(source, documents) for source in sources]
@@ -490,14 +487,7 @@ def read_named(file: str, framework: str, key: str, name: str) -> tuple[Mapping[
 
     It is looked for in this folder, in the file's own, and in those above it; a path of another machine also by its
     last parts, and by its name alone next to the file. The path is None if it is in none of these, and the framework
-    ships a file of this name.
-
-    Args:
-        file: the path of the file that names the other one.
-        framework: whose file that is.
-
-    Raises:
-        RecipeError: the file does not exist or cannot be read.
+    ships a file of this name. Raises RecipeError if there is none, or it cannot be read.
     """
     folders = (Path(), *Path(file).resolve().parents[:_MOST_FOLDERS])
     parts = PureWindowsPath(name).parts if "\\" in name else Path(name).parts
@@ -523,7 +513,7 @@ def is_function(source: str) -> bool:
 def _read_source(source: str, documents: Documents) -> Reading:
     name, _, rest = source.partition("=")
     if name in BY_NAME and rest:
-        return _read_as(BY_NAME[name], documents.get(rest) or read_document(Path(rest)), rest)
+        return _read_values(documents.get(rest) or read_document(Path(rest)), rest, BY_NAME[name])
     path = Path(source)
     if source == ENVIRONMENT and not path.exists():
         return _read_environment()
@@ -532,23 +522,19 @@ def _read_source(source: str, documents: Documents) -> Reading:
     values = documents.get(source) or read_document(path / "recipe.json" if is_folder(path) else path)
     if (recipe := recipe_values(values)) is not None:
         return read_recipe(recipe, source)
-    if (run := unwrapped(values)) is not None:
-        if is_trainers(run):
-            arguments = arguments_of(run)
-            framework = recognize(arguments, source)
-            # the model's config has keys of its own, such as id2label
-            return settled(framework, read_run(run, framework, source), arguments)
-        values = run
-    framework = recognize(values, source)
-    return settled(framework, framework.read(values, source), values)
+    return _read_values(values, source)
 
 
-def _read_as(framework: Framework, values: Mapping[str, Any], file: str) -> Reading:
-    """Read a file whose framework is named; wandb's of a run, too."""
+def _read_values(values: Mapping[str, Any], file: str, named: Framework | None = None) -> Reading:
+    """Read a file of a framework that is named or recognized; the file of a run by wandb, too."""
     run = unwrapped(values)
-    if run is not None and is_trainers(run):
-        return read_run(run, framework, file)
-    return framework.read(values, file)
+    is_of_trainer = run is not None and is_trainers(run)
+    if run is not None:
+        # the model's config has keys of its own, such as id2label
+        values = arguments_of(run) if is_of_trainer else run
+    framework = named or recognize(values, file)
+    reading = read_run(run or {}, framework, file) if is_of_trainer else framework.read(values, file)
+    return reading if named else settled(framework, reading, values)
 
 
 def settled(framework: Framework, reading: Reading, values: Mapping[str, Any]) -> Reading:

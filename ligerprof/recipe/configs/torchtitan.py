@@ -5,6 +5,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ _TRAINING = {
     **rows.ignored_keys("torchtitan", "training"),
     **rows.each("local_batch_size batch_size", rows.count(Setting.BATCH)),
     **rows.each("seq_len max_context_length", rows.count(Setting.SEQ)),
-    # of flame, which is built on torchtitan
+    # a key that flame, built on torchtitan, adds
     "gradient_accumulation_steps": rows.count(Setting.GRAD_ACCUM),
     "max_norm": rows.number(Setting.CLIP),
     **rows.part_of("tokens of a micro-batch", "num_tokens_per_microbatch_per_dp_rank num_tokens_per_train_step"),
@@ -173,7 +174,6 @@ _PARALLELISM = {
 }
 _OPTIMIZER = {
     **rows.ignored_keys("torchtitan", "optimizer"),
-    "name": rows.words(Setting.OPTIMIZER, {"adamw": "adamw-fused", "adam": "adamw-fused"}, what="optimizer"),
     "implementation": rows.words(
         Setting.OPTIMIZER,
         {
@@ -184,6 +184,7 @@ _OPTIMIZER = {
         },
         what="optimizer",
     ),
+    "name": rows.words(Setting.OPTIMIZER, {"adamw": "adamw-fused", "adam": "adamw-fused"}, what="optimizer"),
     **rows.part_of("optimizer", "param_groups optimizer_factory_kwargs_by_name"),
     **rows.lacking("optimizer steps in the backward pass", "early_step_in_backward"),
 }
@@ -218,7 +219,7 @@ _ROWS: Mapping[str, rows.Row] = {
         ignored="torchtitan.model",
     ),
     **rows.part_of("model", "model_spec hf_model"),
-    # of the backend that trains transformers' models
+    # the backend that trains transformers' models
     "hf_transformers": rows.section({"model": rows.text(Setting.MODEL)}, ignored="torchtitan.hf_transformers"),
     **rows.part_of("loss", "loss"),
     "validation": rows.section(rows.left_out(shared.EVALUATION, "enable enabled"), ignored="torchtitan.validation"),
@@ -232,14 +233,8 @@ _ROWS: Mapping[str, rows.Row] = {
 def _finish(reading: Reading, values: Mapping[str, Any]) -> None:
     """Read what depends on several keys: model, tokens, engine, checkpointing and loss."""
     _set_model(reading, values)
-    _set_engine(
-        reading,
-        {
-            **rows.object_in(values, "training"),
-            **rows.object_in(values, "experimental"),
-            **rows.object_in(values, "parallelism"),
-        },
-    )
+    sections = (rows.object_in(values, name) for name in ("training", "experimental", "parallelism"))
+    _set_engine(reading, dict(chain.from_iterable(section.items() for section in sections)))
     _set_tokens(reading, rows.object_in(values, "training"))
     if "model_spec" not in values:
         set_from_file(reading, rows.object_in(values, "activation_checkpoint"))
@@ -257,7 +252,15 @@ def _set_model(reading: Reading, values: Mapping[str, Any]) -> None:
 
 def _number(reading: Reading, values: Mapping[str, Any], key: str, default: int = -1) -> int:
     """A whole number of at least -1; -1 means that it follows from other settings."""
-    return rows.whole_number_at(reading, key, values.get(key, default), -1)
+    value = values.get(key)
+    return default if value is None else rows.whole_number_at(reading, key, value, -1)
+
+
+# what their number of sequences sets, and the option that replaces one that is not whole
+_TOKENS = (
+    ("num_tokens_per_microbatch_per_dp_rank", "a micro-batch", Setting.BATCH, Setting.BATCH),
+    ("num_tokens_per_train_step", "a step", Setting.TRAIN_BATCH, Setting.GRAD_ACCUM),
+)
 
 
 def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:
@@ -282,30 +285,19 @@ def _set_engine(reading: Reading, parallelism: Mapping[str, Any]) -> None:
 
 
 def _set_tokens(reading: Reading, training: Mapping[str, Any]) -> None:
-    tokens, length = training.get("num_tokens_per_microbatch_per_dp_rank"), reading.value(Setting.SEQ)
-    key = "training.num_tokens_per_microbatch_per_dp_rank"
-    if tokens is not None and length:
-        batch, rest = divmod(rows.whole_number_at(reading, key, tokens), length)
-        if rest or not batch:
-            reading.lack(key, f"a micro-batch of {tokens} tokens in sequences of {length}", setting=Setting.BATCH)
-        else:
-            reading.set(key, {Setting.BATCH: batch})
-    total = _number(reading, training, "global_batch_size")
+    """Micro-batches and steps by their tokens; a step of -1 is one micro-batch on each GPU."""
+    length, total = reading.value(Setting.SEQ), _number(reading, training, "global_batch_size")
     if total > 0:
         reading.set("training.global_batch_size", {Setting.TRAIN_BATCH: total})
-    _set_step_tokens(reading, _number(reading, training, "num_tokens_per_train_step"), length)
-
-
-def _set_step_tokens(reading: Reading, tokens: int, length: Any) -> None:
-    """The tokens of all micro-batches and GPUs of a step; -1 is one micro-batch on each GPU."""
-    key = "training.num_tokens_per_train_step"
-    if tokens <= 0 or not length:
-        return
-    batch, rest = divmod(tokens, length)
-    if rest or not batch:
-        reading.lack(key, f"a step of {tokens} tokens in sequences of {length}", setting=Setting.GRAD_ACCUM)
-    else:
-        reading.set(key, {Setting.TRAIN_BATCH: batch})
+    for name, whole, setting, option in _TOKENS:
+        tokens = _number(reading, training, name)
+        if tokens > 0 and length:
+            batch, rest = divmod(tokens, length)
+            if rest or not batch:
+                what = f"{whole} of {tokens} tokens in sequences of {length}"
+                reading.lack(f"training.{name}", what, setting=option)
+            else:
+                reading.set(f"training.{name}", {setting: batch})
 
 
 def _set_classes(reading: Reading, values: Mapping[str, Any]) -> None:
@@ -353,7 +345,6 @@ def _refuse_classes(reading: Reading, values: Mapping[str, Any]) -> None:
 
 
 def _classes(value: Any) -> set[str]:
-    """Names of all classes in a converted object."""
     if isinstance(value, Mapping):
         own = {value[CLASS]} if isinstance(value.get(CLASS), str) else set()
         return own.union(*map(_classes, value.values()))
@@ -361,11 +352,9 @@ def _classes(value: Any) -> set[str]:
 
 
 def values_of_function(source: str) -> dict[str, Any]:
-    """Import `module:function`, call the function, and convert what it returns; this runs code of the module.
+    """Import `module:function`, which runs code of the module, call it, and convert its configuration.
 
-    Raises:
-        MissingDependencyError: the module, or something it imports, is not installed.
-        RecipeError: no such function, or it fails, or does not return a configuration.
+    Raises MissingDependencyError for an import that fails, RecipeError for any other failure.
     """
     module, _, name = source.partition(":")
     here = str(Path.cwd())
@@ -419,11 +408,6 @@ _WRITES: Mapping[str, rows.Spelling] = {
 }
 
 
-def _write_implementation(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
-    word = _OPTIMIZER["implementation"].spell(recipe.optimizer)
-    return None if word is None else {"optimizer.implementation": word}
-
-
 def _write_mode(recipe: TrainingRecipe) -> Mapping[str, Any] | None:
     if recipe.selective is not None:
         return None
@@ -442,7 +426,7 @@ def _write_tokens(recipe: TrainingRecipe) -> Mapping[str, Any]:
     return {"training.num_tokens_per_microbatch_per_dp_rank": recipe.batch * recipe.seq}
 
 
-# of the functions of versions after 0.2
+# how the functions of versions after 0.2 write options
 FUNCTION_WRITES: Mapping[str, rows.Spelling] = {
     **_WRITES,
     "batch": _write_tokens,
@@ -474,9 +458,8 @@ TORCHTITAN = rows.Framework(
     finish=_finish,
     writes={
         **_WRITES,
-        **rows.as_read(_ROWS, "batch seq"),
+        **rows.as_read(_ROWS, "batch seq optimizer"),
         "grad_accum": lambda recipe: {"training.global_batch_size": recipe.batch * recipe.grad_accum * recipe.gpus},
         **dict.fromkeys(("checkpointing", "checkpoint_every", "selective"), _write_mode),
-        "optimizer": _write_implementation,
     },
 )

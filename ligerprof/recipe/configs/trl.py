@@ -41,7 +41,6 @@ _COMMON: Mapping[str, rows.Row] = {
     **shared.quantization_rows(),
     "use_bnb_nested_quant": rows.switch(Setting.NESTED_QUANT),
     **rows.lacking("LoRA on parameters of experts", "lora_target_parameters"),
-    # the script's arguments
     # scripts on top of TRL: alignment-handbook, open-r1, philschmid's
     "model_id": rows.text(Setting.MODEL),
     "max_seq_len": _LENGTH,
@@ -64,7 +63,7 @@ _SFT: Mapping[str, rows.Row] = {
         what="loss",
         remedy="Choose another with --loss.",
     ),
-    # of older versions
+    # a key of older versions
     **rows.part_of("liger-kernel", "use_liger"),
 }
 _DEFAULTS: Mapping[Setting, Any] = {

@@ -52,11 +52,7 @@ def arguments_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_run(run: Mapping[str, Any], framework: rows.Framework, file: str) -> Reading:
-    """Read the run of a Trainer.
-
-    Args:
-        run: its unwrapped keys.
-        framework: whose arguments they are.
+    """Read the unwrapped keys of a Trainer's run, whose arguments are those of a framework.
 
     Raises:
         RecipeError: a value that its key does not take.

@@ -50,11 +50,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetitions:
-    """How often to time each candidate: `least` times, then until `seconds` or `most` is reached, in whole turns.
-
-    Attributes:
-        settle_seconds: time that a candidate runs untimed at the start of its turn.
-    """
+    """How often to time each candidate, in whole turns that settle first: `least`, then until `seconds` or `most`."""
 
     least: int = 10
     most: int = 60

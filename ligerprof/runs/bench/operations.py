@@ -52,9 +52,7 @@ class Operation:
     """One operation.
 
     Attributes:
-        outputs: names of the outputs.
         wants: names of the inputs that need a gradient.
-        make: random inputs by name.
         output_sizes: sizes of the outputs; the gradients passed to backward are contiguous.
         arguments: the kernel's arguments in the order of its slot, from the inputs and a loss's options.
         exact: the formula without casts; takes the inputs by name.
@@ -277,14 +275,7 @@ _FUSED_LOSS_ONLY = ("torch-linear-ce", "cce")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provided:
-    """A provider's kernel.
-
-    Attributes:
-        name: the provider, with a variant after a colon.
-        kernel: a function with the signature of the kernel's slot.
-        options: passed to a loss.
-        budgeted: whether the options' budget determines the chunks of the fused loss.
-    """
+    """A provider's kernel, with a variant after a colon; its options' budget may decide the chunks of the loss."""
 
     name: str
     kernel: Kernel
@@ -302,12 +293,7 @@ def provider_names(kernel: str) -> tuple[str, ...]:
 def find_provided(
     kernel: str, names: Sequence[str] | None, device_kind: str
 ) -> tuple[list[Provided], list[tuple[str, str]]]:
-    """Look up the kernel of each provider, all by default; returns them, and (name, reason) of the missing ones.
-
-    Args:
-        names: `PROVIDER` or `PROVIDER:VARIANT` each.
-        device_kind: `cuda`, or `cpu` (Triton's interpreter).
-    """
+    """The kernel of each provider on `cuda` or `cpu` (Triton's interpreter), and (name, reason) of those missing."""
     # compile anew: torch silently falls back to eager once a function has seen many shapes
     torch._dynamo.reset()
     found: list[Provided] = []

@@ -78,11 +78,7 @@ def find_kernels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_shapes(kernel: str, text: str) -> tuple[BenchShape, ...]:
-    """Parse `study`, `paper`, `llama`, A, B, C, V=…, T=…, H=…, or a model with `@TOKENS`; several joined by commas.
-
-    Raises:
-        RecipeError: a word is invalid (UnknownModelError: it is not a known model).
-    """
+    """Parse `study`, `paper`, `llama`, A, B, C, V=…, T=…, H=… or MODEL@TOKENS, joined by commas; raises RecipeError."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise RecipeError("no shape given. Use study, paper, llama, A, B, C, or a model such as llama3.1-8b@8192.")
@@ -162,12 +158,7 @@ class Direction(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A kernel of a provider at some sizes.
-
-    Attributes:
-        provider: with its variant, such as `ligerprof:lean`.
-        sizes: the ones that the kernel depends on, such as `4096x2048x128256`.
-    """
+    """A kernel of a provider, such as `ligerprof:lean`, at the sizes that it depends on, such as `4096x2048x128256`."""
 
     kernel: str
     provider: str
@@ -227,13 +218,7 @@ class ErrorRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRecord:
-    """The host's cost of forward and backward.
-
-    Attributes:
-        host_seconds: time to launch both at a tiny shape.
-        synchronizations: number of times that the host waits for the device.
-        synchronization: torch's message about the first wait, or None.
-    """
+    """The host's cost of both passes at a tiny shape: time, waits for the device, torch's message about the first."""
 
     what: ClassVar[str] = "host"
     subject: Subject

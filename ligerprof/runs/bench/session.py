@@ -159,13 +159,7 @@ _WARM_UP_CALLS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchPlan:
-    """The measurements to run.
-
-    Attributes:
-        providers: `PROVIDER` or `PROVIDER:VARIANT` each; None: all.
-        shapes: the value of `--shapes`.
-        dtype: bf16, fp16 or fp32.
-    """
+    """The measurements to run: `providers` None for all, `shapes` as of --shapes, `dtype` bf16, fp16 or fp32."""
 
     kernels: tuple[str, ...]
     providers: tuple[str, ...] | None = None

@@ -363,12 +363,7 @@ class SweepFolder:
                 os.truncate(self.results, len(whole) + len(end))
 
     def record_grids(self, grids: list[dict[str, Any]]) -> None:
-        """Add grids to sweep.json, without duplicates.
-
-        Raises:
-            ResultFormatError: sweep.json contains something else.
-            OutputError: it cannot be written.
-        """
+        """Add grids to sweep.json, without duplicates; raises ResultFormatError if it contains something else."""
         path = self.path / GRIDS
         known = read_json(path, _GRIDS_FILE).get("grids") if path.exists() else []
         if not isinstance(known, list):

@@ -48,10 +48,7 @@ class SweepSettings:
 
     Attributes:
         timeout_seconds: time limit per cell; a cell that exceeds it is ended and counts as failed.
-        trace: profile measured cells for TensorBoard.
-        jobs: number of cells that run at once.
         stop_at_oom: skip cells that are larger than one of the same line that was out of memory.
-        again: run finished cells again.
     """
 
     timeout_seconds: float | None = None
@@ -101,7 +98,6 @@ class CellProcess:
         self._running.stop()
 
     def _words(self) -> tuple[str, ...]:
-        """The words of the cell's command after `python`."""
         config = self.recipe.deepspeed_config
         flags = recipe_flags(dataclasses.replace(self.recipe, deepspeed_config=None))
         if config is not None:
@@ -271,7 +267,6 @@ def is_beyond(recipe: TrainingRecipe, cells: Iterable[Cell]) -> bool:
 
 
 def _line(recipe: TrainingRecipe) -> str:
-    """The key shared by steps that differ only in batch and sequence."""
     return cell_key(replace(recipe, batch=1, seq=1))
 
 
@@ -287,11 +282,9 @@ class _ProbeFailedError(LigerprofError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Border:
-    """Where memory ends along one axis, with all other options fixed.
+    """Where memory ends along one axis, with all other options fixed; None for a side that was not found.
 
     Attributes:
-        largest: the largest value that ran; None if none did.
-        smallest_oom: the smallest value that was out of memory; None if the search did not find one.
         reason: why the search ended before the two were adjacent, or None.
         recipe: a step of the line; its value along the axis does not matter.
     """
@@ -330,9 +323,7 @@ def line_edges(cells: Iterable[Cell], recipe: TrainingRecipe, axis: Axis) -> Edg
 def largest_fitting(fits: Callable[[int], bool], guess: int, unit: int, known: Edges = (None, None)) -> int | None:
     """The largest multiple of `unit` that fits, or None; every value below one that fits is assumed to fit.
 
-    Args:
-        fits: called at most once per value, and only for values between the known ones.
-        guess: where to start.
+    `fits` is called at most once per value between the known ones, `guess` first.
     """
     low, high = known
     lowest = (low or 0) // unit
@@ -390,12 +381,7 @@ def _guess(recipe: TrainingRecipe, axis: Axis, known: Edges) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """The cells to run.
-
-    Attributes:
-        recipes: the cells of the grids, in order, without duplicates.
-        searches: axes along which to search for borders afterwards, each with the grid to search from.
-    """
+    """The cells of grids, in order, without duplicates, and the axes along which to search for borders from a grid."""
 
     grids: tuple[Grid, ...]
     recipes: tuple[TrainingRecipe, ...]
@@ -468,10 +454,8 @@ def make_plan(
 def run_sweep(plan: SweepPlan, folder: SweepFolder, settings: SweepSettings, watcher: Watcher) -> SweepResult:
     """Run the cells that are not finished, then search for the borders.
 
-    Raises:
-        RecipeError: several jobs, and cells are timed.
-        RunDirectoryError: another sweep is running in the folder, or it contains something else.
-        SweepInterruptedError: on Ctrl-C.
+    Raises RecipeError for several jobs with timed cells, RunDirectoryError for another sweep's folder or one that is in
+    use, and SweepInterruptedError on Ctrl-C.
     """
     if settings.jobs > 1 and any(recipe.device is not Device.SIMULATED for recipe in plan.recipes):
         raise RecipeError(

@@ -49,13 +49,7 @@ _MODULES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A cell's command.
-
-    Attributes:
-        words: the words after `python`.
-        output: file for its stdout.
-        log: file for its stderr.
-    """
+    """A cell's command: the words after `python`, and the files for its stdout and stderr."""
 
     words: tuple[str, ...]
     recipe: TrainingRecipe
@@ -111,11 +105,7 @@ class CellStarter:
 
 
 def prepare(values: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Import the modules of a recipe, given as its JSON; a module that fails is left to the step, which reports why.
-
-    Args:
-        options: those of `run_cell`; what imports print goes to its log.
-    """
+    """Import the modules of a recipe, given as its JSON; a step reports those that fail, and `options` has the log."""
     _print_to(options["log"], 1, 2)
     for name in _MODULES:
         with suppress(Exception):
@@ -135,13 +125,7 @@ def _print_to(path: str, *descriptors: int) -> None:
 
 
 def run_cell(_recipe: TrainingRecipe, tell: Progress, *, words: tuple[str, ...], output: str, log: str) -> int:
-    """Run a cell's command in this process, which was forked for it and ends afterwards; returns the exit code.
-
-    Args:
-        words: those after `python`, of which the first is `-m`.
-        output: file for its stdout.
-        log: file for its stderr.
-    """
+    """Run a cell's command in this process, which was forked for it and ends afterwards; returns the exit code."""
     # what it starts ends with it
     os.setsid()
     tell(str(os.getpid()))

@@ -256,3 +256,12 @@ def test_numbers_of_any_kind_end_in_one_line(name: str, content: str, says: str,
         load_recipe([str(path)], {"model": "tiny"})
     assert str(caught.value).startswith(str(path))
     assert len(str(caught.value)) < len(str(path)) + 200
+
+
+@pytest.mark.parametrize(("values", "key"), [(AXOLOTL, "tensor_parallel_size"), (TRL, "tp_size")])
+def test_a_degree_of_parallelism_of_one_is_off_as_a_text_too(values: dict[str, Any], key: str, tmp_path: Path) -> None:
+    plain, _ = read(tmp_path, values)
+    for one in (1, "1"):
+        assert read(tmp_path, {**values, key: one})[0] == plain
+    with pytest.raises(UnsupportedError, match="tensor parallelism"):
+        read(tmp_path, {**values, key: "2"})

@@ -140,6 +140,8 @@ def test_a_run_of_another_program_is_read_as_its_keys_say(tmp_path: Path) -> Non
     keys = {"model_name_or_path": "tiny", "per_device_train_batch_size": 3, "output_dir": "o", "bf16": True}
     recipe, report = of_run(tmp_path, keys)
     assert (recipe.model.name, recipe.batch, report.files[0][1]) == ("tiny", 3, "transformers")
+    named, _ = load_recipe([f"transformers={run_file(tmp_path, keys)}"], {"seq": 512})
+    assert named == recipe
     with pytest.raises(RecipeError, match=r"config\.yaml: not the configuration of a training run"):
         of_run(tmp_path, {"embed_size": 32, "gpu": 0, "hidden_size": 64})
     sweep = {"program": "train.py", "parameters": {"learning_rate": {"value": 1}}}
