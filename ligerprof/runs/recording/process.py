@@ -302,7 +302,8 @@ class ProcessRecording:
             self._summary = replace(self._summary, notes=(*self._summary.notes, text))
 
     def _write_summary(self) -> None:
-        simulated = None if self._machine is None else self._machine.summary()
+        machine = self._machine
+        simulated = None if machine is None else machine.summary()
         self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
         weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
         self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
