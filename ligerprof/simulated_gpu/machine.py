@@ -58,8 +58,8 @@ class Machine:
         settings = parse_allocator_settings(_own_alloc_conf())
         self.device = Device(gpu, capacity_bytes=_capacity(gpu, limit_bytes), settings=settings)
         self.values = Values(self.device.size_of, routing)
-        self.backend = Backend()
-        self.operators = Operators(self.device, self.values, self.backend.require_own)
+        self._backend = Backend()
+        self.operators = Operators(self.device, self.values, self._backend.require_own)
         self.operators.message_of = self._message
         self._files = watched()
         self.checkpoints = Checkpoints(self.values, self._files, self.device.synchronize)
@@ -69,9 +69,9 @@ class Machine:
 
     def install(self) -> None:
         """Replace torch's CUDA; it cannot be undone."""
-        self.backend.install(self._allocate, self._release, self.device.synchronize)
-        self.backend.place(*gpu_of_rank())
-        cuda_api.install(self.device, self.backend)
+        self._backend.install(self._allocate, self._release, self.device.synchronize)
+        self._backend.place(*gpu_of_rank())
+        cuda_api.install(self.device, self._backend)
         patch_process(self)
         self.operators.register()
         loading.install(self.stand_ins)
@@ -86,7 +86,7 @@ class Machine:
         install_bitsandbytes(self.values.forget)
         install_deepspeed()
         compiling.install(self.device.gpu, self.values, eager=self.eager)
-        atexit.register(self.backend.detach)
+        atexit.register(self._backend.detach)
         # only the main thread may set handlers
         with suppress(ValueError):
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -114,6 +114,10 @@ class Machine:
         cuda: Any = torch.cuda
         cuda._initialized = False
 
+    def resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
+        """Give a storage memory of another size, as UntypedStorage.resize_ does on a GPU."""
+        self._backend.resize_storage(storage, size_bytes)
+
     def summary(self) -> dict[str, Any]:
         """What recording.json says about the simulation; see docs/simulated-gpu.md."""
         gpu = self.device.gpu
@@ -131,7 +135,7 @@ class Machine:
             "packages": used_stand_ins(),
             "not_written": [] if self._files is None else compiling.without_caches(self._files.new()),
             "unchanged": [] if self._files is None else self._files.unchanged(),
-            "pinned_bytes": self.backend.highest_pinned_bytes(),
+            "pinned_bytes": self._backend.highest_pinned_bytes(),
             "outside_bytes": gpu.memory_bytes - gpu.usable_bytes + nccl_bytes(world_size()),
             **self.step_time(),
         }
@@ -140,7 +144,7 @@ class Machine:
         try:
             return self.device.take(size_bytes, stream)
         except AllocatorFullError as full:
-            self.backend.ran_out(self._message(full))
+            self._backend.ran_out(self._message(full))
             return 0
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -164,7 +168,7 @@ class Machine:
         free, _ = self.device.memory_info()
         return (
             f"CUDA out of memory. Tried to allocate {_torch_size(full.requested_bytes)}. GPU"
-            f" {self.backend.index()} has a total capacity of {_torch_size(self.device.gpu.memory_bytes)} of which"
+            f" {self._backend.index()} has a total capacity of {_torch_size(self.device.gpu.memory_bytes)} of which"
             f" {_torch_size(max(free, 0))} is free. Of the allocated memory {_torch_size(allocator.allocated_bytes)} is"
             f" allocated by PyTorch, and {_torch_size(allocator.reserved_bytes - allocator.allocated_bytes)} is"
             " reserved by PyTorch but unallocated. (This GPU is simulated by ligerprof.)"

@@ -55,7 +55,7 @@ def _storages_resize(machine: Machine) -> None:
         if storage.device.type != "cuda":
             return resize(storage, size_bytes)
         if size_bytes != storage.nbytes():
-            machine.backend.resize_storage(storage, size_bytes)
+            machine.resize(storage, size_bytes)
         return storage
 
     storage_type.resize_ = resize_

@@ -366,8 +366,9 @@ class Parts:
         part = self._parts[self._peak_part]
         return LatePeak(peak_bytes=self.peak_bytes, first_step=part.first_step, step=part.last_step)
 
-    def __len__(self) -> int:
-        return len(self._parts)
+    @property
+    def is_empty(self) -> bool:
+        return not self._parts
 
     def joined(self, *, at_end: bool) -> tuple[Snapshot, tuple[int, int] | None]:
         """One snapshot of the parts around the peak, and the first and the last step if others are left out.

@@ -302,14 +302,11 @@ class ProcessRecording:
             self._summary = replace(self._summary, notes=(*self._summary.notes, text))
 
     def _write_summary(self) -> None:
-        self._summary = replace(
-            self._summary,
-            rank=current_rank(),
-            steps=self._begun,
-            simulated=None if self._machine is None else self._machine.summary(),
-            weights={name: ModuleWeights(*held) for name, held in self._weights.items()},
-            models=tuple(self._models.described()),
-        )
+        machine = self._machine
+        simulated = None if machine is None else machine.summary()
+        self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
+        weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
+        self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
         try:
             self._run.write_json(RECORDING, to_json(self._summary))
         except LigerprofError as error:

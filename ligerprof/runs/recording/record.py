@@ -294,7 +294,7 @@ class Recorder:
         elif phase is not Phase.OUTSIDE:
             self._trains = True
         # stacks of C++ take most of the time of a long generation; here, nothing but operators' names is lost
-        only_python = phase in (Phase.GENERATION, Phase.EVALUATION) and self._frames and len(self._parts) > 0
+        only_python = phase in (Phase.GENERATION, Phase.EVALUATION) and self._frames and not self._parts.is_empty
         stacks: Stacks = "python" if only_python else self._stacks
         if stacks != self._running_stacks:
             self._running_stacks = stacks
@@ -390,9 +390,9 @@ class Recorder:
             # it ends in a step without a history
             bridge = self._end_of_gap(phases, phases.step)._replace(failure=failure)
             self._parts.cross(bridge, peak_bytes=self._history.peak_bytes())
-        elif self._parts:
+        elif not self._parts.is_empty:
             self._take_part(phases.step)
-        if not self._parts:
+        if self._parts.is_empty:
             return self._history.snapshot()
         snapshot, self.kept_steps = self._parts.joined(at_end=failure is not None)
         self.lost_peak = self._parts.lost_peak

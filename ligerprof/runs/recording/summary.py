@@ -68,6 +68,7 @@ class RecordingSummary:
         last_recorded: the last step with events; None if all of them have.
         counter_peak_bytes: torch.cuda.max_memory_allocated() when the snapshot was written.
         counter_reserved_bytes: torch.cuda.max_memory_reserved() then.
+        out_of_memory: whether an allocation failed.
         simulated: what a simulated GPU made up and left out; None on a real one.
         weights: this rank's parts of the modules that were trained, by name with `*` for each index.
         models: `name`, `role`, `parameters_bytes`, `trainable_bytes`, `dtypes` and `phases` of each model that ran.
