@@ -33,8 +33,8 @@ from ligerprof.kernels.linear_cross_entropy.scores import per_token
 from ligerprof.kernels.linear_cross_entropy.triton import check_head
 from ligerprof.kernels.objectives.loss import GROUP_BYTES, Chunk, ChunkedLoss, Differentiate
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
-from ligerprof.kernels.sizes import next_power_of_2
-from ligerprof.kernels.tensors import check_tensors
+from ligerprof.kernels.sizes import next_power_of_2, slices_of
+from ligerprof.kernels.tensors import product_dtype
 
 # launch config: words side by side and one after another in a tile, of each of the two rows, and warps of a program
 _LANES = 2048
@@ -323,8 +323,6 @@ def distillation_loss(
         KernelInputError: shapes do not match, a number is out of range, or the products are in fp16, whose gradients
             need a loss scale that only backward knows.
     """
-    check_tensors("distillation", hidden, weight, bias, elsewhere=(labels,))
-    check_tensors("distillation", teacher_hidden, teacher_weight, teacher_bias)
     check_head("distillation", hidden, weight, labels, bias)
     check_head("the teacher of a distillation", teacher_hidden, teacher_weight, labels, teacher_bias)
     if weight.shape[0] != teacher_weight.shape[0]:
@@ -410,7 +408,6 @@ def topk_distillation_loss(
     Raises:
         KernelInputError: see `distillation_loss`.
     """
-    check_tensors("distillation", hidden, weight, bias, elsewhere=(labels, teacher_words))
     check_head("distillation", hidden, weight, labels, bias)
     if teacher_words.shape != teacher_log_probs.shape or teacher_words.shape[:-1] != labels.shape:
         raise KernelInputError(
@@ -489,8 +486,7 @@ def divergence(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
 
 
 def _dtype(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    dtype = product_dtype(hidden)
     if dtype == torch.float16:
         raise KernelInputError("distillation: fp16 products were asked for. Use bf16 or fp32.")
     return dtype
@@ -519,7 +515,7 @@ def _chunks(labels_N: Tensor, weight: Tensor, dtype: torch.dtype, options: LossO
         element_bytes=dtype.itemsize,
         budget=budget if isinstance(budget, str) else budget // heads,
     ).chunk_tokens
-    return [(slice(start, min(start + size, tokens)),) for start in range(0, tokens, max(size, 1))]
+    return [(tokens_C,) for tokens_C in slices_of(0, tokens, size)]
 
 
 def _apply(
