@@ -92,6 +92,12 @@ def rows_are_disjoint(first: Tensor, second: Tensor) -> bool:
     return columns <= apart <= stride - columns
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which a linear layer of `x` computes: autocast's, or its own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def check_tensors(kernel: str, *tensors: Tensor | None, elsewhere: Sequence[Tensor | None] = ()) -> None:
     """Raise an error unless a kernel can compute with these tensors.
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.gated.triton import differentiate_gates, multiply_gates
 from ligerprof.kernels.linear_cross_entropy.chunks import product_into
-from ligerprof.kernels.sizes import ceil_div
-from ligerprof.kernels.tensors import as_rows, check_tensors, first_order_only
+from ligerprof.kernels.sizes import ceil_div, slices_of
+from ligerprof.kernels.tensors import as_rows, check_tensors, first_order_only, product_dtype
 
 # of a tile: products over so many tokens keep an H200 busy
 TILE_TOKENS = 8192
@@ -24,15 +24,12 @@ TILE_TOKENS = 8192
 
 def _tiles(tokens: int, most: int) -> Iterator[slice]:
     """Tiles of about one size."""
-    size = ceil_div(tokens, ceil_div(tokens, most)) if tokens else 1
-    for start in range(0, tokens, size):
-        yield slice(start, min(start + size, tokens))
+    return slices_of(0, tokens, ceil_div(tokens, ceil_div(tokens, most)) if tokens else 1)
 
 
 def _cast(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
     """The rows of x, and the weights, in the dtype that autocast selects for linear layers."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    dtype = product_dtype(x)
     return as_rows(x).to(dtype), *(weight.to(dtype) for weight in weights)
 
 

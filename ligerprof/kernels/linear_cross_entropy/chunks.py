@@ -6,7 +6,6 @@ cross_entropy.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +27,7 @@ from ligerprof.kernels.cross_entropy.rows import loss_and_gradient
 from ligerprof.kernels.cross_entropy.spec import statistics_per_token
 from ligerprof.kernels.linear_cross_entropy.plan import ChunkPlan, aligned, plan_chunks
 from ligerprof.kernels.options import IncomingGradients, LossOutputs, LossRequest
+from ligerprof.kernels.sizes import slices_of
 
 # shape and dtype of a tensor
 Like = tuple[torch.Size, torch.dtype]
@@ -138,16 +138,9 @@ def run_chunks(op: Operands, grads: Gradients, arguments: LossArguments) -> None
     workspace = torch.empty(plan.workspace_bytes // dtype.itemsize, dtype=dtype, device=op.hidden_ND.device)
     if plan.scratch_tokens:
         _Scratch(op, grads, arguments, plan, workspace).run()
-    for chunk in () if plan.recomputed else _later_chunks(plan, tokens):
+    for chunk in () if plan.recomputed else slices_of(plan.scratch_tokens, tokens, plan.chunk_tokens):
         logits = workspace[: (chunk.stop - chunk.start) * plan.row_elements]
         _run_chunk(op, grads, arguments, chunk, logits.view(-1, plan.row_elements)[:, : arguments.words])
-
-
-def _later_chunks(plan: ChunkPlan, tokens: int) -> Iterator[slice]:
-    """The chunks after the scratch tokens."""
-    for number in range(plan.chunks):
-        start = plan.scratch_tokens + number * plan.chunk_tokens
-        yield slice(start, min(start + plan.chunk_tokens, tokens))
 
 
 def _run_chunk(op: Operands, grads: Gradients, arguments: LossArguments, chunk: slice, logits_CV: Tensor) -> None:
@@ -223,7 +216,7 @@ class _Scratch:
     def run(self) -> None:
         """Process the tokens that the plan assigns to the scratch."""
         if self._plan.recomputed:
-            for chunk in _later_chunks(self._plan, self._tokens):
+            for chunk in slices_of(self._plan.scratch_tokens, self._tokens, self._plan.chunk_tokens):
                 self._run_whole_rows(chunk)
         chunk = slice(0, self._plan.scratch_tokens)
         blocks = self._lay_out(chunk)
@@ -234,8 +227,8 @@ class _Scratch:
         for block in reversed(blocks):
             _add_to_head(self._grads, block, self._op.hidden_ND[chunk], accumulate=False)
         if self._plan.recomputed:
-            for start in range(self._plan.scratch_tokens, self._tokens, self._plan.recomputed_tokens):
-                self._recompute(slice(start, min(start + self._plan.recomputed_tokens, self._tokens)))
+            for chunk in slices_of(self._plan.scratch_tokens, self._tokens, self._plan.recomputed_tokens):
+                self._recompute(chunk)
 
     def _run_whole_rows(self, chunk: slice) -> None:
         """Losses, statistics and the hidden states' gradient of tokens whose logits will be computed again."""
@@ -301,8 +294,8 @@ class _Scratch:
         """Add the head's gradient of tokens whose logits were overwritten."""
         vocab, most = self._arguments.words, self._plan.recomputed_words(chunk.stop - chunk.start)
         size = aligned(-(-vocab // -(-vocab // most)))
-        for start in range(0, vocab, size):
-            block = _block(slice(start, min(start + size, vocab)), chunk, self._workspace)
+        for of_block in slices_of(0, vocab, size):
+            block = _block(of_block, chunk, self._workspace)
             self._op.write_logits(chunk, *block)
             words, logits_CB = block
             statistics_SC = self._statistics_SN[:, chunk]

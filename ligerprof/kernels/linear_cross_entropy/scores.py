@@ -19,7 +19,7 @@ from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.cross_entropy.triton import cross_entropy_outputs
 from ligerprof.kernels.linear_cross_entropy.triton import check_head, fused_linear_cross_entropy_outputs
 from ligerprof.kernels.options import IGNORE_INDEX, PLAIN_LOSS, LossOptions, LossOutputs, VocabularyShard
-from ligerprof.kernels.tensors import check_tensors
+from ligerprof.kernels.tensors import product_dtype
 
 
 class TokenScores(NamedTuple):
@@ -126,11 +126,9 @@ def linear_label_logits(
     Raises:
         KernelInputError: shapes do not match, or a label that is checked is outside the vocabulary.
     """
-    check_tensors("label logits", hidden, weight, bias, elsewhere=(labels,))
     check_head("label logits", hidden, weight, labels, bias)
     check_labels(labels, options, weight.shape[0])
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    dtype = product_dtype(hidden)
     targets = next_labels(labels, options).to(hidden.device, torch.int64)
     counts = targets != options.ignore_index
     in_vocab = (targets >= 0) & (targets < weight.shape[0])

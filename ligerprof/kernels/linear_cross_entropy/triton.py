@@ -42,7 +42,7 @@ from ligerprof.kernels.options import (
     VocabularyShard,
     checked_returns,
 )
-from ligerprof.kernels.tensors import check_tensors, first_order_only, graph_is_retained
+from ligerprof.kernels.tensors import check_tensors, first_order_only, graph_is_retained, product_dtype
 
 
 class _FusedLinearCrossEntropy(torch.autograd.Function):
@@ -216,14 +216,9 @@ def fused_linear_cross_entropy_outputs(
         KernelInputError: see `fused_linear_cross_entropy`; or a name in `returns` is unknown.
     """
     thin, wide = (None, None) if low_rank is None else low_rank
-    check_tensors("flce", hidden, weight, bias, thin, wide, elsewhere=(labels, class_weight))
-    check_head("flce", hidden, weight, labels, bias)
-    if low_rank is not None:
-        check_factors(hidden, weight, *low_rank)
+    check_head("flce", hidden, weight, labels, bias, low_rank, elsewhere=(class_weight,))
     check_predictions("flce", predictions, labels)
-    kind = hidden.device.type
-    # autocast's dtype for a linear layer
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    dtype = product_dtype(hidden)
     request = LossRequest(
         labels=labels,
         options=options,
@@ -240,12 +235,22 @@ def fused_linear_cross_entropy_outputs(
     return LossOutputs(*_FusedLinearCrossEntropy.apply(*inputs, dtype, request, track))
 
 
-def check_head(kernel: str, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> None:
-    """Raise an error unless these are hidden states [..., D], a head [V, D], labels [...] and a bias [V].
+def check_head(
+    kernel: str,
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
+    *,
+    elsewhere: tuple[Tensor | None, ...] = (),
+) -> None:
+    """Raise an error unless these are hidden states [..., D], a head [V, D], labels [...], a bias [V], and factors.
 
     Raises:
-        KernelInputError: see above.
+        KernelInputError: see above; or see `check_tensors`, which `elsewhere` is of.
     """
+    check_tensors(kernel, hidden, weight, bias, *(low_rank or ()), elsewhere=(labels, *elsewhere))
     check_label_dtype(kernel, labels)
     if weight.ndim != 2 or labels.shape != hidden.shape[:-1] or hidden.shape[-1] != weight.shape[1]:
         raise KernelInputError(
@@ -258,12 +263,11 @@ def check_head(kernel: str, hidden: Tensor, weight: Tensor, labels: Tensor, bias
             f"{kernel}: a bias of shape {tuple(bias.shape)} does not match a head of {tuple(weight.shape)}."
             " Give one element per word."
         )
-
-
-def check_factors(hidden: Tensor, weight: Tensor, thin: Tensor, wide: Tensor) -> None:
-    """Raise an error unless these are the factors of a product that belongs to the logits."""
+    if low_rank is None:
+        return
+    thin, wide = low_rank
     if thin.shape[:-1] != hidden.shape[:-1] or wide.shape != (weight.shape[0], thin.shape[-1]):
         raise KernelInputError(
-            f"flce: low-rank factors {tuple(thin.shape)} and {tuple(wide.shape)} do not match hidden states"
+            f"{kernel}: low-rank factors {tuple(thin.shape)} and {tuple(wide.shape)} do not match hidden states"
             f" {tuple(hidden.shape)} and a head of {tuple(weight.shape)}. Give [..., R] and [V, R]."
         )

@@ -22,7 +22,7 @@ from triton.language.extra.cuda import libdevice
 from ligerprof.errors import KernelInputError
 from ligerprof.kernels.cross_entropy.arguments import LossArguments
 from ligerprof.kernels.cross_entropy.blocks import count_words, gradient_of_words
-from ligerprof.kernels.cross_entropy.formulas import LOWEST, in_formula, store_zeros
+from ligerprof.kernels.cross_entropy.formulas import LOWEST, in_formula, relative_exp, store_zeros
 from ligerprof.kernels.cross_entropy.loss import check_labels
 from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.cross_entropy.spec import statistics_per_token
@@ -33,17 +33,16 @@ from ligerprof.kernels.linear_cross_entropy.scores import per_token
 from ligerprof.kernels.linear_cross_entropy.triton import check_head
 from ligerprof.kernels.objectives.loss import GROUP_BYTES, Chunk, ChunkedLoss, Differentiate
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest
-from ligerprof.kernels.sizes import next_power_of_2
-from ligerprof.kernels.tensors import check_tensors
+from ligerprof.kernels.sizes import next_power_of_2, slices_of
+from ligerprof.kernels.tensors import product_dtype
 
 # launch config: words side by side and one after another in a tile, of each of the two rows, and warps of a program
 _LANES = 2048
 _DEPTH = 2
 _WARPS = 8
-_LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
-# log2 of a probability's ratio to one that is rounded to 0
-_RATIO = tl.constexpr(126.0)
+# the logarithm of how far a probability is above one that is rounded to 0
+_APART = tl.constexpr(87.0)
 
 
 @triton.jit
@@ -56,29 +55,35 @@ def _load(logits_ptr, words, mask, formula):
 
 @triton.jit
 def _counted(highest, total, z):
-    """Each lane's highest logit and sum of powers of 2 relative to it, with those of a tile; and the tile's powers."""
+    """Each lane's highest logit and sum of exponentials relative to it, with those of a tile, and the tile's."""
     higher = tl.maximum(highest, tl.max(z, 0))
-    factor = tl.exp2(highest - higher)
-    powers = tl.exp2(z - higher[None, :])
+    factor = relative_exp(highest, higher)
+    powers = relative_exp(z, higher[None, :])
     return higher, total * factor + tl.sum(powers, 0), powers, factor
 
 
 @triton.jit
 def _log_sum(highest, total):
-    """log2 of the sum of all lanes' powers."""
+    """The logarithm of the sum of all lanes' exponentials, and each lane's share in a mean by probabilities."""
     top = tl.max(highest)
-    return top + tl.log2(tl.sum(total * tl.exp2(highest - top)))
+    factors = relative_exp(highest, top)
+    whole = tl.sum(total * factors)
+    return top + tl.log2(whole) * _LN_2, factors / whole
 
 
 @triton.jit
 def _of_mixture(s, t, beta, INSTRUCTION: tl.constexpr):
-    """Of a word: p, log2 of q / p, and log2 of m / p."""
-    p = tl.exp2(s)
-    # where p is 0, the ratio only says that m is beta q
-    ratio = tl.maximum(tl.where(p > 0.0, t - s, _RATIO), -_RATIO)
-    mixture = 1.0 - beta + beta * tl.exp2(ratio)
+    """Of a word with the log-probabilities s and t: p, and the logarithms of m / p and of q / m."""
+    p = relative_exp(s, 0.0)
+    # where p is 0, m is beta q
+    apart = tl.maximum(tl.where(p > 0.0, t - s, _APART), -_APART)
+    is_above = apart > 0.0
+    share = relative_exp(-tl.abs(apart), 0.0)
+    # of the larger of p and q
+    mixture = tl.where(is_above, beta + (1.0 - beta) * share, 1.0 - beta + beta * share)
     # one instruction instead of twenty; it is off by 2^-22 of the logarithm, or in all from 1/2 to 2
-    return p, ratio, libdevice.fast_log2f(mixture) if INSTRUCTION else tl.log2(mixture)
+    log = (libdevice.fast_log2f(mixture) if INSTRUCTION else tl.log2(mixture)) * _LN_2
+    return p, tl.where(is_above, apart + log, log), tl.where(is_above, -log, apart - log)
 
 
 @triton.jit
@@ -111,8 +116,7 @@ def _divergence_kernel(
 ):
     """A row's divergence and cross-entropy; over the student's logits, the gradient of their weighted sum times scale.
 
-    KIND is `forward` (q relative to p), `reverse` (p relative to q) or `mixed`. s and t are log2 of p and q, or differ
-    from those by the log2 of the sum.
+    KIND is `forward` (q relative to p), `reverse` (p relative to q) or `mixed`.
     """
     row = tl.program_id(0)
     student_ptr += row.to(tl.int64) * student_stride
@@ -128,34 +132,34 @@ def _divergence_kernel(
 
     of_student = (student_bias_ptr, None, student_scale, student_softcap, None)
     of_teacher = (teacher_bias_ptr, None, teacher_scale, teacher_softcap, None)
-    to_log2 = tl.cast(per_temperature, tl.float32) * _LOG2_E
+    per_temperature = tl.cast(per_temperature, tl.float32)
     beta = tl.cast(beta, tl.float32)
     s_highest = tl.full([LANES], LOWEST, tl.float32)
     t_highest, h_highest = s_highest, s_highest
     s_total = tl.zeros([LANES], tl.float32)
     t_total, h_total = s_total, s_total
-    # of the expected distribution's powers times the difference of its logits from the other's
+    # of the expected distribution's exponentials times the difference of its logits from the other's
     gap = s_total
     for start in range(0, vocab, DEPTH * LANES):
         words = start + block
         mask = words < vocab
         z = _load(student_ptr, words, mask, of_student)
         if HARD:
-            h_highest, h_total, _, _ = _counted(h_highest, h_total, z * _LOG2_E)
-        s = z * to_log2
-        t = _load(teacher_ptr, words, mask, of_teacher) * to_log2
+            h_highest, h_total, _, _ = _counted(h_highest, h_total, z)
+        s = z * per_temperature
+        t = _load(teacher_ptr, words, mask, of_teacher) * per_temperature
         s_highest, s_total, s_powers, s_factor = _counted(s_highest, s_total, s)
         t_highest, t_total, t_powers, t_factor = _counted(t_highest, t_total, t)
         if KIND == "forward":
             gap = gap * t_factor + tl.sum(tl.where(t_powers > 0.0, t_powers * (t - s), 0.0), 0)
         if KIND == "reverse":
             gap = gap * s_factor + tl.sum(tl.where(s_powers > 0.0, s_powers * (s - t), 0.0), 0)
-    s_lse = _log_sum(s_highest, s_total)
-    t_lse = _log_sum(t_highest, t_total)
+    s_lse, s_shares = _log_sum(s_highest, s_total)
+    t_lse, t_shares = _log_sum(t_highest, t_total)
     if KIND == "forward":
-        soft = tl.sum(gap * tl.exp2(t_highest - t_lse)) - t_lse + s_lse
+        soft = tl.sum(gap * t_shares) - t_lse + s_lse
     if KIND == "reverse":
-        soft = tl.sum(gap * tl.exp2(s_highest - s_lse)) - s_lse + t_lse
+        soft = tl.sum(gap * s_shares) - s_lse + t_lse
     # from here on rows are read in turns from the end and from the beginning, for what the L2 cache still holds
     last = (vocab - 1) // (DEPTH * LANES) * (DEPTH * LANES)
     of_p = 0.0
@@ -165,47 +169,45 @@ def _divergence_kernel(
         for before_last in range(0, vocab, DEPTH * LANES):
             words = last - before_last + block
             mask = words < vocab
-            s = _load(student_ptr, words, mask, of_student) * to_log2 - s_lse
-            t = _load(teacher_ptr, words, mask, of_teacher) * to_log2 - t_lse
-            p, ratio, mixture = _of_mixture(s, t, beta, INSTRUCTION)
-            of_p_lanes += tl.sum(p * mixture, 0)
-            of_q += tl.sum(tl.exp2(t) * (ratio - mixture), 0)
+            s = _load(student_ptr, words, mask, of_student) * per_temperature - s_lse
+            t = _load(teacher_ptr, words, mask, of_teacher) * per_temperature - t_lse
+            p, above_p, below_q = _of_mixture(s, t, beta, INSTRUCTION)
+            of_p_lanes += tl.sum(p * above_p, 0)
+            of_q += tl.sum(relative_exp(t, 0.0) * below_q, 0)
         of_p = tl.sum(of_p_lanes)
         soft = beta * tl.sum(of_q) - (1.0 - beta) * of_p
-    tl.store(soft_ptr + row, soft * _LN_2)
+    tl.store(soft_ptr + row, soft)
     in_vocab = (label >= 0) & (label < vocab)
     h_lse = 0.0
     if HARD:
-        h_lse = _log_sum(h_highest, h_total)
+        h_lse, _ = _log_sum(h_highest, h_total)
         z_y = in_formula(tl.load(student_ptr + label, mask=in_vocab, other=0.0), label, in_vocab, of_student)
-        tl.store(hard_ptr + row, tl.where(in_vocab, h_lse * _LN_2 - z_y, float("nan")))
+        tl.store(hard_ptr + row, tl.where(in_vocab, h_lse - z_y, float("nan")))
         # all threads have read it before one overwrites it
         tl.debug_barrier()
     scale = tl.load(scale_ptr)
-    soft_scale = scale * tl.cast(soft_weight, tl.float32) * tl.cast(per_temperature, tl.float32)
+    soft_scale = scale * tl.cast(soft_weight, tl.float32) * per_temperature
     hard_scale = scale * tl.cast(hard_weight, tl.float32)
-    if KIND == "reverse":
-        soft_scale *= _LN_2
     if KIND == "mixed":
-        soft_scale *= (1.0 - beta) * _LN_2
+        soft_scale *= 1.0 - beta
     for before_last in range(0, vocab, DEPTH * LANES):
         start = before_last if KIND == "mixed" else last - before_last
         words = start + block
         mask = words < vocab
         z = _load(student_ptr, words, mask, of_student)
-        s = z * to_log2 - s_lse
-        t = _load(teacher_ptr, words, mask, of_teacher) * to_log2 - t_lse
+        s = z * per_temperature - s_lse
+        t = _load(teacher_ptr, words, mask, of_teacher) * per_temperature - t_lse
         if KIND == "forward":
-            grad = tl.exp2(s) - tl.exp2(t)
+            grad = relative_exp(s, 0.0) - relative_exp(t, 0.0)
         if KIND == "reverse":
-            p = tl.exp2(s)
+            p = relative_exp(s, 0.0)
             grad = tl.where(p > 0.0, p * (s - t - soft), 0.0)
         if KIND == "mixed":
-            p, _, mixture = _of_mixture(s, t, beta, INSTRUCTION)
-            grad = p * (of_p - mixture)
+            p, above_p, _ = _of_mixture(s, t, beta, INSTRUCTION)
+            grad = p * (of_p - above_p)
         grad *= soft_scale
         if HARD:
-            of_label = tl.exp2(z * _LOG2_E - h_lse) - tl.where(words == label, 1.0, 0.0)
+            of_label = relative_exp(z, h_lse) - tl.where(words == label, 1.0, 0.0)
             grad += tl.where(in_vocab, hard_scale, float("nan")) * of_label
         if student_scale is not None:
             grad *= tl.cast(student_scale, tl.float32)
@@ -323,8 +325,6 @@ def distillation_loss(
         KernelInputError: shapes do not match, a number is out of range, or the products are in fp16, whose gradients
             need a loss scale that only backward knows.
     """
-    check_tensors("distillation", hidden, weight, bias, elsewhere=(labels,))
-    check_tensors("distillation", teacher_hidden, teacher_weight, teacher_bias)
     check_head("distillation", hidden, weight, labels, bias)
     check_head("the teacher of a distillation", teacher_hidden, teacher_weight, labels, teacher_bias)
     if weight.shape[0] != teacher_weight.shape[0]:
@@ -410,7 +410,6 @@ def topk_distillation_loss(
     Raises:
         KernelInputError: see `distillation_loss`.
     """
-    check_tensors("distillation", hidden, weight, bias, elsewhere=(labels, teacher_words))
     check_head("distillation", hidden, weight, labels, bias)
     if teacher_words.shape != teacher_log_probs.shape or teacher_words.shape[:-1] != labels.shape:
         raise KernelInputError(
@@ -489,8 +488,7 @@ def divergence(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
 
 
 def _dtype(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    dtype = product_dtype(hidden)
     if dtype == torch.float16:
         raise KernelInputError("distillation: fp16 products were asked for. Use bf16 or fp32.")
     return dtype
@@ -519,7 +517,7 @@ def _chunks(labels_N: Tensor, weight: Tensor, dtype: torch.dtype, options: LossO
         element_bytes=dtype.itemsize,
         budget=budget if isinstance(budget, str) else budget // heads,
     ).chunk_tokens
-    return [(slice(start, min(start + size, tokens)),) for start in range(0, tokens, max(size, 1))]
+    return [(tokens_C,) for tokens_C in slices_of(0, tokens, size)]
 
 
 def _apply(

@@ -7,6 +7,7 @@ chunk: three products of the head, and never the logits of all tokens.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -29,10 +30,11 @@ from ligerprof.kernels.linear_cross_entropy.chunks import (
 )
 from ligerprof.kernels.linear_cross_entropy.plan import BALANCED_BYTES, aligned, plan_chunks
 from ligerprof.kernels.linear_cross_entropy.scores import linear_log_probs, per_token
-from ligerprof.kernels.linear_cross_entropy.triton import check_factors, check_head, scaled_gradients
+from ligerprof.kernels.linear_cross_entropy.triton import check_head, scaled_gradients
 from ligerprof.kernels.objectives.formulas import Data, Objective, objective
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions, LossRequest, VocabularyShard
-from ligerprof.kernels.tensors import check_tensors, first_order_only
+from ligerprof.kernels.sizes import slices_of
+from ligerprof.kernels.tensors import first_order_only, product_dtype
 from ligerprof.units import GIB
 
 Chunk = tuple[slice, ...]
@@ -91,17 +93,23 @@ def _run(op: Operands, grads: Gradients, chunks: Sequence[Chunk], differentiate:
             hidden_ND=rows_of(op.hidden_ND, chunk),
             thin_NR=None if op.thin_NR is None else rows_of(op.thin_NR, chunk),
         )
-        grads_C = dataclasses.replace(
-            grads,
-            hidden_ND=None if grads.hidden_ND is None else rows_of(grads.hidden_ND, chunk),
-            thin_NR=None if grads.thin_NR is None else rows_of(grads.thin_NR, chunk),
-        )
         op_C.write_logits(rows, slice(0, vocab), logits_CV)
         differentiate(logits_CV, chunk, bias_V)
+        grads_C = dataclasses.replace(
+            grads,
+            hidden_ND=None if grads.hidden_ND is None else _empty_rows(grads.hidden_ND, chunk),
+            thin_NR=None if grads.thin_NR is None else _empty_rows(grads.thin_NR, chunk),
+        )
         add_products(op_C, grads_C, logits_CV, rows, accumulate=number > 0)
         if len(chunk) > 1:
             for grad, made in ((grads.hidden_ND, grads_C.hidden_ND), (grads.thin_NR, grads_C.thin_NR)):
                 _write_rows(grad, made, chunk)
+
+
+def _empty_rows(value: Tensor, chunk: Chunk) -> Tensor:
+    """Memory for the rows of a chunk: their own if they follow each other."""
+    size = sum(part.stop - part.start for part in chunk)
+    return value[chunk[0]] if len(chunk) == 1 else value.new_empty(size, value.shape[1])
 
 
 def _write_rows(grad: Tensor | None, made: Tensor | None, chunk: Chunk) -> None:
@@ -174,10 +182,7 @@ def linear_objective(
     """
     of = objective(of) if isinstance(of, str) else of
     thin, wide = (None, None) if low_rank is None else low_rank
-    check_tensors("objective", hidden, weight, bias, thin, wide, elsewhere=(labels,))
-    check_head("objective", hidden, weight, labels, bias)
-    if low_rank is not None:
-        check_factors(hidden, weight, *low_rank)
+    check_head("objective", hidden, weight, labels, bias, low_rank)
     if labels.ndim != 2:
         raise KernelInputError(f"objective: labels have the shape {tuple(labels.shape)}. Give [sequences, positions].")
     targets = next_labels(labels, options).to(hidden.device)
@@ -190,11 +195,8 @@ def linear_objective(
                 ref_hidden, ref_weight, targets, options, *ref_bias, temperature=temperature, shard=shard
             )
         data["ref_log_probs"] = scores.log_probs
-    mask = targets != options.ignore_index
-    prepared = of.prepare(mask, _checked(data, labels))
     inputs = (hidden, weight, bias, thin, wide)
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    dtype = product_dtype(hidden)
     wants = torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in inputs)
     chunks: list[Chunk] = []
     if wants and shard is None and dtype != torch.float16 and not torch.compiler.is_compiling():
@@ -211,10 +213,11 @@ def linear_objective(
             shard=shard,
             low_rank=low_rank,
         )
-        found, metrics = of(log_probs, mask, **prepared, **_named(entropy))
+        mask = targets != options.ignore_index
+        found, metrics = of(log_probs, mask, **of.prepare(mask, _checked(data, labels)), **_named(entropy))
         return ObjectiveOutputs(found, log_probs.detach(), None if entropy is None else entropy.detach(), metrics)
     plain = dataclasses.replace(per_token(options, temperature), check_labels=False)
-    scored = _Scored(of, targets, mask, prepared, plain, weight.shape[0])
+    scored = _Scored(of, targets, data, plain, weight.shape[0])
     request = LossRequest(labels=targets, options=plain)
     loss: Tensor = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         *inputs, dtype, request, chunks, scored.differentiate, scored.finish
@@ -259,7 +262,7 @@ def _plan(of: Objective, labels: Tensor, weight: Tensor, dtype: torch.dtype, opt
         budget=budget,
     ).chunk_tokens
     if of.group == 0:
-        return [(slice(start, min(start + largest, tokens)),) for start in range(0, tokens, largest)]
+        return [(tokens_C,) for tokens_C in slices_of(0, tokens, largest)]
     groups, fitting = sequences // of.group, largest // (of.group * positions)
     if fitting == 0:
         return []
@@ -274,19 +277,33 @@ def _plan(of: Objective, labels: Tensor, weight: Tensor, dtype: torch.dtype, opt
 
 
 class _Scored:
-    """Differentiates an objective with respect to a chunk's logits, through log-probabilities and entropies."""
+    """Differentiates an objective with respect to a chunk's logits, through log-probabilities and entropies.
+
+    Data is prepared while the GPU computes the first logits.
+    """
 
     def __init__(
-        self, of: Objective, labels: Tensor, mask: Tensor, data: Data, options: LossOptions, vocab: int
+        self, of: Objective, labels: Tensor, given: "dict[str, Tensor | float]", options: LossOptions, vocab: int
     ) -> None:
-        self._of, self._mask, self._data, self._options, self._vocab = of, mask, data, options, vocab
+        self._of, self._labels, self._given, self._options, self._vocab = of, labels, given, options, vocab
         self._labels_N = labels.reshape(-1).contiguous()
         # a loss of tokens sees each as a sequence of one
         self._positions = labels.shape[1] if of.group else 1
-        self._rows = {name: self._by_row(value) for name, value in {**data, "mask": mask}.items()}
         self.log_probs = torch.empty(labels.shape, device=labels.device)
         self.entropy = torch.empty_like(self.log_probs) if of.needs_entropy else None
         self.metrics: Data = {}
+
+    @cached_property
+    def _mask(self) -> Tensor:
+        return self._labels != self._options.ignore_index
+
+    @cached_property
+    def _data(self) -> Data:
+        return self._of.prepare(self._mask, _checked(self._given, self._labels))
+
+    @cached_property
+    def _rows(self) -> Data:
+        return {name: self._by_row(value) for name, value in {**self._data, "mask": self._mask}.items()}
 
     def _by_row(self, value: Tensor) -> Tensor:
         return value if self._of.group or value.ndim < 2 else value.reshape(-1, 1)

@@ -19,6 +19,7 @@ from ligerprof.kernels.linear_cross_entropy.plan import plan_chunks
 from ligerprof.kernels.options import IGNORE_INDEX, LossOptions, LossRequest
 from ligerprof.kernels.patching.patcher import Forward, Swapper
 from ligerprof.kernels.spec import KernelShape, KernelSpec
+from ligerprof.kernels.tensors import product_dtype
 from ligerprof.models.architecture import Architecture
 from ligerprof.units import MIB
 
@@ -50,9 +51,7 @@ class MeasuredBudget:
         if self._calls <= _WARM_UP_CALLS:
             return "lean"
         room_bytes = self._highest_bytes - torch.cuda.memory_allocated(hidden.device) - _MARGIN_BYTES
-        kind = hidden.device.type
-        product_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        shape = _shape(hidden, weight, product_dtype.itemsize, rank)
+        shape = _shape(hidden, weight, product_dtype(hidden).itemsize, rank)
         lean_bytes = plan_chunks(
             tokens=shape.tokens,
             hidden=shape.hidden,

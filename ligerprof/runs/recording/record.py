@@ -11,7 +11,7 @@ from torch import nn
 
 from ligerprof.errors import LigerprofError, MissingDependencyError, OutputError, RunDirectoryError
 from ligerprof.files import require_absent
-from ligerprof.roles import INFERENCE_PHASES, Phase, Role
+from ligerprof.roles import Phase, Role
 from ligerprof.runs.directory import RunDirectory
 from ligerprof.runs.recording.live import tensors_by_role
 from ligerprof.runs.recording.parts import Bridge, Parts
@@ -126,6 +126,10 @@ class CudaHistory:
             observer()
 
         bindings._cuda_attach_out_of_memory_observer(observe)
+
+
+# many events, mostly below the peak: what they reach there is not known. Scoring has as many as a forward pass
+_LONG_PHASES = (Phase.GENERATION, Phase.EVALUATION)
 
 
 class Recorder:
@@ -289,12 +293,12 @@ class Recorder:
         if self._is_off:
             return
         self._end_part()
-        if phase in INFERENCE_PHASES:
+        if phase in _LONG_PHASES:
             self._inference = phase
         elif phase is not Phase.OUTSIDE:
             self._trains = True
         # stacks of C++ take most of the time of a long generation; here, nothing but operators' names is lost
-        only_python = phase in (Phase.GENERATION, Phase.EVALUATION) and self._frames and not self._parts.is_empty
+        only_python = phase in _LONG_PHASES and self._frames and not self._parts.is_empty
         stacks: Stacks = "python" if only_python else self._stacks
         if stacks != self._running_stacks:
             self._running_stacks = stacks

@@ -101,3 +101,18 @@ def test_shapes_that_do_not_match_are_errors() -> None:
         topk_distillation_loss(x, w, torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.int64), y)
     with pytest.raises(KernelInputError, match="Use bf16 or fp32"):
         distillation_loss(x.half(), w.half(), x.half(), w.half(), y)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.01, 0.5, 0.99, 1.0])
+def test_a_teacher_far_from_the_student(beta: float, device: torch.device) -> None:
+    # logits: probabilities of words that the other finds likely are as small as e^-200
+    x, t = 40 * torch.randn(2, 4, 30, device=device), 40 * torch.randn(2, 4, 30, device=device)
+    head, y = torch.eye(30, device=device), torch.zeros(2, 4, dtype=torch.int64, device=device)
+    (given,) = leaves(x)
+    found = distillation_loss(given, head, t, head, y, beta=beta).loss
+    (wide,) = leaves(x.double())
+    exact = exact_divergence(wide.log_softmax(-1), t.double().log_softmax(-1), beta).mean()
+    assert relative_error(found, exact) < 1e-5
+    got, truth = (torch.autograd.grad(loss, leaf)[0].double() for loss, leaf in ((found, given), (exact, wide)))
+    # some gradients are differences of logarithms that are far larger
+    assert (got - truth).abs().max() < 1e-5

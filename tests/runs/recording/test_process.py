@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ligerprof.analyzers.explain.analysis import analyze, explain
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 from ligerprof.runs.recording import parts, process
 from ligerprof.runs.recording.process import ProcessRecording
 from ligerprof.runs.recording.record import Failure
@@ -254,6 +254,44 @@ def test_a_long_recording_has_its_peak_and_the_weights_that_it_lost_the_events_o
     steps = [each.step for each in report.steps]
     assert 1 not in steps
     assert 9 in steps
+
+
+class Policy(nn.Linear):
+    """Generates if it is asked for a cache."""
+
+    def forward(self, x: torch.Tensor, *, use_cache: bool = False) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_a_long_recording_counts_what_scoring_reached_in_steps_that_it_leaves_out(
+    tmp_path: Path, exits: Exits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_SECONDS_BETWEEN_CHECKS", 0)
+    monkeypatch.setattr(parts, "_LEAST_EVENTS_OF_PART", 3)
+    monkeypatch.setattr(parts, "_MOST_EVENTS_OF_PART", 3)
+    monkeypatch.setattr(parts, "_MOST_EVENTS", 150)
+    recording, history = start(tmp_path)
+
+    def score(*_: object) -> None:
+        history.release_held(history.hold(16 * 2**20 if step == 10 else 2**20))
+
+    with history:
+        model, reference = Policy(4, 4), nn.Linear(4, 4).eval()
+        reference.register_forward_hook(score)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            with torch.no_grad():
+                model(torch.ones(2, 4), use_cache=True)
+                reference(torch.ones(2, 4))
+            model(torch.ones(2, 4)).sum().backward()
+            if step == 2:
+                history.release_held(history.hold(64 * 2**20))
+            optimizer.step()
+    recording.finish()
+
+    report = explain(written(tmp_path)[0])
+    assert report.peak_step == 3
+    assert 16 * 2**20 <= report.phases[Phase.SCORING] < 32 * 2**20
 
 
 def test_memory_that_runs_out_is_written_at_once_and_noted_after_the_recorded_steps(

@@ -6,6 +6,7 @@ from torch import Tensor
 from ligerprof.errors import KernelUnavailableError
 from ligerprof.kernels.cross_entropy.reference import next_labels
 from ligerprof.kernels.options import PLAIN_LOSS, LossOptions
+from ligerprof.kernels.tensors import product_dtype
 
 
 def fused_linear_cross_entropy(
@@ -29,8 +30,7 @@ def fused_linear_cross_entropy(
             unsupported.append(name.replace("_", " "))
     if unsupported:
         raise KernelUnavailableError(f"cut-cross-entropy's loss has no {unsupported[0]}. Use provider ligerprof.")
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    dtype = product_dtype(hidden)
     if dtype == torch.float32:
         raise KernelUnavailableError("cut-cross-entropy computes only in bf16 or fp16. Use provider ligerprof.")
     targets = next_labels(labels, options)
