@@ -15,7 +15,7 @@ the same kernels, launched one by one from a compiled graph (aot_eager_decomp_pa
 
 plans-segments-h200.jsonl has the same plans and others without expandable segments, under which limits of these plans
 do not hold; plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in
-each step; plans-second-h200.jsonl has plans whose layers torch's own modes checkpointed, next to others without a limit.
+each step; plans-second-h200.jsonl has plans that torch's own modes checkpointed, next to others without a limit.
 """
 
 import argparse

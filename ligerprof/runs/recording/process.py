@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import resource
 import signal
 import sys
 import time
@@ -312,6 +313,8 @@ class ProcessRecording:
         machine = self._machine
         simulated = None if machine is None else machine.summary()
         self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
+        if machine is None:
+            self._summary = replace(self._summary, **_main_memory())
         weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
         self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
         try:
@@ -366,3 +369,12 @@ def _quietly(function: Callable[..., None]) -> Callable[..., None]:
             say(f"{type(error).__name__}: {error}")
 
     return call
+
+
+def _main_memory() -> dict[str, int]:
+    """What this process took of main memory, as far as it is known."""
+    found = {"main_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
+    with suppress(Exception):
+        # torch 2.7 and later
+        found["pinned_bytes"] = int(cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+    return found
