@@ -314,7 +314,8 @@ class ProcessRecording:
         simulated = None if machine is None else machine.summary()
         self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
         if machine is None:
-            self._summary = replace(self._summary, **_main_memory())
+            highest_bytes, pinned_bytes = _main_memory()
+            self._summary = replace(self._summary, main_memory_bytes=highest_bytes, pinned_bytes=pinned_bytes)
         weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
         self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
         try:
@@ -371,10 +372,9 @@ def _quietly(function: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _main_memory() -> dict[str, int]:
-    """What this process took of main memory, as far as it is known."""
-    found = {"main_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
+def _main_memory() -> tuple[int, int]:
+    """The most main memory that this process took, and that torch page-locked of it."""
+    pinned_bytes = 0
     with suppress(Exception):
-        # torch 2.7 and later
-        found["pinned_bytes"] = int(cuda.host_memory_stats().get("allocated_bytes.peak", 0))
-    return found
+        pinned_bytes = int(cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, pinned_bytes
