@@ -137,7 +137,7 @@ def fastest(
     reasons: dict[str, None] = {}
     candidates = list(alternatives(recipe, reasons))
     # an answer where few others fit, and those that are often the fastest
-    news.expect(min(candidates, key=lambda each: (each.batch, -sum(map(each.checkpoints_layer, _layers(each))))))
+    news.expect(min(candidates, key=_leanness))
     for each in candidates:
         if each.liger == "all" and not each.checkpointing:
             news.expect(each)
@@ -254,8 +254,9 @@ def _fastest_plans(
             yield found
 
 
-def _layers(recipe: TrainingRecipe) -> range:
-    return range(recipe.spec.layers)
+def _leanness(recipe: TrainingRecipe) -> tuple[int, int, int]:
+    checkpointed = sum(map(recipe.checkpoints_layer, range(recipe.spec.layers)))
+    return recipe.batch, -checkpointed, -len(recipe.kernels)
 
 
 def _timed(
