@@ -11,8 +11,8 @@ checkpointing, every n-th layer, selective checkpointing and none in turns in on
 after a step to warm up, two steps are timed, in two rounds. Plans run under their limit, the others without one;
 those hold it that reserve no more. Where the estimate says that one of these may give cached memory back under a
 limit, it also runs under that limit, and counts there with that time. torch's activation_memory_budget follows, with
-the same kernels, launched one by one from a compiled graph (aot_eager_decomp_partition). `--alone MODEL SHARE` measures one plan in a process of its own, whose model
-was never under another plan.
+the same kernels, launched one by one from a compiled graph (aot_eager_decomp_partition).
+`--alone MODEL SHARE` measures one plan in a process of its own, whose model was never under another plan.
 
 plans-segments-h200.jsonl has the same plans and others without expandable segments, under which limits of these plans
 do not hold; plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in

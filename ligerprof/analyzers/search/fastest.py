@@ -209,11 +209,10 @@ class _News:
     def expect(self, recipe: TrainingRecipe) -> bool | None:
         """Tell a recipe that surely fits by the estimate; returns whether it does, or None where that is not known."""
         try:
-            candidate = Candidate(
-                recipe=recipe, time=predicted_time(recipe), verdict=self._rule.judge.by_estimate(recipe)
-            )
+            time, verdict = predicted_time(recipe), self._rule.judge.by_estimate(recipe)
         except LigerprofError:
             return False
+        candidate = Candidate(recipe=recipe, time=time, verdict=verdict)
         if candidate.verdict.fits:
             self.tell(candidate)
         return candidate.verdict.fits

@@ -62,9 +62,9 @@ def test_under_a_limit_every_answer_fits_and_the_next_faster_one_does_not() -> N
 
 
 def test_a_plan_of_layers_is_the_answer_where_it_is_the_fastest() -> None:
-    # one layer of six has to be checkpointed: every fourth would be two
     spec = spec_from_config({**load_model("llama3.1-8b").config, "num_hidden_layers": 6}, name="six layers")
-    recipe = TrainingRecipe(model=spec, batch=1, seq=8192, precision="bf16", liger="all", gpu="h200")
+    options: dict[str, Any] = {"gpu": "h200", "batch": 2, "seq": 8192, "precision": "bf16", "liger": "all"}
+    recipe = TrainingRecipe(model=spec, alloc_conf="expandable_segments:True", **options)
     free, _ = search(recipe, 100_000 * MIB, listed=1)
     limit_bytes = free.found[0].verdict.held_bytes * 96 // 100
     found, better = search(recipe, limit_bytes, listed=2)
@@ -72,12 +72,10 @@ def test_a_plan_of_layers_is_the_answer_where_it_is_the_fastest() -> None:
     assert "*" in str(first.recipe.selective)
     assert better[-1] == first
     assert first.verdict.held_bytes <= limit_bytes * (1 - CACHE_SHARE)
-    named = [each for each in alternatives(recipe, {}) if not (each.checkpointing and each.checkpoint_every == 1)]
     judge = Judge(Limit(size_bytes=limit_bytes, source="--memory-limit"))
     least_bytes = int(limit_bytes * (1 - CACHE_SHARE))
-    keeping = [each for each in named if judge.estimate(each).run.keeps_cache_under(least_bytes)]
-    assert keeping
-    assert all(predicted_time(each).seconds >= first.time.seconds for each in keeping)
+    keeping = [each for each in alternatives(recipe, {}) if judge.estimate(each).run.keeps_cache_under(least_bytes)]
+    assert min(predicted_time(each).seconds for each in keeping) > first.time.seconds
 
 
 def test_what_the_simulation_refuses_is_told_and_then_the_next_one() -> None:
