@@ -12,11 +12,11 @@ after a step to warm up, two steps are timed, in two rounds. Plans run under the
 those hold it that reserve no more. Where the estimate says that one of these may give cached memory back under a
 limit, it also runs under that limit, and counts there with that time. torch's activation_memory_budget follows, with
 the same kernels, launched one by one from a compiled graph (aot_eager_decomp_partition).
+`--alone MODEL SHARE` measures one plan in a process of its own, whose model was never under another plan.
 
 plans-segments-h200.jsonl has the same plans and others without expandable segments, under which limits of these plans
 do not hold; plans-first-h200.jsonl has plans that the search made when it let the allocator give cached memory back in
-each step; plans-second-h200.jsonl has plans whose layers torch's own modes checkpointed, next to others without
-a limit.
+each step; plans-second-h200.jsonl has plans that torch's own modes checkpointed, next to others without a limit.
 """
 
 import argparse
@@ -167,13 +167,17 @@ class Bench:
         print(f"{row['model']} {row['name']}: {said}", flush=True)
 
 
-def measure(drawn: Path, target: Path, budget: float) -> None:
+def measure(drawn: Path, target: Path, budget: float, alone: list[str] | None) -> None:
     import torch
 
     memory: Any = torch.cuda.memory
     memory._set_allocator_settings(CONF)
     bench = Bench(target, budget)
     rows = [json.loads(line) for line in drawn.read_text().splitlines()]
+    if alone is not None:
+        (row,) = (row for row in rows if [row["model"], str(row["share"])] == alone)
+        measure_model(bench, TrainingRecipe.from_json(row["recipe"]), [{**row, "under_limit": []}], only=(), alone=True)
+        return
     measure_host(bench)
     for model, layers, options in MODELS:
         base = recipe_of(model, layers, {**options, "alloc_conf": CONF})
@@ -215,7 +219,9 @@ def measure_model(
     others = {name: replace(base, **OTHERS[name]) for name in only}
     with torch_trainer(replace(base, checkpointing=True), device, lambda _model: None) as trainer:
         batch = make_batch(base, device)
-        train_step(trainer, batch, Marks())
+        if only:
+            # states exist before the first block
+            train_step(trainer, batch, Marks())
 
         def switch(recipe: TrainingRecipe) -> Trainer:
             if recipe.checkpointing:
@@ -333,11 +339,12 @@ def main() -> None:
     parser.add_argument("what", choices=("draw", "measure", "table"))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--seconds", type=float, default=330)
+    parser.add_argument("--alone", nargs=2, metavar=("MODEL", "SHARE"), help="one plan, in a process of its own")
     given = parser.parse_args()
     if given.what == "draw":
         draw(given.files[0])
     elif given.what == "measure":
-        measure(*given.files, given.seconds)
+        measure(*given.files, given.seconds, given.alone)
     else:
         print("\n".join(table(given.files[0])))
 

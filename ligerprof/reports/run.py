@@ -93,15 +93,21 @@ def device_rows(ledger: DeviceLedger) -> list[tuple[str, str, str, str]]:
 
 
 def _simulated_lines(summary: RecordingSummary) -> Iterator[str]:
-    """What was simulated, and what the simulation made up."""
+    """Main memory, what was simulated, and what the simulation made up."""
     simulated = summary.simulated
     if simulated is None:
+        if summary.main_memory_bytes:
+            whole, pinned = format_bytes(summary.main_memory_bytes), format_bytes(summary.pinned_bytes)
+            yield f"The process took {whole} of main memory at most; torch page-locked {pinned} at most."
         return
     gpu = find_gpu(str(simulated["gpu"]))
     figures = "" if gpu.measured else ", whose figures come from data sheets"
     yield f"Simulated for {gpu.title}{figures}; this machine's GPU was not used."
     if outside_bytes := simulated.get("outside_bytes"):
         yield f"Outside torch's allocator a process has about {format_bytes(outside_bytes)} more, measured on H200s."
+    if simulated.get("host_bytes") or simulated.get("pinned_bytes"):
+        host, pinned = (format_bytes(simulated.get(key, 0)) for key in ("host_bytes", "pinned_bytes"))
+        yield f"The program's tensors took {host} of main memory at most, besides {pinned} page-locked."
     for name in simulated.get("stand_ins", ()):
         yield f"{name} was not on this machine: its configuration is the catalog's, and each byte of a text is a token."
     for name in simulated.get("packages", ()):

@@ -167,8 +167,56 @@ std::mutex PinnedMemory::mutex;
 std::map<uintptr_t, size_t> PinnedMemory::blocks;
 int64_t PinnedMemory::held_bytes = 0, PinnedMemory::highest_bytes = 0;
 
+// Tensors in main memory, counted from 1 MiB on, but for those that a program would map from a file.
+struct HostMemory final : c10::Allocator {
+  static constexpr size_t kCounted = 1 << 20;
+  static std::mutex mutex;
+  static std::unordered_map<void*, size_t> blocks;
+  static int64_t held_bytes, highest_bytes;
+  static c10::Allocator* real;
+  static thread_local bool maps;
+
+  static void release(void* address) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      auto found = blocks.find(address);
+      if (found != blocks.end()) {
+        held_bytes -= found->second;
+        blocks.erase(found);
+      }
+    }
+    real->raw_deallocate(address);
+  }
+  c10::DataPtr allocate(size_t size_bytes) override {
+    void* address = real->raw_allocate(size_bytes);
+    if (size_bytes >= kCounted && !maps) {
+      std::lock_guard<std::mutex> lock(mutex);
+      blocks[address] = size_bytes;
+      held_bytes += size_bytes;
+      highest_bytes = std::max(highest_bytes, held_bytes);
+    }
+    return {address, address, &release, Device(DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t size_bytes) const override { default_copy_data(to, from, size_bytes); }
+};
+std::mutex HostMemory::mutex;
+std::unordered_map<void*, size_t> HostMemory::blocks;
+int64_t HostMemory::held_bytes = 0, HostMemory::highest_bytes = 0;
+c10::Allocator* HostMemory::real = nullptr;
+thread_local bool HostMemory::maps = false;
+
+// A weight without values, of a file whose pages a program would map.
+at::Tensor map_weight(c10::IntArrayRef shape, at::ScalarType dtype) {
+  HostMemory::maps = true;
+  at::Tensor made = at::detail::empty_cpu(shape, dtype);
+  HostMemory::maps = false;
+  return made;
+}
+
 DeviceMemory device_memory;
 PinnedMemory pinned_memory;
+HostMemory host_memory;
 
 // Its state has the 16 bytes of CUDA's: a seed and an offset. If the state is one of those read last, restoring it repeats
 // the numbers that were drawn after it was read.
@@ -607,6 +655,9 @@ void gpu_install(Allocate allocate, Release release_block, Synchronize wait) {
   static torch::Library own(torch::Library::DEF, "simulated_gpu", std::nullopt, __FILE__, __LINE__);
   own.def("is_weight", &Weights::contains);
   own.def("mark_weight", &mark_weight);
+  own.def("map_weight", &map_weight);
+  HostMemory::real = c10::GetAllocator(DeviceType::CPU);
+  c10::SetAllocator(DeviceType::CPU, &host_memory, 255);
   c10d::TimerRegistry()->Register(
       DeviceType::CUDA, [](Device) { return std::unique_ptr<c10d::Timer>(new HostTimer); }, c10::REGISTRY_PREFERRED);
   for (const char* name : kViews) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&as_on_cpu>());
@@ -642,4 +693,5 @@ int64_t gpu_stream() { return current_stream; }
 void gpu_set_stream(int64_t stream) { current_stream = stream; }
 int64_t gpu_new_stream() { return ++streams; }
 int64_t gpu_highest_pinned_bytes() { return PinnedMemory::highest_bytes; }
+int64_t gpu_highest_host_bytes() { return HostMemory::highest_bytes; }
 }

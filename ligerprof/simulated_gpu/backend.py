@@ -35,10 +35,11 @@ class Backend:
         self.set_stream: Callable[[int], None] = library.gpu_set_stream
         self.new_stream: Callable[[], int] = library.gpu_new_stream
         self.highest_pinned_bytes: Callable[[], int] = library.gpu_highest_pinned_bytes
+        self.highest_host_bytes: Callable[[], int] = library.gpu_highest_host_bytes
         self.detach: Callable[[], None] = library.gpu_detach
         self.index: Callable[[], int] = library.gpu_index
         self.count: Callable[[], int] = library.gpu_count
-        for name in ("stream", "new_stream", "highest_pinned_bytes", "index", "count"):
+        for name in ("stream", "new_stream", "highest_pinned_bytes", "highest_host_bytes", "index", "count"):
             getattr(library, f"gpu_{name}").restype = ctypes.c_int64
         library.gpu_claim.argtypes, library.gpu_claim.restype = (ctypes.c_int64,), ctypes.c_char_p
         library.gpu_place.argtypes = (ctypes.c_int64, ctypes.c_int64)

@@ -18,7 +18,6 @@ import torch
 from ligerprof.models.names import find_cached_config, hub_names
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.settings import say
-from ligerprof.simulated_gpu.plans import functions
 from ligerprof.units import GIB
 
 _SHARD_BYTES = 4 * GIB
@@ -237,7 +236,7 @@ def _without_values(part: Any) -> torch.Tensor | None:
     dtype = _TYPES.get(part.get_dtype())
     if dtype is None or not dtype.is_floating_point:
         return None
-    whole: torch.Tensor = functions.empty(part.get_shape(), dtype=dtype, device="cpu")
+    whole: torch.Tensor = torch.ops.simulated_gpu.map_weight(part.get_shape(), dtype)
     if whole.nbytes < WEIGHT_BYTES:
         return None
     mark_weight(whole)

@@ -136,6 +136,7 @@ class Machine:
             "not_written": [] if self._files is None else compiling.without_caches(self._files.new()),
             "unchanged": [] if self._files is None else self._files.unchanged(),
             "pinned_bytes": self._backend.highest_pinned_bytes(),
+            "host_bytes": self._backend.highest_host_bytes(),
             "outside_bytes": gpu.memory_bytes - gpu.usable_bytes + nccl_bytes(world_size()),
             **self.step_time(),
         }

@@ -193,7 +193,10 @@ class Checkpoints:
                 header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
             text = json.dumps(header).encode()
             text += b" " * (-len(text) % 8)
-            if any(tensor.is_cuda for tensor in tensors.values()):
+            # safetensors copies all tensors to main memory before it writes
+            moved = [tensor for tensor in tensors.values() if tensor.is_cuda]
+            copies = [functions.empty(tensor.shape, dtype=tensor.dtype) for tensor in moved]
+            if moved:
                 self._synchronize(-1)
             with Path(filename).open("wb") as file:
                 file.write(len(text).to_bytes(8, "little") + text)
@@ -203,6 +206,7 @@ class Checkpoints:
                         file.seek(8 + len(text) + header[name]["data_offsets"][0])
                         file.write(content)
                 file.truncate(8 + len(text) + end)
+            del copies
 
         module.save_file = save_file
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ligerprof.simulated_gpu.machine import installed
@@ -17,6 +18,27 @@ HUB_ID = "HuggingFaceTB/SmolLM2-135M"
 
 def used_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def main_memory_is_counted() -> None:
+    """As processes with files take it: mapped tensors nothing, casts and copies of what is saved from the GPU all."""
+    machine, size = installed(), 64 << 20
+    save_file({"large": torch.empty(size // 4)}, "first.safetensors")
+    before = machine.summary()["host_bytes"]
+    # what was made to write the file
+    assert before == size
+    with safe_open("first.safetensors", framework="pt") as file:
+        large = file.get_tensor("large")
+    assert machine.summary()["host_bytes"] == size
+    cast = large.double()
+    assert machine.summary()["host_bytes"] == 2 * size
+    del cast
+    on_gpu = {str(number): large.cuda() for number in range(3)}
+    assert machine.summary()["host_bytes"] == 2 * size
+    save_file(on_gpu, "second.safetensors")
+    assert machine.summary()["host_bytes"] == 3 * size
+    torch.save(on_gpu, "third.pt")
+    assert machine.summary()["host_bytes"] == 3 * size
 
 
 def weights_are_not_read() -> None:
@@ -105,6 +127,7 @@ def caches_of_two_parts_run_as_they_are() -> None:
     assert model.generate(torch.ones(2, 8, dtype=torch.long, device="cuda"), max_new_tokens=4).shape == (2, 5)
 
 
+main_memory_is_counted()
 weights_are_not_read()
 models_of_the_catalog_need_no_files()
 layers_that_are_alike_repeat_their_events()

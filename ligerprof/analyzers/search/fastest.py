@@ -131,13 +131,14 @@ def fastest(
         UnsupportedError: the time of the recipe's steps is not known.
     """
     predicted_time(recipe)
-    news = _News(judge, better)
+    rule = _Rule(judge, keeps_cache=True)
+    news = _News(rule, better)
     progress("the recipe as it is")
     news.expect(recipe)
     reasons: dict[str, None] = {}
     candidates = list(alternatives(recipe, reasons))
     # an answer where few others fit, and those that are often the fastest
-    news.expect(min(candidates, key=lambda each: (each.batch, -sum(map(each.checkpoints_layer, _layers(each))))))
+    news.expect(min(candidates, key=_leanness))
     for each in candidates:
         if each.liger == "all" and not each.checkpointing:
             news.expect(each)
@@ -150,7 +151,6 @@ def fastest(
     if judge.is_told_ahead:
         possible = (each for _, each in timed if judge.by_estimate(each).fits is not False)
         judge.expect(list(islice(possible, listed)))
-    rule = _Rule(judge, keeps_cache=True)
     found, too_large, spare = _named_ways(timed, rule, progress, news, listed)
     plans = list(_fastest_plans(timed, rule, min(found, key=_seconds, default=None), progress))
     for each_plan in plans:
@@ -202,16 +202,17 @@ def _named_ways(
 class _News:
     """Tells each recipe that fits and is faster than those told before, unless these were refused meanwhile."""
 
-    def __init__(self, judge: Judge, better: Better) -> None:
-        self._judge, self._better = judge, better
+    def __init__(self, rule: "_Rule", better: Better) -> None:
+        self._rule, self._better = rule, better
         self._told: Candidate | None = None
 
     def expect(self, recipe: TrainingRecipe) -> bool | None:
         """Tell a recipe that surely fits by the estimate; returns whether it does, or None where that is not known."""
         try:
-            candidate = Candidate(recipe=recipe, time=predicted_time(recipe), verdict=self._judge.by_estimate(recipe))
+            time, verdict = predicted_time(recipe), self._rule.judge.by_estimate(recipe)
         except LigerprofError:
             return False
+        candidate = Candidate(recipe=recipe, time=time, verdict=verdict)
         if candidate.verdict.fits:
             self.tell(candidate)
         return candidate.verdict.fits
@@ -223,7 +224,7 @@ class _News:
             return
         if not candidate.verdict.fits:
             self._told = None if told is not None and told.recipe == candidate.recipe else told
-        elif told is None or candidate.time.seconds < told.time.seconds:
+        elif (told is None or candidate.time.seconds < told.time.seconds) and self._rule.passes(candidate.recipe):
             self._told = candidate
             self._better(candidate)
 
@@ -254,8 +255,9 @@ def _fastest_plans(
             yield found
 
 
-def _layers(recipe: TrainingRecipe) -> range:
-    return range(recipe.spec.layers)
+def _leanness(recipe: TrainingRecipe) -> tuple[int, int, int]:
+    checkpointed = sum(map(recipe.checkpoints_layer, range(recipe.spec.layers)))
+    return recipe.batch, -checkpointed, -len(recipe.kernels)
 
 
 def _timed(

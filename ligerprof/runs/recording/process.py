@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import resource
 import signal
 import sys
 import time
@@ -305,6 +306,9 @@ class ProcessRecording:
         machine = self._machine
         simulated = None if machine is None else machine.summary()
         self._summary = replace(self._summary, rank=current_rank(), steps=self._begun, simulated=simulated)
+        if machine is None:
+            highest_bytes, pinned_bytes = _main_memory()
+            self._summary = replace(self._summary, main_memory_bytes=highest_bytes, pinned_bytes=pinned_bytes)
         weights = {name: ModuleWeights(*held) for name, held in self._weights.items()}
         self._summary = replace(self._summary, weights=weights, models=tuple(self._models.described()))
         try:
@@ -359,3 +363,11 @@ def _quietly(function: Callable[..., None]) -> Callable[..., None]:
             say(f"{type(error).__name__}: {error}")
 
     return call
+
+
+def _main_memory() -> tuple[int, int]:
+    """The most main memory that this process took, and that torch page-locked of it."""
+    pinned_bytes = 0
+    with suppress(Exception):
+        pinned_bytes = int(cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, pinned_bytes

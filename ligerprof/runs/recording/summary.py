@@ -68,6 +68,8 @@ class RecordingSummary:
         last_recorded: the last step with events; None if all of them have.
         counter_peak_bytes: torch.cuda.max_memory_allocated() when the snapshot was written.
         counter_reserved_bytes: torch.cuda.max_memory_reserved() then.
+        main_memory_bytes: the most main memory of the process; 0 where it is not known.
+        pinned_bytes: page-locked memory of torch's host allocator at its highest.
         out_of_memory: whether an allocation failed.
         simulated: what a simulated GPU made up and left out; None on a real one.
         weights: this rank's parts of the modules that were trained, by name with `*` for each index.
@@ -84,6 +86,8 @@ class RecordingSummary:
     last_recorded: int | None = None
     counter_peak_bytes: int = 0
     counter_reserved_bytes: int = 0
+    main_memory_bytes: int = 0
+    pinned_bytes: int = 0
     out_of_memory: bool = False
     late_peak: LatePeak | None = None
     late_failure: LateFailure | None = None

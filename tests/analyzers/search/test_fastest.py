@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from ligerprof.analyzers.search.budget import Judge
-from ligerprof.analyzers.search.fastest import Candidate, Fastest, alternatives, fastest
+from ligerprof.analyzers.search.budget import Judge, Reserved
+from ligerprof.analyzers.search.fastest import CACHE_SHARE, Candidate, Fastest, alternatives, fastest
 from ligerprof.analyzers.step_time.account import predicted_time
 from ligerprof.errors import UnsupportedError
+from ligerprof.models import load_model, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit
 from ligerprof.units import MIB
@@ -58,6 +59,39 @@ def test_under_a_limit_every_answer_fits_and_the_next_faster_one_does_not() -> N
     assert found.too_large.time.seconds <= found.found[0].time.seconds
     seconds = [each.time.seconds for each in found.found]
     assert seconds == sorted(seconds)
+
+
+def test_a_plan_of_layers_is_the_answer_where_it_is_the_fastest() -> None:
+    spec = spec_from_config({**load_model("llama3.1-8b").config, "num_hidden_layers": 6}, name="six layers")
+    options: dict[str, Any] = {"gpu": "h200", "batch": 2, "seq": 8192, "precision": "bf16", "liger": "all"}
+    recipe = TrainingRecipe(model=spec, alloc_conf="expandable_segments:True", **options)
+    free, _ = search(recipe, 100_000 * MIB, listed=1)
+    limit_bytes = free.found[0].verdict.held_bytes * 96 // 100
+    found, better = search(recipe, limit_bytes, listed=2)
+    first = found.found[0]
+    assert "*" in str(first.recipe.selective)
+    assert better[-1] == first
+    assert first.verdict.held_bytes <= limit_bytes * (1 - CACHE_SHARE)
+    judge = Judge(Limit(size_bytes=limit_bytes, source="--memory-limit"))
+    least_bytes = int(limit_bytes * (1 - CACHE_SHARE))
+    keeping = [each for each in alternatives(recipe, {}) if judge.estimate(each).run.keeps_cache_under(least_bytes)]
+    assert min(predicted_time(each).seconds for each in keeping) > first.time.seconds
+
+
+def test_what_the_simulation_refuses_is_told_and_then_the_next_one() -> None:
+    def simulated(recipe: TrainingRecipe) -> Reserved:
+        return Reserved(first_bytes=MIB, steady_bytes=MIB, fits=recipe.checkpointing)
+
+    better: list[Candidate] = []
+    judge = Judge(Limit(size_bytes=10_000 * MIB, source="--memory-limit"), simulated)
+    found = fastest(tiny(), judge, lambda _text: None, better.append, listed=1)
+    assert [better[-1]] == list(found.found)
+    assert found.found[0].recipe.checkpointing
+    refused = [each for each in better if not each.recipe.checkpointing]
+    assert refused
+    assert {each.verdict.method for each in refused} == {"estimated"}
+    assert found.too_large is not None
+    assert found.too_large.time.seconds < found.found[0].time.seconds
 
 
 def test_json_has_flags_and_times_of_each_recipe() -> None:
