@@ -194,7 +194,7 @@ class ModelPlan(Plan):
 
 
 def checkpoint(model: Any, layers: str) -> None:
-    """Let a model of transformers recompute and keep what each layer is to, by torch's checkpoint policies.
+    """Let a model of transformers recompute and keep what each layer is to, by torch.utils.checkpoint.
 
     Args:
         model: its decoder layers are transformers' GradientCheckpointingLayers.
