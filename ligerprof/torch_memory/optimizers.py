@@ -107,11 +107,6 @@ def _fused_adam_states(tensor: OptimizedTensor) -> tuple[int, ...]:
     return (tensor.size_bytes, tensor.size_bytes, FP32_BYTES)
 
 
-def _foreach_adam_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
-    """The square roots of all second moments (adam.py, _multi_tensor_adam)."""
-    return [tensor.size_bytes for tensor in tensors]
-
-
 def _loop_adam_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
     """A square root, the denominator, and the previous parameter's denominator (adam.py, _single_tensor_adam)."""
     return _highest((now, now, before) for before, now in _successive(tensors))
@@ -250,7 +245,8 @@ OPTIMIZERS: Mapping[str, OptimizerRow] = {
     "adamw-foreach": OptimizerRow(
         states=_whole(2),
         moments=2,
-        update=_foreach_adam_update,
+        # the square roots of all second moments (adam.py, _multi_tensor_adam)
+        update=lambda tensors, _gpu: [tensor.size_bytes for tensor in tensors],
         made=("AdamW", {"foreach": True}),
         names=("adamw_torch", "adamw_hf"),
         is_adam=True,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.stacks import CallSite, Stack, StackReader
+from ligerprof.analyzers.attribution.stacks import CallSite, StackReader
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.snapshots.stamp import SavedTensor, Stamp
 from ligerprof.snapshots.trace import Flags, Int64s
@@ -143,7 +143,9 @@ class Keepers(BlockFinder):
         node = released.releasing_node or released.node
         if node:
             return Keeper(node, "")
-        return Keeper(PYTHON, released.innermost) if _drops_a_variable(released, allocated) else NOT_KNOWN
+        # Python code dropped the last reference, rather than an operator its own temporary
+        by_program = released.on_main_thread and released.calls != allocated.calls and released.deallocates
+        return Keeper(PYTHON, released.innermost) if by_program else NOT_KNOWN
 
     def _of_earlier_steps(self, block: int) -> Keeper:
         if not len(self._released) or self._replayed.allocated_by[block] <= self._last_backward_end:
@@ -233,11 +235,6 @@ def _common(rows: Sequence[SavedTensor]) -> str:
     paths = [row.module.split(".") for row in rows]
     levels = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
     return ".".join(names[0] for names in levels)
-
-
-def _drops_a_variable(released: Stack, allocated: Stack) -> bool:
-    """Whether Python code dropped the last reference, rather than an operator its own temporary."""
-    return released.on_main_thread and released.calls != allocated.calls and released.deallocates
 
 
 _COLUMNS = ("blocks", "requested_bytes", "role_codes", "phase_codes", "layers", "site_of", "keeper_of")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Mask, Numbers, Times, Trace, first_match
+from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Numbers, Times, Trace, first_match
 from ligerprof.analyzers.trace.times import (
     CAUSES,
     SIZE_BOUNDS_US,
@@ -193,7 +193,13 @@ class TraceReport(JsonKeys):
 
     def to_json(self, *, top: int | None = None) -> dict[str, Any]:
         """The object of `ligerprof trace --json`, with the `top` kernels; None lists all."""
-        host = {layer.value: self._host_json(seconds) for layer, seconds in (self.host or {}).items()}
+        host = {
+            layer.value: {
+                "seconds": time,
+                "seconds_per_kernel": time / self.kernel_count if self.kernel_count else None,
+            }
+            for layer, time in (self.host or {}).items()
+        }
         return document(
             "trace",
             select(self, "source", "window_seconds", "steps", "kernels=kernel_count"),
@@ -202,9 +208,6 @@ class TraceReport(JsonKeys):
             {"top_kernels": to_json(self.kernels[:top]), "host": host or None},
             select(self, "notes"),
         )
-
-    def _host_json(self, seconds: float) -> dict[str, Any]:
-        return {"seconds": seconds, "seconds_per_kernel": seconds / self.kernel_count if self.kernel_count else None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -384,10 +387,8 @@ class _Analysis:
 
     def _times(self, indices: Numbers, words: type[WordT]) -> dict[WordT, WorkTime]:
         """The work by category, given the index of each piece's category."""
-        return {word: self._work_time(indices == index) for index, word in enumerate(words)}
-
-    def _work_time(self, chosen: Mask) -> WorkTime:
-        return WorkTime(count=int(chosen.sum()), seconds=_seconds(self._microseconds[chosen].sum()))
+        chosen = {word: self._microseconds[indices == index] for index, word in enumerate(words)}
+        return {word: WorkTime(count=len(times), seconds=_seconds(times.sum())) for word, times in chosen.items()}
 
     def _kernels(self) -> tuple[KernelTime, ...]:
         names, group, counts = np.unique(self._work.names, return_inverse=True, return_counts=True)
