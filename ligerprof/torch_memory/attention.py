@@ -136,10 +136,8 @@ def _flash_takes(problem: AttentionProblem, gpu: GpuSpec) -> bool:
     square = not problem.causal or problem.queries == problem.keys
     small_chip = (8, 6) <= gpu.compute_capability <= (8, 9) or gpu.compute_capability[0] == _SMALL_BLACKWELL
     trainable = width <= _FLASH_LARGEST_TRAINED_HEAD or (width > _FLASH_WIDE_HEAD and problem.dropout == 0.0)
-    fits = width == problem.value_dim and width <= _FLASH_LARGEST_HEAD and square
-    return (
-        fits and problem.dense and _groups_fit(problem) and (trainable or not (small_chip and problem.needs_gradient))
-    )
+    fits = width == problem.value_dim and width <= _FLASH_LARGEST_HEAD and square and _groups_fit(problem)
+    return fits and problem.dense and (trainable or not (small_chip and problem.needs_gradient))
 
 
 def _efficient_takes(problem: AttentionProblem, gpu: GpuSpec) -> bool:

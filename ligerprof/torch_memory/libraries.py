@@ -100,9 +100,8 @@ def spaces(problem: RecurrentLayers, *, train: bool) -> tuple[int, int]:
         return workspace_bytes, 0
     # a bit per output between layers that dropout keeps
     mask_bytes = between * problem.directions * elements // 8 if problem.dropout else 0
-    return workspace_bytes, (
-        problem.layers * _SAVED[problem.mode] + between
-    ) * states_bytes + mask_bytes + _HEADER_BYTES
+    saved_bytes = (problem.layers * _SAVED[problem.mode] + between) * states_bytes
+    return workspace_bytes, saved_bytes + mask_bytes + _HEADER_BYTES
 
 
 def dropout_state_bytes(sm_count: int) -> int:

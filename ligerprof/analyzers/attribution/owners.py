@@ -154,9 +154,8 @@ class Keepers(BlockFinder):
         place, kind = int(self._call_sites.surroundings[block]), int(self._places_and_sizes[block])
         if kind not in self._borrowed:
             # sequences of another length have other sizes
-            self._borrowed[kind] = _agreed(
-                self._releasers(self._released_by_size.newest(kind)) or self._releasers_at(place)
-            )
+            found = self._releasers(self._released_by_size.newest(kind)) or self._releasers_at(place)
+            self._borrowed[kind] = _agreed(found)
         return self._borrowed[kind]
 
     def _of_detailed_steps(self, block: int) -> Keeper:
@@ -200,9 +199,7 @@ class Keepers(BlockFinder):
     @cached_property
     def _is_nameless(self) -> Flags:
         """Whether the stamp of each event is of backward without a node: most steps have only those of modules."""
-        nameless = [
-            stamp is not None and stamp.phase is Phase.BACKWARD and not stamp.node for stamp in self._phases.stamps
-        ]
+        nameless = [each is not None and each.phase is Phase.BACKWARD and not each.node for each in self._phases.stamps]
         return np.array(nameless, dtype=bool)[self._phases.stamp_of]
 
     @cached_property

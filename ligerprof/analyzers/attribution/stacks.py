@@ -192,7 +192,7 @@ class Stack:
     def build_calls(self) -> tuple[PythonCall, ...]:
         """Calls of the model's own constructors, outermost first."""
         return tuple(
-            call for call in reversed(self.calls) if call.function == "__init__" and not _LIBRARY.search(call.file)
+            call for call in self.calls[::-1] if call.function == "__init__" and not _LIBRARY.search(call.file)
         )
 
     @cached_property
@@ -223,9 +223,8 @@ class Stack:
     @cached_property
     def script_calls(self) -> tuple[PythonCall, ...]:
         """The calls of the script itself, outermost first, up to its first call of a library or of a model."""
-        return tuple(
-            takewhile(lambda call: not (_LIBRARY.search(call.file) or _is_model_forward(call)), reversed(self.calls))
-        )
+        own = takewhile(lambda call: not (_LIBRARY.search(call.file) or _is_model_forward(call)), self.calls[::-1])
+        return tuple(own)
 
     @property
     def script_line(self) -> str:

@@ -137,9 +137,8 @@ class SnapshotAnalysis:
         is_covered = failures and (isinstance(self.window, slice) or np.isin(failures[-1], self.window))
         failed = failures[-1] if is_covered else None
         if failed is None:
-            return Case(
-                attribution=self.attribution, whole=self.attribution, window=self.window, peak_moment=self.peak_moment
-            )
+            own = self.attribution
+            return Case(attribution=own, whole=own, window=self.window, peak_moment=self.peak_moment)
         # what follows a failure says nothing about what was held then; the event itself has the request
         window = self.window if isinstance(self.window, slice) else self.window[self.window <= failed]
         return Case(
