@@ -220,8 +220,7 @@ def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[_Rang
     by_site = np.array([phase_code(phase) for phase in phases], dtype=np.int64)
     codes = np.full(len(replayed.trace), _UNKNOWN, dtype=np.int64)
     within = replayed.allocated_by >= 0
-    if len(by_site):
-        codes[replayed.allocated_by[within]] = by_site[call_sites.site_of[within]]
+    codes[replayed.allocated_by[within]] = by_site[call_sites.site_of[within]]
     filled = _filled_forward(codes)
     passes = (_CODES[Phase.FORWARD], _CODES[Phase.BACKWARD])
     for phase, start, stop, _ in ranges:
