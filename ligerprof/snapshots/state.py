@@ -61,7 +61,7 @@ class FreeSpace:
             end += self.starts.pop(end)
         if start in self.ends and start not in self.borders:
             start = self.ends.pop(start)
-        self._put(start, end)
+        self.starts[start], self.ends[end] = end - start, start
 
     def cut(self, start: int, size: int) -> bool:
         """Take `[start, start + size)` out of the free block that contains it; False if none does."""
