@@ -181,7 +181,6 @@ class Snapshot:
         return notes
 
     def _segments_of_devices(self) -> Mapping[int, Sequence[Mapping[str, Any]]]:
-        """The segments by device, grouped once."""
         if not self._segments_by_device:
             for segment, device in zip(self.segments, self._devices_of_segments(), strict=True):
                 self._segments_by_device.setdefault(device, []).append(segment)

@@ -214,7 +214,6 @@ class _Run:
 
 
 def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:
-    """Reserved bytes at each moment."""
     changes = np.empty(len(columns.actions) + 1, dtype=np.int64)
     changes[0] = before.reserved_bytes
     np.multiply(_RESERVES[columns.actions], columns.sizes, out=changes[1:])
@@ -222,7 +221,6 @@ def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:
 
 
 def _result(snapshot: Snapshot, device: int, run: _Run, *, complete: bool, verified: bool) -> Replay:
-    """The blocks and totals that follow from a replay."""
     columns, before = run.columns, run.before.blocks
     actions = columns.actions
     block_bytes, freed = np.array(run.held, dtype=np.int64), np.array(run.freed, dtype=np.int64)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -279,7 +278,7 @@ class FeatureExtractor(BlockFinder):
     """
 
     def __init__(self, blocks: DeviceBlocks, *, program: ProgramFrames, moment: int) -> None:
-        super().__init__(replace(blocks, codes=blocks.codes.copy()))
+        super().__init__(DeviceBlocks(blocks.replayed, blocks.call_sites, blocks.phases, blocks.codes.copy()))
         replayed, call_sites, phases = self._replayed, self._call_sites, self._phases
         self._program, self._layers = program, program.layers
         self._peak_bytes = int(replayed.allocated_bytes[moment])

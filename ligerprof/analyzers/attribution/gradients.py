@@ -388,23 +388,17 @@ class Precedents(BlockFinder):
 
     Args:
         gradients: gradients that a wrapper reduced, which backward drops but had computed to keep.
+
+    Attributes:
+        kept: unfinished blocks whose precedents all outlived their pass.
+        dropped: unfinished blocks whose precedents all died in their pass.
     """
 
     def __init__(self, blocks: DeviceBlocks, *, gradients: Flags) -> None:
         super().__init__(blocks)
         self._gradients = gradients
+        self.kept, self.dropped = self._outcomes()
 
-    @cached_property
-    def kept(self) -> Flags:
-        """Unfinished blocks whose precedents all outlived their pass."""
-        return self._outcomes[0]
-
-    @cached_property
-    def dropped(self) -> Flags:
-        """Unfinished blocks whose precedents all died in their pass."""
-        return self._outcomes[1]
-
-    @cached_property
     def _outcomes(self) -> tuple[Flags, Flags]:
         """Whether each block of the last span that is never freed has precedents that were all kept, or all dropped.
 

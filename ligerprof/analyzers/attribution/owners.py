@@ -118,7 +118,6 @@ class Keepers(BlockFinder):
 
     @cached_property
     def _saved_at(self) -> Mapping[int, Sequence[SavedTensor]]:
-        """The saved tensors of this device by address."""
         found: dict[int, list[SavedTensor]] = defaultdict(list)
         for row in self._saved:
             if row.device == self._replayed.device:

@@ -402,20 +402,20 @@ def _spans(codes: Int64s, steps: Int64s) -> Int64s:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changes, dtype=np.int64)])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DeviceBlocks:
     """The blocks of a replayed device with their call sites and phases, from which features are found.
 
     Attributes:
-        codes: `phase_code` of each block.
+        codes: `phase_code` of each block; by default the phase of the event that allocated it.
         spans: the span in which each block was allocated, -1 before the recording.
     """
 
-    replayed: Replay
-    call_sites: CallSites
-    phases: EventPhases
-    codes: Int64s
-    spans: Int64s
+    def __init__(
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s | None = None
+    ) -> None:
+        self.replayed, self.call_sites, self.phases = replayed, call_sites, phases
+        self.codes = phases.codes_of(replayed.allocated_by) if codes is None else codes
+        self.spans = phases.spans_of(replayed.allocated_by)
 
     def in_phase(self, *phases: Phase | None) -> Flags:
         """Whether each block was allocated in one of some phases."""
@@ -425,17 +425,6 @@ class DeviceBlocks:
         """Whether blocks are kept, or freed in a later span than the one that allocated them."""
         freed = self.replayed.freed_by[blocks]
         return (freed < 0) | (self.phases.spans_of(freed) > self.spans[blocks])
-
-
-def blocks_of(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> DeviceBlocks:
-    """The blocks of a device, in the phases of their events."""
-    return DeviceBlocks(
-        replayed=replayed,
-        call_sites=call_sites,
-        phases=phases,
-        codes=phases.codes_of(replayed.allocated_by),
-        spans=phases.spans_of(replayed.allocated_by),
-    )
 
 
 class BlockFinder:
@@ -448,7 +437,6 @@ class BlockFinder:
         self._sizes = blocks.replayed.requested_bytes
 
     def _mask(self, blocks: Int64s) -> Flags:
-        """Whether each block is one of these."""
         mask = np.zeros(len(self._sizes), dtype=bool)
         mask[blocks] = True
         return mask

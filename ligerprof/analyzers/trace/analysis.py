@@ -31,6 +31,9 @@ from ligerprof.errors import TraceFormatError
 from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.words import WordT
 
+# nanoseconds, the resolution of a trace
+_DIGITS = 9
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapGroup:
@@ -265,8 +268,7 @@ class TraceDifference:
 
 
 def _less(after: float, before: float) -> float:
-    """The difference, rounded to nanoseconds, the resolution of a trace."""
-    return round(after - before, 9)
+    return round(after - before, _DIGITS)
 
 
 def _changes(before: Mapping[Any, Any] | None, after: Mapping[Any, Any] | None) -> dict[str, float] | None:
@@ -294,8 +296,7 @@ def analyze(trace: Trace) -> TraceReport:
 
 
 def _seconds(microseconds: float) -> float:
-    """Seconds, rounded to nanoseconds, the resolution of a trace."""
-    return round(float(microseconds) * 1e-6, 9)
+    return round(float(microseconds) * 1e-6, _DIGITS)
 
 
 class _Analysis:
