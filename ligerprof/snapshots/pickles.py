@@ -36,7 +36,7 @@ _INTEGER = (
 _TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in range(1, 64)) + rb")"
 _PAIR = _SMALL_INTEGER * 2 + rb"\x86"
 # what remains of events that were read from their bytes: a memoized number, and lookups that are dropped at once
-_ANY = rb"j....0?|h.0?|\x94+|[()}\]ueas\x88\x89N]|M\xff\xff\x94+|" + _PAIR + rb"|" + _INTEGER + rb"|q.|G.{8}|" + _TEXT
+_ANY = rb"M\xff\xff\x94|j....0?|h.0?|\x94|[()}\]ueas\x88\x89N]|" + _PAIR + rb"|" + _INTEGER + rb"|q.|G.{8}|" + _TEXT
 # bounded, because re keeps memory for each repetition of an unbounded one
 _RUN = re.compile(rb"(?s)(?:" + _ANY + rb"){1,4096}")
 _BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT = 0x58, 0x8C, 0x72

@@ -46,7 +46,10 @@ def phase_of_code(code: int) -> Phase | None:
 
 def are_codes_of(codes: Int64s, *phases: Phase | None) -> Flags:
     """Whether each code is that of one of some phases."""
-    return np.isin(codes, [phase_code(phase) for phase in phases])
+    # the last entry is that of an unknown phase
+    chosen = np.zeros(len(_PHASES) + 1, dtype=bool)
+    chosen[[phase_code(phase) for phase in phases]] = True
+    return chosen[codes]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from ligerprof.analyzers.attribution.blocks import Attribution
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import DeviceBlocks, EventPhases, are_codes_of, phase_code
 from ligerprof.analyzers.attribution.stacks import StackReader
-from ligerprof.roles import ROLE_CODES, STEP_PHASES, Phase, Role
+from ligerprof.roles import ROLE_CODES, ROLES, STEP_PHASES, Phase, Role
 from ligerprof.snapshots.replay import Replay
 from ligerprof.snapshots.trace import Flags, Int64s, integer_of
 from ligerprof.torch_memory.allocator.settings import SizeRules
@@ -198,13 +198,13 @@ class RoleBook:
         """The blocks that have one of the roles."""
         codes = self._known_codes()
         if roles not in self._found:
-            self._found[roles] = np.flatnonzero(np.isin(codes, [ROLE_CODES[role] for role in roles]))
+            self._found[roles] = np.flatnonzero(_is_one_of(roles)[codes])
         return self._found[roles]
 
     def live(self, moment: int, *roles: Role) -> Int64s:
         """The blocks with one of the roles that are live at a moment."""
         live = self._replayed.live_at(moment)
-        return live[np.isin(self._known_codes()[live], [ROLE_CODES[role] for role in roles])]
+        return live[_is_one_of(roles)[self._known_codes()[live]]]
 
     def bytes_at(self, moment: int, *roles: Role) -> int:
         """Bytes of these roles at a moment."""
@@ -215,6 +215,13 @@ class RoleBook:
             self._all_codes = np.where(self._codes == _UNKNOWN, self._codes_of_alike[self._alike], self._codes)
             self._found.clear()
         return self._all_codes
+
+
+def _is_one_of(roles: Sequence[Role]) -> Flags:
+    """Whether each code is that of one of the roles; the last one is of unknown roles."""
+    chosen = np.zeros(len(ROLES) + 1, dtype=bool)
+    chosen[[ROLE_CODES[role] for role in roles]] = True
+    return chosen
 
 
 def peak_after(change: Callable[[], Edit | None], case: "Case") -> int | None:
