@@ -46,7 +46,7 @@ class Weights(BlockFinder):
         self._in_build = blocks.in_phase(Phase.BUILD)
         live = self._replayed.live_at(moment)
         live = live[self._in_build[live]]
-        # and blocks that constructors of torch's modules allocated, live or not
+        # what constructors of torch's modules allocated counts, live or not
         constructed = np.flatnonzero(self._call_sites.matching(_CONSTRUCTOR) & self._in_build)
         self._built = np.append(live, constructed)
         self.sizes = frozenset(self._sizes[self._built].tolist())

@@ -401,7 +401,7 @@ def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     sites = case.attribution.call_sites
     chains = [site.stack.script_calls for site in sites.sites]
     trains = {chains[site] for site in np.unique(sites.site_of[blocks[ends_in_backward]]).tolist()}
-    # what a program keeps of a pass that it trained outlives backward, too: of the last call of a model before backward
+    # of the last call of a model before backward, a program may keep tensors that outlive backward
     phases = case.attribution.phases
     follows = np.append(phases.codes[phases.span_starts][1:], -1) == phase_code(Phase.BACKWARD)
     followed = (follows[passes.span] & np.append(passes.span[1:] != passes.span[:-1], True))[pass_of]
