@@ -164,21 +164,22 @@ class _Cutter:
         """Cut out the dicts that can be read; None if there are none, or a memo index is impossible."""
         if not self.keys:
             return None
-        pieces = []
+        lists, is_read = [], np.zeros(len(self.starts), dtype=bool)
         for first in range(0, len(self.starts) - 1, _ROWS_AT_ONCE):
             rows = np.arange(first, min(first + _ROWS_AT_ONCE, len(self.starts) - 1))
             read = self._read(rows)
             for column, cells in zip(self.columns, read.cells, strict=True):
                 column[read.rows] = cells
             self._leave_out(read)
-            pieces.append(np.stack([read.rows, read.contents, read.ends]))
-        places, contents, ends = np.concatenate(pieces, axis=1)
+            is_read[read.rows] = True
+            with_list = np.flatnonzero(read.contents)
+            lists.append(np.stack([read.rows, read.contents, read.ends])[:, with_list])
+        places = np.flatnonzero(is_read)
+        rows, contents, ends = np.concatenate(lists, axis=1)
         first_uses = self._first_uses()
         if not len(places) or first_uses is None:
             return None
-        is_list = np.flatnonzero(contents)
-        copies, originals = _equal_lists(self.data, contents[is_list], (ends - contents)[is_list])
-        copies, originals = is_list[copies], is_list[originals]
+        copies, originals = _equal_lists(self.data, contents, ends - contents)
         self.gap_starts.append(contents[copies])
         self.gap_ends.append(ends[copies])
         self._keep_lookups(first_uses)
@@ -191,8 +192,8 @@ class _Cutter:
             places=places,
             references=references,
             kept=self._number_cells(references),
-            copies=places[copies],
-            originals=places[originals],
+            copies=rows[copies],
+            originals=rows[originals],
         )
 
     def _most_frequent_keys(self) -> tuple[int, ...]:
@@ -251,7 +252,8 @@ class _Cutter:
     def _values(self, at: Int64s, limits: Int64s) -> tuple[Int64s, Int64s]:
         """The cell of the value at each offset, and its end, which is the offset itself if it cannot be read."""
         cells, ends = self._plain(at)
-        pairs = np.flatnonzero(_IS_NUMBER[self.data[ends]] & _IS_NUMBER[self.data[at]] & (ends > at))
+        pairs = np.flatnonzero(_IS_NUMBER[self.data[ends]])
+        pairs = pairs[_IS_NUMBER[self.data[at[pairs]]] & (ends[pairs] > at[pairs])]
         if len(pairs):
             _, after = self._plain(np.minimum(ends[pairs], limits[pairs]))
             is_pair = self.data[after] == _TUPLE2
@@ -269,10 +271,14 @@ class _Cutter:
     def _plain(self, at: Int64s) -> tuple[Int64s, Int64s]:
         """The number, or the reference, at each offset, and its end; the offset itself for any other value."""
         found = self.words[at]
-        opcodes = found & 0xFF
-        is_long = opcodes == _LONG1
-        sizes = np.where(is_long, np.minimum(found >> 8 & 0xFF, _WORD_BYTES + 1), _ARGUMENT_BYTES[opcodes])
-        digits = np.where(is_long, self.words[at + 2], found >> 8) & _LOW_BYTES[sizes]
+        opcodes, digits = found & 0xFF, found >> 8
+        # most keys have one opcode in all dicts
+        opcodes = opcodes[:1] if (opcodes == opcodes[:1]).all() else opcodes
+        is_long, sizes = opcodes == _LONG1, _ARGUMENT_BYTES[opcodes]
+        if is_long.any():
+            sizes = np.where(is_long, np.minimum(digits & 0xFF, _WORD_BYTES + 1), sizes)
+            digits = np.where(is_long, self.words[at + 2], digits)
+        digits &= _LOW_BYTES[sizes]
         is_signed = is_long | (opcodes == ord("J"))
         is_known = (is_long | (sizes > 0)) & (~is_signed | ((digits >= 0) & (digits <= _LARGEST[sizes])))
         ends = np.where(is_known, at + 1 + is_long + sizes, at)
@@ -350,8 +356,9 @@ class _Cutter:
 
     def _rest(self) -> Iterator[bytes]:
         """The bytes between the gaps; gaps do not overlap, so sorted starts and sorted ends match."""
-        starts = np.sort(np.concatenate(self.gap_starts), kind="stable")
-        ends = np.sort(np.concatenate(self.gap_ends), kind="stable")
+        starts, ends = np.concatenate(self.gap_starts), np.concatenate(self.gap_ends)
+        starts.sort(kind="stable")
+        ends.sort(kind="stable")
         yield self.data[: int(starts[0])].tobytes()
         for first in range(0, len(starts) - 1, _ROWS_AT_ONCE):
             begins = ends[first : min(first + _ROWS_AT_ONCE, len(starts) - 1)]

@@ -36,7 +36,7 @@ _INTEGER = (
 _TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes([length])) + b".{%d}" % length for length in range(1, 64)) + rb")"
 _PAIR = _SMALL_INTEGER * 2 + rb"\x86"
 # what remains of events that were read from their bytes: a memoized number, and lookups that are dropped at once
-_ANY = rb"j....0?|h.0?|\x94+|[()}\]ueas\x88\x89N]|M\xff\xff\x94+|" + _PAIR + rb"|" + _INTEGER + rb"|q.|G.{8}|" + _TEXT
+_ANY = rb"M\xff\xff\x94|j....0?|h.0?|\x94|[()}\]ueas\x88\x89N]|" + _PAIR + rb"|" + _INTEGER + rb"|q.|G.{8}|" + _TEXT
 # bounded, because re keeps memory for each repetition of an unbounded one
 _RUN = re.compile(rb"(?s)(?:" + _ANY + rb"){1,4096}")
 _BINUNICODE, _SHORT_BINUNICODE, _LONG_BINPUT = 0x58, 0x8C, 0x72
@@ -158,12 +158,13 @@ def load_plain_data(pickled: Bytes, allowance: Allowance, *, extra: bytes = b"")
         raise SnapshotFormatError(f"not a pickle: it starts with {pickled[:8].tobytes()!r}. {HOW_TO_RECORD}")
     require_plain_data(pickled.data, allowance)
     body = without_frames(pickled)
-    content = pickled.data if body is None else body.data
-    parts = [content[: -len(pickle.STOP)], memoryview(extra), memoryview(pickle.STOP)] if extra else [content]
+    content = pickled if body is None else body
+    if extra:
+        content = np.append(content[: -len(pickle.STOP)], np.frombuffer(extra + pickle.STOP, dtype=np.uint8))
     with collector_paused():
         try:
             # the unpickler reads older protocols byte by byte unless the file can peek
-            return _PlainUnpickler(io.BufferedReader(_Parts(parts, allowance), _BYTES_AT_ONCE)).load()
+            return _PlainUnpickler(io.BufferedReader(_Watched(content.data, allowance), _BYTES_AT_ONCE)).load()
         except SnapshotFormatError:
             raise
         # a damaged pickle can raise nearly any exception; none of them is our bug
@@ -198,27 +199,21 @@ def without_frames(pickled: Bytes) -> Bytes | None:
     return pickled[:end]
 
 
-class _Parts(io.RawIOBase):
-    """Consecutive pieces of memory as one file, which checks the allowance at every read."""
+class _Watched(io.RawIOBase):
+    """Memory as a file, which checks the allowance at every read."""
 
-    def __init__(self, parts: Sequence[memoryview], allowance: Allowance) -> None:
-        self._parts = list(parts)
-        self._allowance = allowance
+    def __init__(self, content: memoryview, allowance: Allowance) -> None:
+        self._content, self._allowance = content, allowance
 
     def readable(self) -> bool:
         """Whether it can be read, which it can."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer from the first part that has bytes left; 0 at the end."""
+        """Fill a buffer; 0 at the end."""
         self._allowance.check()
-        while self._parts and not len(self._parts[0]):
-            self._parts.pop(0)
-        if not self._parts:
-            return 0
-        count = min(len(buffer), len(self._parts[0]))
-        buffer[:count] = self._parts[0][:count]
-        self._parts[0] = self._parts[0][count:]
+        count = min(len(buffer), len(self._content))
+        buffer[:count], self._content = self._content[:count], self._content[count:]
         return count
 
 
@@ -234,9 +229,6 @@ _TRACES = "device_traces"
 # the items of a list of events after the cut: a number for each event that was read, whole events, and kept values
 _MARK, _EVENT, _LIST, _OTHER = range(4)
 _KIND_OF = {int: _MARK, dict: _EVENT, list: _LIST}
-# opcodes that append a list of memo entries to the snapshot and pair the two
-_OPEN_LIST, _CLOSE_LIST_AND_PAIR = b"](", b"e\x86"
-_LOOKUP, _LOOKUP_BYTES = ord("j"), 5
 # of an object that two lists hold and nothing else; here, a single one does
 _COUNT_IN_TWO_LISTS = next(map(getrefcount, [[]])) + 1
 
@@ -303,12 +295,11 @@ def _joined(cut: Cut, allowance: Allowance) -> Any:
 
 def _load(cut: Cut, allowance: Allowance) -> tuple[dict[Any, Any], list[Any], list[Any]] | None:
     """The rest of the pickle, the table's keys, and the objects its cells refer to; None if it is not a snapshot."""
-    lookups = np.zeros((len(cut.keys) + len(cut.references), _LOOKUP_BYTES), dtype=np.uint8)
-    lookups[:, 0] = _LOOKUP
-    lookups[:, 1:] = np.concatenate([cut.keys, cut.references]).astype("<u4").view(np.uint8).reshape(-1, 4)
+    lookups = (b"j" + index.to_bytes(4, "little") for index in np.append(cut.keys, cut.references).tolist())
     rest = np.frombuffer(bytearray(cut.rest), dtype=np.uint8)
     try:
-        loaded = load_plain_data(rest, allowance, extra=_OPEN_LIST + lookups.tobytes() + _CLOSE_LIST_AND_PAIR)
+        # append a list of memo entries to the snapshot and pair the two
+        loaded = load_plain_data(rest, allowance, extra=b"](" + b"".join(lookups) + b"e\x86")
     except LimitError:
         raise
     except SnapshotFormatError:

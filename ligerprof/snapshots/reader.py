@@ -262,7 +262,6 @@ class Snapshot:
         return notes
 
     def _segments_of_devices(self) -> Mapping[int, Sequence[Mapping[str, Any]]]:
-        """The segments by device, grouped once."""
         if not self._segments_by_device:
             for segment, device in zip(self.segments, self._devices_of_segments(), strict=True):
                 self._segments_by_device.setdefault(device, []).append(segment)
@@ -368,7 +367,8 @@ def rank_snapshots(folder: Path) -> dict[int, Path]:
     if (folder / SNAPSHOT_NAME).exists():
         return {}
     found = _snapshots_in(folder)
-    ranks = _named_ranks(found) or _numbered_ranks(found)
+    named = {int(match[1]): path for name, path in found.items() if (match := _RANK.search(name))}
+    ranks = named or _numbered_ranks(found)
     if len(ranks) != len(found):
         raise SnapshotFormatError(f"{folder}: which of its {len(found)} snapshots are ranks of one run? {_RANK_HINT}")
     if len(found) < 2:
@@ -393,10 +393,6 @@ def _snapshots_in(folder: Path) -> dict[str, Path]:
     except OSError as error:
         raise SnapshotFormatError(f"{folder}: cannot be read ({error.strerror}).") from None
     return found
-
-
-def _named_ranks(found: dict[str, Path]) -> dict[int, Path]:
-    return {int(match[1]): path for name, path in found.items() if (match := _RANK.search(name))}
 
 
 def _numbered_ranks(found: dict[str, Path]) -> dict[int, Path]:

@@ -140,21 +140,16 @@ class _Run:
         self.freed: list[int] = []
         self.mismatches = 0
 
-    def play(self, *, stop_at_mismatch: bool = False) -> None:  # noqa: C901 - see below
+    def play(self, *, stop_at_mismatch: bool = False) -> None:
         """Replay every event, or up to the first that does not fit those before it."""
-        used, held, starts, ends, borders = self.used, self.held, self.starts, self.ends, self.space.borders
+        used, held, starts, ends, give = self.used, self.held, self.starts, self.ends, self.space.give
         rounded, waiting, alloc = self._round_requests(), self.waiting, int(Action.ALLOC)
-        # the most frequent events, and FreeSpace.give, are inlined: a trace has a million of them
+        # the most frequent events are inlined: a trace has a million of them
         for action, address, size in _steps(self.columns):
             if action == _FREE and address in used and address not in waiting:
                 block = used.pop(address)
                 self.freed.append(block)
-                low, high = address, address + held[block]
-                if high in starts and high not in borders:
-                    high += starts.pop(high)
-                if low in ends and low not in borders:
-                    low = ends.pop(low)
-                starts[low], ends[high] = high - low, low
+                give(address, held[block])
                 continue
             if action == alloc:
                 block_bytes, splits_from = rounded[size]
@@ -219,7 +214,6 @@ class _Run:
 
 
 def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:
-    """Reserved bytes at each moment."""
     changes = np.empty(len(columns.actions) + 1, dtype=np.int64)
     changes[0] = before.reserved_bytes
     np.multiply(_RESERVES[columns.actions], columns.sizes, out=changes[1:])
@@ -227,7 +221,6 @@ def _reserved_bytes(before: DeviceState, columns: EventColumns) -> Int64s:
 
 
 def _result(snapshot: Snapshot, device: int, run: _Run, *, complete: bool, verified: bool) -> Replay:
-    """The blocks and totals that follow from a replay."""
     columns, before = run.columns, run.before.blocks
     actions = columns.actions
     block_bytes, freed = np.array(run.held, dtype=np.int64), np.array(run.freed, dtype=np.int64)

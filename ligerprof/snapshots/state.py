@@ -16,6 +16,7 @@ from ligerprof.errors import SnapshotFormatError
 from ligerprof.snapshots.trace import (
     ADDRESS_LIMIT,
     GROWS,
+    SHRINKS,
     SIZE_LIMIT,
     TOTAL_LIMIT,
     Action,
@@ -60,7 +61,7 @@ class FreeSpace:
             end += self.starts.pop(end)
         if start in self.ends and start not in self.borders:
             start = self.ends.pop(start)
-        self._put(start, end)
+        self.starts[start], self.ends[end] = end - start, start
 
     def cut(self, start: int, size: int) -> bool:
         """Take `[start, start + size)` out of the free block that contains it; False if none does."""
@@ -171,11 +172,9 @@ class FinalSegments:
         Raises:
             SnapshotFormatError: a value is not a block, or an address or size is not a number in range.
         """
-        starts = _numbers(
-            [segment.get("address") for segment in segments], ADDRESS_LIMIT, f"{where}: a segment's address"
-        )
-        sizes = _numbers(
-            [segment.get("total_size") for segment in segments], SIZE_LIMIT, f"{where}: a segment's total_size"
+        starts, sizes = (
+            _numbers([segment.get(key) for segment in segments], limit, f"{where}: a segment's {key}")
+            for key, limit in (("address", ADDRESS_LIMIT), ("total_size", SIZE_LIMIT))
         )
         of_segments = [segment.get("blocks", []) for segment in segments]
         are_lists = all(isinstance(blocks, list) for blocks in of_segments)
@@ -255,11 +254,9 @@ class FinalSegments:
 
 def _are_equal(known: Mapping[int, int], keys: Int64s, values: Int64s) -> bool:
     """Whether a mapping has exactly some distinct keys, with these values."""
-    known_keys, known_values = (np.fromiter(each, np.int64, len(known)) for each in (known.keys(), known.values()))
-    order, known_order = np.argsort(keys), np.argsort(known_keys)
-    return all(
-        np.array_equal(here[known_order], there[order]) for here, there in ((known_keys, keys), (known_values, values))
-    )
+    own = np.array([*known.keys(), *known.values()], dtype=np.int64).reshape(2, -1)
+    expected = np.stack([keys, values])
+    return np.array_equal(own[:, np.argsort(own[0])], expected[:, np.argsort(keys)])
 
 
 def _values(blocks: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Any], ...]:
@@ -354,9 +351,7 @@ def _mapped_before(columns: EventColumns, final: FinalSegments) -> tuple[FreeSpa
     space.borders.update(final.starts[~final.is_expandable].tolist())
     for start, size in zip(final.starts.tolist(), final.sizes.tolist(), strict=True):
         _give(space, start, start + size)
-    of_segments = np.flatnonzero((columns.actions >= Action.SEGMENT_ALLOC) & (columns.actions <= Action.SEGMENT_UNMAP))[
-        ::-1
-    ]
+    of_segments = np.flatnonzero(np.isin(columns.actions, (*GROWS, *SHRINKS)))[::-1]
     events = (column[of_segments].tolist() for column in (columns.actions, columns.addresses, columns.sizes))
     for action, address, size in zip(*events, strict=True):
         if action in GROWS:

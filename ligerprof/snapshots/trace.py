@@ -239,7 +239,9 @@ class EventColumns:
             SnapshotFormatError: an event lacks `action` or an address, or these or its size are not in range.
         """
         codes, names = trace.objects("action")
-        actions = np.array([_action(name) for name in names], dtype=np.int64)[codes]
+        known = {name: code for code, name in enumerate(ACTIONS)}
+        numbers = [known.get(name, len(known)) if type(name) is str else -1 for name in names]
+        actions = np.array(numbers, dtype=np.int64)[codes]
         if len(nameless := np.flatnonzero(actions < 0)):
             raise SnapshotFormatError(f"{where}: event {nameless[0]} has no action. Was the file damaged?")
         addresses, sizes = _numbers(trace, "addr", ADDRESS_LIMIT, where), _numbers(trace, "size", SIZE_LIMIT, where)
@@ -258,12 +260,6 @@ def unknown_actions(trace: DeviceTrace) -> dict[str, int]:
         if isinstance(name, str) and name not in ACTIONS and name not in _MARKS:
             counts[name] += count
     return counts
-
-
-def _action(name: Any) -> int:
-    if type(name) is not str:
-        return -1
-    return ACTIONS.index(name) if name in ACTIONS else len(ACTIONS)
 
 
 def _numbers(trace: DeviceTrace, key: str, limit: int, where: str) -> Int64s:

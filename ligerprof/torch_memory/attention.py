@@ -136,10 +136,8 @@ def _flash_takes(problem: AttentionProblem, gpu: GpuSpec) -> bool:
     square = not problem.causal or problem.queries == problem.keys
     small_chip = (8, 6) <= gpu.compute_capability <= (8, 9) or gpu.compute_capability[0] == _SMALL_BLACKWELL
     trainable = width <= _FLASH_LARGEST_TRAINED_HEAD or (width > _FLASH_WIDE_HEAD and problem.dropout == 0.0)
-    fits = width == problem.value_dim and width <= _FLASH_LARGEST_HEAD and square
-    return (
-        fits and problem.dense and _groups_fit(problem) and (trainable or not (small_chip and problem.needs_gradient))
-    )
+    fits = width == problem.value_dim and width <= _FLASH_LARGEST_HEAD and square and _groups_fit(problem)
+    return fits and problem.dense and (trainable or not (small_chip and problem.needs_gradient))
 
 
 def _efficient_takes(problem: AttentionProblem, gpu: GpuSpec) -> bool:
@@ -305,71 +303,54 @@ class AttentionOperations(Protocol[T]):
 
     def additive_mask(self, mask: T) -> T:
         """A boolean mask as numbers of the query's dtype: 0 or minus infinity (convert_boolean_attn_mask)."""
-        ...
 
     def causal_mask(self) -> T:
         """The fp32 mask of numbers that math attention adds where `is_causal` is set."""
-        ...
 
     def pad_heads(self, tensor: T, missing: int) -> T:
         """Query, key or value with `missing` more elements per head."""
-        ...
 
     def narrow_heads(self, tensor: T, missing: int) -> T:
         """A view of the output without the last `missing` elements of each head."""
-        ...
 
     def pad_mask(self, mask: T, missing: int) -> T:
         """A view of the mask within rows that are `missing` elements longer (pad_bias)."""
-        ...
 
     def run(self, kernel: AttentionKernel, inputs: tuple[T, T, T], mask: T | None) -> T:
         """The output of a fused kernel."""
-        ...
 
     def widen(self, tensor: T) -> T:
         """16-bit numbers as fp32."""
-        ...
 
     def scale(self, tensor: T) -> T:
         """Times the square root of the scaling factor."""
-        ...
 
     def repeat_heads(self, tensor: T) -> T:
         """Key or value with a head for each of the query's (pre_process_group_query_attention_input)."""
-        ...
 
     def multiply(self, query: T, key: T) -> T:
         """Scores: query times scaled and transposed key."""
-        ...
 
     def add_in_place(self, scores: T, mask: T) -> None:
         """Scores plus mask."""
-        ...
 
     def softmax(self, scores: T) -> T:
         """`_safe_softmax` of each row."""
-        ...
 
     def drop(self, probabilities: T) -> T:
         """Dropout."""
-        ...
 
     def restore_dtype(self, tensor: T) -> T:
         """In the query's dtype again."""
-        ...
 
     def weigh(self, probabilities: T, value: T) -> T:
         """Probabilities times value."""
-        ...
 
     def release(self, *tensors: T | None) -> None:
         """C++ variables that end here."""
-        ...
 
     def replace(self, old: T, new: T) -> T:
         """The C++ variable of `old` holds `new` from here on."""
-        ...
 
 
 def attend(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, Scratch
 from ligerprof.units import MIB
 
 # parseCUDABlasLtWorkspaceSize (aten/src/ATen/cuda/CUDABlas.cpp): 1024 KiB unless CUBLASLT_WORKSPACE_SIZE is set;
@@ -100,9 +100,8 @@ def spaces(problem: RecurrentLayers, *, train: bool) -> tuple[int, int]:
         return workspace_bytes, 0
     # a bit per output between layers that dropout keeps
     mask_bytes = between * problem.directions * elements // 8 if problem.dropout else 0
-    return workspace_bytes, (
-        problem.layers * _SAVED[problem.mode] + between
-    ) * states_bytes + mask_bytes + _HEADER_BYTES
+    saved_bytes = (problem.layers * _SAVED[problem.mode] + between) * states_bytes
+    return workspace_bytes, saved_bytes + mask_bytes + _HEADER_BYTES
 
 
 def dropout_state_bytes(sm_count: int) -> int:
@@ -122,9 +121,7 @@ _SMALL_WEIGHT = 1 << 18
 _BLOCKS, _SIDE = 64, 128
 # kernels of their own for the first layer of images
 _IMAGE_CHANNELS, _IMAGE_KERNEL = 4, 3
-_FP32_BYTES = 4
 _IMAGE_DIMENSIONS = 4
-_HALF_BYTES = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,7 +169,7 @@ class Convolution:
         return source_bytes * is_odd[0] + weight_bytes * any(is_odd) + result_bytes * is_odd[1]
 
     def _takes_none(self) -> bool:
-        return self.is_depthwise or self.width not in (_HALF_BYTES, _FP32_BYTES)
+        return self.is_depthwise or self.width not in (HALF_BYTES, FP32_BYTES)
 
     def _is_image(self) -> bool:
         """Whether it is the first layer of images, which has kernels that read them as they are."""
@@ -182,7 +179,7 @@ class Convolution:
 
     def forward_bytes(self, *, is_gradient: bool = False) -> int:
         """Workspace of the result, or of the source's gradient."""
-        if self._takes_none() or (self._is_image() and not (is_gradient and self.width == _HALF_BYTES)):
+        if self._takes_none() or (self._is_image() and not (is_gradient and self.width == HALF_BYTES)):
             return 0
         if self.is_pointwise:
             return _POINTWISE_BYTES
@@ -191,7 +188,7 @@ class Convolution:
 
     def weight_gradient_bytes(self) -> int:
         """Workspace of the weight's gradient."""
-        if self._takes_none() or (self._is_image() and self.width == _FP32_BYTES):
+        if self._takes_none() or (self._is_image() and self.width == FP32_BYTES):
             return 0
         return self._parts_bytes() + (0 if self.is_pointwise else self._copies_bytes())
 
@@ -199,8 +196,8 @@ class Convolution:
         """The parts of a weight's gradient, in fp32."""
         elements = prod(self.weight)
         if len(self.weight) == _IMAGE_DIMENSIONS:
-            most_bytes = _MOST_PART_BYTES[_FP32_BYTES if elements <= _SMALL_WEIGHT else self.width]
-            return min(_WEIGHT_PARTS * elements * _FP32_BYTES, most_bytes)
+            most_bytes = _MOST_PART_BYTES[FP32_BYTES if elements <= _SMALL_WEIGHT else self.width]
+            return min(_WEIGHT_PARTS * elements * FP32_BYTES, most_bytes)
         rows, columns = self.weight[0] // self.groups, self.weight[1] * prod(self.weight[2:])
         parts = _BLOCKS // (-(-rows // _SIDE) * -(-columns // _SIDE) * self.groups)
-        return parts * elements * _FP32_BYTES if parts > 1 else 0
+        return parts * elements * FP32_BYTES if parts > 1 else 0

@@ -1,13 +1,6 @@
-"""Bytes of 4-bit and 8-bit weights, of 8-bit moments and of GaLore's projected moments, tensor by tensor.
+"""Bytes of 4-bit and 8-bit weights and of 8-bit moments, tensor by tensor; read in bitsandbytes 0.50.2."""
 
-Read in bitsandbytes 0.50.2 and galore_torch 1.0.
-"""
-
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from ligerprof.torch_memory.dtypes import FP32_BYTES, highest_bytes
-from ligerprof.torch_memory.libraries import svd_scratch
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 # bitsandbytes/functional.py, quantize_4bit with compress_statistics: weights per scale, scales per scale of scales
 _NF4_BLOCK, _SCALE_BLOCK = 64, 256
@@ -63,95 +56,14 @@ def int8_product_bytes(tokens: int, inputs: int, outputs: int, *, casts: bool) -
     return tokens * (inputs + FP32_BYTES) + tokens * outputs * (4 + (2 if casts else 0))
 
 
-def has_eight_bit_moments(elements: int) -> bool:
-    """Whether AdamW8bit keeps a tensor's moments in 8 bits; those of small tensors stay fp32."""
-    return elements >= _EIGHT_BIT_SMALLEST
-
-
 def eight_bit_state_sizes(elements: int) -> tuple[int, ...]:
     """Two moments of 8 bits with an fp32 scale for each block of 256; of small tensors two in fp32."""
-    if not has_eight_bit_moments(elements):
+    if elements < _EIGHT_BIT_SMALLEST:
         return (elements * FP32_BYTES,) * 2
-    scale_bytes = eight_bit_blocks(elements) * FP32_BYTES
+    scale_bytes = -(-elements // _EIGHT_BIT_BLOCK) * FP32_BYTES
     return elements, elements, scale_bytes, scale_bytes
-
-
-def eight_bit_blocks(elements: int) -> int:
-    """Blocks that share a scale."""
-    return -(-elements // _EIGHT_BIT_BLOCK)
 
 
 def is_hidden_matrix(*, in_layer: bool, dimensions: int) -> bool:
     """Whether GaLore projects a parameter's gradient and Muon orthogonalizes it: matrices of decoder layers alone."""
     return in_layer and dimensions == 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GaloreTensor:
-    """A parameter as galore_torch's AdamW sees it.
-
-    Attributes:
-        width: bytes per element.
-        rank: of the projection; None if the gradient is not projected.
-    """
-
-    shape: tuple[int, ...]
-    elements: int
-    width: int
-    rank: int | None
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the parameter."""
-        return self.elements * self.width
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of the gradient that Adam reads: the longer side times the rank (GaLoreProjector.project, `std`)."""
-        if self.rank is None:
-            return self.size_bytes
-        return max(self.shape) * min(self.rank, *self.shape) * self.width
-
-    @property
-    def state_sizes(self) -> tuple[int, ...]:
-        """Projection and two moments of a projected tensor, else two moments.
-
-        The projection of an fp32 gradient is a view of all singular vectors of the shorter side, so all of them stay;
-        in 16 bits it is a copy of the first ones (get_orthogonal_matrix).
-        """
-        moments = (self.step_bytes, self.step_bytes)
-        if self.rank is None:
-            return moments
-        shorter = min(self.shape)
-        vectors = shorter if self.width == FP32_BYTES else min(self.rank, shorter)
-        return vectors * shorter * self.width, *moments
-
-    @property
-    def decomposition_bytes(self) -> int:
-        """What the singular value decomposition of its gradient takes, without a workspace that is not known.
-
-        An fp32 copy of a 16-bit gradient, the copy that is overwritten, both sets of vectors, and the workspace
-        (get_orthogonal_matrix in galore_torch; `svd_scratch`).
-        """
-        if self.rank is None:
-            return 0
-        rows, columns = self.shape
-        copies = 0 if self.width == FP32_BYTES else 1
-        vectors_bytes = (self.elements + min(self.shape) ** 2) * FP32_BYTES
-        return copies * self.elements * FP32_BYTES + vectors_bytes + highest_bytes(svd_scratch(rows, columns))
-
-
-def galore_update_bytes(tensors: Iterable[GaloreTensor]) -> int:
-    """The most that the optimizer's step holds: galore_torch's Adam goes tensor by tensor (adamw.py, `step`).
-
-    Each tensor's denominator and normalized gradient live in variables until the next tensor's take their place. A
-    projected one also has its projected gradient, and what is projected back before and after it is scaled. Tensors
-    that are not projected come first.
-    """
-    most_bytes = denominator = normalized = 0
-    for tensor in sorted(tensors, key=lambda tensor: tensor.rank is not None):
-        low = tensor.step_bytes
-        gradient, made = (0, 2 * low) if tensor.rank is None else (low, 3 * low + 2 * tensor.size_bytes)
-        most_bytes = max(most_bytes, gradient + denominator + low + normalized, gradient + low + normalized + low, made)
-        denominator, normalized = low, tensor.size_bytes
-    return most_bytes

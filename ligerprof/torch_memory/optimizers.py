@@ -9,13 +9,8 @@ from math import prod
 
 from ligerprof.gpus import GpuSpec
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, highest_bytes
-from ligerprof.torch_memory.low_bit import (
-    EIGHT_BIT_TABLE_SIZES,
-    GaloreTensor,
-    eight_bit_state_sizes,
-    galore_update_bytes,
-    is_hidden_matrix,
-)
+from ligerprof.torch_memory.libraries import svd_scratch
+from ligerprof.torch_memory.low_bit import EIGHT_BIT_TABLE_SIZES, eight_bit_state_sizes, is_hidden_matrix
 from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
 
 # bitsandbytes/optim/optimizer.py, get_state_buffer: smaller states are not paged
@@ -50,6 +45,13 @@ class OptimizedTensor:
     def is_hidden_matrix(self) -> bool:
         """Whether it is a matrix of a decoder layer, which GaLore projects and Muon orthogonalizes."""
         return is_hidden_matrix(in_layer=self.in_layer, dimensions=len(self.shape))
+
+    @property
+    def projected_bytes(self) -> int:
+        """Bytes of the gradient that GaLore's Adam reads: the longer side times the rank (GaLoreProjector, `std`)."""
+        if not self.is_hidden_matrix:
+            return self.size_bytes
+        return max(self.shape) * min(self.galore_rank, *self.shape) * self.width
 
 
 Tensors = Sequence[OptimizedTensor]
@@ -105,11 +107,6 @@ def _whole(count: int) -> Callable[[OptimizedTensor], tuple[int, ...]]:
 def _fused_adam_states(tensor: OptimizedTensor) -> tuple[int, ...]:
     """Two moments, and steps counted on the GPU; other implementations count on the host (adamw.py, _init_group)."""
     return (tensor.size_bytes, tensor.size_bytes, FP32_BYTES)
-
-
-def _foreach_adam_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
-    """The square roots of all second moments (adam.py, _multi_tensor_adam)."""
-    return [tensor.size_bytes for tensor in tensors]
 
 
 def _loop_adam_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
@@ -217,13 +214,49 @@ def _paged_bytes(moment_width: int) -> Callable[[OptimizedTensor], int]:
     return paged
 
 
-def _galore(tensor: OptimizedTensor) -> GaloreTensor:
-    return GaloreTensor(
-        shape=tensor.shape,
-        elements=tensor.elements,
-        width=tensor.width,
-        rank=tensor.galore_rank if tensor.is_hidden_matrix else None,
-    )
+def _galore_states(tensor: OptimizedTensor) -> tuple[int, ...]:
+    """Projection and two moments of a projected tensor, else two moments.
+
+    The projection of an fp32 gradient is a view of all singular vectors of the shorter side, so all of them stay;
+    in 16 bits it is a copy of the first ones (get_orthogonal_matrix).
+    """
+    moments = (tensor.projected_bytes, tensor.projected_bytes)
+    if not tensor.is_hidden_matrix:
+        return moments
+    shorter = min(tensor.shape)
+    vectors = shorter if tensor.width == FP32_BYTES else min(tensor.galore_rank, shorter)
+    return vectors * shorter * tensor.width, *moments
+
+
+def _galore_creation(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+    """What a singular value decomposition of a gradient takes at most, without a workspace that is not known.
+
+    An fp32 copy of a 16-bit gradient, the copy that is overwritten, both sets of vectors, and the workspace
+    (get_orthogonal_matrix in galore_torch; `svd_scratch`).
+    """
+    taken = [0]
+    for tensor in tensors:
+        if tensor.is_hidden_matrix:
+            copies = 0 if tensor.width == FP32_BYTES else 1
+            vectors_bytes = ((1 + copies) * tensor.elements + min(tensor.shape) ** 2) * FP32_BYTES
+            taken.append(vectors_bytes + highest_bytes(svd_scratch(*tensor.shape)))
+    return [max(taken)]
+
+
+def _galore_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+    """The most that the optimizer's step holds: galore_torch's Adam goes tensor by tensor (adamw.py, `step`).
+
+    Each tensor's denominator and normalized gradient live in variables until the next tensor's take their place. A
+    projected one also has its projected gradient, and what is projected back before and after it is scaled. Tensors
+    that are not projected come first.
+    """
+    most_bytes = denominator = normalized = 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.is_hidden_matrix):
+        low = tensor.projected_bytes
+        gradient, made = (low, 3 * low + 2 * tensor.size_bytes) if tensor.is_hidden_matrix else (0, 2 * low)
+        most_bytes = max(most_bytes, gradient + denominator + low + normalized, gradient + low + normalized + low, made)
+        denominator, normalized = low, tensor.size_bytes
+    return [most_bytes]
 
 
 def _successive(tensors: Tensors) -> Iterable[tuple[int, int]]:
@@ -250,7 +283,8 @@ OPTIMIZERS: Mapping[str, OptimizerRow] = {
     "adamw-foreach": OptimizerRow(
         states=_whole(2),
         moments=2,
-        update=_foreach_adam_update,
+        # the square roots of all second moments (adam.py, _multi_tensor_adam)
+        update=lambda tensors, _gpu: [tensor.size_bytes for tensor in tensors],
         made=("AdamW", {"foreach": True}),
         names=("adamw_torch", "adamw_hf"),
         is_adam=True,
@@ -332,10 +366,10 @@ OPTIMIZERS: Mapping[str, OptimizerRow] = {
         assumed="torch.optim.Muon on the matrices of decoder layers, fused AdamW on all other parameters",
     ),
     "galore": OptimizerRow(
-        states=lambda tensor: _galore(tensor).state_sizes,
+        states=_galore_states,
         label="moments of rank {rank}",
-        update=lambda tensors, _gpu: [galore_update_bytes(map(_galore, tensors))],
-        creation=lambda tensors, _gpu: [max((_galore(tensor).decomposition_bytes for tensor in tensors), default=0)],
+        update=_galore_update,
+        creation=_galore_creation,
         package="galore_torch",
         names=("galore_adamw", "galore"),
         assumed=(

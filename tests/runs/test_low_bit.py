@@ -16,7 +16,8 @@ from ligerprof.roles import Phase, Role
 from ligerprof.runs.simulated import simulate_step
 from ligerprof.runs.simulated.low_bit import EightBitLinear, FourBitLinear, StoredStates
 from ligerprof.snapshots.reader import Snapshot
-from ligerprof.torch_memory.low_bit import GaloreTensor, eight_bit_state_sizes, int8_sizes, nf4_sizes
+from ligerprof.torch_memory.low_bit import eight_bit_state_sizes, int8_sizes, nf4_sizes
+from ligerprof.torch_memory.optimizers import OptimizedTensor
 from tests.sampling import sampled
 
 # positions and scalars that the estimate leaves out
@@ -124,7 +125,8 @@ def test_stand_ins_of_bitsandbytes_keep_the_states_of_their_row(name: str) -> No
 
 def test_a_rank_beyond_a_matrix_projects_nothing_away() -> None:
     for rank, elements in ((100, 12), (2, 8)):
-        assert GaloreTensor(shape=(3, 4), elements=12, width=4, rank=rank).step_bytes == elements * 4
+        tensor = OptimizedTensor(shape=(3, 4), elements=12, width=4, in_layer=True, galore_rank=rank)
+        assert tensor.projected_bytes == elements * 4
 
 
 def measured_peak_bytes(options: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from ligerprof.analyzers.attribution.extraction import FeatureExtractor, ProgramFrames
 from ligerprof.analyzers.attribution.layers import NO_LAYER, with_layers_of_weights
 from ligerprof.analyzers.attribution.owners import CHECKPOINT, Keepers, Owners
-from ligerprof.analyzers.attribution.phases import blocks_of, find_phases, phase_code
+from ligerprof.analyzers.attribution.phases import DeviceBlocks, find_phases, phase_code
 from ligerprof.analyzers.attribution.rules import UserRule, role_of
 from ligerprof.analyzers.attribution.stacks import CallSites
 from ligerprof.roles import ROLE_CODES, ROLES, MemoryBreakdown, Phase, Role
@@ -37,7 +37,7 @@ class Attribution:
         self.replayed = replayed
         self.call_sites = CallSites(replayed)
         self.phases = find_phases(replayed, self.call_sites, annotations)
-        self.device_blocks = blocks_of(replayed, self.call_sites, self.phases)
+        self.device_blocks = DeviceBlocks(replayed, self.call_sites, self.phases)
         self._keepers = Keepers(self.device_blocks, saved_tensors)
         self._annotations, self._saved_tensors = annotations, saved_tensors
         self._user_rules = user_rules

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -26,7 +25,7 @@ from ligerprof.analyzers.attribution.weights import EarlierModels, WeightCopies,
 from ligerprof.models.architectures import body_of_layer, is_attention, is_head, is_token_embedding
 from ligerprof.roles import Phase
 from ligerprof.snapshots.replay import Replay
-from ligerprof.snapshots.trace import Flags, Int64s, distinct_rows, groups
+from ligerprof.snapshots.trace import Flags, Int64s, distinct_rows, groups, number_pairs
 from ligerprof.units import MIB
 
 _CACHE_LIBRARY = re.compile(r"^transformers/cache_utils\.py:", re.MULTILINE)
@@ -180,9 +179,8 @@ def _replaced_by(replayed: Replay, call_sites: CallSites, chain: Int64s, blocks:
     start, stop = replayed.allocated_by[chain[0]], replayed.allocated_by[chain[layers]]
     freed = replayed.freed_by[blocks]
     earlier = blocks[(replayed.allocated_by[blocks] < start) & (freed > start) & (freed < stop)]
-    keys = np.stack([call_sites.site_of[earlier], replayed.requested_bytes[earlier]])
-    _, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    return earlier[counts[group.reshape(-1)] >= 2]
+    group = number_pairs(call_sites.site_of[earlier], replayed.requested_bytes[earlier])
+    return earlier[np.bincount(group)[group] >= 2]
 
 
 def _named(replayed: Replay, call_sites: CallSites, kept: Flags) -> Flags:
@@ -191,10 +189,9 @@ def _named(replayed: Replay, call_sites: CallSites, kept: Flags) -> Flags:
     numbers = {name: number for number, name in enumerate(dict.fromkeys(functions))}
     of_block = np.array([numbers[name] for name in functions], dtype=np.int64)[call_sites.site_of]
     blocks = np.flatnonzero(kept & (of_block != numbers.get("", -1)))
-    keys = np.stack([of_block[blocks], replayed.requested_bytes[blocks]])
-    _, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    group = number_pairs(of_block[blocks], replayed.requested_bytes[blocks])
     named = np.zeros(len(kept), dtype=bool)
-    named[blocks[counts[group.reshape(-1)] >= _FEWEST_NAMED]] = True
+    named[blocks[np.bincount(group)[group] >= _FEWEST_NAMED]] = True
     return named
 
 
@@ -281,17 +278,15 @@ class FeatureExtractor(BlockFinder):
     """
 
     def __init__(self, blocks: DeviceBlocks, *, program: ProgramFrames, moment: int) -> None:
-        super().__init__(replace(blocks, codes=blocks.codes.copy()))
+        super().__init__(DeviceBlocks(blocks.replayed, blocks.call_sites, blocks.phases, blocks.codes.copy()))
         replayed, call_sites, phases = self._replayed, self._call_sites, self._phases
         self._program, self._layers = program, program.layers
         self._peak_bytes = int(replayed.allocated_bytes[moment])
         self._allocated_by = replayed.allocated_by
         self._codes[: len(replayed.older_blocks)] = list(map(self._older_phase, range(len(replayed.older_blocks))))
         # code without Python calls that is not backward: events of one phase may follow those of another
-        unknown = [
-            site.stamp is None and site.stack.phase is None and bool(site.stack.native) for site in call_sites.sites
-        ]
-        self._codes[np.array(unknown, dtype=bool)[call_sites.site_of]] = phase_code(None)
+        unknown = call_sites.at(lambda site: not (site.stamp or site.stack.phase) and len(site.stack.native) > 0)
+        self._codes[unknown] = phase_code(None)
         self._in_forward = self._device.in_phase(Phase.FORWARD)
         of_buckets = self._call_sites.matching_inner(DDP_BUCKET)
         self._forward_sizes = frozenset(self._sizes[self._in_forward & ~of_buckets].tolist())

@@ -9,7 +9,7 @@ from ligerprof.analyzers.attribution import frames
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code
 from ligerprof.analyzers.attribution.stacks import CallSite
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Flags, Int64s, runs
+from ligerprof.snapshots.trace import Flags, Int64s, number_pairs, runs
 
 _CAST = re.compile(r"^ToCopyBackward")
 _PRODUCT = re.compile(r"^B?[Mm]mBackward")
@@ -388,23 +388,17 @@ class Precedents(BlockFinder):
 
     Args:
         gradients: gradients that a wrapper reduced, which backward drops but had computed to keep.
+
+    Attributes:
+        kept: unfinished blocks whose precedents all outlived their pass.
+        dropped: unfinished blocks whose precedents all died in their pass.
     """
 
     def __init__(self, blocks: DeviceBlocks, *, gradients: Flags) -> None:
         super().__init__(blocks)
         self._gradients = gradients
+        self.kept, self.dropped = self._outcomes()
 
-    @cached_property
-    def kept(self) -> Flags:
-        """Unfinished blocks whose precedents all outlived their pass."""
-        return self._outcomes[0]
-
-    @cached_property
-    def dropped(self) -> Flags:
-        """Unfinished blocks whose precedents all died in their pass."""
-        return self._outcomes[1]
-
-    @cached_property
     def _outcomes(self) -> tuple[Flags, Flags]:
         """Whether each block of the last span that is never freed has precedents that were all kept, or all dropped.
 
@@ -422,11 +416,11 @@ class Precedents(BlockFinder):
         in_place = self._places_in_step[self._spans[earlier]] == self._places_in_step[last]
         earlier = earlier[in_place] if in_place.any() else earlier
         outlived = self._device.outlive_span(earlier) | self._gradients[earlier]
-        columns = np.stack([surroundings, sizes])[:, np.append(earlier, unfinished)]
-        groups = np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
-        of_earlier, of_unfinished = groups[: len(earlier)], groups[len(earlier) :]
+        both = np.append(earlier, unfinished)
+        group_of = number_pairs(surroundings[both], self._call_sites.sizes[1][both])
+        of_earlier, of_unfinished = group_of[: len(earlier)], group_of[len(earlier) :]
         # the first steps of a program may differ from the others
-        latest = np.full(int(groups.max()) + 1, -1, dtype=np.int64)
+        latest = np.full(int(group_of.max()) + 1, -1, dtype=np.int64)
         np.maximum.at(latest, of_earlier, self._spans[earlier])
         in_latest = self._spans[earlier] == latest[of_earlier]
         outliving, blocks = (

@@ -257,8 +257,6 @@ class Regions:
 
 def _of_groups(blocks: Int64s, spans: Int64s, layers: Int64s, *, last: bool = False) -> Int64s:
     """The first or last block of each span and layer."""
-    if not len(blocks):
-        return blocks
     ordered = blocks[::-1] if last else blocks
-    _, first = np.unique(np.stack([spans[ordered], layers[ordered]]), axis=1, return_index=True)
+    _, first = np.unique(number_pairs(spans[ordered] + 1, layers[ordered] + 1), return_index=True)
     return np.sort(ordered[first])

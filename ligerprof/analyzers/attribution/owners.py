@@ -12,7 +12,7 @@ import numpy as np
 
 from ligerprof.analyzers.attribution.layers import NO_LAYER
 from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks, phase_code, phase_of_code
-from ligerprof.analyzers.attribution.stacks import CallSite, Stack, StackReader
+from ligerprof.analyzers.attribution.stacks import CallSite, StackReader
 from ligerprof.roles import ROLES, Phase, Role
 from ligerprof.snapshots.stamp import SavedTensor, Stamp
 from ligerprof.snapshots.trace import Flags, Int64s
@@ -118,7 +118,6 @@ class Keepers(BlockFinder):
 
     @cached_property
     def _saved_at(self) -> Mapping[int, Sequence[SavedTensor]]:
-        """The saved tensors of this device by address."""
         found: dict[int, list[SavedTensor]] = defaultdict(list)
         for row in self._saved:
             if row.device == self._replayed.device:
@@ -143,7 +142,9 @@ class Keepers(BlockFinder):
         node = released.releasing_node or released.node
         if node:
             return Keeper(node, "")
-        return Keeper(PYTHON, released.innermost) if _drops_a_variable(released, allocated) else NOT_KNOWN
+        # Python code dropped the last reference, rather than an operator its own temporary
+        by_program = released.on_main_thread and released.calls != allocated.calls and released.deallocates
+        return Keeper(PYTHON, released.innermost) if by_program else NOT_KNOWN
 
     def _of_earlier_steps(self, block: int) -> Keeper:
         if not len(self._released) or self._replayed.allocated_by[block] <= self._last_backward_end:
@@ -152,9 +153,8 @@ class Keepers(BlockFinder):
         place, kind = int(self._call_sites.surroundings[block]), int(self._places_and_sizes[block])
         if kind not in self._borrowed:
             # sequences of another length have other sizes
-            self._borrowed[kind] = _agreed(
-                self._releasers(self._released_by_size.newest(kind)) or self._releasers_at(place)
-            )
+            found = self._releasers(self._released_by_size.newest(kind)) or self._releasers_at(place)
+            self._borrowed[kind] = _agreed(found)
         return self._borrowed[kind]
 
     def _of_detailed_steps(self, block: int) -> Keeper:
@@ -198,9 +198,7 @@ class Keepers(BlockFinder):
     @cached_property
     def _is_nameless(self) -> Flags:
         """Whether the stamp of each event is of backward without a node: most steps have only those of modules."""
-        nameless = [
-            stamp is not None and stamp.phase is Phase.BACKWARD and not stamp.node for stamp in self._phases.stamps
-        ]
+        nameless = [each is not None and each.phase is Phase.BACKWARD and not each.node for each in self._phases.stamps]
         return np.array(nameless, dtype=bool)[self._phases.stamp_of]
 
     @cached_property
@@ -233,11 +231,6 @@ def _common(rows: Sequence[SavedTensor]) -> str:
     paths = [row.module.split(".") for row in rows]
     levels = takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
     return ".".join(names[0] for names in levels)
-
-
-def _drops_a_variable(released: Stack, allocated: Stack) -> bool:
-    """Whether Python code dropped the last reference, rather than an operator its own temporary."""
-    return released.on_main_thread and released.calls != allocated.calls and released.deallocates
 
 
 _COLUMNS = ("blocks", "requested_bytes", "role_codes", "phase_codes", "layers", "site_of", "keeper_of")

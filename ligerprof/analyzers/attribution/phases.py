@@ -223,8 +223,7 @@ def _from_stacks(replayed: Replay, call_sites: CallSites, ranges: Sequence[_Rang
     by_site = np.array([phase_code(phase) for phase in phases], dtype=np.int64)
     codes = np.full(len(replayed.trace), _UNKNOWN, dtype=np.int64)
     within = replayed.allocated_by >= 0
-    if len(by_site):
-        codes[replayed.allocated_by[within]] = by_site[call_sites.site_of[within]]
+    codes[replayed.allocated_by[within]] = by_site[call_sites.site_of[within]]
     filled = _filled_forward(codes)
     passes = (_CODES[Phase.FORWARD], _CODES[Phase.BACKWARD])
     for phase, start, stop, _ in ranges:
@@ -406,20 +405,20 @@ def _spans(codes: Int64s, steps: Int64s) -> Int64s:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changes, dtype=np.int64)])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DeviceBlocks:
     """The blocks of a replayed device with their call sites and phases, from which features are found.
 
     Attributes:
-        codes: `phase_code` of each block.
+        codes: `phase_code` of each block; by default the phase of the event that allocated it.
         spans: the span in which each block was allocated, -1 before the recording.
     """
 
-    replayed: Replay
-    call_sites: CallSites
-    phases: EventPhases
-    codes: Int64s
-    spans: Int64s
+    def __init__(
+        self, replayed: Replay, call_sites: CallSites, phases: EventPhases, codes: Int64s | None = None
+    ) -> None:
+        self.replayed, self.call_sites, self.phases = replayed, call_sites, phases
+        self.codes = phases.codes_of(replayed.allocated_by) if codes is None else codes
+        self.spans = phases.spans_of(replayed.allocated_by)
 
     def in_phase(self, *phases: Phase | None) -> Flags:
         """Whether each block was allocated in one of some phases."""
@@ -429,17 +428,6 @@ class DeviceBlocks:
         """Whether blocks are kept, or freed in a later span than the one that allocated them."""
         freed = self.replayed.freed_by[blocks]
         return (freed < 0) | (self.phases.spans_of(freed) > self.spans[blocks])
-
-
-def blocks_of(replayed: Replay, call_sites: CallSites, phases: EventPhases) -> DeviceBlocks:
-    """The blocks of a device, in the phases of their events."""
-    return DeviceBlocks(
-        replayed=replayed,
-        call_sites=call_sites,
-        phases=phases,
-        codes=phases.codes_of(replayed.allocated_by),
-        spans=phases.spans_of(replayed.allocated_by),
-    )
 
 
 class BlockFinder:
@@ -452,7 +440,6 @@ class BlockFinder:
         self._sizes = blocks.replayed.requested_bytes
 
     def _mask(self, blocks: Int64s) -> Flags:
-        """Whether each block is one of these."""
         mask = np.zeros(len(self._sizes), dtype=bool)
         mask[blocks] = True
         return mask

@@ -1,7 +1,7 @@
 """Read the stack of an allocation: its Python calls, the autograd node that ran, and the phase of training."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -76,7 +76,6 @@ _BUILD_CALLS = re.compile(
 # names that programs use for other things too
 _LIBRARY_BUILD_CALLS = frozenset({"_apply", "convert", "initialize"})
 _MODULE_CALLS = frozenset({"_call_impl", "_wrapped_call_impl", "inner"})
-_NO_OPERATORS: frozenset[str] = frozenset()
 _RECOMPUTE = re.compile(f"{frames.CHECKPOINT}:(?:unpack_hook|recompute_fn|backward)$", re.MULTILINE)
 
 
@@ -119,9 +118,8 @@ class Stack:
     @cached_property
     def operators(self) -> frozenset[str]:
         """Names of torch's operators that ran, such as `log_softmax_int`."""
-        names = [name[len(_OPERATOR_PREFIX) :] for name in self.native if name.startswith(_OPERATOR_PREFIX)]
-        # a recording can have thousands of stacks, most of them without C++ functions
-        return frozenset(name.partition("::")[0] for name in names) if names else _NO_OPERATORS
+        names = (name[len(_OPERATOR_PREFIX) :] for name in self.native if name.startswith(_OPERATOR_PREFIX))
+        return frozenset(name.partition("::")[0] for name in names)
 
     @cached_property
     def releasing_node(self) -> str:
@@ -137,7 +135,9 @@ class Stack:
     @property
     def deallocates(self) -> bool:
         """Whether a tensor object was deallocated; assumed without C++ functions. Of the stack of a free."""
-        return not self.native or any("THPVariable_" in name for name in self._native_of_call)
+        # those that the innermost Python call or autograd node ran
+        of_call = takewhile(lambda name: not _CALLER.search(name), self.native)
+        return not self.native or any("THPVariable_" in name for name in of_call)
 
     @property
     def on_main_thread(self) -> bool:
@@ -148,11 +148,6 @@ class Stack:
     def innermost(self) -> str:
         """`file:line function` of the innermost call, or of a module's caller; or ""."""
         return next((_describe(call) for call in self.calls if not _MODULE_CALL.search(call.file)), "")
-
-    @property
-    def _native_of_call(self) -> Iterator[str]:
-        """The C++ functions that the innermost Python call or autograd node ran."""
-        return takewhile(lambda name: not _CALLER.search(name), self.native)
 
     @cached_property
     def operation(self) -> str:
@@ -197,7 +192,7 @@ class Stack:
     def build_calls(self) -> tuple[PythonCall, ...]:
         """Calls of the model's own constructors, outermost first."""
         return tuple(
-            call for call in reversed(self.calls) if call.function == "__init__" and not _LIBRARY.search(call.file)
+            call for call in self.calls[::-1] if call.function == "__init__" and not _LIBRARY.search(call.file)
         )
 
     @cached_property
@@ -228,9 +223,8 @@ class Stack:
     @cached_property
     def script_calls(self) -> tuple[PythonCall, ...]:
         """The calls of the script itself, outermost first, up to its first call of a library or of a model."""
-        return tuple(
-            takewhile(lambda call: not (_LIBRARY.search(call.file) or _is_model_forward(call)), reversed(self.calls))
-        )
+        own = takewhile(lambda call: not (_LIBRARY.search(call.file) or _is_model_forward(call)), self.calls[::-1])
+        return tuple(own)
 
     @property
     def script_line(self) -> str:
@@ -279,7 +273,9 @@ class Stack:
         names = {call.function for call in self.calls}
         if any(name.endswith("forward") for name in names) or "torch/nn/functional.py" in self.text:
             return Phase.FORWARD
-        builds = any(_BUILD_CALLS.fullmatch(name) for name in names) or any(map(_is_library_build, self.calls))
+        builds = any(_BUILD_CALLS.fullmatch(name) for name in names) or any(
+            call.function in _LIBRARY_BUILD_CALLS and _LIBRARY.search(call.file) for call in self.calls
+        )
         return Phase.BUILD if builds else Phase.OUTSIDE
 
 
@@ -342,10 +338,6 @@ def _is_optimizer(call: PythonCall) -> bool:
     if call.function in _OPTIMIZER_CALLS:
         return _OPTIMIZER_FILE.search(call.file) is not None
     return call.function == "wrapper" and _STEP_WRAPPER.search(call.file) is not None
-
-
-def _is_library_build(call: PythonCall) -> bool:
-    return call.function in _LIBRARY_BUILD_CALLS and _LIBRARY.search(call.file) is not None
 
 
 def _is_model_forward(call: PythonCall) -> bool:

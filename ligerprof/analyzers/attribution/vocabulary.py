@@ -15,7 +15,7 @@ from ligerprof.analyzers.attribution.phases import BlockFinder, DeviceBlocks
 from ligerprof.analyzers.attribution.stacks import CallSite, CallSites, PythonCall
 from ligerprof.models.architectures import is_head, is_token_embedding
 from ligerprof.roles import Phase
-from ligerprof.snapshots.trace import Flags, Int64s, runs
+from ligerprof.snapshots.trace import Flags, Int64s, number_pairs, runs
 
 # bytes of a number of the table, of the looked-up tokens, and of the head's output
 _WIDTHS = np.array(list(product((2, 4), repeat=3)), dtype=np.int64)
@@ -60,7 +60,7 @@ def shapes_of(
 
 
 # inductor pads rows to a multiple of 8 numbers; of a vocabulary, that is less than this share
-_PADDED_NUMBERS = 8
+_PADDED = 8
 _PADDING_SHARE = 256
 _INDEX_BYTES = 8
 # a gradient may have the dtype of the output or another
@@ -115,7 +115,7 @@ class CompiledPasses(BlockFinder):
         of_loss = np.unique(self._sizes[self._backward[losses[self._backward]]])
         shape = None if len(of_loss) else self._shape(largest)
         row_bytes = 2 * shape.words if shape else 0
-        rows = (row_bytes, 2 * _PADDED_NUMBERS * -(-shape.words // _PADDED_NUMBERS)) if shape else ()
+        rows = (row_bytes, 2 * _PADDED * -(-shape.words // _PADDED)) if shape else ()
         sizes: set[int] = set()
         for size in set(self._sizes[largest].tolist()):
             alike = _near(size, gradients).tolist()
@@ -131,9 +131,7 @@ class CompiledPasses(BlockFinder):
         for blocks in runs(self._forward, self._spans[self._forward])[:_PASSES_TO_SEARCH]:
             head = passes[int(self._spans[blocks[0]])]
             backward = self._next_backward(int(self._spans[head]))
-            found = shapes_of(
-                int(self._sizes[head]), self._tables, self._sizes[blocks], padding=_PADDED_NUMBERS, casts=True
-            )
+            found = shapes_of(int(self._sizes[head]), self._tables, self._sizes[blocks], padding=_PADDED, casts=True)
             for shape in found:
                 if self._is_head(shape, head, backward):
                     return shape
@@ -271,8 +269,8 @@ class Vocabulary(BlockFinder):
         """Whether each block is the first of its size after the head's output that precedes it."""
         first = np.zeros(len(self._sizes), dtype=bool)
         follows = np.flatnonzero(self.follows_head)
-        keys = np.stack([self._last_head[follows], self._sizes[follows]])
-        first[follows[np.unique(keys, axis=1, return_index=True)[1]]] = True
+        group = number_pairs(self._last_head[follows], self._call_sites.sizes[1][follows])
+        first[follows[np.unique(group, return_index=True)[1]]] = True
         return first
 
     @cached_property

@@ -46,7 +46,7 @@ class Weights(BlockFinder):
         self._in_build = blocks.in_phase(Phase.BUILD)
         live = self._replayed.live_at(moment)
         live = live[self._in_build[live]]
-        # and blocks that constructors of torch's modules allocated, live or not
+        # what constructors of torch's modules allocated counts, live or not
         constructed = np.flatnonzero(self._call_sites.matching(_CONSTRUCTOR) & self._in_build)
         self._built = np.append(live, constructed)
         self.sizes = frozenset(self._sizes[self._built].tolist())
@@ -115,39 +115,29 @@ class WeightCopies(BlockFinder):
     Args:
         lasting: whether each block is alive when a later forward pass runs.
         weights: the sizes of the live weights, and how many have each.
+
+    Attributes:
+        equal: whether each block is one of as many as there are weights, of their sizes.
+        doubled: the same with twice the bytes: fp32 next to 16-bit weights.
+        trains_doubled: whether the optimizer's states have twice the bytes of the weights, so that it steps copies in
+            fp32.
+        flat: whether each block is as large as all weights together, in 16 or 32 bit.
     """
 
     def __init__(self, blocks: DeviceBlocks, *, lasting: Flags, weights: Counter[int]) -> None:
         super().__init__(blocks)
         self._outside = blocks.in_phase(Phase.OUTSIDE)
         # a copy can take a second operator, whose result is dropped
-        groups = number_pairs(blocks.spans + 1, lasting.astype(np.int64))
-        self._groups = number_pairs(groups, blocks.call_sites.place_of)
+        spans = number_pairs(blocks.spans + 1, lasting.astype(np.int64))
+        self._groups = number_pairs(spans, blocks.call_sites.place_of)
         self._weights = weights
-
-    @cached_property
-    def equal(self) -> Flags:
-        """Whether each block is one of as many as there are weights, of their sizes."""
-        return self._found(1)
-
-    @cached_property
-    def doubled(self) -> Flags:
-        """The same with twice the bytes: fp32 next to 16-bit weights."""
-        return self._found(2)
-
-    @cached_property
-    def trains_doubled(self) -> bool:
-        """Whether the optimizer's states have twice the bytes of the weights, so that it steps copies in fp32."""
+        self.equal, self.doubled = self._found(1), self._found(2)
         states = set(self._sizes[self._call_sites.matching(STATE)].tolist())
-        largest = max(self._weights, default=0)
-        return 2 * largest in states and largest not in states
-
-    @cached_property
-    def flat(self) -> Flags:
-        """Whether each block is as large as all weights together, in 16 or 32 bit."""
-        total_bytes = sum(size * count for size, count in self._weights.items())
-        sizes = (total_bytes, 2 * total_bytes) if self._weights.total() >= _LEAST_BLOCKS else ()
-        return self._outside & np.isin(self._sizes, sizes)
+        largest = max(weights, default=0)
+        self.trains_doubled = 2 * largest in states and largest not in states
+        total_bytes = sum(size * count for size, count in weights.items())
+        sizes = (total_bytes, 2 * total_bytes) if weights.total() >= _LEAST_BLOCKS else ()
+        self.flat: Flags = self._outside & np.isin(self._sizes, sizes)
 
     def _found(self, factor: int) -> Flags:
         found: Flags = np.zeros(len(self._outside), dtype=bool)

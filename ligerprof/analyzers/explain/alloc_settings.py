@@ -343,6 +343,5 @@ def _steps(columns: EventColumns, streams: Int64s, given_back: Flags, count: int
     # one call gives back one segment after another
     kinds[emptied & ~np.append(False, emptied[:-1])] = _EMPTY_CACHE
     moves = np.flatnonzero(kinds[:count] != _OTHER)
-    return list(
-        zip(*(column[moves].tolist() for column in (kinds, columns.addresses, columns.sizes, streams)), strict=True)
-    )
+    found = (column[moves].tolist() for column in (kinds, columns.addresses, columns.sizes, streams))
+    return list(zip(*found, strict=True))

@@ -72,7 +72,8 @@ class SnapshotAnalysis:
         self._thorough = all_settings
         self._device_notes = notes
         self.window = self._find_window()
-        self.peak_moment = self._find_peak()
+        place = int(np.argmax(replayed.allocated_bytes[self.window]))
+        self.peak_moment = place if isinstance(self.window, slice) else int(self.window[place])
 
     @cached_property
     def peak(self) -> PeakReport:
@@ -133,11 +134,11 @@ class SnapshotAnalysis:
     @cached_property
     def _case(self) -> Case:
         failures = self.replayed.failures
-        failed = failures[-1] if failures and self._covers(failures[-1]) else None
+        is_covered = failures and (isinstance(self.window, slice) or np.isin(failures[-1], self.window))
+        failed = failures[-1] if is_covered else None
         if failed is None:
-            return Case(
-                attribution=self.attribution, whole=self.attribution, window=self.window, peak_moment=self.peak_moment
-            )
+            own = self.attribution
+            return Case(attribution=own, whole=own, window=self.window, peak_moment=self.peak_moment)
         # what follows a failure says nothing about what was held then; the event itself has the request
         window = self.window if isinstance(self.window, slice) else self.window[self.window <= failed]
         return Case(
@@ -147,9 +148,6 @@ class SnapshotAnalysis:
             peak_moment=min(self.peak_moment, failed),
             failed=failed,
         )
-
-    def _covers(self, moment: int) -> bool:
-        return isinstance(self.window, slice) or bool(np.isin(moment, self.window))
 
     @cached_property
     def timeline(self) -> RoleTimeline:
@@ -224,10 +222,6 @@ class SnapshotAnalysis:
         moments = np.flatnonzero(~np.isin(np.append(0, phases.steps), without))
         failed_there = self.replayed.failures and self.replayed.failures[-1] not in moments
         return slice(None) if not len(known) or not len(without) or failed_there else moments
-
-    def _find_peak(self) -> int:
-        place = int(np.argmax(self.replayed.allocated_bytes[self.window]))
-        return place if isinstance(self.window, slice) else int(self.window[place])
 
     def _phase_peaks(self) -> dict[Phase, int]:
         peaks = {}

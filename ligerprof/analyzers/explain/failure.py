@@ -239,9 +239,8 @@ class FailedAllocation(Failure):
     @property
     def fragmented(self) -> bool:
         """Whether enough was free for this request, but only in smaller pieces."""
-        return any(
-            free.reason is FreeReason.TOO_SMALL and free.size_bytes >= self.requested_bytes > 0 for free in self.free
-        )
+        small = [free.size_bytes for free in self.free if free.reason is FreeReason.TOO_SMALL]
+        return any(size_bytes >= self.requested_bytes > 0 for size_bytes in small)
 
     @property
     def growth_per_step_bytes(self) -> int:

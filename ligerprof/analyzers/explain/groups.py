@@ -110,9 +110,8 @@ def _kinds(owners: Owners, *, by_stack: bool) -> tuple[Int64s, Int64s]:
         dtype=np.int64,
     )[owners.keeper_of]
     operation_of = np.where(noted < 0, operation_of, noted)
-    return distinct_rows(
-        (owners.role_codes, owners.phase_codes, owners.layers, place_of, operation_of, owners.keeper_of)
-    )
+    own = (owners.role_codes, owners.phase_codes, owners.layers, owners.keeper_of)
+    return distinct_rows((*own, place_of, operation_of))
 
 
 def join_layers(groups: Iterable[BlockGroup]) -> tuple[BlockGroup, ...]:

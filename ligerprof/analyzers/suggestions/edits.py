@@ -401,8 +401,10 @@ def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     sites = case.attribution.call_sites
     chains = [site.stack.script_calls for site in sites.sites]
     trains = {chains[site] for site in np.unique(sites.site_of[blocks[ends_in_backward]]).tolist()}
-    # what a program keeps of a pass that it trained outlives backward, too
-    followed = _last_before_backward(case)[pass_of]
+    # of the last call of a model before backward, a program may keep tensors that outlive backward
+    phases = case.attribution.phases
+    follows = np.append(phases.codes[phases.span_starts][1:], -1) == phase_code(Phase.BACKWARD)
+    followed = (follows[passes.span] & np.append(passes.span[1:] != passes.span[:-1], True))[pass_of]
     trains |= {chains[site] for site in np.unique(sites.site_of[blocks[followed]]).tolist()}
     evaluates = sites.at(lambda site: _EVALUATES.search(site.stack.text) is not None)[blocks]
     evaluates |= np.isin(blocks, case.evaluation)
@@ -415,15 +417,6 @@ def _held_blocks(case: Case) -> tuple[Int64s, Int64s, Flags]:
     places = np.unique(pass_of[held] * (int(sites.place_of.max(initial=0)) + 1) + sites.place_of[blocks[held]])
     counts = np.bincount(places // (int(sites.place_of.max(initial=0)) + 1), minlength=len(passes))
     return blocks, pass_of, held & (counts[pass_of] >= _LEAST_PLACES)
-
-
-def _last_before_backward(case: Case) -> Flags:
-    """Whether each pass of a layer belongs to the last call of a model before a backward phase that follows at once."""
-    passes, phases = case.passes, case.attribution.phases
-    codes = phases.codes[phases.span_starts]
-    follows = np.append(codes[1:], -1) == phase_code(Phase.BACKWARD)
-    is_last = np.append(passes.span[1:] != passes.span[:-1], True)
-    return follows[passes.span] & is_last
 
 
 _NO_SPAN = -1

@@ -160,10 +160,8 @@ def bytes_after(suggestion: Suggestion, case: Case) -> Int64s | None:
         return None
     recorded = row.edit(case)
     edits = () if recorded is None else (recorded, *(change() for change in other_timings(row, case)))
-    fitting = (
-        edit for edit in edits if edit and edit.highest(case.window, case.request)[0] == suggestion.new_peak_bytes
-    )
-    edit = next(fitting, recorded)
+    peaks = ((edit, edit.highest(case.window, case.request)[0]) for edit in edits if edit)
+    edit = next((edit for edit, peak_bytes in peaks if peak_bytes == suggestion.new_peak_bytes), recorded)
     return None if edit is None else edit.allocated_bytes(case.request)
 
 
@@ -209,8 +207,8 @@ def _evaluate(
         without=row.without,
         saves_bytes=before_bytes - new_peak_bytes,
         new_peak_bytes=new_peak_bytes,
-        cost=row.cost,
-        cost_reason=row.cost_reason,
+        cost=row.cost[0],
+        cost_reason=row.cost[1],
         how=how,
         framework=framework,
         lets_pass=lets_pass,
@@ -288,9 +286,7 @@ def read_own_files(sources: Sequence[str]) -> "OwnFiles":
 def in_own_files(suggestions: Sequence[Suggestion], own: "OwnFiles") -> tuple[Suggestion, ...]:
     """Suggestions with the lines to change in the files; those that these have no keys for stay as they are."""
     lines = {suggestion.name: lines_for(suggestion, own) for suggestion in suggestions}
-    return tuple(
-        dataclasses.replace(suggestion, how=lines[suggestion.name] or suggestion.how) for suggestion in suggestions
-    )
+    return tuple(dataclasses.replace(each, how=lines[each.name] or each.how) for each in suggestions)
 
 
 def first_edits(suggestions: Sequence[Suggestion], own: "OwnFiles") -> "tuple[Suggestion, tuple[FileEdit, ...]] | None":

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -71,7 +71,6 @@ def without_logits(case: Case, provider: str) -> Edit | None:
     backwards = case.backwards
     starts_of_backward = [start for start, _ in backwards]
     known: dict[int, LossShape | None] = {}
-    tensors = []
     for head, end in heads_of_passes(case):
         size_bytes = int(case.sizes([head])[0])
         if size_bytes not in known:
@@ -82,17 +81,13 @@ def without_logits(case: Case, provider: str) -> Edit | None:
         following = bisect_left(starts_of_backward, end)
         backward = backwards[following] if following < len(backwards) else None
         event = int(case.replayed.allocated_by[head])
-        tensors.append(case.once(_kernel_tensors, shape, provider, event, backward))
+        _add_kernel(case, edit, shape, provider, event, backward)
         if shape.product_bytes != shape.parameter_bytes:
             # the kernel makes its own copy of the head's weight
             casts = case.book.blocks(Role.WEIGHT_CASTS)
             of_head = casts[case.sizes(casts) == shape.vocab * shape.hidden * shape.product_bytes]
             edit.remove(case.allocated_within(of_head, event - 10, event + 1))
-    if not known:
-        return None
-    edit.hold(*np.array([lives for each in tensors for lives in each.lives], dtype=np.int64).reshape(-1, 3).T)
-    edit.spike(*np.array([each.spike for each in tensors], dtype=np.int64).reshape(-1, 2).T)
-    return edit
+    return edit if known else None
 
 
 def loss_shapes(case: Case) -> Iterator[LossShape]:
@@ -182,38 +177,21 @@ def _hidden_bytes(case: Case, event: int) -> int:
     return int(values[np.argmax(counts)])
 
 
-class _KernelTensors(NamedTuple):
-    """The tensors of one call of the kernel.
-
-    Attributes:
-        lives: bytes, first moment and the moment after the last of each tensor; negative for one that is not made.
-        spike: the moment of the call, and bytes that live only then.
-    """
-
-    lives: tuple[tuple[int, int, int], ...]
-    spike: tuple[int, int]
-
-
-def _kernel_tensors(
-    case: Case, shape: LossShape, provider: str, event: int, backward: tuple[int, int] | None
-) -> _KernelTensors:
-    """The kernel's tensors: from the loss in forward until backward makes the same gradients."""
+def _add_kernel(
+    case: Case, edit: Edit, shape: LossShape, provider: str, event: int, backward: tuple[int, int] | None
+) -> None:
+    """Add the kernel's tensors: from the loss in forward until backward makes the same gradients."""
     gradients = _of_size(case, shape.head_bytes, backward)
     gradient = _event_of_first(case, gradients)
     hidden_gradient = _event_of_first(case, _of_size(case, shape.hidden_bytes, backward))
     memory = kernel_memory(shape, provider, weight_requires_grad=backward is None or gradient is not None)
     head_bytes = shape.head_bytes if backward is None or gradient is not None else 0
-    rest_bytes = memory.forward_gradient_bytes - head_bytes
-    end = case.replayed.last_moment + 1
-    start = event + 1
-    return _KernelTensors(
-        lives=(
-            (head_bytes, start, end if gradient is None else gradient + 1),
-            (rest_bytes, start, end if hidden_gradient is None else hidden_gradient + 1),
-            *(_sum_in_place(case, gradients) if _is_tied(case, shape, gradients, event) else ()),
-        ),
-        spike=(start, memory.output_bytes + memory.saved_bytes + memory.forward_temporary_bytes),
-    )
+    start, end = np.array([event + 1]), case.replayed.last_moment + 1
+    for size_bytes, made in ((head_bytes, gradient), (memory.forward_gradient_bytes - head_bytes, hidden_gradient)):
+        edit.hold(size_bytes, start, np.array([end if made is None else made + 1]))
+    if _is_tied(case, shape, gradients, event):
+        _sum_in_place(case, edit, gradients)
+    edit.spike(start, np.array([memory.output_bytes + memory.saved_bytes + memory.forward_temporary_bytes]))
 
 
 # all steps have one shape
@@ -249,17 +227,15 @@ def _is_tied(case: Case, shape: LossShape, gradients: Int64s, event: int) -> boo
     return len(gradients) >= _TIED_GRADIENTS and weights.tolist().count(shape.head_bytes) <= 1
 
 
-def _sum_in_place(case: Case, gradients: Int64s) -> Iterator[tuple[int, int, int]]:
+def _sum_in_place(case: Case, edit: Edit, gradients: Int64s) -> None:
     """Drop the sum of the gradients of a weight that head and embedding share.
 
     The product's gradient is a transposed view, to which autograd cannot add in place; the kernel's is not
     (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
     """
-    both, recorded = gradients[[0, _TIED_GRADIENTS - 1]], case.edit()
-    size_bytes = int(case.replayed.block_bytes[both[1]])
-    stop_of_first, stop = recorded.stops(both).tolist()
-    yield -size_bytes, int(recorded.starts(both)[1]), stop
-    yield size_bytes, stop_of_first, stop
+    first, total = gradients[:1], gradients[_TIED_GRADIENTS - 1 : _TIED_GRADIENTS]
+    edit.remove(total)
+    edit.hold(case.replayed.block_bytes[total], edit.stops(first), edit.stops(total))
 
 
 def _of_size(case: Case, size_bytes: int, span: tuple[int, int] | None) -> Int64s:

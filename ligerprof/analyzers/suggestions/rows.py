@@ -141,6 +141,7 @@ class SuggestionRow:
     """One suggestion.
 
     Attributes:
+        cost: the price, and why it is so low or high.
         applies: whether the change is possible and not made yet.
         edit: its effect; returns None if this cannot be computed.
         torch: lines in plain torch.
@@ -155,8 +156,7 @@ class SuggestionRow:
 
     name: str
     change: str
-    cost: Cost
-    cost_reason: str
+    cost: tuple[Cost, str]
     without: tuple[Role, ...]
     applies: Callable[[Case], bool]
     edit: Callable[[Case], Edit | None]
@@ -280,8 +280,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="fused-loss",
         change="a fused linear cross-entropy, which computes the logits chunk by chunk",
-        cost=Cost.FREE,
-        cost_reason="the same loss up to rounding",
+        cost=(Cost.FREE, "the same loss up to rounding"),
         without=LOSS_ROLES,
         applies=_can_fuse_loss,
         edit=lambda case: without_logits(case, "liger" if _uses_liger(case) else "ligerprof"),
@@ -308,8 +307,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="label-logits",
         change="log-probabilities of the labels from hidden states, without the logits of all tokens",
-        cost=Cost.CHEAP,
-        cost_reason="the same log-probabilities; backward computes the logits of a few tokens again",
+        cost=(Cost.CHEAP, "the same log-probabilities; backward computes the logits of a few tokens again"),
         without=LOSS_ROLES,
         applies=_can_fuse_log_probabilities,
         edit=with_linear_log_probs,
@@ -325,8 +323,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="fused-optimizer",
         change="a fused optimizer step, which allocates no temporary tensors",
-        cost=Cost.FREE,
-        cost_reason="the same update in one kernel",
+        cost=(Cost.FREE, "the same update in one kernel"),
         without=(Role.OPTIMIZER_TEMPORARIES,),
         applies=lambda case: case.program.has_call(r"torch/optim/\w+\.py:_(?:multi|single)_tensor_(?:adam|adamw|sgd)$"),
         edit=without(Role.OPTIMIZER_TEMPORARIES),
@@ -336,8 +333,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="sdpa",
         change="attention without score matrices",
-        cost=Cost.FREE,
-        cost_reason="the same attention up to rounding, faster",
+        cost=(Cost.FREE, "the same attention up to rounding, faster"),
         without=(Role.ATTENTION_TEMPORARIES,),
         applies=lambda case: case.program.has_call(frames.EAGER_CALL),
         edit=without(Role.ATTENTION_TEMPORARIES),
@@ -348,8 +344,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="del-outputs",
         change="free the model's outputs when backward has run, instead of keeping them into the next step",
-        cost=Cost.FREE,
-        cost_reason="the same results",
+        cost=(Cost.FREE, "the same results"),
         without=LOSS_ROLES,
         applies=lambda case: case.trains_model and owns_loop(case),
         edit=without_old_outputs,
@@ -361,8 +356,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="kept-outputs",
         change="keep numbers or host copies of what the program collects, instead of tensors on the GPU",
-        cost=Cost.FREE,
-        cost_reason="the same values, in main memory",
+        cost=(Cost.FREE, "the same values, in main memory"),
         without=(*LOSS_ROLES, Role.KV_CACHE),
         applies=lambda case: (case.trains_model or not case.program.generates) and owns_loop(case),
         edit=without_kept_outputs,
@@ -375,8 +369,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="earlier-models",
         change="free the models that the process built earlier, with their gradients and optimizers",
-        cost=Cost.FREE,
-        cost_reason="nothing that runs uses them",
+        cost=(Cost.FREE, "nothing that runs uses them"),
         without=(Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OTHER),
         applies=lambda case: case.trains_model,
         edit=without_earlier_models,
@@ -389,8 +382,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="no-grad",
         change="forward passes without autograd where no backward pass follows, as in an evaluation",
-        cost=Cost.FREE,
-        cost_reason="the same outputs",
+        cost=(Cost.FREE, "the same outputs"),
         without=(Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES),
         applies=lambda case: not case.program.is_compiled,
         edit=without_graphs,
@@ -404,8 +396,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="zero-grad",
         change="free gradients right after the optimizer step, before the next forward pass",
-        cost=Cost.FREE,
-        cost_reason="the same results",
+        cost=(Cost.FREE, "the same results"),
         without=(Role.GRADIENTS,),
         applies=lambda case: case.trains_model and owns_loop(case) and case.program.engine is None,
         edit=with_earlier_zero_grad,
@@ -414,8 +405,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="eval-batch",
         change="half the batch of evaluations",
-        cost=Cost.CHEAP,
-        cost_reason="the same metrics; smaller kernels in evaluations",
+        cost=(Cost.CHEAP, "the same metrics; smaller kernels in evaluations"),
         without=(Role.LOGITS, Role.CE_TEMPORARIES, Role.ACTIVATIONS),
         applies=lambda case: len(case.evaluation) > 0,
         edit=with_half_the_evaluation,
@@ -430,8 +420,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="half-prompts",
         change="half the prompts at a time",
-        cost=Cost.TIME,
-        cost_reason="two generations, each with smaller kernels",
+        cost=(Cost.TIME, "two generations, each with smaller kernels"),
         without=(Role.KV_CACHE, Role.ACTIVATIONS),
         applies=lambda case: len(case.generation) > 0 or (case.program.generates and not case.trains_model),
         edit=with_half_the_prompts,
@@ -448,8 +437,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="checkpointing",
         change="gradient checkpointing, which keeps only the inputs of layers",
-        cost=Cost.TIME,
-        cost_reason="layers run forward twice, up to a third more compute",
+        cost=(Cost.TIME, "layers run forward twice, up to a third more compute"),
         without=(Role.ACTIVATIONS,),
         # a compiler decides itself what to keep and what to compute again
         applies=lambda case: case.trains_model and not case.program.checkpoints and not case.program.is_compiled,
@@ -470,8 +458,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="activation-offload",
         change="tensors that backward needs in main memory",
-        cost=Cost.TIME,
-        cost_reason="they cross PCIe twice per step",
+        cost=(Cost.TIME, "they cross PCIe twice per step"),
         without=(Role.ACTIVATIONS, Role.CHECKPOINTS),
         applies=_can_offload_activations,
         edit=with_saved_tensors_on_host,
@@ -488,8 +475,7 @@ _PASS_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="half-batch",
         change="half the micro-batch, and twice as many of them per step",
-        cost=Cost.TIME,
-        cost_reason="smaller kernels; a few percent if they still fill the GPU",
+        cost=(Cost.TIME, "smaller kernels; a few percent if they still fill the GPU"),
         without=(Role.ACTIVATIONS, Role.CHECKPOINTS, *LOSS_ROLES),
         applies=lambda case: case.trains_model,
         edit=with_half_the_batch,
@@ -534,8 +520,7 @@ _SHARDING_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="bucket-views",
         change="gradients in DDP's buckets instead of next to them",
-        cost=Cost.FREE,
-        cost_reason="the same results, one copy less",
+        cost=(Cost.FREE, "the same results, one copy less"),
         without=(Role.GRADIENTS,),
         applies=lambda case: case.program.engine is Framework.DDP and has(Role.COMMUNICATION)(case),
         edit=with_bucket_views,
@@ -552,8 +537,7 @@ _SHARDING_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="reshard",
         change="gathered weights freed after each layer's forward pass",
-        cost=Cost.CHEAP,
-        cost_reason="one more all-gather per layer and step",
+        cost=(Cost.CHEAP, "one more all-gather per layer and step"),
         without=(Role.COMMUNICATION,),
         applies=lambda case: case.program.engine is Framework.FSDP2 and case.trains_model,
         edit=with_resharding,
@@ -567,8 +551,7 @@ _SHARDING_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="shard-optimizer",
         change="each rank updates a part of the weights, and holds the optimizer states of that part alone",
-        cost=Cost.CHEAP,
-        cost_reason="after each step, the ranks send each other their weights",
+        cost=(Cost.CHEAP, "after each step, the ranks send each other their weights"),
         without=(Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES),
         applies=_can_shard,
         edit=with_divided_states,
@@ -584,8 +567,7 @@ _SHARDING_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="shard-model",
         change="weights, gradients and optimizer states divided among the ranks (FSDP2)",
-        cost=Cost.TIME,
-        cost_reason="two all-gathers per layer and step",
+        cost=(Cost.TIME, "two all-gathers per layer and step"),
         without=(Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.COMMUNICATION),
         applies=lambda case: _can_shard(case) and case.trains_model,
         edit=with_sharded_model,
@@ -604,8 +586,7 @@ _SHARDING_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="small-buckets",
         change="a tenth of the buffer in which DeepSpeed collects gradients",
-        cost=Cost.CHEAP,
-        cost_reason="more and smaller reductions",
+        cost=(Cost.CHEAP, "more and smaller reductions"),
         without=(Role.COMMUNICATION,),
         applies=lambda case: case.program.engine is Framework.DEEPSPEED,
         edit=with_smaller_buckets,
@@ -616,8 +597,7 @@ _SHARDING_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="offload-optimizer",
         change="optimizer states in main memory",
-        cost=Cost.TIME,
-        cost_reason="Adam runs on the CPU; gradients and weights cross PCIe every step",
+        cost=(Cost.TIME, "Adam runs on the CPU; gradients and weights cross PCIe every step"),
         without=(Role.OPTIMIZER_STATES,),
         applies=lambda case: case.program.engine is Framework.DEEPSPEED and has(Role.OPTIMIZER_STATES)(case),
         edit=with_optimizer_on_host,
@@ -633,8 +613,7 @@ _SHARDING_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="cpu-offload",
         change="sharded weights, gradients and optimizer states in main memory",
-        cost=Cost.TIME,
-        cost_reason="weights and gradients cross PCIe, Adam runs on the CPU",
+        cost=(Cost.TIME, "weights and gradients cross PCIe, Adam runs on the CPU"),
         without=(Role.PARAMETERS, Role.OPTIMIZER_STATES),
         applies=lambda case: case.program.engine is Framework.FSDP2 and has(Role.OPTIMIZER_STATES)(case),
         edit=with_sharded_states_on_host,
@@ -687,8 +666,7 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="paged-optimizer",
         change="optimizer states in memory that pages between GPU and host",
-        cost=Cost.TIME,
-        cost_reason="the same results; states that do not fit cross PCIe every step",
+        cost=(Cost.TIME, "the same results; states that do not fit cross PCIe every step"),
         without=(Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES),
         applies=lambda case: _has_adam(case) and has(Role.OPTIMIZER_STATES)(case),
         edit=with_paged_states,
@@ -698,8 +676,7 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="8-bit-optimizer",
         change="Adam with moments in 8 bits",
-        cost=Cost.TRAINING,
-        cost_reason="moments are rounded to 8 bits in each step",
+        cost=(Cost.TRAINING, "moments are rounded to 8 bits in each step"),
         without=(Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES),
         applies=lambda case: _has_adam(case) and has(Role.OPTIMIZER_STATES)(case),
         edit=with_eight_bit_states,
@@ -709,8 +686,7 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="lora-dropout",
         change="LoRA adapters without dropout, which keep no masks",
-        cost=Cost.TRAINING,
-        cost_reason="adapters lose this regularization; peft's default has none",
+        cost=(Cost.TRAINING, "adapters lose this regularization; peft's default has none"),
         without=(Role.ACTIVATIONS,),
         applies=lambda case: len(case.blocks_from(ADAPTER_DROPOUT)) > 0,
         edit=without_adapter_dropout,
@@ -725,8 +701,7 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="bf16-weights",
         change="weights, gradients and optimizer states in bf16 instead of fp32",
-        cost=Cost.TRAINING,
-        cost_reason="updates below bf16's resolution are lost",
+        cost=(Cost.TRAINING, "updates below bf16's resolution are lost"),
         without=(Role.PARAMETERS, Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.WEIGHT_CASTS),
         applies=_autocasts_fp32,
         edit=with_half_precision_weights,
@@ -744,8 +719,7 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="bf16-reference",
         change="the reference in bf16, as the policy is, instead of fp32",
-        cost=Cost.CHEAP,
-        cost_reason="the same log-probabilities up to rounding, faster",
+        cost=(Cost.CHEAP, "the same log-probabilities up to rounding, faster"),
         without=(Role.PARAMETERS,),
         applies=lambda case: case.trains_model and case.runs_in(Phase.SCORING),
         edit=with_half_precision_reference,
@@ -757,8 +731,7 @@ _STATE_ROWS: tuple[SuggestionRow, ...] = (
     SuggestionRow(
         name="lora",
         change=f"LoRA adapters of rank {LORA_RANK} instead of all weights",
-        cost=Cost.TRAINING,
-        cost_reason="only the adapters of linear layers learn",
+        cost=(Cost.TRAINING, "only the adapters of linear layers learn"),
         without=(Role.GRADIENTS, Role.OPTIMIZER_STATES, Role.OPTIMIZER_TEMPORARIES),
         applies=_can_add_adapters,
         edit=with_lora,

@@ -64,7 +64,9 @@ def with_half_precision_weights(case: Case) -> Edit:
     if recipe is not None:
         precision = Precision.BF16 if case.program.loop in _ENDS_AUTOCAST else Precision.BF16_AMP
         keep_as(case, edit, dataclasses.replace(recipe, precision=precision), without=(Role.WEIGHT_CASTS,))
-        edit.resize(_kept_keys(case, recipe), 2)
+        # keys and values in fp32 that a program keeps with the model's outputs
+        kept, spec = case.blocks_from(_CACHE_UPDATE), recipe.spec
+        edit.resize(kept[case.sizes(kept) == recipe.tokens * spec.kv_heads * spec.head_dim * FP32_BYTES], 2)
     case.divide_request(edit, 2, *_TRAINING_STATES)
     return edit
 
@@ -97,12 +99,6 @@ def with_half_precision_reference(case: Case) -> Edit | None:
     if not doubled or unpaired_bytes > _UNPAIRED_SHARE * int(case.sizes(weights).sum()):
         return None
     return case.edit().resize(np.array(sorted(doubled), dtype=np.int64), 2)
-
-
-def _kept_keys(case: Case, recipe: "TrainingRecipe") -> Int64s:
-    """Keys and values in fp32 that a program keeps with the model's outputs."""
-    kept, spec = case.blocks_from(_CACHE_UPDATE), recipe.spec
-    return kept[case.sizes(kept) == recipe.tokens * spec.kv_heads * spec.head_dim * FP32_BYTES]
 
 
 def with_eight_bit_states(case: Case) -> Edit | None:
@@ -268,8 +264,11 @@ def with_saved_tensors_on_host(case: Case) -> Edit | None:
     edit.release(sizes, ends, stops)
     again = np.maximum(ends, passes.recompute[by] + 1)
     edit.hold(sizes, again, stops)
-    if not is_cast.any():
-        _copy_weights_back(case, edit)
+    weights = case.sizes(case.in_training(Role.PARAMETERS))
+    if not is_cast.any() and len(weights):
+        # backward copies the largest weight back
+        starts_and_ends = np.array(case.spans_of_phase(Phase.BACKWARD), dtype=np.int64).reshape(-1, 2).T + 1
+        edit.hold(int(weights.max()), *starts_and_ends)
     return edit
 
 
@@ -303,16 +302,6 @@ def _checkpoints_by_pass(case: Case, checkpoints: Int64s) -> tuple[Int64s, Int64
     place = place + made_inside
     known = (place < len(passes)) & (passes.backward_last[np.minimum(place, len(passes) - 1)] >= 0)
     return checkpoints[known], place[known]
-
-
-def _copy_weights_back(case: Case, edit: Edit) -> None:
-    """Add the largest weight during backward."""
-    weights = case.in_training(Role.PARAMETERS)
-    if not len(weights):
-        return
-    largest = int(case.sizes(weights).max())
-    for start, end in case.spans_of_phase(Phase.BACKWARD):
-        edit.hold(largest, np.array([start + 1]), np.array([end + 1]))
 
 
 _CHECKPOINTING = frames.CHECKPOINT + r":\w+$"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Mask, Numbers, Times, Trace, first_match
+from ligerprof.analyzers.trace.events import ABSENT, KERNEL, Events, Numbers, Times, Trace, first_match
 from ligerprof.analyzers.trace.times import (
     CAUSES,
     SIZE_BOUNDS_US,
@@ -30,6 +30,9 @@ from ligerprof.analyzers.trace.times import (
 from ligerprof.errors import TraceFormatError
 from ligerprof.serialization import JsonKeys, document, select, to_json
 from ligerprof.words import WordT
+
+# nanoseconds, the resolution of a trace
+_DIGITS = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +196,13 @@ class TraceReport(JsonKeys):
 
     def to_json(self, *, top: int | None = None) -> dict[str, Any]:
         """The object of `ligerprof trace --json`, with the `top` kernels; None lists all."""
-        host = {layer.value: self._host_json(seconds) for layer, seconds in (self.host or {}).items()}
+        host = {
+            layer.value: {
+                "seconds": time,
+                "seconds_per_kernel": time / self.kernel_count if self.kernel_count else None,
+            }
+            for layer, time in (self.host or {}).items()
+        }
         return document(
             "trace",
             select(self, "source", "window_seconds", "steps", "kernels=kernel_count"),
@@ -202,9 +211,6 @@ class TraceReport(JsonKeys):
             {"top_kernels": to_json(self.kernels[:top]), "host": host or None},
             select(self, "notes"),
         )
-
-    def _host_json(self, seconds: float) -> dict[str, Any]:
-        return {"seconds": seconds, "seconds_per_kernel": seconds / self.kernel_count if self.kernel_count else None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,8 +268,7 @@ class TraceDifference:
 
 
 def _less(after: float, before: float) -> float:
-    """The difference, rounded to nanoseconds, the resolution of a trace."""
-    return round(after - before, 9)
+    return round(after - before, _DIGITS)
 
 
 def _changes(before: Mapping[Any, Any] | None, after: Mapping[Any, Any] | None) -> dict[str, float] | None:
@@ -291,8 +296,7 @@ def analyze(trace: Trace) -> TraceReport:
 
 
 def _seconds(microseconds: float) -> float:
-    """Seconds, rounded to nanoseconds, the resolution of a trace."""
-    return round(float(microseconds) * 1e-6, 9)
+    return round(float(microseconds) * 1e-6, _DIGITS)
 
 
 class _Analysis:
@@ -384,10 +388,8 @@ class _Analysis:
 
     def _times(self, indices: Numbers, words: type[WordT]) -> dict[WordT, WorkTime]:
         """The work by category, given the index of each piece's category."""
-        return {word: self._work_time(indices == index) for index, word in enumerate(words)}
-
-    def _work_time(self, chosen: Mask) -> WorkTime:
-        return WorkTime(count=int(chosen.sum()), seconds=_seconds(self._microseconds[chosen].sum()))
+        chosen = {word: self._microseconds[indices == index] for index, word in enumerate(words)}
+        return {word: WorkTime(count=len(times), seconds=_seconds(times.sum())) for word, times in chosen.items()}
 
     def _kernels(self) -> tuple[KernelTime, ...]:
         names, group, counts = np.unique(self._work.names, return_inverse=True, return_counts=True)

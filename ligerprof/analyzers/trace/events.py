@@ -363,9 +363,7 @@ def collect(source: str, entries: Iterable[Any]) -> Trace:
     for entry in entries:
         collector.add(entry)
     if not collector.rows[Table.GPU_WORK][0]:
-        raise TraceFormatError(
-            f"{source}: contains no GPU work. Was ProfilerActivity.CUDA among the profiler's activities?"
-        )
+        raise TraceFormatError(f"{source}: contains no GPU work. Was ProfilerActivity.CUDA among its activities?")
     return collector.trace()
 
 

@@ -173,9 +173,7 @@ def work_phases(trace: Trace, launches: Numbers) -> Numbers | None:
 
 
 def _spans_by_thread(events: Events) -> dict[int, Spans]:
-    return {
-        thread: union(events.starts[indices], events.ends[indices]) for thread, indices in group_indices(events.places)
-    }
+    return {thread: union(events.starts[at], events.ends[at]) for thread, at in group_indices(events.places)}
 
 
 # microseconds; a gap that equals a bound counts in the range above it

@@ -407,15 +407,12 @@ class CachingAllocator:
         if index == len(free):
             return None
         block = free[index][2]
-        if limit is not None and not self._may_serve(block, size, limit):
+        # large blocks serve large requests alone, of about their size
+        most = limit if limit is not None and size < limit else size + self._settings.max_non_split_rounding_bytes
+        if limit is not None and block.size_bytes >= most:
             return None
         del free[index]
         return block
-
-    def _may_serve(self, block: Block, size: int, limit: int) -> bool:
-        if size < limit:
-            return block.size_bytes < limit
-        return block.size_bytes < size + self._settings.max_non_split_rounding_bytes
 
     def _new_block_or_retry(self, pool: Pool, size: int, requested_bytes: int, context: object) -> Block:
         self._collect_garbage(context)

@@ -47,7 +47,8 @@ class SizeRules:
         """Bytes of the smallest block that serves a request."""
         if requested_bytes < MIN_BLOCK_BYTES:
             return MIN_BLOCK_BYTES
-        divisions = self._divisions_for(requested_bytes)
+        power = max(0, requested_bytes.bit_length() - _FIRST_ROUNDUP_BYTES.bit_length())
+        divisions = self.roundup_divisions[min(power, len(self.roundup_divisions) - 1)] if self.roundup_divisions else 0
         if divisions > 1 and requested_bytes > MIN_BLOCK_BYTES * divisions:
             return _round_between_powers(requested_bytes, divisions)
         return -(-requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
@@ -63,12 +64,6 @@ class SizeRules:
         if self.max_split_bytes is not None and block_bytes >= self.max_split_bytes:
             return _NEVER_SPLIT
         return SMALL_REQUEST_BYTES + 1
-
-    def _divisions_for(self, requested_bytes: int) -> int:
-        if not self.roundup_divisions:
-            return 0
-        power = max(0, requested_bytes.bit_length() - _FIRST_ROUNDUP_BYTES.bit_length())
-        return self.roundup_divisions[min(power, len(self.roundup_divisions) - 1)]
 
 
 def _divisions(by_mebibytes: Mapping[Any, Any]) -> Sequence[int]:
