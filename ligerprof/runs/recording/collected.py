@@ -159,13 +159,7 @@ def collect(
     *,
     is_simulated: bool = False,
 ) -> CommandReport:
-    """Name the folders of a command's processes by rank, and explain each.
-
-    The files of a single rank move to `output` itself.
-
-    Args:
-        adapt: changes the report of each rank.
-    """
+    """Name the folders of a command's processes by rank, and explain each; a single rank's files move to `output`."""
     notes: list[str] = []
     arranged = arrange(output, notes, is_simulated=is_simulated)
     ranks: list[RecordedRank] = []
