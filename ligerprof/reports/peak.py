@@ -20,7 +20,6 @@ from ligerprof.analyzers.explain.steps import Growth
 from ligerprof.analyzers.suggestions.rows import Basis, Suggestion
 from ligerprof.reports.terminal import (
     FiguresColumn,
-    add_listing_row,
     cut,
     groups_table,
     percent_share,
@@ -319,7 +318,7 @@ def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top s
     rows = _join_lines(join_layers(groups))
     table = groups_table("role", "MiB", "blocks", who="allocated by, and kept by", figure_width=0, heading_width=0)
     for row in rows[:top]:
-        add_listing_row(table, row.role.value, format_mib(row.size_bytes), str(row.count), "\n".join(_who(row)))
+        table.add_row(row.role.value, format_mib(row.size_bytes), str(row.count), "\n".join(_who(row)))
     if rest := rows[top:]:
         size_bytes, count = sum(row.size_bytes for row in rest), sum(row.count for row in rest)
         table.add_section()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.recipe.categories import Axis
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.reports.terminal import NO_FIGURE, add_listing_row, listing_table, stacked
+from ligerprof.reports.terminal import NO_FIGURE, listing_table, stacked
 from ligerprof.roles import Backend
 from ligerprof.runs.sweep.cells import Cell, CellStatus, cell_key, describe, distinguishing_options
 from ligerprof.runs.sweep.runner import Border, SweepPlan, SweepResult, Watcher
@@ -35,7 +35,7 @@ def plan_table(plan: SweepPlan, cells: Mapping[str, Cell]) -> "Table":
     for recipe in plan.recipes:
         peak_bytes = estimated_peak_bytes(recipe)
         peak = NO_FIGURE if peak_bytes is None else format_bytes(peak_bytes)
-        add_listing_row(table, describe(recipe, distinguishing), peak, _so_far(recipe, cells))
+        table.add_row(describe(recipe, distinguishing), peak, _so_far(recipe, cells))
     return table
 
 
@@ -76,7 +76,7 @@ def _cells_table(cells: Sequence[Cell]) -> "Table":
     figures = ("peak", "reserved", "step", "tokens/s")
     table = listing_table("cell", *figures, "end", right=figures, folded=("cell", "end"))
     for cell in cells:
-        add_listing_row(table, describe(cell.recipe, distinguishing), *_figures(cell), _end_words(cell))
+        table.add_row(describe(cell.recipe, distinguishing), *_figures(cell), _end_words(cell))
     return table
 
 
@@ -87,7 +87,7 @@ def _borders_table(borders: Sequence[Border]) -> "Table":
     table = listing_table("border of", *sizes, "note", right=sizes, folded=("border of", "note"))
     for border in borders:
         largest, smallest = (str(value or "none") for value in (border.largest, border.smallest_oom))
-        add_listing_row(table, _border_words(border, distinguishing), largest, smallest, border.reason or "")
+        table.add_row(_border_words(border, distinguishing), largest, smallest, border.reason or "")
     return table
 
 

@@ -5,10 +5,9 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Literal
 
 from ligerprof.roles import MemoryBreakdown, Phase, Role, shown_phases
-from ligerprof.text import printable
 from ligerprof.units import format_mib, prints_as_zero
 
 if TYPE_CHECKING:
@@ -25,30 +24,20 @@ def listing_table(
     Args:
         right: headings of right-aligned columns.
         folded: headings of columns whose cells may wrap.
-        rows: cells to print verbatim, not as rich markup; an empty row is a rule.
+        rows: an empty row is a rule.
     """
-    from rich.text import Text
-
     from ligerprof.reports.console import WholeTable
 
     table = WholeTable()
     for heading in headings:
-        # a Text is printed verbatim; names of models and plug-ins may look like rich markup
-        text = Text(heading, justify="right" if heading in right else "left")
-        table.add_column(text, justify=text.justify or "left", no_wrap=heading not in folded, overflow="fold")
+        justify: Literal["left", "right"] = "right" if heading in right else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading not in folded, overflow="fold")
     for row in rows:
         if row:
-            add_listing_row(table, *row)
+            table.add_row(*row)
         else:
             table.add_section()
     return table
-
-
-def add_listing_row(table: "Table", *cells: "str | Text") -> None:
-    """Add a row whose strings are printed verbatim, without effect of markup or control characters."""
-    from rich.text import Text
-
-    table.add_row(*(Text(printable(cell, keep="\n")) if isinstance(cell, str) else cell for cell in cells))
 
 
 PLAIN_WIDTH = 100

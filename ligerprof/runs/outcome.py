@@ -36,7 +36,6 @@ class OutOfMemory:
 
     Attributes:
         requested_bytes: size of the allocation; None if unknown.
-        limit_bytes: the limit on reserved bytes.
         step: the training step, from 1; 0 during the build.
     """
 

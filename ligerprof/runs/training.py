@@ -136,7 +136,6 @@ class Trainer(Training):
     """Training in plain torch.
 
     Attributes:
-        device_type: the device type of autocast.
         scaler: loss scaling for amp-fp16 and fp16-amp, else None.
         offload: moves what autograd saves in a micro-batch to main memory, or None.
         compiled: the model as torch.compile returns it, or None.

@@ -94,13 +94,7 @@ def _leave_out_kernels(module: Any, forget: Callable[[int], None]) -> None:
 
 
 class _Launcher:
-    """Launches a kernel that Inductor has written, which computes nothing.
-
-    Args:
-        config: its block sizes.
-        tuner: Inductor's CachingAutotuner of the kernel.
-        forget: called with the addresses of tensors that the kernel writes to.
-    """
+    """Launches a kernel that Inductor has written, which computes nothing: what it writes to is forgotten."""
 
     # what Inductor asks for of a compiled kernel
     n_regs = n_spills = shared = 0

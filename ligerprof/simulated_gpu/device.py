@@ -22,12 +22,7 @@ from ligerprof.units import MIB
 
 
 class History:
-    """The newest events, in columns: Python's collector would visit millions of objects otherwise.
-
-    Args:
-        limit: how many are kept; None: all.
-        events: what there is so far.
-    """
+    """The newest events, in columns: Python's collector would visit millions of objects otherwise."""
 
     def __init__(self, limit: int | None, events: Iterable[TraceEvent] = ()) -> None:
         self.limit = limit
@@ -182,7 +177,6 @@ class Device:
 
     Attributes:
         stream: the current CUDA stream; 0 is the default one.
-        ran_out: how it did so at last.
         given: the context of events that are repeated.
         workspace: name of the library's workspace that is allocated now, "" if none is.
         observer: called with (action, address, bytes, context) for each event of the allocator, or None.

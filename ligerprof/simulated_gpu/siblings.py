@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -272,55 +273,51 @@ class Siblings:
         return _shown(known.output, tensors, given)
 
 
+@dataclass(slots=True)
 class _Reader:
     """Turns what was noted of a layer into what can be repeated."""
 
-    def __init__(
-        self,
-        tape: Tape,
-        values: Values,
-        before: Mapping[str, Any],
-        given: Sequence[Tensor],
-        old: Mapping[int, tuple[str, ...]],
-    ) -> None:
-        self._tape, self._values, self._before, self._given = tape, values, before, given
-        self._old = old
-        self._kept: dict[int, int] = {}
+    tape: Tape
+    values: Values
+    before: Mapping[str, Any]
+    given: Sequence[Tensor]
+    old: Mapping[int, tuple[str, ...]]
+    kept: dict[int, int] = field(default_factory=dict)
 
     def read(self, output: Any, after: Mapping[str, Any]) -> tuple[list[_Step], Any, dict[str, Any]]:
         open_blocks: dict[int, int] = {}
         read: list[tuple[int, int, EventContext, tuple[str, ...]]] = []
-        for index, (size_bytes, address, context) in enumerate(self._tape.events):
+        for index, (size_bytes, address, context) in enumerate(self.tape.events):
             if size_bytes:
                 open_blocks[address] = index
                 read.append((index, size_bytes, context, ()))
             elif address in open_blocks:
                 read.append((open_blocks.pop(address), 0, context, ()))
-            elif address in self._old:
-                read.append((index, 0, context, self._old[address]))
+            elif address in self.old:
+                read.append((index, 0, context, self.old[address]))
             else:
                 raise _NotAlikeError
-        self._kept = open_blocks
+        self.kept = open_blocks
         result = self._described(output)
         state = {
             name: self._described(value)
             for name, value in after.items()
-            if name not in self._before or not _is_same(self._before[name], value)
+            if name not in self.before or not _is_same(self.before[name], value)
         }
         reached = {item.number for item in _all_made((result, *state.values()))}
-        if reached != set(open_blocks.values()) or any(name not in after for name in self._before):
+        if reached != set(open_blocks.values()) or any(name not in after for name in self.before):
             raise _NotAlikeError
         return [_Step(*step, step[0] in reached and step[1] > 0) for step in read], result, state
 
     def _described(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            for index, tensor in enumerate(self._given):
+            for index, tensor in enumerate(self.given):
                 if tensor is value:
                     return _Given(index)
-            made = self._kept.get(storage_address(value)) if value.is_cuda and type(value) is Tensor else None
-            if made is None or self._values.known(value) is not None:
+            made = self.kept.get(storage_address(value)) if value.is_cuda and type(value) is Tensor else None
+            if made is None or self.values.known(value) is not None:
                 raise _NotAlikeError
-            if self._tape.events[made][0] % value.element_size():
+            if self.tape.events[made][0] % value.element_size():
                 raise _NotAlikeError
             return _Made(made, value.shape, value.stride(), value.dtype, int(value.storage_offset()))
         if type(value) is tuple:

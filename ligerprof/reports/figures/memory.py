@@ -196,9 +196,7 @@ class _Step:
     """The columns of one step to draw; the axis advances with the bytes that move, so that large blocks are wide.
 
     Attributes:
-        columns: indices into the timeline's columns.
         places: GiB allocated and freed from the start of the step to each column, and to the end of the last.
-        phases: (phase, start, end) in order.
     """
 
     title: str

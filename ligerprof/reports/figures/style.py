@@ -194,12 +194,7 @@ def mark_limit(axes: "Axes", limit_bytes: int, words: str = "") -> float:
 
 
 def mark_sizes(axes: "Axes", sizes: Sequence[int], *, width_inches: float, first: Container[int] = ()) -> None:
-    """Make a doubling axis with a tick at each size; labels that would touch take a second row or are left out.
-
-    Args:
-        sizes: ascending.
-        first: sizes to label before the others.
-    """
+    """Make a doubling axis with a tick at each ascending size, labelled where there is room: those in `first` first."""
     inches = width_inches / max(math.log2(sizes[-1]) - math.log2(sizes[0]), 1.0)
     by_weight = sorted(sizes, key=lambda size: (size not in first, size & (size - 1) != 0, size))
     layouts = [_label_rows(order, inches) for order in (sizes, by_weight)]

@@ -56,9 +56,7 @@ class Trial:
 
     Attributes:
         limit_bytes: limit on reserved memory; None: there was none.
-        steps: the optimizer steps that began.
-        peak_bytes: highest allocated memory of the worst rank; 0 if memory ran out.
-        reserved_bytes: highest reserved memory of it.
+        peak_bytes, reserved_bytes: highest memory of the worst rank; 0 if memory ran out.
         reason: why the program failed, or an empty text.
         step_seconds: the predicted time of its last step on the GPU, if it was wanted and is known.
         ranks: those that ran, the worst first; if memory ran out, those for which it did.
@@ -82,7 +80,6 @@ class Machine:
     """Where trials run.
 
     Attributes:
-        folder: for the folders of trials.
         gpu: the GPU, whose limit is that of the trial.
         world: number of ranks; None: what the command says.
         branches: whether trials go on from where one process of the command reads its arguments.
@@ -134,13 +131,12 @@ class _Running:
         self.stop()
         # what the processes wrote last
         found = self._summaries()
-        seconds = time.monotonic() - self.began
         is_over = any(each.out_of_memory for each in found)
         begun = partial(
             Trial,
             command=self._command,
             limit_bytes=self.limit_bytes,
-            seconds=seconds,
+            seconds=time.monotonic() - self.began,
             steps=max((each.steps for each in found), default=0),
             ranks=_worst_first(each for each in found if each.steps and each.out_of_memory is is_over),
         )

@@ -40,7 +40,6 @@ class Trunk:
     """Starts a command that stops where it reads its arguments.
 
     Args:
-        words: the command, which starts Python.
         environment: its variables; branches may have other settings of the recording and the allocator.
         folder: a run directory that it has for itself.
     """

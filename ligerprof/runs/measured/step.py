@@ -135,15 +135,12 @@ class PhaseMeter:
     """The observer of training steps: reads counters of memory per phase, and stamps events.
 
     Args:
-        device: its allocator has the counters.
-        stamper: stamps the events that are recorded, or None.
         is_compiled: whether the loss is part of a compiled graph, which is one autograd node.
         ended: callback that receives the name of each phase of a step that ended.
 
     Attributes:
         step: number of the current step, 0 during the build.
         phase_now: the current phase, or the one in which memory ran out.
-        steps: figures of all steps so far.
     """
 
     def __init__(

@@ -52,21 +52,15 @@ class RecordedRank:
     def to_json(self) -> dict[str, Any]:
         """An entry of `ranks` in the JSON."""
         names = ("peak_bytes", "reserved_bytes", "complete", "phases", "roles")
-        found = select(self, "peak.rank", *(f"report.{name}" for name in names), "step=report.peak_step")
         late = self.summary.late_failure
-        oom = to_json(self.report.out_of_memory) or (None if late is None else _late_json(late))
-        recorded = select(
-            self, "phase=report.peak_phase", "report.growth", "report.suggestions", "summary.steps", "summary.pid"
-        )
-        if self.summary.simulated is not None:
-            recorded["simulated"] = dict(self.summary.simulated)
+        simulated = {} if self.summary.simulated is None else select(self, "summary.simulated")
         return {
-            **found,
-            "oom": oom,
-            **recorded,
-            "models": self.models,
-            "engine": to_json(self.engine),
-            "run": str(self.run),
+            **select(self, "peak.rank", *(f"report.{name}" for name in names), "step=report.peak_step"),
+            "oom": to_json(self.report.out_of_memory) or (None if late is None else _late_json(late)),
+            **select(self, "phase=report.peak_phase", "report.growth", "report.suggestions", "summary.steps"),
+            **select(self, "summary.pid"),
+            **simulated,
+            **select(self, "models", "engine", "run"),
         }
 
     @property
@@ -165,13 +159,7 @@ def collect(
     *,
     is_simulated: bool = False,
 ) -> CommandReport:
-    """Name the folders of a command's processes by rank, and explain each.
-
-    The files of a single rank move to `output` itself.
-
-    Args:
-        adapt: changes the report of each rank.
-    """
+    """Name the folders of a command's processes by rank, and explain each; a single rank's files move to `output`."""
     notes: list[str] = []
     arranged = arrange(output, notes, is_simulated=is_simulated)
     ranks: list[RecordedRank] = []
@@ -255,10 +243,8 @@ def _numbered(processes: Iterator[_Process], notes: list[str]) -> Iterator[tuple
         rank = process[1].rank
         (others if rank is None else named.setdefault(rank, [])).append(process)
 
-    def badness(process: _Process) -> tuple[bool, int]:
-        return not process[1].out_of_memory, -process[1].counter_peak_bytes
-
-    for rank, (worst, *rest) in ((rank, sorted(each, key=badness)) for rank, each in named.items()):
+    for rank, each in named.items():
+        worst, *rest = sorted(each, key=lambda process: (not process[1].out_of_memory, -process[1].counter_peak_bytes))
         for folder, _ in rest:
             notes.append(f"rank {rank} ran in several processes; another recording of it is in {folder}")
         yield rank, worst

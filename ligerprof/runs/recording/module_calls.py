@@ -179,12 +179,7 @@ class Observer(Protocol):
 
 
 class Calls:
-    """The function that `_call_module` replaces, and what it does instead of only calling that.
-
-    Attributes:
-        run: runs modules, if there is no observer.
-        observer: observes modules.
-    """
+    """The function that `_call_module` replaces, and what it does instead: `run` if nobody observes."""
 
     original: Any = nn.Module.__call__
     run: RunModule | None = None

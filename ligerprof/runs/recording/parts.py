@@ -242,7 +242,6 @@ class _Part:
     Attributes:
         file: None once it is dropped.
         first_step: the step that runs at its beginning.
-        begins_step: whether it begins with that step.
         has_all: whether torch's buffer still had its first events.
     """
 

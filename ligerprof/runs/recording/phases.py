@@ -95,13 +95,9 @@ class LoopModel:
     """A model of a loop.
 
     Attributes:
-        name: of its class.
-        elements: of all weights.
         dtypes: bytes of this rank's part of the weights, by dtype.
-        trainable_bytes: of those that get gradients.
         has_head: whether its outputs are logits over a vocabulary; None for a module that does not say so.
         token_bytes: of the keys and values of one token in 16 bits; None if its configuration does not give them.
-        phases: in which it ran.
     """
 
     name: str
@@ -202,14 +198,10 @@ def _role(model: LoopModel, policy: LoopModel | None) -> str | None:
 
 
 class OutermostCalls:
-    """The models that were trained so far, and what the last call of an outermost module was.
-
-    Attributes:
-        is_checkpointed: whether a reentrant checkpoint runs, which switches gradients off until backward.
-        evaluates: whether the last model was evaluated.
-    """
+    """The models that were trained so far, and what the last call of an outermost module was."""
 
     def __init__(self) -> None:
+        # a reentrant checkpoint runs, which switches gradients off until backward; the last model was evaluated
         self.is_checkpointed = self.evaluates = False
         self._generates = self._has_generated = False
         self._trained: WeakSet[nn.Module] = WeakSet()
@@ -221,9 +213,6 @@ class OutermostCalls:
         to the next forward pass, scores what was generated, and so does a reference between forward and backward. Any
         other model is evaluated. Frozen models, such as a teacher or an image encoder, belong to the forward pass that
         they precede. A model that has been trained is evaluated in evaluation mode even with gradients.
-
-        Args:
-            running: the phase before it.
         """
         with_gradients = torch.is_grad_enabled() or self.is_checkpointed
         if running is Phase.SAVING:

@@ -66,12 +66,7 @@ class CudaHistory:
         self.last_failure: Failure | None = None
 
     def start(self, *, max_entries: int, stacks: Stacks, frames: bool = True, clear: bool = False) -> None:
-        """Start recording events, or continue with other settings; only the newest `max_entries` are kept.
-
-        Args:
-            frames: whether events have stacks.
-            clear: whether to drop the events so far.
-        """
+        """Start recording events, or continue with other settings; `clear`: without the events so far."""
         # context="all" would break non-reentrant checkpointing around Python autograd Functions
         context = "alloc" if frames else None
         self._record_history(max_entries=max_entries, stacks=stacks, context=context, clear_history=clear)

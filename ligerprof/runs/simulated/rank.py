@@ -122,11 +122,7 @@ _ENDLESS_BYTES = 2**62
 
 @contextmanager
 def _backward_outside_modes(then: Callable[[], None]) -> Iterator[None]:
-    """Inside a dispatch mode, autograd takes each gradient for one of a subclass and adds none in place.
-
-    Args:
-        then: called after each backward pass.
-    """
+    """Inside a dispatch mode, autograd takes each gradient for one of a subclass and adds none in place."""
     within = torch.autograd.backward
 
     def backward(*arguments: Any, **named: Any) -> None:

@@ -25,7 +25,7 @@ _PRODUCTS = {
     aten.baddbmm: (1, 2),
     aten._addmm_activation: (1, 2),
 }
-_ATTENTION = {"flash": "flash", "cudnn": "cudnn", "efficient": "efficient"}
+_ATTENTION = ("flash", "cudnn", "efficient")
 _OVERWRITES = ("copy_", "fill_", "zero_", "_copy_from")
 _NO_KERNEL = ("record_stream", "set_", "detach", "alias", "_local_scalar_dense", "_unsafe_view")
 _WORDS = {

@@ -56,8 +56,7 @@ class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     """A group of ranks of which this process is one.
 
     Args:
-        rank: this process's, in the group.
-        members: the ranks of the whole world that belong to it.
+        rank: this process's, in the group; `members` are ranks of the whole world.
         name: the same in all of them.
 
     Attributes:
