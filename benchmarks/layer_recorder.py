@@ -2,9 +2,11 @@
 
 import importlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import combinations
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -15,16 +17,25 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.activations import ACT2FN
 from transformers.integrations import moe
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from ligerprof.models import ModelSpec
-from ligerprof.models.layer_tape import Operand, Step
+from ligerprof.models.layer_tape import (
+    LOOPS,
+    Operand,
+    Step,
+    mixes_beside_attention,
+    sizes_of,
+    unrolled,
+)
 from ligerprof.runs.activation_offload import checkpointed_layers
 
 _ATTENTION = "ligerprof_recorded"
 _ROTATIONS = ("apply_rotary_pos_emb", "apply_rotary_emb")
+_UNPAD = "apply_mask_to_padding_states"
 _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
 ROWS, TOKENS = 7, 11
 # of a whole model; no other size of it is 5, 10 or 11
@@ -37,14 +48,13 @@ _LARGEST_FIXED = 3
 _JOINS = ("cat", "stack", "concat")
 _STEPS = {
     **dict.fromkeys(_JOINS, "join"),
-    **dict.fromkeys(("clamp", "gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "silu"), "keep input"),
-    **dict.fromkeys(("relu", "rsqrt", "sigmoid", "tanh"), "keep output"),
+    **dict.fromkeys(("clamp", "gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "silu", "softplus"), "keep input"),
+    **dict.fromkeys(("exp", "relu", "rsqrt", "sigmoid", "tanh"), "keep output"),
     "add": "add",
     "mul": "multiply",
     "div": "multiply",
     "_log_softmax": "log softmax",
     "nll_loss_forward": "nll",
-    "sub": "subtract",
     "neg": "negate",
     "clone": "copy",
     "pow": "power",
@@ -53,17 +63,37 @@ _STEPS = {
     "scatter": "gather into",
     "masked_fill": "mask out",
     "bmm": "batch product",
+    "cumsum": "cumulate",
+    "linalg_solve_triangular": "solve",
 }
 # the same in place
 _IN_PLACE = {"add_": "add in place", "div_": "divide in place", "mul_": "scale in place", "scatter_": "place"}
 # operators whose sizes do not follow from those of their operands
-_SIZED = {"sum": "sum", "topk": "top", "repeat": "repeat"}
+_SIZED = {"sum": "sum", "topk": "top", "repeat": "repeat", "constant_pad_nd": "pad"}
 # of operators that are not known, and have no step if their results lead to no output
 _UNKNOWN = "unknown "
 # steps that say how many of the next ones are their own
 _WRAPPERS = ("gated", "rotate", "mixture")
 _CUTS = ("slice", "select")
 _SPLITS = ("split", "split_with_sizes", "unbind")
+# steps of views, which need nothing where they lead to no output
+_DEAD_VIEWS = ("cut", "expand", "split", "turn")
+# what the gradient of a view of all elements may run besides views
+_GRADIENT_COPIES = ("aten::clone", "aten::select_backward", "aten::slice_backward")
+# sizes that tensors of mixers may be flattened over
+_FLAT = (
+    "rows",
+    "tokens",
+    "batch",
+    "chunks",
+    "chunk",
+    "padded",
+    "key heads",
+    "value heads",
+    "repeats",
+    "value",
+    "head states",
+)
 
 
 class UnknownOperatorError(Exception):
@@ -75,11 +105,31 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         sizes: names of the sizes that do not follow from a step's operands.
+        casts: what each call of `to` in a mixer casts to; None to learn it.
+        copies: the operators, by their numbers, whose gradients are copied.
+
+    Attributes:
+        mixes: whether a module runs that mixes tokens by something else than attention.
+        targets: what calls of `to` in a mixer have cast to, where autocast and weights have 16-bit dtypes of their own.
+        copying: the operators whose gradients were copied.
     """
 
-    def __init__(self, spec: ModelSpec, layer: nn.Module, sizes: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: nn.Module,
+        sizes: Mapping[int, str],
+        *,
+        casts: Sequence[str] | None = None,
+        copies: Set[int] = frozenset(),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._spec, self._sizes = spec, sizes
+        self._spec, self._sizes, self._copies = spec, sizes, copies
+        self._casts = None if casts is None else iter(casts)
+        self.mixes, self.targets, self.copying = False, list[str](), set[int]()
+        # the number of the last operator, and of those that have made nodes of a graph
+        self._at = 0
+        self._nodes: dict[int, int] = {}
         self.steps: list[Step] = []
         self._tables: set[int] = set()
         self._empty: set[Operand] = set()
@@ -91,6 +141,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dtypes: dict[int, torch.dtype] = {}
         self._sources: dict[int, Operand] = {}
         self._names = {id(parameter): f"p:{name}" for name, parameter in layer.named_parameters()}
+        self._buffers = {id(buffer) for buffer in layer.buffers()}
 
     def add(self, tensor: Tensor, source: Operand | None = None) -> int:
         """Give a tensor a number."""
@@ -121,7 +172,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: Operand | None = self._numbers.get(id(tensor), self._names.get(id(tensor)))
         if found is not None:
             return found
-        return _width(tensor)
+        return "buffer" if self.mixes and id(tensor) in self._buffers else _width(tensor)
 
     def add_table(self, tensor: Tensor) -> int:
         """Give a number to a tensor without a gradient."""
@@ -139,8 +190,38 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self.steps.append([kind, made if len(made) > 1 else made[0], list(inputs), *details])
 
-    def cast_sum(self, value: Tensor, result: Tensor) -> Tensor:
-        """Record the cast of a sum to the dtype of what experts receive: autocast computes sums in fp32."""
+    @property
+    def reads_products(self) -> bool:
+        """Whether the products of a mixer are recorded."""
+        return self.mixes and self.active and not self.muted
+
+    def read(self, item: Any) -> Any:
+        """What autocast passes to a product of two values."""
+        if not isinstance(item, Tensor):
+            return item
+        with _muted(self):
+            result = item.clone()
+        self.macro("autocast", [self.operand(item)], [result])
+        return result
+
+    def cast(self, value: Tensor, result: Tensor, like: Tensor | None) -> Tensor:
+        """Record `value.to(...)` where it does nothing here but may elsewhere.
+
+        A mixer casts to the dtype of `like`, or to one that was learned; sums are cast to the dtype of what experts
+        receive, as autocast computes sums in fp32.
+        """
+        if self.mixes and self._casts is None:
+            self.targets.append(_TARGETS[result.dtype])
+        elif self.mixes and self._casts is not None:
+            to: Operand = next(self._casts)
+            to = to if like is None or like.dtype != result.dtype else self.operand(like)
+            if result is not value:
+                self.steps[-1] = [*self.steps[-1][:-1], to]
+                return result
+            with _muted(self):
+                result = value.clone()
+            self.macro("cast", [self.operand(value)], [result], to)
+            return result
         experts = next((step for step in self.steps if step[:2] == ["mixture", -1]), None)
         if result is not value or experts is None or ["sum", self.operand(value)] != self.steps[-1][:2]:
             return result
@@ -153,9 +234,28 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.active and not self.muted and isinstance(result, (Tensor, list, tuple)):
-            self._operator(func._schema.name.removeprefix("aten::"), args, kwargs or {}, result)
+        name = func._schema.name
+        if torch._C._current_graph_task_id() != -1:
+            node = torch._C._current_autograd_node()
+            if name in _GRADIENT_COPIES and ("View" in node.name() or "Select" in node.name()):
+                self.copying.add(self._nodes.get(node._sequence_nr(), 0))
+            return result
+        if self.active and name != "aten::detach" and isinstance(result, (Tensor, list, tuple)):
+            self.count()
+            self._nodes[torch.autograd._get_sequence_nr() - 1] = self._at
+            # what a mixer casts to is learned under autocast, whose own casts are no steps
+            if not self.muted and not (self.mixes and self._casts is None):
+                self._operator(name.removeprefix("aten::"), args, kwargs or {}, result)
         return result
+
+    def count(self) -> None:
+        """Count an operator, or a module that stands for all of its own."""
+        self._at += not self.muted
+
+    def turn(self, result: Tensor) -> None:
+        """Say that the gradient of what the last operator or module has made is copied, if it is."""
+        if self._at in self._copies:
+            self.macro("turn", [self.operand(result)], [result])
 
     def _operator(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         results = list(result) if isinstance(result, (list, tuple)) else [result]
@@ -170,6 +270,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._tables.discard(inputs[0])  # type: ignore[arg-type]
             self.steps.append([_IN_PLACE[name], inputs[0], inputs, *more])
         elif name != "copy_" and is_view and given[0].nbytes == results[0].nbytes:
+            if self._at in self._copies:
+                self.macro("turn", inputs, results)
+                return
             self._again(results[0], inputs[0])
             if name == "view" and results[0].ndim == given[0].ndim + 1 == _BY_HEADS and self._spec.latent is None:
                 self.steps.append(["heads", inputs[0], inputs, ""])
@@ -182,6 +285,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._scale(given, inputs, results)
         elif name == "div" and len(inputs) > 1:
             self.macro("divide", inputs, results)
+        elif self.mixes and self._of_mixer(name, given, inputs, results):
+            pass
+        elif name == "sub":
+            self.macro("subtract", inputs, results)
         elif name in _STEPS:
             self.macro(_STEPS[name], inputs, results)
         elif name in _SIZED:
@@ -190,6 +297,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.macro("index", [inputs[0], self.operand(given[1][0])], results, self._dims(given[0].shape[:1]))
         else:
             self._parts_of_memory(name, given, inputs, results)
+
+    def _of_mixer(self, name: str, given: Sequence[Any], inputs: Sequence[Operand], results: Sequence[Tensor]) -> bool:
+        """Record an operator whose sizes follow from the operands in what other modules do, but not in mixers."""
+        sizes = results[0].shape
+        if name == "convolution":
+            assert isinstance(inputs[1], str)
+            self.macro("convolve", inputs[:1], results, inputs[1].removeprefix("p:").removesuffix(".weight"))
+        elif name == "bmm":
+            self.macro("product of values", inputs, results, self._dims(sizes))
+        elif name == "sum":
+            self.macro("sum", inputs, results, self._dims(sizes), "view")
+        elif name in ("mean", "expand", "slice", "select"):
+            kind = {"slice": "cut", "select": "cut"}.get(name, name)
+            self.macro(kind, inputs, results, self._dims(sizes))
+        elif name == "sub" and results[0].numel() != given[0].numel():
+            self.macro("subtract", inputs, results, self._dims(sizes))
+        elif name in ("split", "split_with_sizes") and len({item.numel() for item in results}) > 1:
+            self.macro("split", inputs, results, [self._dims(item.shape[-1:]) for item in results])
+        else:
+            return False
+        return True
 
     def _parts_of_memory(
         self, name: str, given: Sequence[Any], inputs: Sequence[Operand], results: Sequence[Tensor]
@@ -207,7 +335,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in _CUTS:
             self.macro("cut", inputs, results, self._share(given[0], results[0]))
         elif name == "copy_":
-            base = self._sources[inputs[0]] if isinstance(inputs[0], int) else inputs[0]
+            base = self._sources.get(inputs[0], inputs[0]) if isinstance(inputs[0], int) else inputs[0]
+            # the view that it is written into has no other use
+            self.steps = [step for step in self.steps if step[:2] != ["cut", inputs[0]]]
+            self._tables.discard(base)  # type: ignore[arg-type]
             self.steps.append(["write", base, [base, inputs[1]]])
         elif name == "expand" and results[0].numel() == self._spec.heads * given[0].numel():
             self.macro("expand", inputs, results)
@@ -239,10 +370,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnknownOperatorError(kind.removeprefix(_UNKNOWN))
             if made & live:
                 live.update(each for each in rest[0] if self._has_gradient(each))
+        shown = dict[Operand, Operand]()
         for step in steps:
             kind, results, *rest = step
-            if kind in ("drop", "output", "new", *_WRAPPERS) or live.intersection(_several(results)):
+            if kind == "new":
+                yield [*step[:-1], shown.get(step[-1], step[-1])]
+                continue
+            if kind in ("drop", "output", *_WRAPPERS) or live.intersection(_several(results)):
                 yield step
+                continue
+            if kind in _DEAD_VIEWS:
+                source = rest[0][0]
+                shown |= dict.fromkeys(_several(results), shown.get(source, source))
                 continue
             for number in _several(results):
                 source = next(iter(rest[0]), None)
@@ -252,7 +391,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     number,
                     [],
                     self._dims(self._shapes[number]),
-                    source if same else _name(self._dtypes[number]),
+                    shown.get(source, source) if same else _name(self._dtypes[number]),
                 ]
 
     def _has_gradient(self, operand: Operand) -> bool:
@@ -277,10 +416,24 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "_to_copy" and isinstance(source, int) and _width(result) != "int":
             self.steps.append(["cast", number, [source], _width(result)])
         else:
-            self.steps.append(["new", number, [], self._dims(result.shape), _width(result)])
+            like = source if name.endswith("_like") and self.mixes else _width(result)
+            self.steps.append(["new", number, [], self._dims(result.shape), like])
 
     def _dims(self, shape: Sequence[int]) -> list[int | str]:
-        return [self._named(size) for size in shape]
+        named = (self._flat(size) if self._casts is not None else [self._named(size)] for size in shape)
+        return [name for names in named for name in names]
+
+    def _flat(self, size: int) -> list[int | str]:
+        """The names of a size, which may be a product; none of 1."""
+        if size in self._sizes or size <= _LARGEST_FIXED:
+            return [self._named(size)] if size > 1 else []
+        values = {name: value for value, name in self._sizes.items()}
+        names = [name for name in _FLAT if name in values]
+        for count in range(2, 5):
+            for chosen in combinations(names, count):
+                if size == prod(values[name] for name in chosen):
+                    return list(chosen)
+        raise UnknownOperatorError(f"a size of {size}")
 
     def _named(self, size: int) -> int | str:
         found = self._sizes.get(size, size)
@@ -350,6 +503,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _SOFTMAXES = (functional.softmax, torch.softmax, Tensor.softmax)
+# half: of what autocast's products return
+_TARGETS = {torch.float16: "narrow", torch.bfloat16: "half", torch.float32: "wide"}
+_PRODUCTS = (torch.einsum, torch.matmul, Tensor.matmul, Tensor.__matmul__)
 _FUNCTIONS = (functional.dropout, functional.linear, Tensor.to, *_SOFTMAXES)
 
 
@@ -359,15 +515,20 @@ class _Functions(TorchFunctionMode):
     def __init__(self, recorder: _Recorder, dropouts: Mapping[float, tuple[str, float]]) -> None:
         super().__init__()
         self._recorder, self._dropouts = recorder, dropouts
+        # the tensor whose dtype was read last
+        self._like: Tensor | None = None
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        named, recorder = kwargs or {}, self._recorder
+        named, recorder, like = kwargs or {}, self._recorder, self._like
+        self._like = args[0] if func == Tensor.dtype.__get__ else None  # type: ignore[attr-defined]
+        if func in _PRODUCTS and recorder.reads_products:
+            return func(*map(recorder.read, args), **named)
         if func not in _FUNCTIONS or not recorder.active or recorder.muted:
             return func(*args, **named)
         if func is Tensor.to:
-            return recorder.cast_sum(args[0], func(*args, **named))
+            return recorder.cast(args[0], func(*args, **named), like)
         value, rate = args[0], named.get("p", args[1] if len(args) > 1 else 0.5)
         with _muted(recorder):
             result = value.clone() if func is functional.dropout else func(*args, **named)
@@ -397,68 +558,113 @@ def _name(dtype: torch.dtype) -> str:
     return "complex" if dtype.is_complex else names.get(dtype, "narrow")
 
 
+def _highest(steps: Sequence[Step]) -> int:
+    """The highest number of a value that the steps make."""
+    return max(number for kind, results, *_ in steps if kind != "drop" for number in _several(results))
+
+
 def _several(numbers: int | Sequence[int]) -> Sequence[int]:
     return [numbers] if isinstance(numbers, int) else numbers
 
 
-def _layer_sizes(spec: ModelSpec) -> dict[int, str]:
-    """The names of sizes in a layer."""
-    batch = ROWS * TOKENS
-    groups = spec.setting("n_group")
-    return {
-        **({groups: "groups", spec.experts // groups: "in group"} if isinstance(groups, int) else {}),
-        ROWS: "rows",
-        TOKENS: "tokens",
-        batch: "batch",
-        spec.hidden_size: "hidden",
-        spec.rotary_dim: "rotated",
-        spec.rotary_dim // 2: "half",
-        spec.experts: "every",
-        spec.chosen_experts: "chosen",
-        batch * spec.chosen_experts: "pairs",
-        batch * spec.experts: "copies",
-    }
+def _layer_sizes(spec: ModelSpec, index: int, rows: int, tokens: int) -> dict[int, str]:
+    """The names of sizes in a layer; the first ones go before others of the same size."""
+    sizes = [(name, size) for name, size in sizes_of(spec, index, rows, tokens).items() if size > 1]
+    return {size: name for name, size in reversed(sizes) if name != "labels"}
 
 
 class SmallModel:
     """A model on the CPU whose layers can be recorded, of small sizes."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> None:
         config = AutoConfig.for_model(**spec.config)
         config.use_cache = False
         self._dropouts = dict(_named_dropouts(config))
         self._spec = spec
         self._recorder: _Recorder | None = None
+        # what each call of `to` in a layer's mixer casts to
+        self._casts: dict[int, list[str]] = {}
         ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, self._attend)
         self._model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.bfloat16, attn_implementation=_ATTENTION
+            config, dtype=dtype, attn_implementation=_ATTENTION
         ).train()
         self._layers = checkpointed_layers(self._model)
 
-    def record(self, index: int) -> list[Step]:
+    def record(self, index: int, rows: int = ROWS, tokens: int = TOKENS) -> list[Step]:
         """The steps of a layer."""
-        layer, macros = self._layers[index], _macros(self._spec)
-        recorder = self._recorder = _Recorder(self._spec, layer, _layer_sizes(self._spec))
-        with ExitStack() as stack, torch.no_grad(), recorder:
+        sizes = _layer_sizes(self._spec, index, rows, tokens)
+        if _mixer(self._spec, index) is None:
+            return self._run(index, rows, tokens, _Recorder(self._spec, self._layers[index], sizes)).finish()
+        if (casts := self._casts.get(index)) is None:
+            with self._in_float16(), torch.autocast("cpu", dtype=torch.bfloat16):
+                seen = self._run(index, 1, 1, _Recorder(self._spec, self._layers[index], sizes))
+            casts = self._casts[index] = seen.targets
+        backward = _Recorder(self._spec, self._layers[index], sizes, casts=casts)
+        self._run(index, rows, tokens, backward, backward=True)
+        recorder = _Recorder(self._spec, self._layers[index], sizes, casts=casts, copies=backward.copying)
+        return self._run(index, rows, tokens, recorder).finish()
+
+    def record_loop(self, index: int, rows: int, chunk: int, missing: int) -> list[Step]:
+        """The steps of a layer that loops over chunks of tokens, of which the last lacks so many tokens."""
+        two, three, four = (self.record(index, rows, count * chunk - missing) for count in range(LOOPS, LOOPS + 3))
+        at = next(at for at, (step, other) in enumerate(zip(two, three, strict=False)) if step != other)
+        length, made = len(three) - len(two), _highest(three) - _highest(two)
+        first = min(
+            number
+            for step in three[at : at + length]
+            if step[0] != "drop"
+            for number in _several(step[1])
+            if number > max(_highest(three[:at]), 0)
+        )
+        steps = [*three[: at + length], ["loop", first, made, length], *three[at + length :]]
+        for count, steps_of_count in zip(range(LOOPS, LOOPS + 3), (two, three, four), strict=True):
+            if list(unrolled(steps, count)) != steps_of_count:
+                raise UnknownOperatorError("a loop whose turns are not alike")
+        return steps
+
+    @contextmanager
+    def _in_float16(self) -> Iterator[None]:
+        """Give the weights a dtype that neither autocast nor a cast to fp32 has."""
+        parameters = list(self._model.parameters())
+        dtypes = [item.dtype for item in parameters]
+        for item in parameters:
+            item.data = item.data.to(torch.float16)
+        yield
+        for item, dtype in zip(parameters, dtypes, strict=True):
+            item.data = item.data.to(dtype)
+
+    def _run(self, index: int, rows: int, tokens: int, recorder: _Recorder, *, backward: bool = False) -> _Recorder:
+        """Run the model with a recorder of one layer."""
+        layer, self._recorder, mixer = self._layers[index], recorder, _mixer(self._spec, index)
+        wrapped = _wrapped_modules(self._spec, index)
+        # another model may have registered its own
+        ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, self._attend)
+        with ExitStack() as stack, nullcontext() if backward else torch.no_grad(), recorder:
             for name, module in layer.named_modules():
-                kind = macros.get(name) or _kind(module)
+                kind = _kind(module)
                 if kind is not None:
                     _watch(
                         module, partial(_enter_macro, recorder), partial(_leave_macro, recorder, (kind, name)), stack
                     )
-                elif name in (wrapped := _wrapped_modules(self._spec, index)):
+                elif name in wrapped:
                     _watch(
                         module,
                         partial(_enter, recorder, wrapped[name], name),
                         partial(_leave, recorder, wrapped[name]),
                         stack,
                     )
+                elif name == mixer:
+                    _watch(module, partial(_enter_mixer, recorder), partial(_leave_mixer, recorder), stack)
             _watch(layer, partial(_start, recorder), partial(_stop, recorder), stack)
             modeling = importlib.import_module(type(layer).__module__)
             for name in _ROTATIONS:
                 if (function := getattr(modeling, name, None)) is not None and self._spec.latent is None:
                     rotate = partial(_rotate, recorder, function)
                     stack.enter_context(mock.patch.object(modeling, name, rotate))
+            if hasattr(modeling, _UNPAD):
+                stack.enter_context(mock.patch.object(modeling, _UNPAD, partial(_unpad, recorder)))
+            if mixer is not None:
+                stack.enter_context(mock.patch.object(modeling, "ACT2FN", _Activations(recorder, self._spec)))
             for function in vars(modeling).values():
                 if isinstance(function, type) and issubclass(function, torch.autograd.Function):
                     stack.enter_context(mock.patch.object(function, "apply", partial(_apply, recorder, function)))
@@ -466,8 +672,10 @@ class SmallModel:
                 stack.enter_context(mock.patch.object(modeling, "maybe_autocast", partial(_autocast, recorder)))
             stack.enter_context(mock.patch.object(moe, "_grouped_mm", partial(_grouped, recorder)))
             stack.enter_context(_Functions(recorder, self._dropouts))
-            self._model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long))
-        return recorder.finish()
+            output = self._model(input_ids=torch.zeros(rows, tokens, dtype=torch.long))
+            if backward:
+                output.logits.sum().backward()
+        return recorder
 
     def record_model(self) -> list[Step]:
         """The steps of the model around its layers, up to the loss."""
@@ -559,16 +767,17 @@ def _kind(module: nn.Module) -> str | None:
     if type(module).forward in (nn.Linear.forward, Conv1D.forward):
         return "linear"
     name = type(module).__name__
-    if "Norm" in name:
+    if "Norm" in name and not name.endswith("Gated"):
         return "norm" if any(True for _ in module.parameters()) or name.endswith("LayerNorm") else "bare norm"
     origin = type(module).__module__
     return "activate" if origin in ("transformers.activations", "torch.nn.modules.activation") else None
 
 
-def _macros(spec: ModelSpec) -> dict[str, str]:
-    """Modules that forms run as a whole: mixers."""
-    mixer = spec.architecture.delta or spec.architecture.short_conv or spec.architecture.state_space
-    return {} if mixer is None else {mixer.name: "mixer"}
+def _mixer(spec: ModelSpec, index: int) -> str | None:
+    """The module of a layer that mixes tokens by something else than attention."""
+    mixer = spec.architecture.mixer
+    has_one = spec.layer_kinds.recurrent[index] or mixes_beside_attention(spec)
+    return mixer.name if mixer is not None and has_one else None
 
 
 def _wrapped_modules(spec: ModelSpec, index: int) -> dict[str, str]:
@@ -594,7 +803,9 @@ def _watch(module: nn.Module, before: Callable[..., None], after: Callable[..., 
 
 
 def _enter_macro(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
-    recorder.muted += recorder.active
+    if recorder.active:
+        recorder.count()
+        recorder.muted += 1
 
 
 def _leave_macro(recorder: _Recorder, step: Sequence[Any], _module: nn.Module, *call: Any) -> None:
@@ -608,6 +819,44 @@ def _leave_macro(recorder: _Recorder, step: Sequence[Any], _module: nn.Module, *
     values = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
     made = [item for item in (output if isinstance(output, tuple) else (output,)) if isinstance(item, Tensor)]
     recorder.macro(step[0], [recorder.operand(values[0])], made, *step[1:])
+    if step[0] == "linear":
+        recorder.turn(made[0])
+
+
+def _enter_mixer(recorder: _Recorder, *_call: Any) -> None:
+    recorder.mixes = recorder.active
+
+
+def _leave_mixer(recorder: _Recorder, *_call: Any) -> None:
+    recorder.mixes = False
+
+
+def _unpad(recorder: _Recorder, value: Tensor, *_mask: Any) -> Tensor:
+    """In place of the product with the mask of tokens, which is not there without padding."""
+    if not recorder.mixes:
+        return value
+    with _muted(recorder):
+        result = value.clone()
+    recorder.macro("unpad", [recorder.operand(value)], [result])
+    return result
+
+
+class _Activations(dict[str, Callable[[Tensor], Tensor]]):
+    """The activation functions of a module that are not modules of their own."""
+
+    def __init__(self, recorder: _Recorder, spec: ModelSpec) -> None:
+        super().__init__()
+        self._recorder, self._configured = recorder, spec.activation
+
+    def __missing__(self, name: str) -> Callable[[Tensor], Tensor]:
+        return partial(self._activate, name) if name == self._configured else ACT2FN[name]
+
+    def _activate(self, name: str, value: Tensor) -> Tensor:
+        with _muted(self._recorder):
+            result = ACT2FN[name](value)
+        if self._recorder.mixes:
+            self._recorder.macro("activate", [self._recorder.operand(value)], [result], name)
+        return result
 
 
 def _enter(recorder: _Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
