@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from benchmarks.layer_recorder import ROWS, TOKENS, SmallModel, UnknownOperatorError, record_function
+from benchmarks.layer_models import ROWS, TOKENS, SmallModel, record_function
+from benchmarks.layer_recorder import UnknownOperatorError
 from ligerprof.kernels.norm.reference import rms_norm
 from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
 from ligerprof.models.architecture import NormForm
@@ -72,7 +73,8 @@ _MAMBA = {
 }
 _DELTA = {
     **_MIXED,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
     "hidden_size": 288,
     "head_dim": 72,
     "num_experts": 19,

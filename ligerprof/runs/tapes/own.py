@@ -152,7 +152,7 @@ def _file_of(item: Any) -> Path | None:
 def _pickler(file: io.BytesIO) -> pickle.Pickler:
     base: Any = pickle.Pickler
     if find_spec("cloudpickle") is not None:
-        import cloudpickle
+        import cloudpickle  # type: ignore[import-not-found, unused-ignore]
 
         base = cloudpickle.CloudPickler
     numbers: dict[int, int] = {}

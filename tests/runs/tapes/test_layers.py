@@ -5,7 +5,7 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
-from benchmarks.layer_recorder import ROWS, TOKENS, SmallModel
+from benchmarks.layer_models import ROWS, TOKENS, SmallModel
 from benchmarks.layer_tapes import configs_of
 from ligerprof.models import spec_from_config
 from ligerprof.models.layer_tape import Batch, layer_kind, layer_tape, norm_tape
