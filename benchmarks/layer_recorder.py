@@ -1,34 +1,21 @@
 """Record a small model and its decoder layers as tapes: the tensor operators of transformers' own code, in order."""
 
-import importlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from itertools import combinations
+from math import prod
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
-from transformers.integrations import moe
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.pytorch_utils import Conv1D
 
 from ligerprof.models import ModelSpec
 from ligerprof.models.layer_tape import Operand, Step
-from ligerprof.runs.activation_offload import checkpointed_layers
 
-_ATTENTION = "ligerprof_recorded"
-_ROTATIONS = ("apply_rotary_pos_emb", "apply_rotary_emb")
-_MASKS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
-ROWS, TOKENS = 7, 11
-# of a whole model; no other size of it is 5, 10 or 11
-MODEL_ROWS, MODEL_TOKENS = 5, 10
 # dimensions of a tensor whose heads are apart
 _BY_HEADS = 4
 # sizes that do not depend on a config or a batch, such as three positions for each token
@@ -37,14 +24,13 @@ _LARGEST_FIXED = 3
 _JOINS = ("cat", "stack", "concat")
 _STEPS = {
     **dict.fromkeys(_JOINS, "join"),
-    **dict.fromkeys(("clamp", "gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "silu"), "keep input"),
-    **dict.fromkeys(("relu", "rsqrt", "sigmoid", "tanh"), "keep output"),
+    **dict.fromkeys(("clamp", "gelu", "hardswish", "hardtanh", "leaky_relu", "mish", "silu", "softplus"), "keep input"),
+    **dict.fromkeys(("exp", "relu", "rsqrt", "sigmoid", "tanh"), "keep output"),
     "add": "add",
     "mul": "multiply",
     "div": "multiply",
     "_log_softmax": "log softmax",
     "nll_loss_forward": "nll",
-    "sub": "subtract",
     "neg": "negate",
     "clone": "copy",
     "pow": "power",
@@ -53,33 +39,73 @@ _STEPS = {
     "scatter": "gather into",
     "masked_fill": "mask out",
     "bmm": "batch product",
+    "cumsum": "cumulate",
+    "linalg_solve_triangular": "solve",
 }
 # the same in place
 _IN_PLACE = {"add_": "add in place", "div_": "divide in place", "mul_": "scale in place", "scatter_": "place"}
 # operators whose sizes do not follow from those of their operands
-_SIZED = {"sum": "sum", "topk": "top", "repeat": "repeat"}
+_SIZED = {"sum": "sum", "topk": "top", "repeat": "repeat", "constant_pad_nd": "pad"}
 # of operators that are not known, and have no step if their results lead to no output
 _UNKNOWN = "unknown "
 # steps that say how many of the next ones are their own
 _WRAPPERS = ("gated", "rotate", "mixture")
 _CUTS = ("slice", "select")
 _SPLITS = ("split", "split_with_sizes", "unbind")
+# steps that may make no new tensor, in mixers also where they lead to no output
+_KEPT = ("autocast", "cast", "cut", "expand", "split", "turn")
+# what the gradient of a view of all elements may run besides views
+_GRADIENT_COPIES = ("aten::clone", "aten::select_backward", "aten::slice_backward")
+# sizes that tensors of mixers may be flattened over
+_FLAT = (
+    "rows",
+    "tokens",
+    "batch",
+    "chunks",
+    "chunk",
+    "padded",
+    "key heads",
+    "value heads",
+    "repeats",
+    "value",
+    "head states",
+)
 
 
 class UnknownOperatorError(Exception):
     """A layer runs an operator that tapes of layers do not have."""
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators of a layer or a model, without those of modules that have steps of their own.
 
     Args:
         sizes: names of the sizes that do not follow from a step's operands.
+        casts: what each call of `to` in a mixer casts to; None to learn it.
+        copies: the operators, by their numbers, whose gradients are copied.
+
+    Attributes:
+        mixes: whether a module runs that mixes tokens by something else than attention.
+        targets: what calls of `to` in a mixer have cast to, where autocast and weights have 16-bit dtypes of their own.
+        copying: the operators whose gradients were copied.
     """
 
-    def __init__(self, spec: ModelSpec, layer: nn.Module, sizes: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layer: nn.Module,
+        sizes: Mapping[int, str],
+        *,
+        casts: Sequence[str] | None = None,
+        copies: Set[int] = frozenset(),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._spec, self._sizes = spec, sizes
+        self._spec, self._sizes, self._copies = spec, sizes, copies
+        self._casts = None if casts is None else iter(casts)
+        self.mixes, self.targets, self.copying = False, list[str](), set[int]()
+        # the number of the last operator, and of those that have made nodes of a graph
+        self._at = 0
+        self._nodes: dict[int, int] = {}
         self.steps: list[Step] = []
         self._tables: set[int] = set()
         self._empty: set[Operand] = set()
@@ -91,6 +117,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._dtypes: dict[int, torch.dtype] = {}
         self._sources: dict[int, Operand] = {}
         self._names = {id(parameter): f"p:{name}" for name, parameter in layer.named_parameters()}
+        self._buffers = {id(buffer) for buffer in layer.buffers()}
 
     def add(self, tensor: Tensor, source: Operand | None = None) -> int:
         """Give a tensor a number."""
@@ -121,7 +148,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: Operand | None = self._numbers.get(id(tensor), self._names.get(id(tensor)))
         if found is not None:
             return found
-        return _width(tensor)
+        return "buffer" if self.mixes and id(tensor) in self._buffers else _width(tensor)
 
     def add_table(self, tensor: Tensor) -> int:
         """Give a number to a tensor without a gradient."""
@@ -139,12 +166,42 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self.steps.append([kind, made if len(made) > 1 else made[0], list(inputs), *details])
 
-    def cast_sum(self, value: Tensor, result: Tensor) -> Tensor:
-        """Record the cast of a sum to the dtype of what experts receive: autocast computes sums in fp32."""
+    @property
+    def reads_products(self) -> bool:
+        """Whether the products of a mixer are recorded."""
+        return self.mixes and self.active and not self.muted
+
+    def read(self, item: Any) -> Any:
+        """What autocast passes to a product of two values."""
+        if not isinstance(item, Tensor):
+            return item
+        with quiet(self):
+            result = item.clone()
+        self.macro("autocast", [self.operand(item)], [result])
+        return result
+
+    def cast(self, value: Tensor, result: Tensor, like: Tensor | None) -> Tensor:
+        """Record `value.to(...)` where it does nothing here but may elsewhere.
+
+        A mixer casts to the dtype of `like`, or to one that was learned; sums are cast to the dtype of what experts
+        receive, as autocast computes sums in fp32.
+        """
+        if self.mixes and self._casts is None:
+            self.targets.append(_TARGETS[result.dtype])
+        elif self.mixes and self._casts is not None:
+            to: Operand = next(self._casts)
+            to = to if like is None or like.dtype != result.dtype else self.operand(like)
+            if result is not value:
+                self.steps[-1] = [*self.steps[-1][:-1], to]
+                return result
+            with quiet(self):
+                result = value.clone()
+            self.macro("cast", [self.operand(value)], [result], to)
+            return result
         experts = next((step for step in self.steps if step[:2] == ["mixture", -1]), None)
         if result is not value or experts is None or ["sum", self.operand(value)] != self.steps[-1][:2]:
             return result
-        with _muted(self):
+        with quiet(self):
             result = value.clone()
         self.macro("cast", [self.operand(value)], [result], experts[2][0])
         return result
@@ -153,9 +210,28 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.active and not self.muted and isinstance(result, (Tensor, list, tuple)):
-            self._operator(func._schema.name.removeprefix("aten::"), args, kwargs or {}, result)
+        name = func._schema.name
+        if torch._C._current_graph_task_id() != -1:
+            node = torch._C._current_autograd_node()
+            if name in _GRADIENT_COPIES and ("View" in node.name() or "Select" in node.name()):
+                self.copying.add(self._nodes.get(node._sequence_nr(), 0))
+            return result
+        if self.active and name != "aten::detach" and isinstance(result, (Tensor, list, tuple)):
+            self.count()
+            self._nodes[torch.autograd._get_sequence_nr() - 1] = self._at
+            # what a mixer casts to is learned under autocast, whose own casts are no steps
+            if not self.muted and not (self.mixes and self._casts is None):
+                self._operator(name.removeprefix("aten::"), args, kwargs or {}, result)
         return result
+
+    def count(self) -> None:
+        """Count an operator, or a module that stands for all of its own."""
+        self._at += not self.muted
+
+    def turn(self, result: Tensor) -> None:
+        """Say that the gradient of what the last operator or module has made is copied, if it is."""
+        if self._at in self._copies:
+            self.macro("turn", [self.operand(result)], [result])
 
     def _operator(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         results = list(result) if isinstance(result, (list, tuple)) else [result]
@@ -170,6 +246,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._tables.discard(inputs[0])  # type: ignore[arg-type]
             self.steps.append([_IN_PLACE[name], inputs[0], inputs, *more])
         elif name != "copy_" and is_view and given[0].nbytes == results[0].nbytes:
+            if self._at in self._copies:
+                self.macro("turn", inputs, results)
+                return
             self._again(results[0], inputs[0])
             if name == "view" and results[0].ndim == given[0].ndim + 1 == _BY_HEADS and self._spec.latent is None:
                 self.steps.append(["heads", inputs[0], inputs, ""])
@@ -182,6 +261,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._scale(given, inputs, results)
         elif name == "div" and len(inputs) > 1:
             self.macro("divide", inputs, results)
+        elif self.mixes and self._of_mixer(name, given, inputs, results):
+            pass
+        elif name == "sub":
+            self.macro("subtract", inputs, results)
         elif name in _STEPS:
             self.macro(_STEPS[name], inputs, results)
         elif name in _SIZED:
@@ -190,6 +273,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.macro("index", [inputs[0], self.operand(given[1][0])], results, self._dims(given[0].shape[:1]))
         else:
             self._parts_of_memory(name, given, inputs, results)
+
+    def _of_mixer(self, name: str, given: Sequence[Any], inputs: Sequence[Operand], results: Sequence[Tensor]) -> bool:
+        """Record an operator whose sizes follow from the operands in what other modules do, but not in mixers."""
+        sizes = results[0].shape
+        if name == "convolution":
+            assert isinstance(inputs[1], str)
+            self.macro("convolve", inputs[:1], results, inputs[1].removeprefix("p:").removesuffix(".weight"))
+        elif name == "bmm":
+            self.macro("product of values", inputs, results, self._dims(sizes))
+        elif name == "sum":
+            self.macro("sum", inputs, results, self._dims(sizes), "view")
+        elif name in ("mean", "expand", "slice", "select"):
+            kind = {"slice": "cut", "select": "cut"}.get(name, name)
+            self.macro(kind, inputs, results, self._dims(sizes))
+        elif name == "sub" and results[0].numel() != given[0].numel():
+            self.macro("subtract", inputs, results, self._dims(sizes))
+        elif name in ("split", "split_with_sizes") and len({item.numel() for item in results}) > 1:
+            self.macro("split", inputs, results, [self._dims(item.shape[-1:]) for item in results])
+        else:
+            return False
+        return True
 
     def _parts_of_memory(
         self, name: str, given: Sequence[Any], inputs: Sequence[Operand], results: Sequence[Tensor]
@@ -207,7 +311,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in _CUTS:
             self.macro("cut", inputs, results, self._share(given[0], results[0]))
         elif name == "copy_":
-            base = self._sources[inputs[0]] if isinstance(inputs[0], int) else inputs[0]
+            base = self._sources.get(inputs[0], inputs[0]) if isinstance(inputs[0], int) else inputs[0]
+            # the view that it is written into has no other use
+            self.steps = [step for step in self.steps if step[:2] != ["cut", inputs[0]]]
+            self._tables.discard(base)  # type: ignore[arg-type]
             self.steps.append(["write", base, [base, inputs[1]]])
         elif name == "expand" and results[0].numel() == self._spec.heads * given[0].numel():
             self.macro("expand", inputs, results)
@@ -234,17 +341,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The same with tensors without a gradient in place of those that lead to no output, such as biased scores."""
         live: set[Operand] = {steps[-1][1]}
         for kind, results, *rest in reversed(steps[:-1]):
-            made = set(_several(results)) if kind not in ("drop", *_WRAPPERS) else set()
+            made = set(several(results)) if kind not in ("drop", *_WRAPPERS) else set()
             if made & live and kind.startswith(_UNKNOWN):
                 raise UnknownOperatorError(kind.removeprefix(_UNKNOWN))
             if made & live:
                 live.update(each for each in rest[0] if self._has_gradient(each))
+        kept = ("drop", "output", "new", *_WRAPPERS, *(_KEPT if self._casts is not None else ()))
         for step in steps:
             kind, results, *rest = step
-            if kind in ("drop", "output", "new", *_WRAPPERS) or live.intersection(_several(results)):
+            if kind in kept or live.intersection(several(results)):
                 yield step
                 continue
-            for number in _several(results):
+            for number in several(results):
                 source = next(iter(rest[0]), None)
                 same = isinstance(source, int) and self._dtypes[source] == self._dtypes[number]
                 yield [
@@ -277,10 +385,24 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "_to_copy" and isinstance(source, int) and _width(result) != "int":
             self.steps.append(["cast", number, [source], _width(result)])
         else:
-            self.steps.append(["new", number, [], self._dims(result.shape), _width(result)])
+            like = source if name.endswith("_like") and self.mixes else _width(result)
+            self.steps.append(["new", number, [], self._dims(result.shape), like])
 
     def _dims(self, shape: Sequence[int]) -> list[int | str]:
-        return [self._named(size) for size in shape]
+        named = (self._flat(size) if self._casts is not None else [self._named(size)] for size in shape)
+        return [name for names in named for name in names]
+
+    def _flat(self, size: int) -> list[int | str]:
+        """The names of a size, which may be a product; none of 1."""
+        if size in self._sizes or size <= _LARGEST_FIXED:
+            return [self._named(size)] if size > 1 else []
+        values = {name: value for value, name in self._sizes.items()}
+        names = [name for name in _FLAT if name in values]
+        for count in range(2, 5):
+            for chosen in combinations(names, count):
+                if size == prod(values[name] for name in chosen):
+                    return list(chosen)
+        raise UnknownOperatorError(f"a size of {size}")
 
     def _named(self, size: int) -> int | str:
         found = self._sizes.get(size, size)
@@ -350,26 +472,34 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _SOFTMAXES = (functional.softmax, torch.softmax, Tensor.softmax)
+# half: of what autocast's products return
+_TARGETS = {torch.float16: "narrow", torch.bfloat16: "half", torch.float32: "wide"}
+_PRODUCTS = (torch.einsum, torch.matmul, Tensor.matmul, Tensor.__matmul__)
 _FUNCTIONS = (functional.dropout, functional.linear, Tensor.to, *_SOFTMAXES)
 
 
-class _Functions(TorchFunctionMode):
+class Functions(TorchFunctionMode):
     """Dropouts and softmaxes, which a CPU computes by other operators than a GPU, and products with raw weights."""
 
-    def __init__(self, recorder: _Recorder, dropouts: Mapping[float, tuple[str, float]]) -> None:
+    def __init__(self, recorder: Recorder, dropouts: Mapping[float, tuple[str, float]]) -> None:
         super().__init__()
         self._recorder, self._dropouts = recorder, dropouts
+        # the tensor whose dtype was read last
+        self._like: Tensor | None = None
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        named, recorder = kwargs or {}, self._recorder
+        named, recorder, like = kwargs or {}, self._recorder, self._like
+        self._like = args[0] if func == Tensor.dtype.__get__ else None  # type: ignore[attr-defined]
+        if func in _PRODUCTS and recorder.reads_products:
+            return func(*map(recorder.read, args), **named)
         if func not in _FUNCTIONS or not recorder.active or recorder.muted:
             return func(*args, **named)
         if func is Tensor.to:
-            return recorder.cast_sum(args[0], func(*args, **named))
+            return recorder.cast(args[0], func(*args, **named), like)
         value, rate = args[0], named.get("p", args[1] if len(args) > 1 else 0.5)
-        with _muted(recorder):
+        with quiet(recorder):
             result = value.clone() if func is functional.dropout else func(*args, **named)
         operands = [recorder.operand(item) for item in (*args, *named.values()) if isinstance(item, Tensor)]
         if func is functional.dropout:
@@ -382,7 +512,7 @@ class _Functions(TorchFunctionMode):
 
 
 @contextmanager
-def _muted(recorder: _Recorder) -> Iterator[None]:
+def quiet(recorder: Recorder) -> Iterator[None]:
     recorder.muted += 1
     yield
     recorder.muted -= 1
@@ -397,333 +527,5 @@ def _name(dtype: torch.dtype) -> str:
     return "complex" if dtype.is_complex else names.get(dtype, "narrow")
 
 
-def _several(numbers: int | Sequence[int]) -> Sequence[int]:
+def several(numbers: int | Sequence[int]) -> Sequence[int]:
     return [numbers] if isinstance(numbers, int) else numbers
-
-
-def _layer_sizes(spec: ModelSpec) -> dict[int, str]:
-    """The names of sizes in a layer."""
-    batch = ROWS * TOKENS
-    groups = spec.setting("n_group")
-    return {
-        **({groups: "groups", spec.experts // groups: "in group"} if isinstance(groups, int) else {}),
-        ROWS: "rows",
-        TOKENS: "tokens",
-        batch: "batch",
-        spec.hidden_size: "hidden",
-        spec.rotary_dim: "rotated",
-        spec.rotary_dim // 2: "half",
-        spec.experts: "every",
-        spec.chosen_experts: "chosen",
-        batch * spec.chosen_experts: "pairs",
-        batch * spec.experts: "copies",
-    }
-
-
-class SmallModel:
-    """A model on the CPU whose layers can be recorded, of small sizes."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        config = AutoConfig.for_model(**spec.config)
-        config.use_cache = False
-        self._dropouts = dict(_named_dropouts(config))
-        self._spec = spec
-        self._recorder: _Recorder | None = None
-        ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, self._attend)
-        self._model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.bfloat16, attn_implementation=_ATTENTION
-        ).train()
-        self._layers = checkpointed_layers(self._model)
-
-    def record(self, index: int) -> list[Step]:
-        """The steps of a layer."""
-        layer, macros = self._layers[index], _macros(self._spec)
-        recorder = self._recorder = _Recorder(self._spec, layer, _layer_sizes(self._spec))
-        with ExitStack() as stack, torch.no_grad(), recorder:
-            for name, module in layer.named_modules():
-                kind = macros.get(name) or _kind(module)
-                if kind is not None:
-                    _watch(
-                        module, partial(_enter_macro, recorder), partial(_leave_macro, recorder, (kind, name)), stack
-                    )
-                elif name in (wrapped := _wrapped_modules(self._spec, index)):
-                    _watch(
-                        module,
-                        partial(_enter, recorder, wrapped[name], name),
-                        partial(_leave, recorder, wrapped[name]),
-                        stack,
-                    )
-            _watch(layer, partial(_start, recorder), partial(_stop, recorder), stack)
-            modeling = importlib.import_module(type(layer).__module__)
-            for name in _ROTATIONS:
-                if (function := getattr(modeling, name, None)) is not None and self._spec.latent is None:
-                    rotate = partial(_rotate, recorder, function)
-                    stack.enter_context(mock.patch.object(modeling, name, rotate))
-            for function in vars(modeling).values():
-                if isinstance(function, type) and issubclass(function, torch.autograd.Function):
-                    stack.enter_context(mock.patch.object(function, "apply", partial(_apply, recorder, function)))
-            if hasattr(modeling, "maybe_autocast"):
-                stack.enter_context(mock.patch.object(modeling, "maybe_autocast", partial(_autocast, recorder)))
-            stack.enter_context(mock.patch.object(moe, "_grouped_mm", partial(_grouped, recorder)))
-            stack.enter_context(_Functions(recorder, self._dropouts))
-            self._model(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long))
-        return recorder.finish()
-
-    def record_model(self) -> list[Step]:
-        """The steps of the model around its layers, up to the loss."""
-        spec, model = self._spec, self._model
-        sizes = {MODEL_ROWS: "rows", MODEL_TOKENS: "tokens", MODEL_TOKENS + 1: "labels"}
-        sizes |= {spec.rotary_dim: "rotated", spec.rotary_dim // 2: "half"}
-        recorder = _Recorder(spec, model, sizes)
-        ids, labels = torch.zeros(2, MODEL_ROWS, MODEL_TOKENS, dtype=torch.long).unbind()
-        first, last = self._layers[0], self._layers[-1]
-        with ExitStack() as stack, torch.no_grad(), recorder:
-            recorder.add_table(ids)
-            for name, module in model.named_modules():
-                kind = "embed" if isinstance(module, nn.Embedding) else _kind(module)
-                if kind is not None and not name.startswith(f"{spec.architecture.layers}."):
-                    more = () if kind != "embed" else (type(module) is not nn.Embedding,)
-                    leave = partial(_leave_macro, recorder, (kind, name, *more))
-                    _watch(module, partial(_enter_macro, recorder), leave, stack)
-                if "RotaryEmbedding" in type(module).__name__:
-                    _watch(module, partial(_enter_tables, recorder), partial(_leave_tables, recorder), stack)
-            head = model.get_submodule(spec.architecture.head)
-            stack.callback(head.register_forward_pre_hook(partial(_enter_head, recorder), prepend=True).remove)
-            stack.callback(first.register_forward_pre_hook(partial(_enter_layers, recorder), with_kwargs=True).remove)
-            stack.callback(last.register_forward_hook(partial(_leave_layers, recorder)).remove)
-            modeling = importlib.import_module(type(first).__module__)
-            for name in set(_MASKS) & set(vars(modeling)):
-                stack.enter_context(mock.patch.object(modeling, name, partial(_mask, recorder)))
-            stack.enter_context(
-                mock.patch.object(model, "_loss_function", partial(_loss, recorder, model.loss_function), create=True)
-            )
-            stack.enter_context(_Functions(recorder, self._dropouts))
-            recorder.active = True
-            loss = model(input_ids=ids, labels=labels).loss
-            recorder.steps.append(["output", recorder.operand(loss)])
-            recorder.active = False
-        return recorder.steps
-
-    def record_norm(self) -> list[Step]:
-        """The steps of the norm after the layers, whose code is that of their norms."""
-        norm = self._model.get_submodule(self._spec.architecture.final_norm)
-        return record_function(self._spec, norm, norm, tuple(next(norm.parameters()).shape))
-
-    def record_bare_norm(self) -> list[Step] | None:
-        """The steps of a norm of heads without a weight; None without one."""
-        modules = (module for layer in self._layers for module in layer.modules() if _kind(module) == "bare norm")
-        norm = next(modules, None)
-        return None if norm is None else record_function(self._spec, norm, norm, (self._spec.head_dim,))
-
-    def _attend(
-        self, _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **_options: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """In place of attention: its output, and the probabilities that eager attention returns."""
-        recorder = self._recorder
-        rows, heads, tokens, _ = query.shape
-        if recorder is None or not recorder.active or recorder.muted:
-            return query.new_zeros(rows, tokens, heads, value.shape[-1]), None
-        with _muted(recorder):
-            output = query.new_zeros(rows, tokens, heads, value.shape[-1])
-            probabilities = query.new_zeros(rows, heads, tokens, tokens)
-        recorder.macro("attend", [recorder.operand(item) for item in (query, key, value)], [output, probabilities])
-        return output, probabilities
-
-
-def record_function(
-    spec: ModelSpec, module: nn.Module, function: Callable[[Tensor], Tensor], shape: tuple[int, ...]
-) -> list[Step]:
-    """The steps of a function of one tensor, whose rows have this shape; parameters are those of a module."""
-    recorder = _Recorder(spec, module, {})
-    value = torch.ones(ROWS, TOKENS, *shape, dtype=torch.bfloat16)
-    with torch.no_grad(), recorder:
-        recorder.add(value)
-        recorder.active = True
-        result = function(value)
-        recorder.steps.append(["output", recorder.operand(result)])
-        recorder.active = False
-    return recorder.finish()
-
-
-def _named_dropouts(config: PretrainedConfig) -> Iterator[tuple[float, tuple[str, float]]]:
-    """Give each dropout of a config a probability of its own: its key and default by that."""
-    for number, (key, value) in enumerate(sorted(config.to_dict().items())):
-        if isinstance(value, float) and ("dropout" in key or "pdrop" in key):
-            rate = 0.1 + number / 1024
-            setattr(config, key, rate)
-            yield rate, (key, value)
-
-
-def _kind(module: nn.Module) -> str | None:
-    """The step in place of a module's operators, if it has one."""
-    if type(module).forward in (nn.Linear.forward, Conv1D.forward):
-        return "linear"
-    name = type(module).__name__
-    if "Norm" in name:
-        return "norm" if any(True for _ in module.parameters()) or name.endswith("LayerNorm") else "bare norm"
-    origin = type(module).__module__
-    return "activate" if origin in ("transformers.activations", "torch.nn.modules.activation") else None
-
-
-def _macros(spec: ModelSpec) -> dict[str, str]:
-    """Modules that forms run as a whole: mixers."""
-    mixer = spec.architecture.delta or spec.architecture.short_conv or spec.architecture.state_space
-    return {} if mixer is None else {mixer.name: "mixer"}
-
-
-def _wrapped_modules(spec: ModelSpec, index: int) -> dict[str, str]:
-    """Modules whose steps something else may replace: gated products by a kernel, and experts."""
-    mlp = spec.architecture.mlp
-    if not spec.layer_kinds.sparse[index]:
-        return {} if mlp.gate is None else {mlp.name: "gated"}
-    assert mlp.experts is not None
-    shared, found = mlp.experts.shared, dict[str, str]()
-    if shared is not None:
-        found[shared.name if shared.in_layer else f"{mlp.name}.{shared.name}"] = "gated"
-    if not mlp.experts.multiplies_all:
-        found[f"{mlp.name}.{mlp.experts.name}"] = "mixture"
-    return found
-
-
-def _watch(module: nn.Module, before: Callable[..., None], after: Callable[..., None], stack: ExitStack) -> None:
-    for handle in (
-        module.register_forward_pre_hook(before, with_kwargs=True),
-        module.register_forward_hook(after, with_kwargs=True),
-    ):
-        stack.callback(handle.remove)
-
-
-def _enter_macro(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
-    recorder.muted += recorder.active
-
-
-def _leave_macro(recorder: _Recorder, step: Sequence[Any], _module: nn.Module, *call: Any) -> None:
-    """Record a step, given as its kind and details, in place of a module's call: of its arguments and its output."""
-    args, kwargs, output = call
-    if not recorder.active:
-        return
-    recorder.muted -= 1
-    if recorder.muted:
-        return
-    values = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
-    made = [item for item in (output if isinstance(output, tuple) else (output,)) if isinstance(item, Tensor)]
-    recorder.macro(step[0], [recorder.operand(values[0])], made, *step[1:])
-
-
-def _enter(recorder: _Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-    if recorder.active and not recorder.muted:
-        values = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
-        recorder.steps.append([kind, -1, [recorder.operand(item) for item in values], name, 0])
-
-
-def _leave(recorder: _Recorder, kind: str, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-    if recorder.active and not recorder.muted:
-        _close(recorder, kind, [output[0] if isinstance(output, tuple) else output])
-
-
-def _grouped(recorder: _Recorder, value: Tensor, weight: Tensor, **_offsets: Tensor) -> Tensor:
-    with _muted(recorder):
-        result = value.new_zeros(value.shape[0], weight.shape[-1])
-    if recorder.active:
-        recorder.macro("grouped product", [recorder.operand(value), recorder.operand(weight)], [result])
-    return result
-
-
-@contextmanager
-def _autocast(recorder: _Recorder, *_args: Any, enabled: bool = True, **_kwargs: Any) -> Iterator[None]:
-    before, recorder.autocasts = recorder.autocasts, enabled
-    yield
-    recorder.autocasts = before
-
-
-def _apply(recorder: _Recorder, function: Any, *args: Any) -> Tensor:
-    """An autograd function: its tensors, which of them it saves, and which receive gradients."""
-    saved: list[Tensor] = []
-    call = SimpleNamespace(save_for_backward=lambda *tensors: saved.extend(tensors))
-    with _muted(recorder):
-        result: Tensor = function.forward(call, *args)
-        call.saved_tensors = tuple(saved)
-        gradients = function.backward(call, torch.ones_like(result))
-    if not recorder.active:
-        return result
-    given = [item for item, gradient in zip(args, gradients, strict=True) if gradient is not None]
-    recorder.macro("function", [recorder.operand(item) for item in (*given, *saved)], [result], len(given))
-    return result
-
-
-def _close(recorder: _Recorder, kind: str, outputs: Sequence[Tensor]) -> None:
-    """Say what the steps since a step of this kind have made, and how many they are."""
-    at = next(at for at in reversed(range(len(recorder.steps))) if recorder.steps[at][:2] == [kind, -1])
-    made = [recorder.operand(item) for item in outputs]
-    given = recorder.steps[at][2:-1]
-    recorder.steps[at] = [kind, made if len(made) > 1 else made[0], *given, len(recorder.steps) - at - 1]
-
-
-def _rotate(recorder: _Recorder, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    turned = [item for item in args[:2] if isinstance(item, Tensor) and item.shape[-1] != 0]
-    marks = recorder.active and not recorder.muted
-    if marks:
-        recorder.steps.append(["rotate", -1, [recorder.operand(item) for item in turned], 0])
-    result = function(*args, **kwargs)
-    if marks:
-        _close(recorder, "rotate", result if isinstance(result, tuple) else [result])
-    return result
-
-
-def _start(recorder: _Recorder, _module: nn.Module, args: Any, kwargs: Any) -> None:
-    recorder.active = True
-    recorder.add(args[0] if args else kwargs["hidden_states"])
-
-
-def _stop(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-    result = output[0] if isinstance(output, tuple) else output
-    recorder.steps.append(["output", recorder.operand(result)])
-    recorder.active = False
-
-
-def _enter_tables(recorder: _Recorder, _module: nn.Module, args: Any, kwargs: Any) -> None:
-    # a set of kinds has no order; the tables of each are alike
-    has_kinds = any(isinstance(item, str) for item in (*args, *kwargs.values()))
-    before = sum(step[0] == "tables" for step in recorder.steps)
-    recorder.steps.append(["tables", -1, [], before if has_kinds else 0, 0])
-
-
-def _leave_tables(recorder: _Recorder, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-    _close(recorder, "tables", output if isinstance(output, tuple) else [output])
-
-
-def _mask(recorder: _Recorder, *_args: Any, **_kwargs: Any) -> Tensor:
-    with _muted(recorder):
-        made = torch.ones(1, 1, MODEL_TOKENS, MODEL_TOKENS, dtype=torch.bool)
-    recorder.steps.append(["mask", recorder.add_table(made), []])
-    return made
-
-
-def _enter_layers(recorder: _Recorder, _module: nn.Module, args: Any, kwargs: Any) -> None:
-    stream = args[0] if args else kwargs["hidden_states"]
-    recorder.steps.append(["layers", -1, [recorder.operand(stream)]])
-    recorder.muted += 1
-
-
-def _leave_layers(recorder: _Recorder, _module: nn.Module, _args: Any, output: Any) -> None:
-    recorder.muted -= 1
-    at = next(at for at, step in enumerate(recorder.steps) if step[0] == "layers")
-    _, _, (stream,) = recorder.steps[at]
-    # the loop's variable, which moves from layer to layer
-    moves = ["drop", stream] in recorder.steps[at:]
-    if moves:
-        recorder.steps.remove(["drop", stream])
-    recorder.steps[at] = ["layers", recorder.add(output[0] if isinstance(output, tuple) else output), [stream], moves]
-
-
-def _enter_head(recorder: _Recorder, _module: nn.Module, args: Any) -> None:
-    recorder.steps.append(["head", -1, [recorder.operand(args[0])], 0])
-
-
-def _loss(recorder: _Recorder, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    logits = args[0] if args else kwargs["logits"]
-    recorder.steps.append(["loss", -1, [recorder.operand(logits)], 0])
-    loss = function(*args, **kwargs)
-    for kind in ("loss", "head"):
-        _close(recorder, kind, [loss])
-    return loss

@@ -16,11 +16,13 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from benchmarks.layer_recorder import SmallModel, UnknownOperatorError, record_function
+from benchmarks.layer_models import ROWS, TOKENS, SmallModel, record_function
+from benchmarks.layer_recorder import UnknownOperatorError
 from ligerprof.kernels.norm.reference import rms_norm
-from ligerprof.models import ARCHITECTURES, spec_from_config
+from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
 from ligerprof.models.architecture import NormForm
-from ligerprof.models.layer_tape import FILE, layer_kind, model_kind
+from ligerprof.models.layer_tape import FILE, Batch, layer_kind, model_kind
+from ligerprof.models.mixers import CHUNK_TOKENS
 
 Tape = list[Any]
 
@@ -55,13 +57,35 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 24,
 }
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_d_ssm": 256}
-_DELTA = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+# the configured activation function is not the one of gated norms
+_MIXED = {"hidden_act": "gelu_pytorch_tanh"}
+_MAMBA = {
+    **_MIXED,
+    "hidden_size": 192,
+    "head_dim": 48,
+    "mamba_n_heads": 12,
+    "mamba_d_head": 32,
+    "mamba_d_state": 13,
+    "mamba_d_ssm": 384,
+    "mamba_n_groups": 3,
+    "mamba_chunk_size": 9,
+    "num_experts_per_tok": 10,
 }
+_DELTA = {
+    **_MIXED,
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "hidden_size": 288,
+    "head_dim": 72,
+    "num_experts": 19,
+    "linear_num_key_heads": 5,
+    "linear_num_value_heads": 30,
+    "linear_key_head_dim": 13,
+    "linear_value_head_dim": 17,
+    "num_experts_per_tok": 11,
+}
+# chunks of tokens of a scan without a loop, and tokens that the last one lacks
+_CHUNKS, _MISSING = 5, (1, 0)
 # what the configs of some architectures need besides the sizes
 _OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 128, "n_layer": 6, "n_head": 4, "n_positions": 64},
@@ -101,7 +125,16 @@ _VARIANTS: dict[str, dict[str, tuple[Any, ...]]] = {
         name: {"q_lora_rank": (56, None), "rope_interleave": (True, False)}
         for name in ("deepseek_v3", "glm4_moe_lite", "youtu")
     },
-    **{name: {"mlp_only_layers": ([], [0])} for name in ("qwen2_moe", "qwen3_moe", "qwen3_next")},
+    **{name: {"mlp_only_layers": ([], [0])} for name in ("qwen2_moe", "qwen3_moe")},
+    **{
+        name: {"linear_num_key_heads": (5, 1), "linear_num_value_heads": (30, 5, 1)}
+        for name in ("qwen3_5_text", "qwen3_5_moe_text")
+    },
+    "qwen3_next": {
+        "linear_num_key_heads": (5, 1),
+        "linear_num_value_heads": (30, 5, 1),
+        "mlp_only_layers": ([], [0]),
+    },
 }
 
 # functions with weights, which the estimate has by itself
@@ -117,13 +150,9 @@ def configs_of(model_type: str) -> Iterator[dict[str, Any]]:
         variants = {**variants, **switches, **({} if experts.noise is None else {experts.noise: (0.0, 0.1)})}
     share = {} if rotary is None or rotary.share is None else {rotary.share: 0.25}
     for values in product(*variants.values()):
-        yield {
-            "model_type": model_type,
-            **_SIZES,
-            **share,
-            **_OWN.get(model_type, {}),
-            **dict(zip(variants, values, strict=True)),
-        }
+        chosen = dict(zip(variants, values, strict=True))
+        if chosen.get("linear_num_value_heads", 1) % chosen.get("linear_num_key_heads", 1) == 0:
+            yield {"model_type": model_type, **_SIZES, **share, **_OWN.get(model_type, {}), **chosen}
 
 
 def record(
@@ -136,15 +165,34 @@ def record(
     for config in configs_of(model_type):
         spec = spec_from_config(config, name=model_type)
         model = SmallModel(spec)
+        wide = None if spec.delta is None else SmallModel(spec, torch.float32)
         for index in range(spec.layers):
-            kind = layer_kind(spec, index)
-            if str(kind) not in found:
-                found[str(kind)] = kind, model.record(index)
+            for batch in _batches(spec):
+                kind = layer_kind(spec, index, batch)
+                if str(kind) not in found:
+                    recorded = wide if wide is not None and "wide" in kind else model
+                    found[str(kind)] = kind, _record_layer(recorded, spec, index, batch)
         if str(model_kind(spec)) not in models:
             models[str(model_kind(spec))] = model_kind(spec), model.record_model()
         if spec.architecture.norm.form in (NormForm.RMS, NormForm.CENTERED):
             norms = norms or {"norms": model.record_norm(), "bare norms": model.record_bare_norm()}
     return list(found.values()), list(models.values()), norms
+
+
+def _batches(spec: ModelSpec) -> Iterator[Batch]:
+    """Batches of all kinds that a mixer may have."""
+    if spec.delta is None and spec.state_space is None:
+        yield from (Batch(rows=rows, tokens=TOKENS) for rows in (ROWS, 1))
+        return
+    chunk = CHUNK_TOKENS if spec.state_space is None else spec.state_space.chunk
+    for rows, chunks, missing, wide in product((ROWS, 1), (1, _CHUNKS), _MISSING, (False, True)):
+        yield Batch(rows=rows, tokens=chunks * chunk - missing, wide=wide)
+
+
+def _record_layer(model: SmallModel, spec: ModelSpec, index: int, batch: Batch) -> Tape:
+    if spec.delta is not None and spec.layer_kinds.recurrent[index] and batch.tokens > CHUNK_TOKENS:
+        return model.record_loop(index, batch.rows, CHUNK_TOKENS, -batch.tokens % CHUNK_TOKENS)
+    return model.record(index, batch.rows, batch.tokens)
 
 
 def functions() -> Iterator[tuple[str, Tape]]:

@@ -19,7 +19,7 @@ from ligerprof.analyzers.search.budget import Judge, Reserved
 from ligerprof.analyzers.search.fastest import Plan
 from ligerprof.errors import MissingDependencyError, ResultFormatError, UnsupportedError, WrongTypeError
 from ligerprof.files import STANDARD_INPUT, FileKind, read_json, starts_as_json
-from ligerprof.models import spec_from_config
+from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.recipe.conflicts import require_supported
 from ligerprof.recipe.lengths import require_simulated_run
 from ligerprof.recipe.training import TrainingRecipe
@@ -50,12 +50,39 @@ _FIGURES = FileKind(error=ResultFormatError, hint="Use the output of step, estim
 _PEAK = FileKind(error=ResultFormatError, hint="Use a snapshot, or the output of `ligerprof explain --json`.")
 
 
-def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
-    """Predict the memory of one training step without torch; see `ligerprof estimate`.
+def estimate(
+    recipe: "TrainingRecipe | Any", *, loss: "Callable[[Any, Any], Any] | None" = None, **options: Any
+) -> MemoryEstimate:
+    """Predict the memory of one training step; see `ligerprof estimate`.
 
-    A model without a row is traced with torch, unless the cache has its tape.
+    A recipe of a model with a row needs no torch. Other models are traced with it, unless the cache has their tape.
+
+    Args:
+        recipe: what to train and how; or a model of transformers, or an `nn.Module` that takes token indices, in the
+            dtype of its weights.
+        loss: of the module's output and the labels, if its `forward` takes no labels; else that returns the loss: by
+            itself, first in a tuple, or as `loss` in a dict or an object.
+        options: options of the recipe, such as `batch`, `seq`, `optimizer` and `gpu`.
     """
-    return analytic.estimate(with_tape(_recipe(recipe), lambda _text: None))
+    if isinstance(recipe, TrainingRecipe):
+        return analytic.estimate(with_tape(replace(recipe, **options), _silent))
+    if loss is None and hasattr(getattr(recipe, "config", None), "to_dict"):
+        return analytic.estimate(with_tape(_recipe_of_model(recipe, options), _silent))
+    return _estimate_of_module(recipe, loss, options)
+
+
+def _estimate_of_module(
+    model: Any, loss: "Callable[[Any, Any], Any] | None", options: Mapping[str, Any]
+) -> MemoryEstimate:
+    if not hasattr(model, "forward") or not hasattr(model, "parameters"):
+        raise WrongTypeError(f"{short_repr(model)} is neither a recipe nor a module of torch.")
+    from ligerprof.runs.tapes.own import packed, require_covered, require_loss, spec_of
+
+    require_loss(model, loss)
+    own = packed(model, loss)
+    recipe = _recipe_with(model, spec_of(model, loss, own), {"checkpointing": False, **options})
+    require_covered(recipe)
+    return analytic.estimate(with_tape(recipe, _silent, own))
 
 
 def simulate(recipe: TrainingRecipe, *, record: bool = True, progress: Progress | None = None) -> "StepOutcome":
@@ -244,8 +271,14 @@ def _recipe_of_model(model: Any, options: Mapping[str, Any]) -> TrainingRecipe:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(model, "parameters"):
         raise WrongTypeError(f"{short_repr(model)} is neither a recipe nor a model of transformers.")
-    spec = spec_from_config(config.to_dict(), name=str(config._name_or_path or config.model_type))
-    whole = str(next(model.parameters()).dtype) == "torch.float32"
+    return _recipe_with(
+        model, spec_from_config(config.to_dict(), name=str(config._name_or_path or config.model_type)), options
+    )
+
+
+def _recipe_with(model: Any, spec: ModelSpec, options: Mapping[str, Any]) -> TrainingRecipe:
+    """A recipe in the dtype of a model's weights."""
+    whole = any(str(parameter.dtype) == "torch.float32" for parameter in model.parameters())
     return TrainingRecipe(**{"model": spec, "precision": "amp" if whole else "bf16", **options})
 
 

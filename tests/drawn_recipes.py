@@ -109,24 +109,29 @@ def _draw_more(random: Random, family: str, sizes: dict[str, Any]) -> dict[str, 
         "decoder_sparse_step": random.choice((1, 1, 2)),
         "shared_intermediate_size": 96,
         "lm_head_bias": together,
-        **(_draw_delta(random) if has_row(family) and find_architecture(family).delta else {}),
+        **(_draw_delta(random) if _has_delta(family) else {}),
         "hidden_size": sizes["num_attention_heads"] * sizes["head_dim"],
         "residual_dropout": random.choice((0.0, 0.1)),
         "embedding_dropout": random.choice((0.0, 0.1)),
         "resid_pdrop": random.choice((0.0, 0.1)),
         "hidden_dropout": random.choice((0.0, 0.1)),
     }
-    mixer = find_architecture(family).state_space if has_row(family) else None
-    if mixer is not None:
+    mixer = find_architecture(family).mixer if has_row(family) else None
+    if mixer is not None and mixer.kind == "states":
         more.update(_draw_state_space(random, sizes))
-    if mixer is not None and mixer.layers is not None and mixer.layers.others is None:
+    if mixer is not None and mixer.kind == "states" and mixer.layers is not None and mixer.layers.others is None:
         more["layer_types"] = ["mamba", "attention", "mamba", "mamba", "attention"][: more["num_hidden_layers"]]
     if has_row(family) and find_architecture(family).streams:
         more |= _draw_streams(random, more["num_hidden_layers"])
-    if has_row(family) and find_architecture(family).short_conv:
+    if mixer is not None and mixer.kind == "convolution":
         kinds = ("full_attention", "conv", "conv")
         more["layer_types"] = [kinds[index % 3] for index in range(more["num_hidden_layers"])]
     return more
+
+
+def _has_delta(family: str) -> bool:
+    mixer = find_architecture(family).mixer if has_row(family) else None
+    return mixer is not None and mixer.kind == "delta"
 
 
 def _draw_delta(random: Random) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, SlidingWindow, Softcap
-from ligerprof.models.mixers import DeltaNet, Experts, ShortConv, StateSpace
+from ligerprof.models.mixers import Experts, Mixer
 from ligerprof.words import Word
 
 # heads: their number; query: heads x head_dim; key: key-value heads x head_dim; experts: their number; expert: the
@@ -337,9 +337,7 @@ class Architecture:
         tensors: the weights of one decoder layer, in the order of transformers' `named_parameters()`.
         not_estimated: config keys that turn on what the other fields cannot express.
         only_one: config keys that do so with any value but 1.
-        delta: the gated delta net that some layers have instead of attention, or None.
-        short_conv: the gated convolution that some layers have instead of attention, or None.
-        state_space: the Mamba-2 mixer that layers have instead of attention or in parallel with it, or None.
+        mixer: what layers have instead of attention or in parallel with it, or None.
         streams: whether the decoder has several residual streams.
         switches: config keys, with their defaults, that turn parts of a layer on without changing its parameters.
         auxiliary_loss: the config key that adds another loss to that of the logits.
@@ -376,9 +374,7 @@ class Architecture:
     head_bias: bool | str = False
     norm: Norm = Norm()
     attention: Attention = Attention()
-    delta: DeltaNet | None = None
-    short_conv: ShortConv | None = None
-    state_space: StateSpace | None = None
+    mixer: Mixer | None = None
     streams: bool = False
     mlp: Mlp = Mlp()
     layer_norms: LayerNorms = LayerNorms()
@@ -444,7 +440,7 @@ class Architecture:
         experts, left_out = self.mlp.experts, set[str]()
         if experts is not None and experts.adapted_by_name:
             left_out |= set(self.mlp.linear_layers)
-        if self.state_space is not None and not self.state_space.adapts_out:
+        if self.mixer is not None and not self.mixer.adapts_out:
             left_out.add("out_proj")
         return tuple(name for name in self.linear_layers if name not in left_out)
 

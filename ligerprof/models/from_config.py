@@ -57,10 +57,11 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         raise UnknownModelError(f"{name}: {heads} attention heads are more than {hidden} hidden units. Fix the config.")
     experts, chosen_experts, expert_size, shared_size = _expert_sizes(row, config, name)
     latent = _latent_sizes(config, name) if row.attention.latent else None
+    mixer = None if row.mixer is None else row.mixer.kind
     spec = ModelSpec(
         latent=latent,
-        delta=None if row.delta is None else _delta_sizes(config, name),
-        state_space=None if row.state_space is None else _state_space_sizes(config, name, hidden),
+        delta=_delta_sizes(config, name) if mixer == "delta" else None,
+        state_space=_state_space_sizes(config, name, hidden) if mixer == "states" else None,
         streams=_stream_sizes(config, name) if row.streams else None,
         experts=experts,
         chosen_experts=chosen_experts,
@@ -304,6 +305,7 @@ def _size(config: Config, name: str, *keys: str, default: int | None = None) -> 
 
 
 def _widths(row: Architecture, spec: ModelSpec, config: Config) -> dict[Width, int]:
+    convolves = row.mixer is not None and row.mixer.kind == "convolution"
     return {
         "hidden": spec.hidden_size,
         "intermediate": spec.intermediate_size,
@@ -319,7 +321,7 @@ def _widths(row: Architecture, spec: ModelSpec, config: Config) -> dict[Width, i
         **({} if spec.delta is None else _delta_widths(spec.delta)),
         **({} if spec.state_space is None else _state_space_widths(spec.state_space)),
         **({} if spec.streams is None else _stream_widths(spec.streams)),
-        **({} if row.short_conv is None else {"kernel": _size(config, spec.name, "conv_L_cache")}),
+        **({"kernel": _size(config, spec.name, "conv_L_cache")} if convolves else {}),
     }
 
 

@@ -6,12 +6,14 @@ its norms and of what surrounds its layers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.models.mixers import CHUNK_TOKENS
 from ligerprof.models.spec import ModelSpec, ParameterShape
 
 # of a layer: the number of a value, which is 0 for its input, or "p:" and the name of a parameter; from outside,
@@ -20,19 +22,24 @@ Operand = int | str
 
 # The kind of step, the number of its result or of several, its operands, and more about it:
 #   linear, norm, bare norm, activate: the module's path
-#   mixer: the path of a module that runs as a whole
 #   gated, mixture: path of a module, and how many of the steps that follow are its own; others may be in their place
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
 #   heads: a value seen as [batch, tokens, heads, head_dim], to be "rotated", "split" after its heads, or left "plain"
 #   attend: of query, key and value
-#   cut: the share of the source that a view has; split: views of so many equal parts, or of named ones
-#   expand: a view with a copy for each head; empty, write: new memory, and a value written into a part of it
+#   cut: the share of the source that a view has, or its sizes; split: views of so many equal parts, or of named ones
+#   expand: a view with a copy for each head, or of sizes; empty, write: new memory, and a value written into a part
+#   turn: a view of all elements whose gradient is copied
 #   join: a new tensor of all operands
-#   cast: "wide" to fp32, else the value whose dtype it takes; dropout: config key and default, or None and probability
+#   cast: "wide" to fp32, "half" to what autocast's products return, or the value or weight whose dtype it takes
+#   dropout: config key and default, or None and probability
 #   product: `F.linear` with a weight, perhaps a bias, and whether autocast is on; grouped product, batch product
 #   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows; gather, gather into,
 #   mask out, place, divide, and "in place": of a value and indices, a mask or another value
 #   function: an autograd function, and how many of its operands receive gradients; it saves the others
+#   autocast: what autocast passes to a product; product of values: sizes of a batch of products; convolve: the path
+#   unpad: a product with the mask of tokens; pad: sizes; cumulate: a running sum; solve: of a triangular system
+#   loop: the first value, number of values and number of steps of what runs again for each further chunk of tokens
+#   skip: the value that a loop carries from chunk to chunk, and how many chunks to leave out, or 0 before one to go by
 #   mean: one number for each row; multiply: with one for each of the "rows" or "columns" if it says so
 #   new: sizes and dtype of a tensor without a gradient
 #   add, subtract, power, negate, copy; keep input, keep output: elementwise functions by what backward needs
@@ -44,29 +51,49 @@ Operand = int | str
 # And ["drop", number]: the last Python variable of a tensor and its views ends. ["output", number] is the last step.
 Step = Sequence[Any]
 
+# chunks of tokens that the shortest loop over them has
+LOOPS = 2
+# of the chunks after these
+_MOST_TURNS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What decides how mixers of tokens lay out their tensors, besides the model.
+
+    Attributes:
+        rows, tokens: sequences, and tokens of each.
+        wide: whether their projections compute in fp32.
+    """
+
+    rows: int = 2
+    tokens: int = 1
+    wide: bool = False
+
+
 FILE = Path(__file__).with_name("layer_tapes.json")
 
 
-def layer_tape(spec: ModelSpec, index: int) -> Sequence[Step]:
+def layer_tape(spec: ModelSpec, index: int, batch: Batch) -> Sequence[Step]:
     """The tape of a decoder layer.
 
     Raises:
         UnsupportedError: no layer of its kind was recorded.
     """
-    key = layer_kind(spec, index)
-    found = next((tape for kind, tape in tapes_of(spec.model_type) if kind == key), None)
+    key = layer_kind(spec, index, batch)
+    kinds = _content()["architectures"].get(spec.model_type, ())
+    found = next((number for kind, number in kinds if kind == key), None)
     if found is None:
         raise UnsupportedError(
             f"estimate: {spec.name} has layers of a kind that was not recorded ({', '.join(key)}). Use `ligerprof step"
             " --device simulated`."
         )
-    return found
+    return _tape(found)
 
 
 def tapes_of(model_type: str) -> Sequence[tuple[Sequence[str], Sequence[Step]]]:
     """The kinds of layers of an architecture, and the tape of each."""
-    content = _content()
-    return [(kind, content["tapes"][number]) for kind, number in content["architectures"].get(model_type, ())]
+    return [(kind, _tape(number)) for kind, number in _content()["architectures"].get(model_type, ())]
 
 
 @cache
@@ -90,8 +117,7 @@ def model_tape(spec: ModelSpec) -> Sequence[Step]:
             f"estimate: no {spec.model_type} of this kind was recorded ({', '.join(key) or 'plain'}). Use `ligerprof"
             " step --device simulated`."
         )
-    tape: Sequence[Step] = content["tapes"][found]
-    return tape
+    return _tape(found)
 
 
 def model_kind(spec: ModelSpec) -> list[str]:
@@ -106,16 +132,12 @@ def model_kind(spec: ModelSpec) -> list[str]:
 
 def norm_tape(spec: ModelSpec, *, bare: bool = False) -> Sequence[Step]:
     """The tape of a norm in plain torch, with or without a weight."""
-    content = _content()
-    found: Sequence[Step] = content["tapes"][content["bare norms" if bare else "norms"][spec.model_type]]
-    return found
+    return _tape(_content()["bare norms" if bare else "norms"][spec.model_type])
 
 
 def function_tape(name: str) -> Sequence[Step]:
     """The tape of an activation function of transformers, or of `rms_norm`, the reference of kernels."""
-    content = _content()
-    found: Sequence[Step] = content["tapes"][content["functions"][name]]
-    return found
+    return _tape(_content()["functions"][name])
 
 
 def activation_functions() -> list[str]:
@@ -123,7 +145,7 @@ def activation_functions() -> list[str]:
     return [name for name in _content()["functions"] if name != "rms_norm"]
 
 
-def layer_kind(spec: ModelSpec, index: int) -> list[str]:
+def layer_kind(spec: ModelSpec, index: int, batch: Batch) -> list[str]:
     """What decides which operators a layer runs: its modules with parameters, its kind and the config's switches."""
     kinds, row = spec.layer_kinds, spec.architecture
     modules = _modules(_Parameters(spec.parameters), row.layers).get(index, ())
@@ -134,8 +156,108 @@ def layer_kind(spec: ModelSpec, index: int) -> list[str]:
         "sparse": kinds.sparse[index],
         "recurrent": kinds.recurrent[index],
         **{key: _is_on(spec, key, default) for key, default in switches.items() if key is not None},
+        **(_mixer_kind(spec, batch) if kinds.recurrent[index] or mixes_beside_attention(spec) else {}),
     }
     return [*(name for name, is_on in flags.items() if is_on), *modules]
+
+
+def mixes_beside_attention(spec: ModelSpec) -> bool:
+    """Whether each layer has a mixer of tokens next to attention."""
+    mixer = spec.architecture.mixer
+    return mixer is not None and mixer.layers is None
+
+
+def _mixer_kind(spec: ModelSpec, batch: Batch) -> dict[str, bool]:
+    chunk, delta = _chunk(spec), spec.delta
+    whole = chunk is not None and batch.tokens % chunk == 0
+    return {
+        "one row": batch.rows == 1,
+        "one chunk": chunk is not None and batch.tokens <= chunk,
+        "whole chunks": whole,
+        "one head": delta is not None and delta.key_heads == 1,
+        "repeated": delta is not None and delta.repeats > 1,
+        # padding or a cast to fp32 lays tensors out anew
+        "wide": delta is not None and batch.wide and whole,
+    }
+
+
+def _chunk(spec: ModelSpec) -> int | None:
+    if spec.state_space is not None:
+        return spec.state_space.chunk
+    return None if spec.delta is None else CHUNK_TOKENS
+
+
+def sizes_of(spec: ModelSpec, index: int, rows: int, tokens: int) -> dict[str, int]:
+    """The sizes that the steps of a layer name; of mixers of tokens first."""
+    batch, groups = rows * tokens, int(spec.setting("n_group") or 1)
+    mixes = spec.layer_kinds.recurrent[index] or mixes_beside_attention(spec)
+    return {
+        **(dict(_mixer_sizes(spec, tokens)) if mixes else {}),
+        "copies": batch * spec.experts,
+        "pairs": batch * spec.chosen_experts,
+        "chosen": spec.chosen_experts,
+        "every": spec.experts,
+        "half": spec.rotary_dim // 2,
+        "rotated": spec.rotary_dim,
+        "hidden": spec.hidden_size,
+        "batch": batch,
+        "tokens": tokens,
+        "rows": rows,
+        "in group": spec.experts // groups,
+        "groups": groups,
+        "labels": tokens + 1,
+    }
+
+
+def _mixer_sizes(spec: ModelSpec, tokens: int) -> Iterator[tuple[str, int]]:
+    chunk, states, delta = _chunk(spec), spec.state_space, spec.delta
+    chunks = 0 if chunk is None else -(-tokens // chunk)
+    if chunk is not None:
+        yield from (("chunk", chunk), ("chunks", chunks), ("padded", chunks * chunk))
+    if states is not None:
+        yield from (("ends", chunks + 1), ("states", states.states), ("head states", states.state))
+        yield from (("inner", states.inner), ("convolved", states.convolved), ("value", states.head_dim))
+        yield from (("state groups", states.groups), ("repeats", states.heads // states.groups))
+        yield "value heads", states.heads
+    if delta is not None:
+        yield from (("keys", delta.keys), ("values", delta.values), ("convolved", 2 * delta.keys + delta.values))
+        yield from (("key", delta.key_dim), ("value", delta.value_dim))
+        yield from (("key heads", delta.key_heads), ("value heads", delta.value_heads), ("repeats", delta.repeats))
+
+
+def unrolled(steps: Sequence[Step], chunks: int) -> Iterator[Step]:
+    """The steps with those of a loop over chunks of tokens as often as it runs, or all but some in the middle."""
+    at = next((at for at, step in enumerate(steps) if step[0] == "loop"), None)
+    if at is None:
+        yield from steps
+        return
+    _, first, made, length = steps[at]
+    body, turns = steps[at - length : at], chunks - LOOPS
+    run = min(turns, _MOST_TURNS)
+    yield from steps[: at - length]
+    for turn in range(run):
+        if turns > run and turn in (_MOST_TURNS // 2 - 1, _MOST_TURNS // 2):
+            read = (number for step in body if step[0] != "drop" for number in step[2] if isinstance(number, int))
+            carried = min(number for number in read if number >= first - made)
+            yield ["skip", carried + turn * made, [], turns - run if turn == _MOST_TURNS // 2 else 0]
+        # what a turn reads of the turn before it moves as well
+        yield from (moved(step, first - made, turn * made) if turn else step for step in body)
+    yield from (moved(step, first, (run - 1) * made) for step in steps[at + 1 :])
+
+
+def moved(step: Step, first: int, by: int) -> Step:
+    """A step of a later turn of a loop, whose values from this one on have higher numbers."""
+
+    def number(item: Any) -> Any:
+        if isinstance(item, list):
+            return [number(each) for each in item]
+        return item + by if isinstance(item, int) and item >= first else item
+
+    kind, results, *rest = step
+    operands, details = rest[:1], rest[1:]
+    if kind in ("cast", "new"):
+        details = [*details[:-1], number(details[-1])]
+    return [kind, number(results), *(number(item) for item in operands), *details]
 
 
 def _is_on(spec: ModelSpec, key: str, default: bool | str) -> bool:
@@ -167,6 +289,20 @@ def _modules(parameters: _Parameters, layers: str) -> dict[int, list[str]]:
 
 
 @cache
+def _texts() -> tuple[list[str], str]:
+    """The tapes, one on each line, and the rest of the file: a model needs few of them."""
+    tapes, end, rest = FILE.read_text(encoding="utf-8").removeprefix('{"tapes":[').partition("\n],")
+    assert end
+    return [line.removesuffix(",") for line in tapes.splitlines() if line], "{" + rest
+
+
+@cache
 def _content() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(_texts()[1])
     return content
+
+
+@cache
+def _tape(number: int) -> Sequence[Step]:
+    tape: Sequence[Step] = json.loads(_texts()[0][number])
+    return tape

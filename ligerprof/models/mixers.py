@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.config_keys import LayerChoice, SparseLayers
@@ -28,21 +28,19 @@ class LatentSizes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StateSpace:
-    """Where a layer has a Mamba-2 mixer.
+class Mixer:
+    """What layers have instead of attention, or in parallel with it.
 
     Attributes:
-        norm: the norm of the gated output; None: the output is gated only.
+        kind: a gated delta net, a gated convolution over a few tokens, or a Mamba-2 mixer of states.
         layers: the layers that have one instead of attention; None: all layers have both, in parallel.
         adapts_out: whether peft adapts its last projection (`_check_lora_target_modules_mamba` refuses some).
-        scales_parts: whether numbers multiply its input and each part of the projection.
     """
 
-    name: str = "mamba"
-    norm: str | None = "norm"
+    kind: Literal["delta", "convolution", "states"]
+    name: str
     layers: LayerChoice | None = None
     adapts_out: bool = True
-    scales_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,38 +78,6 @@ class StateSpaceSizes:
 
 # torch_chunk_gated_delta_rule in transformers
 CHUNK_TOKENS = 64
-_MOST_LAYERS = LayerChoice(chosen="linear_attention", period=4, period_key="full_attention_interval")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaNet:
-    """Where a layer has a gated delta net instead of attention.
-
-    Attributes:
-        inputs: the projections: one of query, key, value and gate and one of both rates, with the heads interleaved, or
-            one of query, key and value, and one each of gate, write strength and decay.
-        layers: the layers that have one.
-    """
-
-    name: str = "linear_attn"
-    inputs: tuple[str, ...]
-    layers: LayerChoice = _MOST_LAYERS
-
-    @property
-    def interleaves(self) -> bool:
-        """Whether the projections interleave the heads, so that each part is copied."""
-        return len(self.inputs) == 2
-
-
-_CONVOLVED = LayerChoice(chosen="conv", others="full_attn_idxs")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShortConv:
-    """Where a layer has a gated convolution over a few tokens instead of attention."""
-
-    name: str = "conv"
-    layers: LayerChoice = _CONVOLVED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

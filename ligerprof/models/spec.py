@@ -68,8 +68,7 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
         rotates_all = rotary.only_with_window is None or (rotary.only_with_window == "unless off" and tokens is None)
         rotated = windowed if not rotates_all else _chosen(row, rotary.layers, config, layers)
     sparse = _with_experts(row, config, layers)
-    mixer = row.delta or row.short_conv or row.state_space
-    instead = None if mixer is None else mixer.layers
+    instead = None if row.mixer is None else row.mixer.layers
     recurrent = (False,) * layers if instead is None else _chosen(row, instead, config, layers)
     return LayerKinds(
         window_tokens=tokens,

@@ -1,25 +1,28 @@
 """Tapes of decoder layers as data: which layers have one, and what a tape consists of."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import ARCHITECTURES, CONFIGS, spec_from_config
-from ligerprof.models.layer_tape import layer_tape, tapes_of
+from ligerprof.models.layer_tape import LOOPS, Batch, layer_tape, tapes_of, unrolled
 
 
 def test_each_layer_of_the_catalog_has_a_tape() -> None:
     for name in CONFIGS:
         spec = spec_from_config(CONFIGS[name], name=name)
         for index in spec.layer_kinds.examples if not spec.architecture.streams else ():
-            assert layer_tape(spec, index)[-1][0] == "output", name
+            for batch in (Batch(rows=1, tokens=4096), Batch(rows=4, tokens=100, wide=True)):
+                assert layer_tape(spec, index, batch)[-1][0] == "output", name
 
 
 @pytest.mark.parametrize("model_type", [name for name, row in ARCHITECTURES.items() if not row.streams])
 def test_a_tape_reads_what_is_there(model_type: str) -> None:
     """Each value is made once, read while a variable or a view holds it, and dropped at most once."""
-    for kind, steps in tapes_of(model_type):
+    for (kind, tape), chunks in product(tapes_of(model_type), range(LOOPS, LOOPS + 3)):
+        steps = list(unrolled(tape, chunks))
         made, dropped = {0}, set[int]()
         for name, results, *rest in steps[:-1]:
             if name == "drop":
@@ -38,4 +41,4 @@ def test_a_layer_that_was_not_recorded_is_an_error() -> None:
     spec = spec_from_config(CONFIGS["llama3.2-1b"], name="own")
     fewer = tuple(item for item in spec.parameters if not item.name.endswith("q_proj.weight"))
     with pytest.raises(UnsupportedError, match=r"own has layers of a kind that was not recorded \(rotated, input_"):
-        layer_tape(replace(spec, parameters=fewer), 0)
+        layer_tape(replace(spec, parameters=fewer), 0, Batch())

@@ -67,7 +67,8 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
         # another name of qk_rope_head_dim
         sizes["head_dim"] = 4
     mixers = draw(st.lists(st.sampled_from(["conv", "full_attention"]), min_size=layers, max_size=layers))
-    if ARCHITECTURES[model_type].short_conv is not None:
+    mixer = ARCHITECTURES[model_type].mixer
+    if mixer is not None and mixer.kind == "convolution":
         sizes["layer_types"] = mixers
     if ARCHITECTURES[model_type].streams:
         sizes |= {

@@ -12,7 +12,7 @@ from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec, spec_from_config
 from ligerprof.models.config_keys import Dropout
-from ligerprof.models.layer_tape import layer_tape, model_tape
+from ligerprof.models.layer_tape import Batch, layer_tape, model_tape
 from ligerprof.recipe.categories import Step
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import MemoryBreakdown, Role
@@ -72,7 +72,7 @@ def _dropouts(spec: ModelSpec) -> Iterator[Dropout]:
     """Those of attention and MLPs, which kernels may compute, and those on tapes."""
     row = spec.architecture
     yield from (dropout for dropout in (row.attention.dropout, row.mlp.dropout) if dropout is not None)
-    for tape in (model_tape(spec), *(layer_tape(spec, index) for index in spec.layer_kinds.examples)):
+    for tape in (model_tape(spec), *(layer_tape(spec, index, Batch()) for index in spec.layer_kinds.examples)):
         for kind, _, *rest in tape[:-1]:
             if kind == "dropout" and rest[1] is not None:
                 yield Dropout(key=rest[1], default=rest[2])

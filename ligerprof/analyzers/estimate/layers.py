@@ -6,7 +6,6 @@ from typing import Any
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context, is_eager
-from ligerprof.analyzers.estimate.delta_net import delta_net, short_conv
 from ligerprof.analyzers.estimate.dora import add_dora
 from ligerprof.analyzers.estimate.experts import run_experts
 from ligerprof.analyzers.estimate.fused import add_and_norm, adds_in_norm, gated_linear, takes_gates
@@ -25,20 +24,23 @@ from ligerprof.analyzers.estimate.operations import (
 from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.rotary import rotate_both
 from ligerprof.analyzers.estimate.scaled_dot_product import as_heads, attention_problem
-from ligerprof.analyzers.estimate.state_space import mix_states
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import Feature
-from ligerprof.models.layer_tape import Step, layer_tape
+from ligerprof.models.layer_tape import Batch, Step, layer_tape, sizes_of, unrolled
 from ligerprof.roles import Role
 from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
+from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
 def run_layer(context: Context, value: Value, index: int, output_role: Role) -> Value:
     """Run one decoder layer on the residual stream `value`, which the caller still holds."""
-    return _LayerReplay(context, value, f"{context.spec.architecture.layers}.{index}", output_role).run(
-        layer_tape(context.spec, index)
-    )
+    recipe, spec = context.recipe, context.spec
+    wide = (context.half_bytes or context.stream_bytes) == FP32_BYTES
+    tape = layer_tape(spec, index, Batch(rows=recipe.rows, tokens=recipe.row_tokens, wide=wide))
+    chunks = sizes_of(spec, index, recipe.rows, recipe.row_tokens).get("chunks", 1)
+    name = f"{spec.architecture.layers}.{index}"
+    return _LayerReplay(context, value, name, output_role).run(list(unrolled(tape, chunks)))
 
 
 class _LayerReplay(Replay):
@@ -94,12 +96,6 @@ class _LayerReplay(Replay):
     def make_heads(self, value: Value, kind: str) -> Value:
         """A view with a dimension for heads, whose gradient is copied if it comes with the heads apart."""
         return as_heads(self.context, value) if _comes_by_heads(self.context, value, kind) else self.tape.name(value)
-
-    def make_mixer(self, value: Value, _path: str) -> Value:
-        """A mixer of tokens that is not attention."""
-        row = self.context.spec.architecture
-        mix = delta_net if row.delta is not None else short_conv if row.short_conv is not None else mix_states
-        return mix(self.context, value, self.name, project)
 
     def _in_place_of(self, kind: str, values: Sequence[Any], path: str = "") -> Sequence[Value]:
         """What a kernel makes in place of the steps that follow, or experts that run in turn; else nothing."""

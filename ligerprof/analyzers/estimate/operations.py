@@ -215,8 +215,8 @@ def in_order(context: Context, value: Value, *, copies: bool) -> Value:
 
 
 def product_of_values(context: Context, left: Value, right: Value, elements: int) -> Value:
-    """A batch of matrix products, which takes over both factors."""
-    output = context.tape.run(
+    """A batch of matrix products of two values."""
+    return context.tape.run(
         Operation(
             elements=elements,
             width=left.width,
@@ -226,7 +226,27 @@ def product_of_values(context: Context, left: Value, right: Value, elements: int
             operator=BMM,
         )
     )
-    context.tape.release(left, right)
+
+
+def convolve(context: Context, value: Value, name: str) -> Value:
+    """A convolution over the tokens of each channel, with as many zeros at both ends as its kernel looks back."""
+    weight, bias = context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias")
+    read = context.autocast(value)
+    # of a view of the weight, whose copy autocast does not keep
+    factor = context.cast_weight(weight, read.width)
+    rows = context.recipe.rows * (context.recipe.row_tokens + weight.shape[-1] - 1)
+    output = context.tape.run(
+        Operation(
+            elements=rows * (value.elements // context.tokens),
+            width=read.width,
+            inputs=(read, factor) if bias is None else (read, factor, context.autocast_weight(bias)),
+            # whatever the gradient is for
+            saves=(read, factor),
+        )
+    )
+    context.tape.release(read)
+    if isinstance(factor, Value):
+        context.tape.release(factor)
     return output
 
 
@@ -280,7 +300,7 @@ def soften(context: Context, value: Value, *, wide: bool) -> Value:
     return soft
 
 
-def unary(context: Context, value: Value, *, saves_output: bool = False, role: Role = Role.ACTIVATIONS) -> Value:
+def unary(context: Context, value: Tensor, *, saves_output: bool = False, role: Role = Role.ACTIVATIONS) -> Value:
     """An elementwise function: saves its input, or its output if the gradient is computed from that (tanh)."""
     saves = () if saves_output else (value,)
     return context.tape.run(
@@ -291,7 +311,7 @@ def unary(context: Context, value: Value, *, saves_output: bool = False, role: R
             saves=saves,
             saves_output=saves_output,
             role=role,
-            gradient_role=value.gradient_role,
+            gradient_role=value.gradient_role if isinstance(value, Value) else Role.ACTIVATIONS,
         )
     )
 
@@ -335,12 +355,15 @@ def row_root(context: Context, squares: Value, rows: int) -> Value:
     return root
 
 
-def scale_rows(context: Context, value: Value, factors: Value) -> Value:
-    """`value * factors` with one factor per row, which may be wider: saves both.
+def scale_rows(context: Context, value: Value, factors: Tensor) -> Value:
+    """`value * factors` with one factor per row, which may be wider: saves both, if both need gradients.
 
     The gradients are made and cast as those of `multiply_wide`.
     """
     width = max(value.width, factors.width)
+    if not factors.needs_gradient:
+        operation = Operation(elements=value.elements, width=width, inputs=(value,), saves=(factors,))
+        return context.tape.run(operation)
     read = _read_wide(context, value, width)
     wide_bytes = value.elements * width
     output = context.tape.run(

@@ -11,11 +11,13 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
     batch_product,
+    convolve,
     dropout,
     grouped_product,
     in_order,
     linear,
     multiply,
+    product_of_values,
     scale,
     scale_columns,
     scale_rows,
@@ -25,12 +27,14 @@ from ligerprof.analyzers.estimate.operations import (
 )
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.models.config_keys import Dropout
-from ligerprof.models.layer_tape import Operand, Step
+from ligerprof.models.layer_tape import Operand, Step, sizes_of
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES, INT32_BYTES
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES, INT32_BYTES
+from ligerprof.torch_memory.saved_tensors import BMM
 
 _VIEWS = (
     "cut",
+    "turn",
     "split",
     "expand",
     "write",
@@ -59,6 +63,8 @@ class Replay:
         # the value whose memory a value shows, and by that the variables that end when it is dropped
         self._roots: dict[int, int] = {0: 0}
         self._held: dict[int, list[Value]] = {0: []}
+        self._sizes: dict[str, int] = {}
+        self._bytes_before = 0
 
     def run(self, steps: Sequence[Step]) -> Value:
         """The module's output, which one variable holds."""
@@ -70,6 +76,9 @@ class Replay:
                 self.release(*self._held.pop(results, ()))
                 continue
             operands, *details = rest
+            if kind == "skip":
+                self._skip(results, *details)
+                continue
             self._role = self.role_of(results, output)
             values = [self._operand(item) for item in operands]
             made, skipped = self.replaced(steps[at - 1], values, steps[at:])
@@ -84,6 +93,31 @@ class Replay:
         result = self._values[output]
         assert isinstance(result, Value)
         return result
+
+    def _skip(self, carried: int, chunks: int) -> None:
+        """Leave out chunks of a loop that keep as much as the last one: one operation on what the loop carries.
+
+        Args:
+            chunks: 0 before the chunk that they are like.
+        """
+        tape, old = self.tape, self._values[carried]
+        kept_bytes, self._bytes_before = tape.meter.total_bytes - self._bytes_before, tape.meter.total_bytes
+        if not chunks:
+            return
+        kept_bytes *= chunks
+        if tape.keeps_outputs_of(BMM):
+            # a first pass keeps their products, which the recomputation has taken and replaced when it is through
+            products = tape.run(Operation(elements=kept_bytes, width=1, inputs=(old,), always_kept=True))
+            kept_bytes += products.block.size_bytes if products.block is not None else 0
+            tape.release(products)
+        extra_bytes = max(kept_bytes - old.size_bytes, 0) if tape.saving else 0
+        new = tape.run(
+            Operation(
+                elements=old.elements, width=old.width, inputs=(old,), saves=(old,), extra_saved_bytes=extra_bytes
+            )
+        )
+        self.release(*self._held.pop(carried))
+        self._values[carried], self._held[carried] = new, [new]
 
     def role_of(self, results: int | Sequence[int], output: int) -> Role:
         """The role of what a step makes if that is a sum, a multiple or a cast."""
@@ -121,29 +155,19 @@ class Replay:
         """Bytes per element of what is in fp32, or has the dtype of a value or of the residual stream."""
         if isinstance(like, int):
             return self._values[like].width
+        if like.startswith("p:"):
+            return self.context.weights[f"{self.name}.{like[2:]}"].width
+        if like == "half":
+            return self.context.half_bytes or self.context.stream_bytes
         widths = {"long": INDEX_BYTES, "int": INT32_BYTES, "wide": FP32_BYTES, "complex": 2 * FP32_BYTES, "flag": 1}
         return widths.get(like, self.context.stream_bytes)
 
     def _elements(self, sizes: Sequence[str | int]) -> int:
         """The product of sizes, some of which have names."""
-        recipe, spec = self.context.recipe, self.context.spec
-        batch, groups = recipe.tokens, int(spec.setting("n_group") or 1)
-        named = {
-            "rows": recipe.rows,
-            "tokens": recipe.row_tokens,
-            "labels": recipe.row_tokens + 1,
-            "batch": batch,
-            "hidden": spec.hidden_size,
-            "rotated": spec.rotary_dim,
-            "half": spec.rotary_dim // 2,
-            "every": spec.experts,
-            "chosen": spec.chosen_experts,
-            "groups": groups,
-            "in group": spec.experts // groups,
-            "pairs": batch * spec.chosen_experts,
-            "copies": batch * spec.experts,
-        }
-        return prod(named[size] if isinstance(size, str) else size for size in sizes)
+        if not self._sizes:
+            recipe = self.context.recipe
+            self._sizes = sizes_of(recipe.spec, self.context.layer, recipe.rows, recipe.row_tokens)
+        return prod(self._sizes[size] if isinstance(size, str) else size for size in sizes)
 
     def make_dropout(self, value: Value, key: str | None, rate: float) -> Value:
         """Dropout by the probability under a config key, or a fixed one."""
@@ -183,9 +207,9 @@ class Replay:
         self.tape.release(wide)
         return result
 
-    def make_mean(self, value: Value) -> Value:
+    def make_mean(self, value: Value, sizes: Sequence[str | int] = ()) -> Value:
         """One number for each row."""
-        elements = value.elements // self._columns
+        elements = self._elements(sizes) if sizes else value.elements // self._columns
         return self.tape.run(Operation(elements=elements, width=value.width, inputs=(value,)))
 
     def make_product(self, value: Value, weight: Tensor, *bias_and_autocasts: Any) -> Value:
@@ -248,10 +272,14 @@ class Replay:
         """Copies one after another."""
         return self.tape.run(Operation(elements=self._elements(sizes), width=value.width, inputs=(value,)))
 
-    def make_sum(self, value: Value, sizes: Sequence[str | int]) -> Value:
-        """A sum over a dimension, in fp32 under autocast: the expanded gradient is copied, to be cast or to be rows."""
+    def make_sum(self, value: Value, sizes: Sequence[str | int], gradient: str = "") -> Value:
+        """A sum over a dimension, in fp32 under autocast.
+
+        Args:
+            gradient: whether it is a `view`; else the expanded gradient is copied, to be cast or to be rows.
+        """
         elements, width = self._elements(sizes), self.context.result_width("sum.dim_IntList", value)
-        is_view = elements == value.elements and width == value.width
+        is_view = width == value.width and (elements == value.elements or bool(gradient))
         return self.tape.run(
             Operation(
                 elements=elements,
@@ -323,15 +351,78 @@ class Replay:
         if right is None:
             return self.tape.run(Operation(elements=left.elements, width=left.width, passes=(left,)))
         assert isinstance(left, Value)
+        if right.elements < left.elements:
+            # a number for each column
+            width = max(left.width, right.width)
+            return self.tape.run(Operation(elements=left.elements, width=width, inputs=(right,), passes=(left,)))
         return add(self.context, left, right, role=self._role)
 
-    def make_subtract(self, left: Value, right: Value) -> Value:
-        """The difference; a smaller `right` has a number for each row."""
-        width = max(left.width, right.width)
-        return self.tape.run(Operation(elements=left.elements, width=width, inputs=(right,), passes=(left,)))
+    def make_subtract(self, left: Value, right: Value, sizes: Sequence[str | int] = ()) -> Value:
+        """The difference; a smaller operand has a number for each row.
 
-    def make_cut(self, value: Value, share: str) -> Value:
+        The right gradient is negated, then cast or summed.
+        """
+        width, elements = max(left.width, right.width), self._elements(sizes) if sizes else left.elements
+        is_left_whole, is_right_whole = (item.elements == elements for item in (left, right))
+        return self.tape.run(
+            Operation(
+                elements=elements,
+                width=width,
+                inputs=(right,) if is_left_whole else (left, right),
+                passes=(left,) if is_left_whole else (),
+                backward_scratch_bytes=elements * width if is_right_whole and right.width != width else 0,
+                unreduced_bytes=0 if is_right_whole else elements * width,
+            )
+        )
+
+    def make_turn(self, value: Value) -> Value:
+        """A view of all elements whose gradient is copied, for it comes in another order."""
+        return self.tape.run(Operation(elements=value.elements, width=value.width, inputs=(value,), view_of=value))
+
+    def make_autocast(self, value: Value) -> Value:
+        """What autocast passes to a product of two values."""
+        return self.context.autocast(value)
+
+    def make_product_of_values(self, left: Value, right: Value, sizes: Sequence[str | int]) -> Value:
+        """A batch of matrix products of two values."""
+        return product_of_values(self.context, left, right, self._elements(sizes))
+
+    def make_convolve(self, value: Value, path: str) -> Value:
+        """A convolution over the tokens of each channel, padded at both ends."""
+        return convolve(self.context, value, f"{self.name}.{path}")
+
+    def make_unpad(self, value: Value) -> Value:
+        """Times the mask of tokens, if some are padding."""
+        return scale(self.context, value) if self.context.recipe.padding else self.tape.name(value)
+
+    def make_pad(self, value: Value, sizes: Sequence[str | int]) -> Value:
+        """`F.pad`: a copy, even where nothing is missing."""
+        return self.tape.run(Operation(elements=self._elements(sizes), width=value.width, inputs=(value,)))
+
+    def make_cumulate(self, value: Value) -> Value:
+        """`cumsum`: its gradient is flipped before and after."""
+        scratch_bytes = 2 * value.size_bytes
+        return self.tape.run(
+            Operation(elements=value.elements, width=value.width, inputs=(value,), backward_scratch_bytes=scratch_bytes)
+        )
+
+    def make_solve(self, system: Value, right: Value) -> Value:
+        """`solve_triangular`: backward makes the negated product, of which one triangle is the gradient."""
+        return self.tape.run(
+            Operation(
+                elements=right.elements,
+                width=right.width,
+                inputs=(system, right),
+                saves=(system,),
+                saves_output=True,
+                backward_scratch_bytes=system.size_bytes,
+            )
+        )
+
+    def make_cut(self, value: Value, share: str | Sequence[str | int]) -> Value:
         """A view of a part, whose gradient is copied into zeros as large as the whole."""
+        if not isinstance(share, str):
+            return self.tape.slice(value, self._elements(share))
         spec = self.context.spec
         heads = spec.heads + 2 * spec.kv_heads
         part, whole = {
@@ -345,10 +436,14 @@ class Replay:
             return self.tape.name(value)
         return self.tape.slice(value, value.elements * part // whole)
 
-    def make_split(self, value: Value, parts: int | Sequence[str]) -> tuple[Value, ...]:
-        """Views of equal parts, or of parts of latents."""
+    def make_split(self, value: Value, parts: int | Sequence[Any]) -> tuple[Value, ...]:
+        """Views of equal parts, or of parts of latents, or of parts that each have so many elements in a row."""
         if isinstance(parts, int):
             return self.tape.split(value, parts)
+        if not isinstance(parts[0], str):
+            widths_of_parts = [self._elements(part) for part in parts]
+            rows = value.elements // sum(widths_of_parts)
+            return self.tape.split(value, tuple(rows * width for width in widths_of_parts))
         sizes = self.context.spec.latent
         assert sizes is not None
         widths = {
@@ -360,9 +455,9 @@ class Replay:
         whole = sum(widths[part] for part in parts)
         return self.tape.split(value, tuple(value.elements * widths[part] // whole for part in parts))
 
-    def make_expand(self, value: Value) -> Value:
-        """A view with a copy for each head, whose gradients are added up."""
-        elements = value.elements * self.context.spec.heads
+    def make_expand(self, value: Value, sizes: Sequence[str | int] = ()) -> Value:
+        """A view with copies, one for each head if no sizes are given, whose gradients are added up."""
+        elements = self._elements(sizes) if sizes else value.elements * self.context.spec.heads
         return self.tape.run(Operation(elements=elements, width=value.width, inputs=(value,), view_of=value))
 
     def make_empty(self, _elements: str, like: Operand) -> Value:
@@ -380,7 +475,8 @@ class Replay:
                 width=base.width,
                 inputs=(base, value) if base.needs_gradient else (value,),
                 view_of=base,
-                backward_scratch_bytes=0 if base.needs_gradient else base.size_bytes,
+                backward_scratch_bytes=(0 if base.needs_gradient else base.size_bytes)
+                + (value.elements * base.width if value.width != base.width else 0),
             )
         )
 
@@ -428,5 +524,7 @@ class Replay:
 
     def _table_bytes(self, kind: str) -> int:
         """FSDP2's mixed precision casts what layers receive."""
+        if kind == "buffer":
+            return DTYPE_BYTES[self.context.recipe.weight_dtype]
         narrow = kind == "narrow" or (kind == "wide" and self.context.recipe.casts_gathered)
         return self.context.stream_bytes if narrow else FP32_BYTES

@@ -446,7 +446,8 @@ def _configs(
     """Configs of models whose matrices are as wide as recorded ones, with the widths of query and key."""
     row, hidden = ARCHITECTURES[model_type], shape.hidden
     # weights do not show how many experts a token goes through, nor what the kernels of other mixers keep
-    if row.mlp.experts is not None or row.attention.latent or row.delta is not None or row.state_space is not None:
+    other_mixer = row.mixer is not None and row.mixer.kind != "convolution"
+    if row.mlp.experts is not None or row.attention.latent or other_mixer:
         return
     outer = weights[shape.vocab * hidden]
     widths = sorted({size // hidden for size in weights if size % hidden == 0 and size > hidden} - {shape.vocab})

@@ -15,7 +15,7 @@ from ligerprof.models.architecture import (
     Width,
 )
 from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, Softcap, SparseLayers
-from ligerprof.models.mixers import BALANCING_LOSS, DeltaNet, Experts, SharedExpert, ShortConv, StateSpace
+from ligerprof.models.mixers import BALANCING_LOSS, Experts, Mixer, SharedExpert
 from ligerprof.models.rows.experts import (
     DOWN,
     GATES,
@@ -70,6 +70,12 @@ _DELTA_SIZES = {
     "linear_conv_kernel_dim": 4,
 }
 
+_DELTA = Mixer(
+    kind="delta",
+    name="linear_attn",
+    layers=LayerChoice(chosen="linear_attention", period=4, period_key="full_attention_interval"),
+)
+
 _NEXT = Architecture(
     model_type="qwen3_next",
     defaults={
@@ -99,7 +105,7 @@ _NEXT = Architecture(
     ),
     norm=Norm(eps="eps", offset=1.0),
     attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
-    delta=DeltaNet(inputs=("in_proj_qkvz", "in_proj_ba")),
+    mixer=_DELTA,
     mlp=Mlp(
         experts=Experts(
             width="moe_intermediate_size",
@@ -118,7 +124,6 @@ _PARTS = (
     Linear(name="linear_attn.in_proj_b", inputs="hidden", outputs=("delta heads",), recurrent=True),
     Linear(name="linear_attn.in_proj_a", inputs="hidden", outputs=("delta heads",), recurrent=True),
 )
-_APART = DeltaNet(inputs=("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"))
 
 DELTA_ROWS = (
     _NEXT,
@@ -130,7 +135,7 @@ DELTA_ROWS = (
         tensors=(*_DELTA_RATES, _DELTA_CONV, _NORM, _DELTA_OUT, *_PARTS, *_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
         norm=_NEXT.norm,
         attention=_NEXT.attention,
-        delta=_APART,
+        mixer=_DELTA,
         layer_norms=LayerNorms(own_forward=True),
     ),
     replace(
@@ -141,7 +146,6 @@ DELTA_ROWS = (
         defaults={**_NEXT.defaults, "num_experts": 256, "num_experts_per_tok": 8},
         tensors=(*_DELTA_RATES, _DELTA_CONV, _NORM, _DELTA_OUT, *_PARTS, *_ATTENTION, *_DELTA_EXPERTS, *TWO_NORMS),
         attention=_NEXT.attention,
-        delta=_APART,
         mlp=Mlp(
             experts=Experts(width="moe_intermediate_size", switches={}, shared=SharedExpert(), adapted_by_name=True)
         ),
@@ -176,7 +180,7 @@ _LFM2 = Architecture(
     not_estimated=("conv_bias",),
     final_norm="model.embedding_norm",
     attention=Attention(out="out_proj", qk_norms=("q_layernorm", "k_layernorm"), dropout=Dropout(key="no_dropout")),
-    short_conv=ShortConv(),
+    mixer=Mixer(kind="convolution", name="conv", layers=LayerChoice(chosen="conv", others="full_attn_idxs")),
     mlp=Mlp(
         name="feed_forward",
         inputs=("w1", "w3"),
@@ -258,6 +262,7 @@ _MAMBA_SIZES = {
     "mamba_chunk_size": 256,
     "mamba_conv_bias": True,
 }
+_STATES = Mixer(kind="states", name="mamba")
 _MAMBA_NORMS = norm_tensors("input_layernorm", "pre_ff_layernorm")
 # a mixer in some layers, attention in the others
 _INSTEAD: tuple[Linear | NormWeight | RawWeight, ...] = (
@@ -275,7 +280,7 @@ STATE_SPACE_ROWS = (
         tensors=(*_MAMBA_MLP, *_MAMBA_RATES, *_MAMBA_CONV, _JOINT, _MAMBA_OUT, *CONFIGURED_ATTENTION, *_MAMBA_NORMS),
         not_estimated=("mamba_rms_norm",),
         final_norm="model.final_layernorm",
-        state_space=StateSpace(norm=None, adapts_out=False, scales_parts=True),
+        mixer=replace(_STATES, adapts_out=False),
         mlp=Mlp(name="feed_forward", multipliers=("gate_multiplier", "down_multiplier")),
         layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
         scales_embedding="decoder",
@@ -288,10 +293,11 @@ STATE_SPACE_ROWS = (
         tensors=(*_MAMBA_MLP, *_MAMBA_NORMS, *_INSTEAD),
         final_norm="model.final_layernorm",
         attention=Attention(rotary=Rotary(share="partial_rotary_factor")),
-        state_space=StateSpace(
+        mixer=replace(
+            _STATES,
             layers=LayerChoice(
                 key="layers_block_type", chosen="linear_attention", others="attn_layer_indices", without_others=True
-            )
+            ),
         ),
         mlp=Mlp(name="feed_forward"),
         layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
@@ -304,7 +310,7 @@ STATE_SPACE_ROWS = (
         defaults={**_MAMBA_SIZES, **GRANITE_SHARED.defaults, "shared_intermediate_size": 1024},
         tensors=(*GRANITE_SHARED.tensors[len(CONFIGURED_ATTENTION) :], *_INSTEAD),
         attention=Attention(rotary=Rotary(when=("position_embedding_type", "rope"))),
-        state_space=StateSpace(layers=LayerChoice(chosen="linear_attention")),
+        mixer=replace(_STATES, layers=LayerChoice(chosen="linear_attention")),
         mlp=replace(GRANITE_SHARED.mlp, experts=replace(GRANITE_SHARED_EXPERTS, optional=True)),
         masks_documents=False,
     ),

@@ -297,14 +297,20 @@ def machine_for(recipe: TrainingRecipe, *, endless: bool = False) -> Machine:
 
 
 @contextmanager
-def simulated_trainer(recipe: TrainingRecipe) -> Iterator[Trainer]:
-    """A trainer in plain torch, built on this process's simulated GPU; raises as `simulate_step` does."""
+def built_for_simulation(recipe: TrainingRecipe) -> Iterator[None]:
+    """Within it, a model is built and runs on this process's simulated GPU; raises as `simulate_step` does."""
     with (
         collector_paused(),
         simulated_device(sm_count=recipe.gpu_spec.sm_count),
         model_failures_in_a_line(recipe, torch.OutOfMemoryError),
-        torch_trainer(recipe, GPU, lambda _model: None) as trainer,
     ):
+        yield
+
+
+@contextmanager
+def simulated_trainer(recipe: TrainingRecipe) -> Iterator[Trainer]:
+    """A trainer in plain torch, built on this process's simulated GPU; raises as `simulate_step` does."""
+    with built_for_simulation(recipe), torch_trainer(recipe, GPU, lambda _model: None) as trainer:
         yield trainer
 
 

@@ -22,6 +22,7 @@ from ligerprof.runs.measured.step import PhaseMeter
 from ligerprof.runs.recording.saved import SavedTensors, locate_on_cuda
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.runs.simulated.rank import GPU, machine_for, simulated_trainer
+from ligerprof.runs.tapes.own import OwnModule, own_trainer
 from ligerprof.runs.tapes.recipes import Way
 from ligerprof.runs.training import Trainer, make_batch
 from ligerprof.simulated_gpu import internals
@@ -340,7 +341,8 @@ class Passes:
     @property
     def max_positions(self) -> int | None:
         """Positions that the model has, with transformers' defaults."""
-        found = getattr(self._trainer.model.config, "max_position_embeddings", None)
+        config = getattr(self._trainer.model, "config", None)
+        found = getattr(config, "max_position_embeddings", None)
         return found if isinstance(found, int) else None
 
     def batch(self, batch: int, seq: int) -> dict[str, Tensor]:
@@ -507,8 +509,8 @@ def _unreadable(_packed: None) -> Tensor:
 
 
 @contextmanager
-def passes_of(recipe: TrainingRecipe, way: Way) -> Iterator[Passes]:
-    """Build the model of a recipe on a simulated GPU.
+def passes_of(recipe: TrainingRecipe, way: Way, own: OwnModule | None) -> Iterator[Passes]:
+    """Build the model of a recipe on a simulated GPU, which may be a user's own module.
 
     Raises:
         LigerprofError: as `simulate_step` does.
@@ -518,5 +520,6 @@ def passes_of(recipe: TrainingRecipe, way: Way) -> Iterator[Passes]:
     machine.siblings.enabled = False
     machine.device.start_history(most_entries=None, stacks=True, counts=True)
     watch = _Watch(machine)
-    with _asking(watch), simulated_trainer(recipe) as trainer:
+    built = simulated_trainer(recipe) if own is None else own_trainer(recipe, own)
+    with _asking(watch), built as trainer:
         yield Passes(trainer, machine, watch, way)

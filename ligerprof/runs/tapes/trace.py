@@ -14,6 +14,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.tapes.build import Folder, Size, polynomials
+from ligerprof.runs.tapes.own import OwnModule
 from ligerprof.runs.tapes.recipes import Way, with_tape_of
 from ligerprof.runs.tapes.record import Passes, Recording, UnlikePassesError, passes_of
 from ligerprof.torch_memory.allocator.settings import SizeRules
@@ -23,14 +24,14 @@ _TOLERANCE = 0.001
 _LENGTHS = 3
 
 
-def trace_here(recipe: TrainingRecipe, _progress: Progress, *, way: Way) -> Tape:
+def trace_here(recipe: TrainingRecipe, _progress: Progress, *, way: Way, own: OwnModule | None = None) -> Tape:
     """`traced.trace_tape` in this process, which has not simulated before and ends afterwards.
 
     Raises:
         UnsupportedError: the passes do not allocate in one order even at one size.
         LigerprofError: as `simulate_step` does.
     """
-    with passes_of(recipe, way) as passes:
+    with passes_of(recipe, way, own) as passes:
         try:
             return _traced(passes, recipe)
         except UnlikePassesError as error:

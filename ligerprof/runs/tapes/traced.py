@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.models.tape import Tape
@@ -14,12 +14,16 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.training_options import TrainingOptions
 from ligerprof.runs.tapes.recipes import REPLAYED, Way, to_trace, with_tape_of
 
+if TYPE_CHECKING:
+    from ligerprof.runs.tapes.own import OwnModule
 
-def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRecipe:
+
+def with_tape(recipe: TrainingRecipe, say: Callable[[str], None], own: "OwnModule | None" = None) -> TrainingRecipe:
     """The recipe with the tape of its model if its architecture has no row; other recipes are returned as they are.
 
     Args:
         say: callback that receives a short status message.
+        own: the model, if it is a user's own module.
 
     Raises:
         UnsupportedError: an option that is not replayed, or a model that cannot be traced.
@@ -29,12 +33,12 @@ def with_tape(recipe: TrainingRecipe, say: Callable[[str], None]) -> TrainingRec
         return recipe
     _require_replayed(recipe)
     longest = at_longest(recipe)
-    tape = _find_or_trace(longest, _ways(recipe), say)
-    evaluated = None if recipe.eval_batch is None else _find_or_trace(longest, (Way.EVALUATION,), say)
+    tape = _find_or_trace(longest, _ways(recipe), say, own)
+    evaluated = None if recipe.eval_batch is None else _find_or_trace(longest, (Way.EVALUATION,), say, own)
     return with_tape_of(recipe, tape, evaluated)
 
 
-def trace_tape(recipe: TrainingRecipe, way: Way = Way.UNITS) -> Tape:
+def trace_tape(recipe: TrainingRecipe, way: Way = Way.UNITS, own: "OwnModule | None" = None) -> Tape:
     """Trace the model of a recipe around the recipe's size, over a range as wide as one tape holds for.
 
     Raises:
@@ -43,7 +47,7 @@ def trace_tape(recipe: TrainingRecipe, way: Way = Way.UNITS) -> Tape:
     """
     from ligerprof.runs.simulated.worker import worker
 
-    tape: Tape = worker().run("ligerprof.runs.tapes.trace:trace_here", recipe, _silent, way=way)
+    tape: Tape = worker().run("ligerprof.runs.tapes.trace:trace_here", recipe, _silent, way=way, own=own)
     return tape
 
 
@@ -59,7 +63,9 @@ def _gathers(recipe: TrainingRecipe) -> bool:
     return recipe.engine.is_fsdp or recipe.zero == 3
 
 
-def _find_or_trace(recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[str], None]) -> Tape:
+def _find_or_trace(
+    recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[str], None], own: "OwnModule | None"
+) -> Tape:
     """The cached tape of a recipe, or one traced in the first of these ways whose replay is what the model does."""
     from ligerprof.models.tape_cache import cache_key, find_tape, keep_tape
 
@@ -73,8 +79,8 @@ def _find_or_trace(recipe: TrainingRecipe, ways: Sequence[Way], say: Callable[[s
     *first, last = ways
     for way in first:
         with suppress(UnsupportedError):
-            return keep_tape(keys[way], trace_tape(to_trace(recipe, way), way))
-    return keep_tape(keys[last], trace_tape(to_trace(recipe, last), last))
+            return keep_tape(keys[way], trace_tape(to_trace(recipe, way), way, own))
+    return keep_tape(keys[last], trace_tape(to_trace(recipe, last), last, own))
 
 
 def _description(recipe: TrainingRecipe, way: Way) -> dict[str, Any]:

@@ -5,10 +5,14 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
-from benchmarks.layer_recorder import SmallModel
+from benchmarks.layer_models import ROWS, TOKENS, SmallModel
 from benchmarks.layer_tapes import configs_of
 from ligerprof.models import spec_from_config
-from ligerprof.models.layer_tape import layer_kind, layer_tape, norm_tape
+from ligerprof.models.layer_tape import Batch, layer_kind, layer_tape, norm_tape
+from ligerprof.models.mixers import CHUNK_TOKENS
+from tests.sampling import sampled
+
+BATCH = Batch(rows=ROWS, tokens=TOKENS)
 
 pytestmark = [
     pytest.mark.usefixtures("no_log_records"),
@@ -16,13 +20,29 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "phi3", "stablelm", "deepseek_v2"])
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "stablelm", "deepseek_v2", "lfm2"])
 def test_a_layer_is_recorded_again(model_type: str) -> None:
     spec = spec_from_config(next(configs_of(model_type)), name=model_type)
     model = SmallModel(spec)
-    kinds = {str(layer_kind(spec, index)): index for index in range(spec.layers)}
+    kinds = {str(layer_kind(spec, index, BATCH)): index for index in range(spec.layers)}
     for index in kinds.values():
-        assert model.record(index) == layer_tape(spec, index)
+        assert model.record(index, BATCH.rows, BATCH.tokens) == layer_tape(spec, index, BATCH)
+
+
+@sampled("chunks", [1, 5], every=2)
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_a_scan_is_recorded_again(rows: int, chunks: int) -> None:
+    spec = spec_from_config(next(configs_of("falcon_h1")), name="falcon_h1")
+    assert spec.state_space is not None
+    batch = Batch(rows=rows, tokens=chunks * spec.state_space.chunk)
+    assert SmallModel(spec).record(0, batch.rows, batch.tokens) == layer_tape(spec, 0, batch)
+
+
+@pytest.mark.slow
+def test_a_loop_over_chunks_of_tokens_is_recorded_again() -> None:
+    spec = spec_from_config(next(configs_of("qwen3_5_text")), name="qwen3_5_text")
+    batch = Batch(rows=1, tokens=5 * CHUNK_TOKENS)
+    assert SmallModel(spec).record_loop(0, batch.rows, CHUNK_TOKENS, 0) == layer_tape(spec, 0, batch)
 
 
 def test_a_norm_is_recorded_again() -> None:
