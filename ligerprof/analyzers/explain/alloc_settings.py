@@ -64,8 +64,9 @@ class SettingsOutcome:
         retries: how often cached memory was given back to make room under the recorded limit.
         fits: whether the allocation that failed in the recording succeeds; None if none failed, or if that depends on
             the limit, of which a recording then shows two bounds.
-        smallest_limit_bytes: a limit on reserved bytes under which all requests succeed, at most one large segment
-            above the smallest such limit; None if it was not searched: for the best few and the recording's own.
+        smallest_limit_bytes: a limit on reserved bytes under which all requests succeed, while they do not under one
+            large segment less (under much less they may again); None if it was not searched: for the best few and the
+            recording's own.
     """
 
     conf: Conf
