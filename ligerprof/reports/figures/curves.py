@@ -369,8 +369,6 @@ _REFERENCE_COLOR = "#737373"
 # each of two
 _ROOM = {1: 1.25, 2: 1.7}
 _SMALLEST_CHANGE = 0.005
-
-
 # label and cell of one kernel set
 _Bar = tuple[str, Cell]
 

@@ -56,7 +56,6 @@ class _Running(NamedTuple):
     """A running module, and what is noted of it besides its entries in backward.
 
     Attributes:
-        text: the stamp before it was called.
         outer: the name of the module that called it.
         recomputes: whether backward computes it again.
     """
