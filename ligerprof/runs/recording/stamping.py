@@ -53,7 +53,7 @@ class _Name:
 
 
 class _Running(NamedTuple):
-    """A running module, the stamp before its call, the module that called it, and whether backward computes it again."""
+    """A running module, the stamp before its call, the module that called it, whether backward computes it again."""
 
     name: str
     text: str
