@@ -310,11 +310,7 @@ def _view(report: PeakReport | FailedAllocation, by: View) -> Table:
 
 
 def blocks_table(groups: Iterable[BlockGroup], top: int, *, more: str = "--top shows more") -> Table:
-    """The largest groups, all layers joined: what they are, who allocated them, and what keeps them.
-
-    Args:
-        more: how to see the other rows.
-    """
+    """The largest groups, all layers joined: what they are, who allocated and what keeps them; the rest as `more`."""
     rows = _join_lines(join_layers(groups))
     table = groups_table("role", "MiB", "blocks", who="allocated by, and kept by", figure_width=0, heading_width=0)
     for row in rows[:top]:

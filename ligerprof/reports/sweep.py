@@ -31,12 +31,12 @@ def origin_words(backend: Backend, gpu: str) -> str:
 def plan_table(plan: SweepPlan, cells: Mapping[str, Cell]) -> "Table":
     """The cells in order, their estimated peaks, and their status so far."""
     distinguishing = distinguishing_options(plan.recipes)
-    table = listing_table("cell", "estimated peak", "so far", right=("estimated peak",), folded=("cell",))
+    rows = []
     for recipe in plan.recipes:
         peak_bytes = estimated_peak_bytes(recipe)
         peak = NO_FIGURE if peak_bytes is None else format_bytes(peak_bytes)
-        table.add_row(describe(recipe, distinguishing), peak, _so_far(recipe, cells))
-    return table
+        rows.append((describe(recipe, distinguishing), peak, _so_far(recipe, cells)))
+    return listing_table("cell", "estimated peak", "so far", right=("estimated peak",), folded=("cell",), rows=rows)
 
 
 def plan_json(plan: SweepPlan, cells: Mapping[str, Cell]) -> dict[str, Any]:
@@ -74,21 +74,19 @@ def _cells_table(cells: Sequence[Cell]) -> "Table":
     """One row per cell: peak, reserved bytes, speed, and how it ended."""
     distinguishing = distinguishing_options(cell.recipe for cell in cells)
     figures = ("peak", "reserved", "step", "tokens/s")
-    table = listing_table("cell", *figures, "end", right=figures, folded=("cell", "end"))
-    for cell in cells:
-        table.add_row(describe(cell.recipe, distinguishing), *_figures(cell), _end_words(cell))
-    return table
+    rows = [(describe(cell.recipe, distinguishing), *_figures(cell), _end_words(cell)) for cell in cells]
+    return listing_table("cell", *figures, "end", right=figures, folded=("cell", "end"), rows=rows)
 
 
 def _borders_table(borders: Sequence[Border]) -> "Table":
     """One row per line: the largest size that ran, and the smallest that was out of memory."""
     distinguishing = distinguishing_options(border.recipe for border in borders)
     sizes = ("largest that runs", "smallest out of memory")
-    table = listing_table("border of", *sizes, "note", right=sizes, folded=("border of", "note"))
+    rows = []
     for border in borders:
-        largest, smallest = (str(value or "none") for value in (border.largest, border.smallest_oom))
-        table.add_row(_border_words(border, distinguishing), largest, smallest, border.reason or "")
-    return table
+        found = (str(value or "none") for value in (border.largest, border.smallest_oom))
+        rows.append((_border_words(border, distinguishing), *found, border.reason or ""))
+    return listing_table("border of", *sizes, "note", right=sizes, folded=("border of", "note"), rows=rows)
 
 
 def _border_words(border: Border, distinguishing: Iterable[str]) -> str:

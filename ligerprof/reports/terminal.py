@@ -84,7 +84,6 @@ def roles_table(columns: Sequence[FiguresColumn], *, reference: int | None = Non
     has its difference from the reference in percent.
 
     Args:
-        columns: at least one.
         reference: index of the column that the others are compared with; None is the first.
         distance: heading of the differences.
     """

@@ -54,7 +54,6 @@ class OutsideMoment:
     Attributes:
         moment: what has just ended: context, process_group, model, a phase of the first step, warm_up or step.
         outside_bytes: in use by CUDA's count (cudaMemGetInfo), less `reserved_bytes`.
-        reserved_bytes: of torch's allocator.
         process_bytes: of this process as nvidia-smi lists it; None if the driver does not say.
     """
 

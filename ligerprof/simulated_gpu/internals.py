@@ -41,7 +41,6 @@ class Call:
     """An operator that is about to run; a model of CUDA's internals says when its results are allocated.
 
     Args:
-        device: allocates the temporaries.
         planned: makes the operator's results, on the GPU or, with `on_meta`, without blocks.
     """
 

@@ -95,9 +95,7 @@ class _Pass(NamedTuple):
     Attributes:
         output: what it returned, with _Made and _Given in the place of tensors.
         state: attributes of the cache's layer afterwards that were others before.
-        made_up: how often values were made up.
         most_bytes: what the allocator may reserve for it at most.
-        stamp: the stamp when it was called.
         temporaries: how many blocks it allocated and freed.
     """
 

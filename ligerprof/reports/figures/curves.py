@@ -74,8 +74,7 @@ _OTHER_LOOKS = (
 _OTHER_DASHES = ((0.0, (3.0, 1.6)), (0.0, (1.2, 1.6)), (0.0, (6.0, 1.2, 1.2, 1.2)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """Cells that make one line.
 
     Attributes:
@@ -255,8 +254,7 @@ _CROSS_INCHES = 0.075
 _CROSS: dict[str, Any] = {"marker": "x", "linestyle": "", "markersize": 5.5, "markeredgewidth": 1.6, "zorder": 5}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     """The points of a series.
 
     Attributes:
@@ -371,8 +369,6 @@ _REFERENCE_COLOR = "#737373"
 # each of two
 _ROOM = {1: 1.25, 2: 1.7}
 _SMALLEST_CHANGE = 0.005
-
-
 # label and cell of one kernel set
 _Bar = tuple[str, Cell]
 

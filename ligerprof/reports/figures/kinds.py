@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ligerprof.analyzers.estimate import estimated_peak_bytes
 from ligerprof.errors import LigerprofError, ResultFormatError
@@ -49,8 +49,7 @@ _LEAST_PERCENT = 0.1
 _WIDE = 5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """A predicted peak and the measured one of the same condition; `way` is estimated or simulated."""
 
     way: str
@@ -204,16 +203,14 @@ def _read_run(path: Path) -> tuple[list[Cell], list[SnapshotSource]]:
     return [cell], recording
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A figure and the name of its file, without a suffix."""
 
     name: str
     figure: "Figure"
 
 
-@dataclass(frozen=True, slots=True)
-class PlotKind:
+class PlotKind(NamedTuple):
     """One kind of figure.
 
     Attributes:
@@ -306,11 +303,8 @@ def _recorded(title: str, analysis: "SnapshotAnalysis") -> Recorded:
 
 def _memory_title(recordings: Sequence[Recorded]) -> str:
     failed = sum(recorded.failed is not None for recorded in recordings)
-    return (
-        "Memory over one step"
-        if not failed
-        else "Memory until it ran out" + " or over one step" * (failed < len(recordings))
-    )
+    until = "Memory until it ran out" + " or over one step" * (failed < len(recordings))
+    return until if failed else "Memory over one step"
 
 
 def _layers(sources: Sources) -> Iterator[Drawn]:

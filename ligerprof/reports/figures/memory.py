@@ -41,8 +41,7 @@ _MOST_GROUPS = 3
 _ROOM = 1.16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RolesBar:
+class RolesBar(NamedTuple):
     """One bar; `group`: adjacent bars of one group are drawn together, with the group's name next to the first."""
 
     title: str
@@ -50,8 +49,7 @@ class RolesBar:
     group: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One role, or the pooled roles: its size in each bar, in order."""
 
     label: str

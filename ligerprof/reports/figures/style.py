@@ -57,12 +57,7 @@ class AreaLook:
 
 @dataclass(frozen=True, slots=True)
 class LineLook:
-    """How a line is drawn.
-
-    Attributes:
-        dashes: matplotlib's line style.
-        points: size of the markers; markers below others are larger and hollow, so that both are visible.
-    """
+    """How a line is drawn; markers below others are larger and hollow, so that both are visible."""
 
     color: str
     marker: str

@@ -77,7 +77,6 @@ class LargestFit:
         value: the largest value that fits; None if none is known to.
         next_value: the next larger one, which does not fit; None if there is none, or it is not known.
         bounded_by: what the next value exceeds; None if the search was ended.
-        trial: of the command with the value.
         trials: all, in the order of their ends, each with its value.
     """
 
@@ -122,9 +121,7 @@ class CheapestFit:
     Attributes:
         own: the trial of the command as it is; None if it did not end.
         plan: the levers with which it fits, the cheapest first; None if none are known.
-        trial: of the command with the plan.
         refused: levers that cannot be pulled, each with the reason.
-        left: levers that the plan does without.
         is_whole: whether the search came to its end.
         trials: all, in the order of their ends, each with the names of its levers.
     """

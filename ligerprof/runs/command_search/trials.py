@@ -307,12 +307,11 @@ class Trials:
         self._running.remove(running)
 
 
+# a program that trains with TRL takes .6 to 1.3 GB
+_TRIAL_BYTES, _MOST_AT_ONCE = 2 * 10**9, 8
+
+
 def trials_at_once() -> int:
     """How many trials run at a time: as many as there are cores and main memory for, at most eight."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(cores, available_bytes() / _TRIAL_BYTES, _MOST_AT_ONCE)))
-
-
-# a program that trains with TRL takes .6 to 1.3 GB
-_TRIAL_BYTES = 2 * 10**9
-_MOST_AT_ONCE = 8

@@ -47,7 +47,6 @@ class Sample:
 
     Attributes:
         seconds: since the process started.
-        peak_bytes: the highest allocated bytes so far.
         roles: bytes of weights, gradients and optimizer states, of those optimizers that have stepped.
     """
 

@@ -259,7 +259,6 @@ class Parts:
 
     Args:
         folder: of the recording; the files are in a folder inside.
-        most_entries: of torch's buffer of events.
         disk_bytes: the most bytes of all files. Beyond it, parts are dropped: the oldest first, those of the step of
             the peak and of the running step last.
         keeps_all: whether all parts that fit on the disk are of use, not only those around the peak.

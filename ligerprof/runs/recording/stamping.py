@@ -53,13 +53,7 @@ class _Name:
 
 
 class _Running(NamedTuple):
-    """A running module, and what is noted of it besides its entries in backward.
-
-    Attributes:
-        text: the stamp before it was called.
-        outer: the name of the module that called it.
-        recomputes: whether backward computes it again.
-    """
+    """A running module, the stamp before its call, the module that called it, whether backward computes it again."""
 
     name: str
     text: str

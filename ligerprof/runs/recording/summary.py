@@ -63,7 +63,6 @@ class RecordingSummary:
 
     Attributes:
         rank: None for a process that no launcher numbered.
-        started_us: Unix time.
         steps: the number of steps that it ran, those that were not recorded included.
         last_recorded: the last step with events; None if all of them have.
         counter_peak_bytes: torch.cuda.max_memory_allocated() when the snapshot was written.

@@ -64,11 +64,7 @@ class _FourBitProduct(torch.autograd.Function):
 
 
 class EightBitLinear(nn.Linear):
-    """bitsandbytes.nn.Linear8bitLt with LLM.int8 weights, and inputs without outliers.
-
-    Args:
-        weight: the weight to quantize.
-    """
+    """bitsandbytes.nn.Linear8bitLt with LLM.int8 weights made of `weight`, and inputs without outliers."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         nn.Module.__init__(self)

@@ -153,7 +153,6 @@ def possible_sizes(traced: Mapping[int, int], tokens: Values, counted: Sequence[
 
     Args:
         traced: bytes by the number of the shape.
-        tokens: of each shape.
         counted: what else sizes may depend on.
     """
     places, everywhere = tuple(traced), range(len(tokens))
@@ -316,7 +315,6 @@ class _Part:
     Attributes:
         sizes: of each different allocation, the sizes at all shapes that are possible.
         chosen: of each allocation in order, which of `sizes` it has.
-        shapes: their number.
     """
 
     operations: tuple[int, ...]

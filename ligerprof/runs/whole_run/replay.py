@@ -10,10 +10,12 @@ from ligerprof.recipe.lengths import BatchShape, RunShapes
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.outcome import Progress
 from ligerprof.runs.whole_run.programs import Program, Programs
-from ligerprof.serialization import select, to_json
+from ligerprof.serialization import select
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.allocator.states import UNIT_BYTES, Sizes, can_compile, make_allocator
+
+_SIZES = ("requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +26,7 @@ class RunMoment:
     shape: BatchShape
 
     def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, **to_json(select(self.shape, "rows", "tokens", "masked"))}
+        return select(self, "step", "shape.rows", "shape.tokens", "shape.masked")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +40,7 @@ class RunFailure:
     limit_bytes: int
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **self.moment.to_json(),
-            **select(self, "requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes"),
-        }
+        return {**self.moment.to_json(), **select(self, *_SIZES)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +48,6 @@ class WholeRun:
     """Peaks over all steps of one pass over the data; of the steps that ran, if memory ran out.
 
     Attributes:
-        steps: steps that ran to their end.
-        distinct_shapes: different shapes among the micro-batches.
         traced_shapes: those whose steps were simulated; the others follow from them.
         peak_bytes, peak: the most allocated bytes, and when.
         reserved_bytes, reserved: the most reserved bytes, and when they were first reached.
@@ -130,8 +127,7 @@ class Replay:
             done = len(self._shapes.steps)
         except AllocatorFullError as error:
             self._note(done, (self._allocator.highest, self._allocator.highest_reserved))
-            sizes = select(error, "requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
-            oom = RunFailure(moment=self._moment(done), **sizes)
+            oom = RunFailure(moment=self._moment(done), **select(error, *_SIZES))
         return self._outcome(done, first, oom)
 
     def _step(self, shapes: _Step) -> tuple[int, int]:

@@ -172,12 +172,8 @@ class Messages:
 
 # the machine replaces both
 _SAVE, _LOAD = torch.save, torch.load
-
-
 # a rank that is started imports the program's libraries first, which takes minutes on a busy machine
 _UNTIL_REFUSED_SECONDS = 600.0
-
-
 # torch describes neither as part of its module
 _distributed: Any = dist
 _Store: Any = _distributed.Store
