@@ -25,7 +25,7 @@ VERDICTS = DATA / "verdicts"
 ROWS = [json.loads(line) for line in (VERDICTS / "drawn.jsonl").read_text(encoding="utf-8").splitlines()]
 FILES = json.loads((VERDICTS / "files.json").read_text(encoding="utf-8"))
 # of the drawn recipes; docs/accuracy.md quotes it
-MOST_OPEN = 6
+MOST_OPEN = 2
 QUICK = 6
 
 

@@ -24,9 +24,9 @@ from ligerprof.torch_memory.dtypes import HALF_BYTES
 
 # how far the smallest limit under which the replay completes is from that of a simulated step, as a share of the limit:
 # chosen so that no verdict contradicts the simulation for the recipes of tests/data/verdicts; docs/accuracy.md
-_UNCERTAIN_SHARE = 0.003
+_UNCERTAIN_SHARE = 0.0015
 # where each matrix of attention scores is a tensor, whose place decides on those of others
-_UNCERTAIN_SHARE_OF_SCORES = 0.0075
+_UNCERTAIN_SHARE_OF_SCORES = 0.002
 # whole runs over different lengths, of which only the largest micro-batch is replayed; above the 3 % under which no
 # verdict contradicts the simulated runs of tests/data/verdicts/lengths.jsonl
 _UNCERTAIN_SHARE_OF_LENGTHS = 0.05
