@@ -105,6 +105,7 @@ _OWN: dict[str, dict[str, Any]] = {
         name: {"layer_types": ["full_attention", "sliding_attention"] * 3, "use_sliding_window": True}
         for name in ("dots1", "qwen2", "qwen3")
     },
+    "mellum": {"layer_types": ["full_attention", "sliding_attention"] * 3, "mlp_layer_types": ["dense", "sparse"] * 3},
     "llama4_text": {"intermediate_size_mlp": 96, "interleave_moe_layer_step": 2},
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
 }

@@ -508,6 +508,10 @@ _ONE_SHARED = replace(
     shared=SharedExpert(width="moe_intermediate_size", times="num_shared_experts", name="shared_experts", gate=None),
 )
 
+_QWEN3_MOE = next(row for row in EXPERT_ROWS if row.model_type == "qwen3_moe")
+_MELLUM = {"head_dim": 128, "num_experts": 64, "moe_intermediate_size": 896, "norm_topk_prob": True}
+_LISTED = SparseLayers(kinds="mlp_layer_types")
+
 SIGMOID_ROWS = (
     Architecture(
         model_type="dots1",
@@ -576,6 +580,17 @@ SIGMOID_ROWS = (
                 layers=SparseLayers(first=(None, 1), kinds="mlp_layer_types"),
             )
         ),
+    ),
+    replace(
+        _QWEN3_MOE,
+        model_type="mellum",
+        defaults={**_QWEN3_MOE.defaults, **_MELLUM},
+        attention=replace(
+            _QWEN3_MOE.attention,
+            # without a list of kinds, no layer has a window
+            window=SlidingWindow(default=1024, layers=LayerChoice(from_layer=("num_hidden_layers", 0))),
+        ),
+        mlp=Mlp(experts=Experts(width="moe_intermediate_size", adapted_by_name=True, layers=_LISTED)),
     ),
     Architecture(
         model_type="kolibri1",
