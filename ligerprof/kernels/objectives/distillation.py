@@ -180,7 +180,7 @@ def _divergence_kernel(
     in_vocab = (label >= 0) & (label < vocab)
     h_lse = 0.0
     if HARD:
-        h_lse, _ = _log_sum(h_highest, h_total)
+        h_lse, h_shares = _log_sum(h_highest, h_total)
         z_y = in_formula(tl.load(student_ptr + label, mask=in_vocab, other=0.0), label, in_vocab, of_student)
         tl.store(hard_ptr + row, tl.where(in_vocab, h_lse - z_y, float("nan")))
         # all threads have read it before one overwrites it
@@ -203,7 +203,7 @@ def _divergence_kernel(
             p = relative_exp(s, 0.0)
             grad = tl.where(p > 0.0, p * (s - t - soft), 0.0)
         if KIND == "mixed":
-            p, above_p, _ = _of_mixture(s, t, beta, INSTRUCTION)
+            p, above_p, below_q = _of_mixture(s, t, beta, INSTRUCTION)
             grad = p * (of_p - above_p)
         grad *= soft_scale
         if HARD:
