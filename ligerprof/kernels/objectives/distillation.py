@@ -180,7 +180,7 @@ def _divergence_kernel(
     in_vocab = (label >= 0) & (label < vocab)
     h_lse = 0.0
     if HARD:
-        h_lse, h_shares = _log_sum(h_highest, h_total)
+        h_lse, _shares = _log_sum(h_highest, h_total)
         z_y = in_formula(tl.load(student_ptr + label, mask=in_vocab, other=0.0), label, in_vocab, of_student)
         tl.store(hard_ptr + row, tl.where(in_vocab, h_lse - z_y, float("nan")))
         # all threads have read it before one overwrites it
