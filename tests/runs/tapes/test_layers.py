@@ -1,14 +1,17 @@
 """Tapes of decoder layers are what transformers' code does now."""
 
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
 
 import pytest
 from packaging.version import Version
 
 from benchmarks.layer_models import ROWS, TOKENS, SmallModel
 from benchmarks.layer_tapes import configs_of
-from ligerprof.models import spec_from_config
-from ligerprof.models.layer_tape import Batch, layer_kind, layer_tape, norm_tape
+from ligerprof.models import ModelSpec, spec_from_config
+from ligerprof.models.layer_tape import Batch, Step, layer_kind, layer_tape, norm_tape
 from ligerprof.models.mixers import CHUNK_TOKENS
 from tests.sampling import sampled
 
@@ -29,13 +32,28 @@ def test_a_layer_is_recorded_again(model_type: str) -> None:
         assert model.record(index, BATCH.rows, BATCH.tokens) == layer_tape(spec, index, BATCH)
 
 
+@pytest.fixture(scope="module")
+def process() -> Iterator[Pool]:
+    """One in which no other test ran: after a check of kernels, tensors of the scan end later."""
+    with get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
+def recorded_scan(rows: int, tokens: int) -> Sequence[Step]:
+    return SmallModel(scanned()).record(0, rows, tokens)
+
+
+def scanned() -> ModelSpec:
+    return spec_from_config(next(configs_of("falcon_h1")), name="falcon_h1")
+
+
 @sampled("chunks", [1, 5], every=2)
 @pytest.mark.parametrize("rows", [1, ROWS])
-def test_a_scan_is_recorded_again(rows: int, chunks: int) -> None:
-    spec = spec_from_config(next(configs_of("falcon_h1")), name="falcon_h1")
+def test_a_scan_is_recorded_again(process: Pool, rows: int, chunks: int) -> None:
+    spec = scanned()
     assert spec.state_space is not None
     batch = Batch(rows=rows, tokens=chunks * spec.state_space.chunk)
-    assert SmallModel(spec).record(0, batch.rows, batch.tokens) == layer_tape(spec, 0, batch)
+    assert process.apply(recorded_scan, (batch.rows, batch.tokens)) == layer_tape(spec, 0, batch)
 
 
 @pytest.mark.slow
