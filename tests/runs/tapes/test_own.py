@@ -27,7 +27,7 @@ def _measured(tmp_path: Path, kind: str, batch: int, seq: int) -> tuple[int, int
     """Allocated and reserved bytes of the unchanged loop."""
     program = tmp_path / "program.py"
     program.write_text(f"from {train.__module__} import train\ntrain({kind!r}, {batch}, {seq})\n", encoding="utf-8")
-    command = ["run", "--device", "simulated", "--gpu", "h200", "--", "python", str(program)]
+    command = ["run", "--device", "simulated", "--gpu", "h200", "--", sys.executable, str(program)]
     printed = subprocess.run(
         [sys.executable, "-m", "ligerprof", *command],
         check=True,
