@@ -22,6 +22,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.runs.bench.records import read_lines
 from ligerprof.runs.recording.summary import RECORDING, RecordingSummary, read_summary
 from ligerprof.runs.sweep.cells import read_cells
+from ligerprof.serialization import to_json
 from tests.paths import DATA, RECORDINGS, RESULTS
 from tests.snapshots.mutations import originals
 
@@ -180,9 +181,9 @@ def _results() -> list[Subject]:
     )
     rows = (RESULTS / "steps-h200.jsonl").read_text(encoding="utf-8").splitlines()[:3]
     records = (RESULTS / "kernels-h200.jsonl").read_text(encoding="utf-8").splitlines()[:3]
-    summary = RecordingSummary(
-        rank=0, pid=7, argv=("train.py", "--lr", "1"), started_us=10, steps=3, last_recorded=2
-    ).to_json()
+    summary = to_json(
+        RecordingSummary(rank=0, pid=7, argv=("train.py", "--lr", "1"), started_us=10, steps=3, last_recorded=2)
+    )
     return [
         _json("result", estimate, by_command("compare", twice=True)),
         _json("result", baseline, by_command("diff", twice=True)),

@@ -28,7 +28,7 @@ LORA_RANK = 16
 # peft's layer calls a dropout module; so do the simulation's layer over quantized weights, and the fused loss
 ADAPTER_DROPOUT = (
     r"modules/dropout\.py:forward\n(?:\S*torch/nn/modules/module\.py:\w+\n)*"
-    r"\S*(?:peft/tuners/lora/|simulated/low_bit\.py:_with_adapter|patching/heads\.py:_factors)"
+    r"\S*(?:peft/tuners/lora/|simulated/low_bit\.py:forward|patching/heads\.py:_factors)"
 )
 _SAVED_ROLES = (Role.ACTIVATIONS, Role.ATTENTION_TEMPORARIES)
 # their setting for 16-bit weights also ends autocast
