@@ -110,7 +110,7 @@ def _numbered(parent: Path) -> Path:
 
 
 def find_trace(path: Path) -> Path:
-    """The newest profiler trace in a folder or in its tensorboard/; raises RunDirectoryError if there is no trace."""
+    """The newest profiler trace in a folder or its folder tensorboard; raises RunDirectoryError if none is there."""
     found = [file for folder in (path / TENSORBOARD, path) for file in folder.glob(TRACES) if file.is_file()]
     if not found:
         raise RunDirectoryError(f"{path}: it holds no profiler trace ({TRACES}). `ligerprof step` writes one on a GPU.")

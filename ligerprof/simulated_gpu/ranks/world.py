@@ -52,7 +52,7 @@ class World:
         )
 
     def chosen(self, size: int) -> tuple[int, ...]:
-        """The ranks to run in a world of this size; raises RecipeError if there is no such rank."""
+        """The ranks to run in a world of this size; raises RecipeError if the world lacks a chosen rank."""
         for rank in self.ranks:
             if rank >= size:
                 raise RecipeError(f"--ranks {rank}: a world of {size} has the ranks 0 to {size - 1}.")
