@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import resource
 import signal
 import sys
 import time
@@ -11,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, cuda
@@ -367,7 +367,11 @@ def _quietly(function: Callable[..., None]) -> Callable[..., None]:
 
 def _main_memory() -> tuple[int, int]:
     """The most main memory that this process took, and that torch page-locked of it."""
-    pinned_bytes = 0
+    highest_bytes = pinned_bytes = 0
     with suppress(Exception):
         pinned_bytes = int(cuda.host_memory_stats().get("allocated_bytes.peak", 0))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, pinned_bytes
+    # Linux alone has it; `ru_maxrss` starts with that of the process that started this one
+    with suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        highest_bytes = int(status.partition("VmHWM:")[2].split()[0]) << 10
+    return highest_bytes, pinned_bytes

@@ -3,6 +3,8 @@
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -222,13 +224,26 @@ def test_memory_that_runs_out_before_the_chosen_steps_is_explained(tmp_path: Pat
     recording.finish()
 
 
+def in_parts(monkeypatch: pytest.MonkeyPatch, least_events: int, most_events: int) -> None:
+    """Make a recording long at 150 events, and its parts of so many."""
+    monkeypatch.setattr(parts, "_SECONDS_BETWEEN_CHECKS", 0)
+    monkeypatch.setattr(parts, "_LEAST_EVENTS_OF_PART", least_events)
+    monkeypatch.setattr(parts, "_MOST_EVENTS_OF_PART", most_events)
+    monkeypatch.setattr(parts, "_MOST_EVENTS", 150)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_main_memory_is_that_of_the_process_and_not_of_the_one_that_started_it() -> None:
+    held = bytearray(2**30)
+    code = "from ligerprof.runs.recording.process import _main_memory; print(_main_memory()[0])"
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert 2**24 < int(printed) < len(held)
+
+
 def test_a_long_recording_has_its_peak_and_the_weights_that_it_lost_the_events_of(
     tmp_path: Path, exits: Exits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "_SECONDS_BETWEEN_CHECKS", 0)
-    monkeypatch.setattr(parts, "_LEAST_EVENTS_OF_PART", 30)
-    monkeypatch.setattr(parts, "_MOST_EVENTS_OF_PART", 60)
-    monkeypatch.setattr(parts, "_MOST_EVENTS", 150)
+    in_parts(monkeypatch, 30, 60)
     recording, history = start(tmp_path)
     with history:
         model = nn.Linear(4, 4)
@@ -266,10 +281,7 @@ class Policy(nn.Linear):
 def test_a_long_recording_counts_what_scoring_reached_in_steps_that_it_leaves_out(
     tmp_path: Path, exits: Exits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parts, "_SECONDS_BETWEEN_CHECKS", 0)
-    monkeypatch.setattr(parts, "_LEAST_EVENTS_OF_PART", 3)
-    monkeypatch.setattr(parts, "_MOST_EVENTS_OF_PART", 3)
-    monkeypatch.setattr(parts, "_MOST_EVENTS", 150)
+    in_parts(monkeypatch, 3, 3)
     recording, history = start(tmp_path)
 
     def score(*_: object) -> None:
