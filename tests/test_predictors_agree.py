@@ -95,9 +95,8 @@ def differences(recipe: TrainingRecipe) -> dict[str, tuple[int, int]]:
         limited = dataclasses.replace(recipe, memory_limit_bytes=find_limit(recipe).size_bytes)
         fits = estimate(limited).verdict is Answer.FITS
         return {"verdict": (estimated.peak_bytes, simulated.peak_bytes)} if fits else {}
-    within = min(max(simulated.peak_bytes, estimated.lowest_bytes), estimated.highest_bytes)
     found = {}
-    if not close(within, simulated.peak_bytes):
+    if not close(estimated.peak_bytes, simulated.peak_bytes):
         found["peak"] = (estimated.peak_bytes, simulated.peak_bytes)
     if not close(estimated.host_bytes, simulated.host_bytes or 0):
         found["host"] = (estimated.host_bytes, simulated.host_bytes or 0)

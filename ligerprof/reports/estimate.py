@@ -97,9 +97,6 @@ def summary(estimate: MemoryEstimate) -> str:
     if (second_bytes := estimate.second_step_peak_bytes) is not None:
         text += f", {format_bytes(second_bytes)} in the second one, where DDP builds its buckets anew"
     text += "."
-    low, high = format_bytes(estimate.lowest_bytes), format_bytes(estimate.highest_bytes)
-    if low != high:
-        text += f" Depending on the allocator it is between {low} and {high}."
     if estimate.evaluation_peak_bytes is not None:
         text += f" Evaluation needs {format_bytes(estimate.evaluation_peak_bytes)}."
     if estimate.host is not None:

@@ -1,25 +1,25 @@
 """The estimate of a recipe: its figures, and what they assume and leave out."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ligerprof.analyzers.estimate.activations import is_covered
 from ligerprof.analyzers.estimate.compared import compared_with
 from ligerprof.analyzers.estimate.context import is_eager
-from ligerprof.analyzers.estimate.evaluation import evaluation_peak
 from ligerprof.analyzers.estimate.fused import keeps_products
 from ligerprof.analyzers.estimate.headroom import headroom_note, settle_flce_budget
 from ligerprof.analyzers.estimate.host import host_bytes, main_memory
 from ligerprof.analyzers.estimate.judge import judge
 from ligerprof.analyzers.estimate.placement import paged_bytes
-from ligerprof.analyzers.estimate.places import PlaceBytes, places
-from ligerprof.analyzers.estimate.replayed import EstimatedRun, built
+from ligerprof.analyzers.estimate.places import PlaceBytes, places, spread, sums, weight_place
+from ligerprof.analyzers.estimate.replayed import Peak, run_estimate
 from ligerprof.analyzers.estimate.result import FitVerdict, HostVerdict, MemoryEstimate, Term
 from ligerprof.analyzers.estimate.routings import routing_assumption, routing_range
-from ligerprof.analyzers.estimate.saving import saving_peak
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import StepPeaks, place, step_kinds, step_peaks
+from ligerprof.analyzers.estimate.step import run_step, step_kinds
+from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.terms import buffer_terms, checkpoint_term, logits_term, static_term
 from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.errors import DoesNotFitError, LigerprofError, UnknownModelError, UnsupportedError
@@ -32,9 +32,8 @@ from ligerprof.recipe.conflicts import require_gathered_head
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.recipe.usable_memory import Limit, lowest_limit
-from ligerprof.roles import MemoryBreakdown, Phase
+from ligerprof.roles import MemoryBreakdown, Phase, Role
 from ligerprof.text import printable
-from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, parse_allocator_settings
 from ligerprof.torch_memory.attention import AttentionKernel
 from ligerprof.torch_memory.distributed import WORST_RANK
 from ligerprof.torch_memory.saved_tensors import FUSED_ATTENTION, MATMULS, layer_runs
@@ -56,48 +55,36 @@ def estimate(recipe: TrainingRecipe) -> MemoryEstimate:
     _require_estimable(recipe)
     headroom = headroom_note(recipe)
     recipe = settle_flce_budget(recipe)
-    kernels = find_kernel_set(recipe.providers, recipe.spec)
-    weights = list(make_weights(recipe).values())
-    recordings = [built(recipe, weights, place(recipe, weights, first=True))]
-    steps: dict[Step, StepPeaks] = {}
-    for step in step_kinds(recipe):
-        steps[step] = step_peaks(recipe, kernels, step, recordings)
-        recordings.append(steps[step].recording)
-    steady = steps[Step.STEADY]
-    evaluation, of_evaluation = evaluation_peak(recipe, kernels, recordings)
-    saving, of_saving = saving_peak(recipe)
+    run, steady = run_estimate(recipe, given)
+    weights = make_weights(recipe)
+    peaks = {step: run.peak_bytes(number) for number, step in enumerate(step_kinds(recipe), start=1)}
+    phases = run.peaks[run.steady]
+    peak_phase = max(phases, key=lambda phase: phases[phase].allocated_bytes)
+    held = run.held_at(run.steady, phases[peak_phase])
+    evaluation = run.peaks[run.steady + 1].get(Phase.EVALUATION)
+    evaluated = None if evaluation is None else run.held_at(run.steady + 1, evaluation)
+    saving = run.peaks[run.steady + 2].get(Phase.SAVING)
     static, *others = terms = tuple(_terms(recipe, steady.logits_bytes))
-    lowest_bytes, highest_bytes = _between(recipe, steady)
-    other_peaks = [held.total_bytes for held in (evaluation, saving) if held is not None]
-    # blocks that are not split may be smaller in any of them
-    most_bytes = max(*(peaks.peak.total_bytes for peaks in steps.values()), *other_peaks)
-    run = EstimatedRun(
-        recipe=given,
-        recordings=[*recordings, of_evaluation, of_saving],
-        least_bytes=most_bytes * lowest_bytes // steady.peak.total_bytes,
-    )
-    routing = routing_range(recipe, kernels, steady.peak.total_bytes)
+    routing = routing_range(recipe, peaks[Step.STEADY], _steady_peak_bytes)
     checkpoint_bytes = sum(term.size_bytes for term in others if term.name == "checkpoints")
-    in_host = host_bytes(recipe, weights) + steady.host_bytes
+    in_host = host_bytes(recipe, weights.values()) + steady.host_bytes
     estimated = MemoryEstimate(
         recipe=given,
         run=run,
-        peak_bytes=steady.peak.total_bytes,
-        peak_phase=steady.phase,
-        phases={phase: held.total_bytes for phase, held in _phases(steady, evaluation).items()},
+        peak_bytes=peaks[Step.STEADY],
+        peak_phase=peak_phase,
+        phases={phase: peak.allocated_bytes for phase, peak in _phases(phases, evaluation).items()},
         static_bytes=static.size_bytes,
         checkpoint_bytes=checkpoint_bytes,
         logits_bytes=steady.logits_bytes,
-        roles=steady.peak,
-        layers=tuple(_layers(recipe, steady.peak_places)),
-        lowest_bytes=lowest_bytes,
-        highest_bytes=highest_bytes,
-        first_step_peak_bytes=steps[Step.FIRST].peak.total_bytes,
-        second_step_peak_bytes=steps[Step.SECOND].peak.total_bytes if Step.SECOND in steps else None,
-        evaluation_roles=evaluation,
-        saving_peak_bytes=None if saving is None else saving.total_bytes,
+        roles=_by_role(held),
+        layers=tuple(_layers(recipe, weights, held)),
+        first_step_peak_bytes=peaks[Step.FIRST],
+        second_step_peak_bytes=peaks.get(Step.SECOND),
+        evaluation_roles=None if evaluated is None else _by_role(evaluated),
+        saving_peak_bytes=None if saving is None else saving.allocated_bytes,
         host_bytes=in_host,
-        main_memory=main_memory(recipe, weights, in_host),
+        main_memory=main_memory(recipe, weights.values(), in_host),
         terms=terms,
         assumed=(
             *_assumed_of_lengths(recipe, of_lengths),
@@ -188,30 +175,43 @@ def kernel_calls(recipe: TrainingRecipe) -> tuple[tuple[KernelSpec, KernelShape]
 
         return replace(kernel, memory=memory)
 
-    step_peaks(
-        recipe,
-        {name: noted(kernel) for name, kernel in find_kernel_set(recipe.providers, recipe.spec).items()},
-        Step.STEADY,
-    )
+    noted_kernels = {name: noted(kernel) for name, kernel in find_kernel_set(recipe.providers, recipe.spec).items()}
+    run_step(recipe, noted_kernels, Step.STEADY)
     return tuple(calls)
 
 
-def _phases(steady: StepPeaks, evaluation: MemoryBreakdown | None) -> Mapping[Phase, MemoryBreakdown]:
-    return steady.phases if evaluation is None else {**steady.phases, Phase.EVALUATION: evaluation}
+def _phases(phases: Mapping[Phase, Peak], evaluation: Peak | None) -> Mapping[Phase, Peak]:
+    return phases if evaluation is None else {**phases, Phase.EVALUATION: evaluation}
 
 
-def _between(recipe: TrainingRecipe, peaks: StepPeaks) -> tuple[int, int]:
-    """The peak without unsplit remainders of large blocks, and with each remainder as large as possible."""
-    remainders = peaks.peak_remainders
-    lowest_bytes = peaks.peak.total_bytes - remainders.counted_bytes
-    rules = parse_allocator_settings(recipe.alloc_conf).rules
-    return lowest_bytes, lowest_bytes + remainders.blocks * (rules.smallest_rest(SMALL_REQUEST_BYTES + 1) - 1)
+def _steady_peak_bytes(recipe: TrainingRecipe) -> int:
+    run, _ = run_estimate(recipe)
+    return run.peak_bytes(run.steady)
 
 
-def _layers(recipe: TrainingRecipe, held: Mapping[str, MemoryBreakdown]) -> Iterator[PlaceBytes]:
-    nothing = MemoryBreakdown(roles={})
-    for name, count in places(traced_layers(recipe)):
-        yield PlaceBytes(name=name, count=count, roles=held.get(name, nothing))
+_Held = Mapping[tuple[str, Role], int]
+
+
+def _by_role(held: _Held) -> MemoryBreakdown:
+    roles = Counter[Role]()
+    for (_, role), size_bytes in held.items():
+        roles[role] += size_bytes
+    return MemoryBreakdown(roles=roles)
+
+
+def _layers(recipe: TrainingRecipe, weights: Mapping[str, Weight], held: _Held) -> Iterator[PlaceBytes]:
+    """What each part of the model holds; blocks that several parts have in common are divided among them."""
+    traced = traced_layers(recipe)
+    placed = [(weight_place(recipe, name, traced), weight) for name, weight in weights.items()]
+    stored = sums((place, sum(weight.stored_sizes)) for place, weight in placed)
+    trained = sums((place, weight.elements) for place, weight in placed if weight.trainable)
+    parts = {Role.PARAMETERS: stored, Role.GRADIENTS: trained, Role.OPTIMIZER_STATES: trained}
+    roles: dict[str, Counter[Role]] = defaultdict(Counter)
+    for (part, role), size_bytes in held.items():
+        for name, share_bytes in spread(size_bytes, {} if part else parts.get(role, {})):
+            roles[part or name][role] += share_bytes
+    for name, count in places(traced):
+        yield PlaceBytes(name=name, count=count, roles=MemoryBreakdown(roles=roles[name]))
 
 
 def _require_estimable(recipe: TrainingRecipe) -> None:

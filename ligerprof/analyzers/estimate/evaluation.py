@@ -3,11 +3,10 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from ligerprof.analyzers.estimate.block_meter import meter_after
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.recording import Recording, recording_after
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
-from ligerprof.analyzers.estimate.step import StaticMemory, hooks_of, place
+from ligerprof.analyzers.estimate.step import hooks_of, new_meter
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec, spec_from_config
@@ -15,13 +14,11 @@ from ligerprof.models.config_keys import Dropout
 from ligerprof.models.layer_tape import Batch, layer_tape, model_tape
 from ligerprof.recipe.categories import Step
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import MemoryBreakdown, Role
+from ligerprof.roles import Phase, Role
 
 
-def evaluation_peak(
-    recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], before: Sequence[Recording]
-) -> tuple[MemoryBreakdown | None, Recording]:
-    """Who holds what at the highest moment of an evaluation after a steady step, and its events; None without one.
+def run_evaluation(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], before: Sequence[Recording]) -> Recording:
+    """The events of an evaluation after a steady step; none without one.
 
     Gradients are gone by then; weights, optimizer states, workspaces and the last training batch are there.
 
@@ -30,16 +27,14 @@ def evaluation_peak(
     """
     evaluated = recipe.evaluation
     if evaluated is None:
-        return None, Recording()
+        return Recording()
     tape = recipe.spec.evaluation_tape
     model = _without_dropout(recipe.spec) if tape is None else dataclasses.replace(recipe.spec, tape=tape)
     evaluated = dataclasses.replace(evaluated, model=model)
     weights = make_weights(recipe)
-    placement = place(recipe, weights.values(), first=False)
-    meter = meter_after(recipe, before)
-    StaticMemory(recipe, weights, placement).place(meter, first=False)
+    meter = new_meter(recipe)
     recording = meter.recording = recording_after(before)
-    meter.start()
+    recording.begin(Phase.EVALUATION)
     # FSDP2 and ZeRO-3 gather weights as in training, and DDP's buckets are there
     hooks = hooks_of(recipe, kernels, weights, meter, Step.STEADY)
     hooks.start_step()
@@ -47,16 +42,15 @@ def evaluation_peak(
         meter.take(size_bytes, Role.INPUTS)
     for weight in weights.values():
         weight.recorded = False
-    meter.start()
     if tape is not None:
         TracedMicroBatch(evaluated, weights, meter, hooks).forward()
-        return meter.peak(), recording
+        return recording
     micro_batch = MicroBatch(evaluated, weights, kernels, meter, hooks)
     micro_batch.evaluates = True
     # checkpointing's hook on the embedding, `enable_input_require_grads`, makes a leaf of what nothing records
     micro_batch.copies_embedding = recipe.checkpointing and recipe.spec.architecture.scales_embedding != "decoder"
     micro_batch.forward()
-    return meter.peak(), recording
+    return recording
 
 
 def _without_dropout(spec: ModelSpec) -> ModelSpec:

@@ -1,15 +1,12 @@
 """Decide how much workspace the fused loss may use without raising the step's peak, which is elsewhere."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ligerprof.analyzers.estimate.step import step_kinds, step_peaks
+from ligerprof.analyzers.estimate.replayed import run_estimate
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.linear_cross_entropy.plan import aligned
-from ligerprof.kernels.registry import find_kernel_set
-from ligerprof.kernels.spec import KernelSpec
 from ligerprof.recipe.categories import FlceBudget
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
@@ -48,22 +45,21 @@ def find_headroom(recipe: TrainingRecipe) -> Headroom:
         raise UnknownModelError(
             f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}, which --flce-budget auto needs. Give bytes."
         )
-    kernels = find_kernel_set(recipe.providers, recipe.spec)
-    lean_peak_bytes = _peak_bytes(recipe, kernels, FlceBudget.LEAN)
+    lean_peak_bytes = _peak_bytes(recipe, FlceBudget.LEAN)
     fitting: FlceBudget | int = FlceBudget.LEAN
     low, high = 0, -(-recipe.tokens // _TILE_TOKENS)
     while low < high:
         tiles = (low + high + 1) // 2
         budget = _logits_bytes(recipe, min(tiles * _TILE_TOKENS, recipe.tokens))
-        if _peak_bytes(recipe, kernels, budget) <= lean_peak_bytes:
+        if _peak_bytes(recipe, budget) <= lean_peak_bytes:
             low, fitting = tiles, budget
         else:
             high = tiles - 1
     return Headroom(
         budget=fitting,
-        peak_bytes=_peak_bytes(recipe, kernels, fitting),
+        peak_bytes=_peak_bytes(recipe, fitting),
         lean_peak_bytes=lean_peak_bytes,
-        balanced_peak_bytes=_peak_bytes(recipe, kernels, FlceBudget.BALANCED),
+        balanced_peak_bytes=_peak_bytes(recipe, FlceBudget.BALANCED),
     )
 
 
@@ -91,9 +87,9 @@ def headroom_note(recipe: TrainingRecipe) -> str | None:
     )
 
 
-def _peak_bytes(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], budget: FlceBudget | int) -> int:
-    chosen = dataclasses.replace(recipe, flce_budget=budget)
-    return max(step_peaks(chosen, kernels, step).peak.total_bytes for step in step_kinds(chosen))
+def _peak_bytes(recipe: TrainingRecipe, budget: FlceBudget | int) -> int:
+    run, _ = run_estimate(dataclasses.replace(recipe, flce_budget=budget))
+    return max(run.peak_bytes(number) for number in range(1, run.steady + 1))
 
 
 def _logits_bytes(recipe: TrainingRecipe, tokens: int) -> int:

@@ -10,12 +10,12 @@ from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.places import HEAD
 from ligerprof.analyzers.estimate.static import make_weights
+from ligerprof.analyzers.estimate.step import new_meter
 from ligerprof.analyzers.estimate.traced import traced_layers
 from ligerprof.errors import UnknownModelError
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 Held = Mapping[Role, int]
 
@@ -48,7 +48,7 @@ def kept_bytes(recipe: TrainingRecipe) -> KeptBytes:
     if recipe.spec.no_estimate_reason is not None:
         raise UnknownModelError(f"{recipe.spec.name}: {recipe.spec.no_estimate_reason}.")
     weights = make_weights(recipe)
-    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
+    meter = new_meter(recipe)
     hooks = _AtLoss(meter)
     MicroBatch(recipe, weights, find_kernel_set(recipe.providers, recipe.spec), meter, hooks).forward()
     layers: list[Held] = []

@@ -1,14 +1,13 @@
-"""Count allocated bytes by role and by part of the model, and record the peak."""
+"""Count the bytes that a step asks for by role and by part of the model, and record its allocations in order."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.recording import Recording
-from ligerprof.roles import MemoryBreakdown, Phase, Role
-from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, SizeRules
+from ligerprof.roles import Phase, Role
+from ligerprof.torch_memory.allocator.settings import SizeRules
 from ligerprof.torch_memory.dtypes import Scratch, together
 from ligerprof.words import Word
 
@@ -42,68 +41,16 @@ class Allocation:
     holders: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnsplitRemainders:
-    """Blocks in which the allocator may leave a remainder of up to 1 MiB unsplit.
-
-    Attributes:
-        blocks: the number of blocks.
-        counted_bytes: remainders included in the count, as on an empty device; cached blocks may fit more tightly.
-    """
-
-    blocks: int
-    counted_bytes: int
-
-
 _LOGITS_ROLES = (Role.LOGITS, Role.SHIFT_LOGITS, Role.CE_TEMPORARIES)
 
 
-_Key = tuple[str, Role]
-
-
-@dataclass(slots=True)
-class _Moment:
-    """What is allocated at one moment.
-
-    Attributes:
-        placed: bytes by part of the model and role.
-        large_blocks: blocks of the pool in which remainders of up to 1 MiB stay unsplit.
-        remainder_bytes: remainders that are included in the count.
-    """
-
-    placed: dict[_Key, int] = field(default_factory=dict)
-    total_bytes: int = 0
-    large_blocks: int = 0
-    remainder_bytes: int = 0
-
-    def copy(self) -> "_Moment":
-        return _Moment(dict(self.placed), self.total_bytes, self.large_blocks, self.remainder_bytes)
-
-    def plus(self, change: "_Moment", times: int) -> "_Moment":
-        placed = dict(self.placed)
-        for key, size_bytes in change.placed.items():
-            placed[key] = placed.get(key, 0) + times * size_bytes
-        return _Moment(
-            placed,
-            self.total_bytes + times * change.total_bytes,
-            self.large_blocks + times * change.large_blocks,
-            self.remainder_bytes + times * change.remainder_bytes,
-        )
-
-    def moved_to(self, place: str, own: Collection[str]) -> "_Moment":
-        """The same with the bytes of places other than `own` at `place`."""
-        placed: dict[_Key, int] = {}
-        for (where, role), size_bytes in self.placed.items():
-            key = (where if where in own else place), role
-            placed[key] = placed.get(key, 0) + size_bytes
-        return _Moment(placed, self.total_bytes, self.large_blocks, self.remainder_bytes)
-
-    def of_role(self, roles: Collection[Role]) -> int:
-        return sum(size_bytes for (_, role), size_bytes in self.placed.items() if role in roles)
+_Held = dict[tuple[str, Role], int]
 
 
 class Meter:
-    """Allocated bytes by role, now and at the peak since `start`.
+    """Bytes by role and part of the model now, rounded as the allocator rounds, and the most at once since `start`.
+
+    How the allocator places the blocks is left to a replay of the recording.
 
     Args:
         rules: the allocator's rounding of requests.
@@ -111,19 +58,17 @@ class Meter:
     Attributes:
         place: the current part of the model.
         recording: the events so far.
+        total_bytes: bytes now.
+        peak_bytes: the most at once since `start`.
         logits_peak_bytes: the highest sum of all [T, V] tensors so far.
-        folds: whether `repeat` runs one repetition for all.
-        states_rounding: of the optimizer's states, where their blocks are known.
     """
-
-    folds = True
-    states_rounding: Mapping[Role, int] = MappingProxyType({})
 
     def __init__(self, rules: SizeRules) -> None:
         self._rules = rules
-        self._now, self._peak = _Moment(), _Moment()
+        self._held: _Held = {}
         self.place = WHOLE
         self.recording = Recording()
+        self.total_bytes = self.peak_bytes = 0
         self.logits_peak_bytes = self._logits_bytes = 0
         # of cuBLAS, for the threads that have not multiplied yet
         self._workspaces: dict[Phase, int] = {}
@@ -131,40 +76,16 @@ class Meter:
         self._thread = Phase.FORWARD
 
     @property
-    def total_bytes(self) -> int:
-        """Bytes allocated now."""
-        return self._now.total_bytes
-
-    @property
-    def held(self) -> dict[Role, int]:
-        """Bytes allocated now, by role."""
-        return _by_role(self._now)
-
-    @property
     def held_places(self) -> dict[str, dict[Role, int]]:
         """Bytes allocated now, by part of the model and role."""
-        return _by_place(self._now)
+        roles: dict[str, dict[Role, int]] = {}
+        for (place, role), size_bytes in self._held.items():
+            roles.setdefault(place, {})[role] = size_bytes
+        return roles
 
     def start(self) -> None:
         """Start a new peak from the current bytes."""
-        self._peak = self._now.copy()
-
-    def peak(self) -> MemoryBreakdown:
-        """The peak since `start`, by role."""
-        return MemoryBreakdown(roles=_by_role(self._peak))
-
-    def peak_places(self) -> dict[str, MemoryBreakdown]:
-        """The peak by part of the model."""
-        return {place: MemoryBreakdown(roles=held) for place, held in _by_place(self._peak).items()}
-
-    def peak_remainders(self) -> UnsplitRemainders:
-        """Unsplit remainders at the peak."""
-        return UnsplitRemainders(blocks=self._peak.large_blocks, counted_bytes=self._peak.remainder_bytes)
-
-    def add_remainders(self, remainders: UnsplitRemainders) -> None:
-        """Count the unsplit remainders of the blocks that the next `add` allocates."""
-        self._now.large_blocks += remainders.blocks
-        self._now.remainder_bytes += remainders.counted_bytes
+        self.peak_bytes = self.total_bytes
 
     def repeat(
         self,
@@ -187,24 +108,24 @@ class Meter:
         if times == 1:
             act()
             return
-        outer, before = self._peak, self._now.copy()
+        outer_bytes, before, total_bytes = self.peak_bytes, dict(self._held), self.total_bytes
         self.start()
         with self.recording.repetition(first_layer, times, backward=backward):
             act()
         # a block of one repetition, such as the gradient that flows on, is freed by the next
-        change = self._now.plus(before, -1).moved_to(self.place, places)
-        self._now = self._now.plus(change, times - 1)
-        candidates = (outer, self._peak, self._peak.plus(change, times - 1), self._now.copy())
-        self._peak = max(candidates, key=lambda moment: moment.total_bytes)
-        self._logits_bytes = self._now.of_role(_LOGITS_ROLES)
+        for (place, role), size_bytes in list(self._held.items()):
+            change_bytes = size_bytes - before.get((place, role), 0)
+            self._count(place if place in places else self.place, role, (times - 1) * change_bytes)
+        more_bytes = (times - 1) * (self.total_bytes - total_bytes) // times
+        self.peak_bytes = max(outer_bytes, self.peak_bytes, self.peak_bytes + more_bytes, self.total_bytes)
 
     def take(self, size_bytes: int, role: Role, stream: Stream = Stream.COMPUTE) -> Allocation:
         """Allocate a block with one holder."""
         stays = role is Role.LIBRARY_WORKSPACE
-        number = self.recording.allocate(size_bytes, role, _STREAMS.index(stream), kept=stays)
-        block = Allocation(size_bytes=size_bytes, role=role, place=self.place, number=number)
-        self._now.large_blocks += size_bytes > SMALL_REQUEST_BYTES
-        self._change(block, size_bytes, self._served_bytes(block))
+        place = WHOLE if stays else self.place
+        number = self.recording.allocate(size_bytes, role, _STREAMS.index(stream), kept=stays, place=place)
+        block = Allocation(size_bytes=size_bytes, role=role, place=place, number=number)
+        self._change(block, 1)
         return block
 
     def keep(self, block: Allocation) -> Allocation:
@@ -217,16 +138,7 @@ class Meter:
         block.holders -= 1
         if block.holders == 0:
             self.recording.free(block.number)
-            self._now.large_blocks -= block.size_bytes > SMALL_REQUEST_BYTES
-            self._change(block, -block.size_bytes, -self._freed_bytes(block))
-
-    def _served_bytes(self, block: Allocation) -> int:
-        """Bytes of the allocator's block for a new allocation."""
-        return self._rules.round_request(block.size_bytes)
-
-    def _freed_bytes(self, block: Allocation) -> int:
-        """Bytes of the allocator's block of an allocation that ends."""
-        return self._rules.round_request(block.size_bytes)
+            self._change(block, -1)
 
     def touch(self, size_bytes: int, role: Role) -> None:
         """Allocate and free a temporary."""
@@ -291,46 +203,31 @@ class Meter:
     def add(self, roles: Mapping[Role, int], times: int = 1, place: str | None = None) -> None:
         """Add bytes whose rounding is already counted, such as those that a decoder layer leaves behind."""
         for role, size_bytes in roles.items():
-            self.recording.add(role, times * size_bytes)
+            self.recording.add(role, times * size_bytes, place or self.place)
             self._count(place or self.place, role, times * size_bytes)
         self._look()
 
     def settle(self, role: Role, size_bytes: int) -> None:
         """Set a role to these bytes, attributed to the whole model."""
-        for place, other in list(self._now.placed):
+        for place, other in list(self._held):
             if other is role:
-                self._count(place, role, -self._now.placed[place, role])
+                self._count(place, role, -self._held[place, role])
         self.recording.free_all(role)
         self.add({role: size_bytes}, place=WHOLE)
 
     def _count(self, place: str, role: Role, size_bytes: int) -> None:
-        placed = self._now.placed
-        placed[place, role] = placed.get((place, role), 0) + size_bytes
-        self._now.total_bytes += size_bytes
+        self._held[place, role] = self._held.get((place, role), 0) + size_bytes
+        self.total_bytes += size_bytes
         if role in _LOGITS_ROLES:
             self._logits_bytes += size_bytes
 
-    def _change(self, block: Allocation, size_bytes: int, block_bytes: int) -> None:
-        self._count(block.place, block.role, size_bytes)
-        if block_bytes != size_bytes:
-            self._count(block.place, Role.ALLOCATOR_ROUNDING, block_bytes - size_bytes)
+    def _change(self, block: Allocation, times: int) -> None:
+        self._count(block.place, block.role, times * block.size_bytes)
+        rest_bytes = self._rules.round_request(block.size_bytes) - block.size_bytes
+        if rest_bytes:
+            self._count(block.place, Role.ALLOCATOR_ROUNDING, times * rest_bytes)
         self._look()
 
     def _look(self) -> None:
-        if self._now.total_bytes > self._peak.total_bytes:
-            self._peak = self._now.copy()
+        self.peak_bytes = max(self.peak_bytes, self.total_bytes)
         self.logits_peak_bytes = max(self.logits_peak_bytes, self._logits_bytes)
-
-
-def _by_role(moment: _Moment) -> dict[Role, int]:
-    roles = dict.fromkeys(Role, 0)
-    for (_, role), size_bytes in moment.placed.items():
-        roles[role] += size_bytes
-    return roles
-
-
-def _by_place(moment: _Moment) -> dict[str, dict[Role, int]]:
-    roles: dict[str, dict[Role, int]] = {}
-    for (place, role), size_bytes in moment.placed.items():
-        roles.setdefault(place, {})[role] = size_bytes
-    return roles

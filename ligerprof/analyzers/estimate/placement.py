@@ -6,13 +6,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ligerprof.analyzers.estimate.groups import shard_sizes, trained_shards
-from ligerprof.analyzers.estimate.meter import UnsplitRemainders
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.caching import CachingAllocator
-from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES, parse_allocator_settings
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 
@@ -29,15 +26,12 @@ class Placement:
         last_reduction: comes and goes after backward, while the last gradients are reduced.
         gradients_at_update: gradients that remain at the optimizer step; None for all of them.
         updates: temporaries of each part of the optimizer step; in a first step with the states created so far.
-        states_remainders, update_remainders: unsplit remainders of these blocks.
         blocks: of the optimizer's step, block by block; None if only the sums are known.
     """
 
     resident: Bytes
     states: Bytes
     updates: Sequence[Bytes]
-    states_remainders: UnsplitRemainders = field(default_factory=lambda: UnsplitRemainders(blocks=0, counted_bytes=0))
-    update_remainders: UnsplitRemainders = field(default_factory=lambda: UnsplitRemainders(blocks=0, counted_bytes=0))
     last_reduction: Bytes = field(default_factory=dict)
     gradients_at_update: int | None = None
     blocks: "UpdateBlocks | None" = None
@@ -64,7 +58,6 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
     if recipe.engine.is_fsdp and recipe.offload is not Offload.NONE:
         return Placement(resident={}, states={}, updates=())
     row, tensors = OPTIMIZERS[recipe.optimizer], trained_tensors(recipe, weights)
-    device = _EmptyDevice(recipe)
     highest, alone = row.update(tensors, recipe.gpu_spec), [row.update([each], recipe.gpu_spec) for each in tensors]
     blocks = UpdateBlocks(
         states=state_sizes(recipe, weights),
@@ -72,16 +65,13 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
         # a loop over the parameters has those of one at a time
         updates=alone if sum(highest) < sum(map(sum, alone)) else [highest],
     )
-    resident, _ = device.place(Role.PARAMETERS, stored_sizes(recipe, weights))
-    states, states_remainders = device.place(Role.OPTIMIZER_STATES, blocks.states)
-    update, update_remainders = device.place(Role.OPTIMIZER_TEMPORARIES, highest)
+    states = {Role.OPTIMIZER_STATES: sum(blocks.states)}
+    update = {Role.OPTIMIZER_TEMPORARIES: sum(highest)}
     creation = {Role.OPTIMIZER_TEMPORARIES: sum(blocks.creation)}
     return Placement(
-        resident=resident,
+        resident={Role.PARAMETERS: sum(stored_sizes(recipe, weights))},
         states=states,
         updates=(Counter(states) + Counter(creation), Counter(states) + Counter(update)) if first else (update,),
-        states_remainders=states_remainders,
-        update_remainders=update_remainders,
         blocks=blocks,
     )
 
@@ -123,24 +113,3 @@ def paged_bytes(recipe: TrainingRecipe, weights: Iterable[Weight]) -> int:
     """Bytes of optimizer states in CUDA's managed memory, outside torch's allocator."""
     row = OPTIMIZERS[recipe.optimizer]
     return sum(row.paged(tensor) for tensor in trained_tensors(recipe, weights))
-
-
-class _EmptyDevice:
-    """Blocks allocated one after another on an empty device, so that rounding and splitting are known exactly."""
-
-    def __init__(self, recipe: TrainingRecipe) -> None:
-        settings = parse_allocator_settings(recipe.alloc_conf)
-        self._rules, self._allocator = settings.rules, CachingAllocator(settings=settings)
-
-    def place(self, role: Role, sizes: Sequence[int]) -> tuple[Bytes, UnsplitRemainders]:
-        """Requested bytes as `role`, the rest of their blocks as rounding, and the unsplit remainders."""
-        before_bytes = self._allocator.allocated_bytes
-        for size_bytes in sizes:
-            self._allocator.malloc(size_bytes)
-        held_bytes = self._allocator.allocated_bytes - before_bytes
-        requested_bytes = sum(sizes)
-        remainders = UnsplitRemainders(
-            blocks=sum(size_bytes > SMALL_REQUEST_BYTES for size_bytes in sizes),
-            counted_bytes=held_bytes - sum(self._rules.round_request(size_bytes) for size_bytes in sizes),
-        )
-        return {role: requested_bytes, Role.ALLOCATOR_ROUNDING: held_bytes - requested_bytes}, remainders

@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
-from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.caching import Block, CachingAllocator
+from ligerprof.roles import Phase, Role
 from ligerprof.torch_memory.dtypes import Scratch
 
 
@@ -32,39 +32,48 @@ class Recording:
 
     Attributes:
         sizes, roles, streams: of each block, by its number.
+        places: the part of the model that each block belongs to; empty where weights share what it holds.
         events: the number of a block where it is allocated, and its complement where it is freed.
         kept: the blocks that outlive the step.
         micro_batches: the number of events before each micro-batch, and before what follows the last one.
+        phases: the number of events before each phase; the first one begins with the part.
         modules: under ZeRO-3, the modules in the order in which a micro-batch called them.
     """
 
     sizes: list[int] = field(default_factory=list)
     roles: list[Role] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
     micro_batches: list[int] = field(default_factory=list)
+    phases: list[tuple[int, Phase]] = field(default_factory=list)
     modules: Sequence[str] = ()
     _bodies: list[_Body] = field(default_factory=list)
     _added: dict[tuple[Role, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     _missing: Counter[tuple[Role, int]] = field(default_factory=Counter)
 
-    def allocate(self, size_bytes: int, role: Role, stream: int = 0, *, kept: bool = False) -> int:
+    def allocate(self, size_bytes: int, role: Role, stream: int = 0, *, kept: bool = False, place: str = "") -> int:
         """Record an allocation; returns the block's number."""
         number = len(self.sizes)
         self.sizes.append(size_bytes)
         self.roles.append(role)
         self.streams.append(stream)
+        self.places.append(place)
         self.events.append(number)
         if kept:
             self.kept.add(number)
         return number
 
+    def begin(self, phase: Phase) -> None:
+        """Record that a phase begins."""
+        self.phases.append((len(self.events), phase))
+
     def free(self, number: int) -> None:
         """Record that a block is freed."""
         self.events.append(~number)
 
-    def add(self, role: Role, size_bytes: int) -> None:
+    def add(self, role: Role, size_bytes: int, place: str) -> None:
         """Record bytes that come as one block; negative bytes free the block of that size that came last.
 
         If there is none, the same bytes, which come later, are not recorded either.
@@ -73,16 +82,16 @@ class Recording:
         if size_bytes > 0 and self._missing[missing]:
             self._missing[missing] -= 1
         elif size_bytes > 0:
-            blocks.append(self.allocate(size_bytes, role))
+            blocks.append(self.allocate(size_bytes, role, place=place))
         elif size_bytes < 0 and blocks:
             self.free(blocks.pop())
         elif size_bytes < 0:
             self._missing[missing] += 1
 
-    def keep(self, sizes: Iterable[int], role: Role) -> None:
+    def keep(self, sizes: Iterable[int], role: Role, place: str = "") -> None:
         """Note blocks that stay."""
         for size_bytes in sizes:
-            self.allocate(size_bytes, role, kept=True)
+            self.allocate(size_bytes, role, kept=True, place=place)
 
     def touch(self, sizes: Sequence[int], role: Role) -> None:
         """Record blocks that are allocated one after another and freed together."""
@@ -123,17 +132,12 @@ class Recording:
         if len(self.events) > start:
             self._bodies.append(_Body(group, times, backward, start, len(self.events)))
 
-    def run_on(self, allocator: CachingAllocator) -> list[tuple[Role, Block]]:
-        """Run the events on an allocator; returns what outlives them, and frees the rest."""
-        whole, held = self.unfolded(), dict[int, Block]()
-        for event in whole.events:
-            if event >= 0:
-                held[event] = allocator.malloc(whole.sizes[event], stream=whole.streams[event])
-            else:
-                allocator.free(held.pop(~event))
-        for number in held.keys() - whole.kept:
-            allocator.free(held.pop(number))
-        return [(whole.roles[number], block) for number, block in held.items()]
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[Phase, int, int]]:
+        """The events of a range by phase; those of a part without phases are the build's."""
+        begun = [*(self.phases or [(0, Phase.BUILD)]), (len(self.events), Phase.BUILD)]
+        for (first, phase), (last, _) in pairwise(begun):
+            if max(first, start) <= min(last, stop):
+                yield phase, max(first, start), min(last, stop)
 
     def unfolded(self) -> "Recording":
         """The same without repetitions: each has blocks of its own, and frees what the one before left for it."""
@@ -169,7 +173,8 @@ class _Unfolding:
         self._carried = set(self._partners.values())
         # the blocks of each recorded one, by repetition in the order in which they run
         self._blocks: dict[int, dict[int, int]] = {}
-        marks = [*folded.micro_batches]
+        marks = sorted({*folded.micro_batches, *(at for at, _ in folded.phases)})
+        moved: dict[int, int] = {}
         for owner, start, end in parts:
             if owner is not None:
                 self._write_body(owner)
@@ -177,9 +182,11 @@ class _Unfolding:
             at = start
             while marks and at <= marks[0] <= end:
                 self._write(at, marks[0])
-                self.result.micro_batches.append(len(self.result.events))
                 at = marks.pop(0)
+                moved[at] = len(self.result.events)
             self._write(at, end)
+        self.result.micro_batches = [moved[at] for at in folded.micro_batches]
+        self.result.phases = [(moved[at], phase) for at, phase in folded.phases]
 
     def _paired(self, bodies: Sequence[_Body]) -> Iterator[tuple[int, int]]:
         """The blocks that bodies free but other code allocated, each with the one that the next repetition frees."""
@@ -224,12 +231,14 @@ class _Unfolding:
         sizes = [folded.sizes[number] for number in numbers]
         roles = [folded.roles[number] for number in numbers]
         streams = [folded.streams[number] for number in numbers]
+        places_of = [folded.places[number] for number in numbers]
         append = result.events.append
         for run in range(body.times):
             first = len(result.sizes)
             result.sizes += sizes
             result.roles += roles
             result.streams += streams
+            result.places += places_of
             for number in outer:
                 self._blocks.setdefault(number, {})[run] = first + places[number]
             for event, place in plan:
@@ -242,7 +251,11 @@ class _Unfolding:
     def _copy(self, number: int) -> int:
         folded = self._folded
         return self.result.allocate(
-            folded.sizes[number], folded.roles[number], folded.streams[number], kept=number in folded.kept
+            folded.sizes[number],
+            folded.roles[number],
+            folded.streams[number],
+            kept=number in folded.kept,
+            place=folded.places[number],
         )
 
     def _free_within(self, number: int, body: _Body, run: int) -> None:

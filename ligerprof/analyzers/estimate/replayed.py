@@ -1,21 +1,28 @@
-"""Replay an estimated run through the model of torch's caching allocator: what is reserved, and under which limits."""
+"""Replay an estimated run through the model of torch's caching allocator: peaks, reserved bytes, and least limits."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from ligerprof.analyzers.estimate.context import is_eager
+from ligerprof.analyzers.estimate.evaluation import run_evaluation
 from ligerprof.analyzers.estimate.groups import flat_sizes
 from ligerprof.analyzers.estimate.placement import Placement, stored_sizes
+from ligerprof.analyzers.estimate.places import WHOLE
 from ligerprof.analyzers.estimate.recording import Recording
+from ligerprof.analyzers.estimate.saving import run_saving
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
-from ligerprof.analyzers.estimate.static import input_sizes
+from ligerprof.analyzers.estimate.static import input_sizes, make_weights
+from ligerprof.analyzers.estimate.step import StepRun, place, run_step, step_kinds
 from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.attention import AttentionKernel
@@ -30,10 +37,15 @@ _UNCERTAIN_SHARE_OF_SCORES = 0.002
 # whole runs over different lengths, of which only the largest micro-batch is replayed; above the 3 % under which no
 # verdict contradicts the simulated runs of tests/data/verdicts/lengths.jsonl
 _UNCERTAIN_SHARE_OF_LENGTHS = 0.05
-# the place of the steady step among the recordings, after the build and the first step
-_STEADY = 2
 # the number of the recorded micro-batch that later ones repeat
 _REPEATED = 2
+
+
+class Peak(NamedTuple):
+    """The highest moment of a phase: bytes of the allocator's blocks, and how many events of its part came before."""
+
+    allocated_bytes: int
+    events: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,23 +55,45 @@ class EstimatedRun:
     Attributes:
         recipe: what is trained, and how.
         recordings: of each part of the run, in order: the build, different steps, an evaluation and a save.
-        least_bytes: what the run allocates at least.
+        steady: the place of the steady step among them.
     """
 
     recipe: TrainingRecipe
     recordings: Sequence[Recording]
-    least_bytes: int
+    steady: int
 
-    @cached_property
+    @property
     def reserved_bytes(self) -> int:
         """The most that is reserved, without a limit."""
-        return self._unlimited.highest_reserved_bytes
+        return self._unlimited[0].highest_reserved_bytes
+
+    @property
+    def peaks(self) -> Sequence[Mapping[Phase, Peak]]:
+        """Of each part, the peak of each phase, without a limit."""
+        return self._unlimited[1]
+
+    def peak_bytes(self, number: int) -> int:
+        """The most that is allocated at once in a part, without a limit."""
+        return max(peak.allocated_bytes for peak in self.peaks[number].values())
+
+    def held_at(self, number: int, peak: Peak) -> dict[tuple[str, Role], int]:
+        """What a part of the run holds at a peak, by part of the model and role; rounding is the whole model's."""
+        held, part = Counter[tuple[str, Role]](), self._parts[number]
+        live = set[int]()
+        for event in part.events[: peak.events]:
+            if event >= 0:
+                live.add(event)
+            else:
+                live.discard(~event)
+        for each, numbers in (*((before, before.kept) for before in self._parts[:number]), (part, live)):
+            for block in numbers:
+                held[each.places[block], each.roles[block]] += each.sizes[block]
+        held[WHOLE, Role.ALLOCATOR_ROUNDING] += peak.allocated_bytes - held.total()
+        return held
 
     def completes_under(self, limit_bytes: int) -> bool:
         """Whether the run completes under a limit on reserved bytes; what is cached is given back if it must be."""
-        if limit_bytes < self.least_bytes:
-            return False
-        if not self._unlimited.highest_allocated_bytes <= limit_bytes < self.reserved_bytes:
+        if not self._unlimited[0].highest_allocated_bytes <= limit_bytes < self.reserved_bytes:
             return self.reserved_bytes <= limit_bytes
         try:
             self._replay(limit_bytes)
@@ -69,15 +103,13 @@ class EstimatedRun:
 
     def keeps_cache_under(self, limit_bytes: int) -> bool:
         """Whether later steps under a limit never give cached memory back, which costs time in each of them."""
-        if limit_bytes < self.least_bytes:
-            return False
         try:
             allocator = self._replay(limit_bytes)
             if not allocator.retries:
                 return True
-            self._replay_part(allocator, self._parts[_STEADY])
+            self._replay_part(allocator, self._parts[self.steady])
             retries = allocator.retries
-            self._replay_part(allocator, self._parts[_STEADY])
+            self._replay_part(allocator, self._parts[self.steady])
         except AllocatorFullError:
             return False
         return allocator.retries == retries
@@ -91,47 +123,63 @@ class EstimatedRun:
         return share if self.recipe.lengths is None else _UNCERTAIN_SHARE_OF_LENGTHS
 
     @cached_property
-    def _unlimited(self) -> CachingAllocator:
-        return self._replay(None)
+    def _unlimited(self) -> tuple[CachingAllocator, Sequence[Mapping[Phase, Peak]]]:
+        allocator = self._new_allocator(None)
+        return allocator, [self._replay_part(allocator, part) for part in self._parts]
 
     @cached_property
     def _parts(self) -> Sequence[Recording]:
         return [recording.unfolded() for recording in self.recordings]
 
-    def _replay(self, limit_bytes: int | None) -> CachingAllocator:
+    def _new_allocator(self, limit_bytes: int | None) -> CachingAllocator:
         settings = parse_allocator_settings(self.recipe.alloc_conf)
-        allocator = CachingAllocator(settings=settings, capacity_bytes=limit_bytes)
+        return CachingAllocator(settings=settings, capacity_bytes=limit_bytes)
+
+    def _replay(self, limit_bytes: int) -> CachingAllocator:
+        allocator = self._new_allocator(limit_bytes)
         for part in self._parts:
             self._replay_part(allocator, part)
         return allocator
 
-    def _replay_part(self, allocator: CachingAllocator, part: Recording) -> None:
+    def _replay_part(self, allocator: CachingAllocator, part: Recording) -> Mapping[Phase, Peak]:
         held: dict[int, Block] = {}
+        highest: dict[Phase, Peak] = {}
         marks = part.micro_batches or [0]
-        _replay_events(allocator, part, part.events[: marks[0]], held)
+
+        def run(start: int, stop: int) -> None:
+            for phase, first, last in part.pieces(start, stop):
+                peak = _replay_events(allocator, part, first, last, held)
+                highest[phase] = max(highest.get(phase, peak), peak, key=lambda each: each.allocated_bytes)
+
+        run(0, marks[0])
         for number, (start, stop) in enumerate(pairwise(marks), start=1):
-            events = part.events[start:stop]
             # the second of the recorded micro-batches repeats
-            repeats = number == _REPEATED and _stands_alone(events)
+            repeats = number == _REPEATED and _stands_alone(part.events[start:stop])
             for repeat in range(self.recipe.grad_accum - len(marks) + 2 if repeats else 1):
                 reserved_bytes, retries = allocator.reserved_bytes, allocator.retries
-                _replay_events(allocator, part, events, held)
+                run(start, stop)
                 # without new segments, what it leaves is what it found
                 if allocator.reserved_bytes == reserved_bytes and (repeat or allocator.retries == retries):
                     break
-        _replay_events(allocator, part, part.events[marks[-1] :], held)
+        run(marks[-1], len(part.events))
         for number, block in held.items():
             if number not in part.kept:
                 allocator.free(block)
+        return highest
 
 
-def _replay_events(allocator: CachingAllocator, part: Recording, events: Sequence[int], held: dict[int, Block]) -> None:
+def _replay_events(allocator: CachingAllocator, part: Recording, first: int, last: int, held: dict[int, Block]) -> Peak:
+    """Replay a range of events; returns its highest moment."""
     sizes, streams, malloc, free = part.sizes, part.streams, allocator.malloc, allocator.free
-    for event in events:
-        if event >= 0:
-            held[event] = malloc(sizes[event], stream=streams[event])
-        else:
+    highest_bytes, highest = allocator.allocated_bytes, first
+    for at, event in enumerate(part.events[first:last], start=first):
+        if event < 0:
             free(held.pop(~event))
+            continue
+        held[event] = malloc(sizes[event], stream=streams[event])
+        if allocator.allocated_bytes > highest_bytes:
+            highest_bytes, highest = allocator.allocated_bytes, at + 1
+    return Peak(highest_bytes, highest)
 
 
 def _stands_alone(events: Sequence[int]) -> bool:
@@ -139,20 +187,40 @@ def _stands_alone(events: Sequence[int]) -> bool:
     return {event for event in events if event >= 0} == {~event for event in events if event < 0}
 
 
-def built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placement) -> Recording:
+def run_estimate(recipe: TrainingRecipe, given: TrainingRecipe | None = None) -> tuple[EstimatedRun, StepRun]:
+    """The run of a recipe, and its steady step.
+
+    Args:
+        given: whose lengths are what the recipe has the largest micro-batch of.
+    """
+    kernels = find_kernel_set(recipe.providers, recipe.spec)
+    weights = list(make_weights(recipe).values())
+    recordings, ran = [_built(recipe, weights, place(recipe, weights, first=True))], None
+    for step in step_kinds(recipe):
+        ran = run_step(recipe, kernels, step, recordings)
+        recordings.append(ran.recording)
+    assert ran is not None
+    steady = len(recordings) - 1
+    recordings += [run_evaluation(recipe, kernels, recordings), run_saving(recipe)]
+    return EstimatedRun(given or recipe, recordings, steady), ran
+
+
+def _built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placement) -> Recording:
     """The build of the model, and the batch: what is there before the first step, in the order in which it comes."""
     recording = Recording()
     if recipe.spec.tape is not None and recipe.engine in (Engine.TORCH, Engine.DDP):
         recording.build(recipe.spec.tape.built)
     elif recipe.engine is Engine.DEEPSPEED:
-        recording.keep((size_bytes for size_bytes in placement.resident.values() if size_bytes > 0), Role.PARAMETERS)
+        for role, size_bytes in placement.resident.items():
+            recording.keep([size_bytes] if size_bytes > 0 else [], role)
     elif placement.resident:
         build = _build_units if recipe.engine is Engine.FSDP1 else _build
         build(recipe, weights, recording)
+        recording.keep(() if recipe.spec.tape is None else recipe.spec.tape.buffers, Role.PARAMETERS)
     if recipe.engine is Engine.DDP:
         kinds = ((0 if weight.packed_sizes else weight.width, weight.stored_sizes[0]) for weight in weights)
         recording.run(broadcast_scratch(kinds), Role.COMMUNICATION)
-    recording.keep(input_sizes(recipe), Role.PARAMETERS)
+    recording.keep(input_sizes(recipe), Role.INPUTS, WHOLE)
     return recording
 
 

@@ -163,8 +163,6 @@ class MemoryEstimate(JsonKeys):
         logits_bytes: the highest sum of all [T, V] logits tensors, 0 if the loss makes none.
         roles: the peak by role; adds up to `peak_bytes`.
         layers: the peak by part of the model, in forward order.
-        lowest_bytes, highest_bytes: bounds of the peak; it depends on which large blocks the allocator leaves
-            unsplit, with remainders of up to 1 MiB.
         first_step_peak_bytes: the peak of the first step, which begins without optimizer states.
         second_step_peak_bytes: the peak of DDP's second step, which builds its buckets anew; None for other engines.
         evaluation_roles: the peak of an evaluation by role; None without one.
@@ -191,8 +189,6 @@ class MemoryEstimate(JsonKeys):
     logits_bytes: int
     roles: MemoryBreakdown
     layers: tuple[PlaceBytes, ...]
-    lowest_bytes: int
-    highest_bytes: int
     first_step_peak_bytes: int
     second_step_peak_bytes: int | None
     evaluation_roles: MemoryBreakdown | None
@@ -255,7 +251,7 @@ class MemoryEstimate(JsonKeys):
         return document(
             "estimate",
             select(self, "peak_bytes", "peak_phase", "phases", "static_bytes", "checkpoint_bytes", "logits_bytes"),
-            select(self, "roles", "layers", "lowest_bytes", "highest_bytes"),
+            select(self, "roles", "layers"),
             select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
             select(self, "evaluation_peak_bytes", "evaluation_roles", "saving_peak_bytes", "host_bytes"),
             select(self, "reserved_bytes", "main_memory"),

@@ -1,19 +1,19 @@
 """The range of a step's peak over the ways in which tokens choose experts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from ligerprof.analyzers.estimate.result import RoutingRange
-from ligerprof.analyzers.estimate.step import step_peaks
-from ligerprof.kernels.spec import KernelSpec
-from ligerprof.recipe.categories import ExpertsImplementation, Step
+from ligerprof.recipe.categories import ExpertsImplementation
 from ligerprof.recipe.routing import UNIFORM, WORST
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.units import format_bytes
 
 
-def routing_range(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], peak_bytes: int) -> RoutingRange | None:
-    """The range of a recipe whose own routing has this peak; None without experts."""
+def routing_range(
+    recipe: TrainingRecipe, peak_bytes: int, peak_of: Callable[[TrainingRecipe], int]
+) -> RoutingRange | None:
+    """The range of a recipe whose own routing has this peak, by the peaks of others; None without experts."""
     if not recipe.spec.experts:
         return None
     if not recipe.runs_experts_in_turn:
@@ -27,7 +27,7 @@ def routing_range(recipe: TrainingRecipe, kernels: Mapping[str, KernelSpec], pea
     def peak(routing: str) -> int:
         if routing == recipe.routing:
             return peak_bytes
-        return step_peaks(replace(recipe, routing=routing), kernels, Step.STEADY).peak.total_bytes
+        return peak_of(replace(recipe, routing=routing))
 
     return RoutingRange(
         implementation=ExpertsImplementation.EAGER.value,

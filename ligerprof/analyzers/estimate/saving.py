@@ -3,25 +3,22 @@
 from collections.abc import Iterable, Mapping
 
 from ligerprof.analyzers.estimate.groups import flat_sizes, sharded_parameter
-from ligerprof.analyzers.estimate.meter import Meter
 from ligerprof.analyzers.estimate.partition import weight_width
 from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import StaticMemory, place
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import MemoryBreakdown, Role
-from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
+from ligerprof.roles import Phase, Role
 
 
-def saving_peak(recipe: TrainingRecipe) -> tuple[MemoryBreakdown | None, Recording]:
-    """Who holds what at the highest moment of a save after a steady step, and its events; None if it gathers nothing.
+def run_saving(recipe: TrainingRecipe) -> Recording:
+    """The events of a save after a steady step; none if it gathers nothing.
 
     Weights, optimizer states, workspaces and the last training batch are there; gradients and gathered weights are not.
     """
     if not recipe.save_whole:
-        return None, Recording()
+        return Recording()
     if recipe.engine is Engine.FSDP1:
         # one unit at a time, in the dtype of its shards (_unshard_fsdp_state_params, FlatParamHandle.to_cpu)
         gathered_bytes = max(sizes.whole_bytes for sizes in flat_sizes(recipe, make_weights(recipe).values()))
@@ -30,15 +27,11 @@ def saving_peak(recipe: TrainingRecipe) -> tuple[MemoryBreakdown | None, Recordi
     elif recipe.engine is Engine.DEEPSPEED and recipe.zero == 3 and recipe.gpus > 1:
         gathered_bytes = _gathered_by_zero_3(recipe)
     else:
-        return None, Recording()
-    weights = make_weights(recipe)
-    placement = place(recipe, weights.values(), first=False)
-    meter = Meter(parse_allocator_settings(recipe.alloc_conf).rules)
-    StaticMemory(recipe, weights, placement).place(meter, first=False)
-    recording = meter.recording = Recording()
-    meter.start()
-    meter.add({Role.COMMUNICATION: gathered_bytes})
-    return meter.peak(), recording
+        return Recording()
+    recording = Recording()
+    recording.begin(Phase.SAVING)
+    recording.touch([gathered_bytes], Role.COMMUNICATION)
+    return recording
 
 
 def _gathered_by_fsdp2(recipe: TrainingRecipe) -> int:

@@ -9,6 +9,7 @@ from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.analyzers.estimate.traced import Repetition, traced_layers
 from ligerprof.models.tape import Event, Ref, Tape, Unit
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 
@@ -51,8 +52,9 @@ class TracedMicroBatch:
         self._places = {
             index: each.place(each.representative(index)) for each in traced for index in range(each.first, each.end)
         }
-        # a meter that knows each block runs each layer
-        self._traced = traced if meter.folds else [Repetition(index) for index in sorted(self._places)]
+        # what each layer leaves to others is known to the byte where it runs
+        folds = recipe.engine not in (Engine.TORCH, Engine.DDP)
+        self._traced = traced if folds else [Repetition(index) for index in sorted(self._places)]
         self._repetitions = [each for each in self._traced for _ in range(each.period * each.times)]
         self._runs: dict[int, _Run] = {}
 

@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
-from ligerprof.analyzers.estimate.meter import UnsplitRemainders
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
 from ligerprof.analyzers.estimate.partitioned import own_weights
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
@@ -14,7 +12,6 @@ from ligerprof.recipe.categories import Offload, Precision
 from ligerprof.recipe.deepspeed import zero_settings
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.settings import SMALL_REQUEST_BYTES
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 from ligerprof.torch_memory.optimizers import moment_count, step_copies
 
@@ -36,7 +33,7 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: 
     elements = count_elements(recipe, weights)
     if recipe.zero == 0:
         placement = _stage_0 if recipe.precision.is_mixed else _stage_0_in_fp32
-        return _with_remainders(recipe, placement(recipe, elements, first=first), weights)
+        return placement(recipe, elements, first=first)
     return _stage_3(recipe, elements, first=first)
 
 
@@ -88,18 +85,6 @@ def _stage_0_in_fp32(recipe: TrainingRecipe, elements: Elements, *, first: bool)
         states=states,
         last_reduction={Role.COMMUNICATION: FP32_BYTES * elements.most_reduced},
         updates=(Counter(states) + Counter(temporaries) if first else temporaries,),
-    )
-
-
-def _with_remainders(recipe: TrainingRecipe, placement: Placement, weights: Iterable[Weight]) -> Placement:
-    """Without ZeRO each tensor has copies, states and temporaries of its own, whose blocks may be larger."""
-    large = sum(weight.trainable and FP32_BYTES * weight.elements > SMALL_REQUEST_BYTES for weight in weights)
-    held = moment_count(recipe.optimizer) + (2 if recipe.precision.is_mixed else 1)
-    updated = step_copies(recipe.optimizer) + recipe.precision.is_mixed
-    return replace(
-        placement,
-        states_remainders=UnsplitRemainders(blocks=held * large, counted_bytes=0),
-        update_remainders=UnsplitRemainders(blocks=updated * large, counted_bytes=0),
     )
 
 

@@ -65,7 +65,7 @@ def _check(tape: Tape, passes: Passes, recipe: TrainingRecipe) -> None:
         passed.forward()
         passed.backward()
         expected_bytes = passes.peak_bytes(recipe.rows, recipe.row_tokens, checkpointing=checkpointing)
-        off = meter.peak().total_bytes / expected_bytes - 1
+        off = meter.peak_bytes / expected_bytes - 1
         if abs(off) > _TOLERANCE:
             how = "with" if checkpointing else "without"
             raise UnlikePassesError(f"the replay {how} checkpointing is {100 * off:+.2f} % from the passes")

@@ -21,7 +21,7 @@ PRECISIONS = ("amp", "amp-fp16", "bf16-amp", "bf16", "fp16", "fp32")
 LAYER_KERNELS = ("rope", "rms", "swiglu", "geglu", "layernorm")
 # 126 decoder layers under ZeRO-3 make 300,000, and layers with loops over chunks up to a million; work that grows
 # faster than the layers would make several
-MOST_CALLS = 1_200_000
+MOST_CALLS = 1_500_000
 
 
 @contextmanager

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from ligerprof.analyzers.estimate import estimate
-from ligerprof.analyzers.estimate.block_meter import meter_after
 from ligerprof.analyzers.estimate.gathered import GatheringHooks
 from ligerprof.analyzers.estimate.micro_batch import MicroBatch
 from ligerprof.analyzers.estimate.static import make_weights
-from ligerprof.analyzers.estimate.step import step_peaks
+from ligerprof.analyzers.estimate.step import new_meter, run_step
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Offload, Step
 from ligerprof.recipe.configs.resolve import load_recipe
@@ -91,13 +90,13 @@ def test_each_gradient_is_reduced_once_and_leaves(most: int) -> None:
     options: dict[str, Any] = {"engine": "deepspeed", "zero": 3, "gpus": 4, "precision": "mixed", "batch": 1, "seq": 64}
     recipe = TrainingRecipe(model="tiny", deepspeed_config=config, **options)
     weights = make_weights(recipe)
-    meter = meter_after(recipe, ())
+    meter = new_meter(recipe)
     hooks = GatheringHooks(recipe, weights, meter, None)
     micro_batch = MicroBatch(recipe, weights, find_kernel_set(recipe.providers, recipe.spec), meter, hooks)
     micro_batch.forward()
     micro_batch.backward()
     hooks.end_step()
-    held = {role: size_bytes for role, size_bytes in meter.held.items() if size_bytes}
+    held = {key: size for roles in meter.held_places.values() for key, size in roles.items() if size}
     assert all(weight.gradient is None for weight in weights.values())
     assert not held
 
@@ -108,7 +107,7 @@ def test_a_steady_step_is_alike_whether_or_not_the_first_one_has_recorded_its_mo
         model="tiny", engine="deepspeed", zero=3, gpus=2, precision="mixed", grad_accum=accumulation
     )
     kernels = find_kernel_set(recipe.providers, recipe.spec)
-    first = step_peaks(recipe, kernels, Step.FIRST).recording
+    first = run_step(recipe, kernels, Step.FIRST).recording
     assert first.modules
-    alone, after = (step_peaks(recipe, kernels, Step.STEADY, before).recording for before in ((), (first,)))
+    alone, after = (run_step(recipe, kernels, Step.STEADY, before).recording for before in ((), (first,)))
     assert (after.sizes, after.events) == (alone.sizes, alone.events)

@@ -49,7 +49,7 @@ def recipes(draw: st.DrawFn) -> TrainingRecipe:
 def test_it_costs_nothing_and_the_next_tile_would(recipe: TrainingRecipe) -> None:
     found = find_headroom(recipe)
     lean_peak = peak(recipe, flce_budget="lean")
-    assert found.peak_bytes == peak(recipe) == peak(recipe, flce_budget=found.budget) == lean_peak
+    assert found.peak_bytes == peak(recipe) == peak(recipe, flce_budget=found.budget) <= lean_peak
     element_bytes = 4 if recipe.precision == "fp32" else 2
     tile_bytes = 128 * aligned(recipe.spec.vocab_size) * element_bytes
     whole_bytes = recipe.tokens * aligned(recipe.spec.vocab_size) * element_bytes

