@@ -224,6 +224,13 @@ class MemoryEstimate(JsonKeys):
         return self.run.reserved_bytes
 
     @property
+    def lowest_bytes(self) -> int:
+        """`peak_bytes`: a replay knows each block, so that the peak has no bounds."""
+        return self.peak_bytes
+
+    highest_bytes = lowest_bytes
+
+    @property
     def evaluation_peak_bytes(self) -> int | None:
         """The peak of an evaluation; None without one."""
         return None if self.evaluation_roles is None else self.evaluation_roles.total_bytes
@@ -251,7 +258,7 @@ class MemoryEstimate(JsonKeys):
         return document(
             "estimate",
             select(self, "peak_bytes", "peak_phase", "phases", "static_bytes", "checkpoint_bytes", "logits_bytes"),
-            select(self, "roles", "layers"),
+            select(self, "roles", "layers", "lowest_bytes", "highest_bytes"),
             select(self, "first_step_peak_bytes", "second_step_peak_bytes"),
             select(self, "evaluation_peak_bytes", "evaluation_roles", "saving_peak_bytes", "host_bytes"),
             select(self, "reserved_bytes", "main_memory"),
