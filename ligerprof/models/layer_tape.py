@@ -140,6 +140,12 @@ def function_tape(name: str) -> Sequence[Step]:
     return _tape(_content()["functions"][name])
 
 
+@lru_cache(maxsize=16)
+def experts_tape(model_type: str, routed: tuple[int, ...]) -> Sequence[Step]:
+    """The tape of experts that run one after another, each with so many tokens: of tokens, choices and scores."""
+    return list(in_turn(_tape(_content()["experts"][model_type]), routed))
+
+
 def activation_functions() -> list[str]:
     """The activation functions that have a tape, by transformers' names."""
     return [name for name in _content()["functions"] if name != "rms_norm"]
@@ -197,6 +203,7 @@ def sizes_of(spec: ModelSpec, index: int, rows: int, tokens: int) -> dict[str, i
         "pairs": batch * spec.chosen_experts,
         "chosen": spec.chosen_experts,
         "every": spec.experts,
+        "classes": spec.experts + 1,
         "half": spec.rotary_dim // 2,
         "rotated": spec.rotary_dim,
         "hidden": spec.hidden_size,
@@ -243,6 +250,29 @@ def unrolled(steps: Sequence[Step], chunks: int) -> Iterator[Step]:
         # what a turn reads of the turn before it moves as well
         yield from (moved(step, first - made, turn * made) if turn else step for step in body)
     yield from (moved(step, first, (run - 1) * made) for step in steps[at + 1 :])
+
+
+def in_turn(steps: Sequence[Step], routed: Sequence[int | str]) -> Iterator[Step]:
+    """The steps of experts that run one after another, each with so many tokens."""
+    at = next(at for at, step in enumerate(steps) if step[0] == "loop")
+    _, first, made, length = steps[at]
+    before, body, after = steps[: at - length], steps[at - length : at], steps[at + 1 :]
+    hits = len(routed)
+    yield from (sized(step, hits=hits, routed=routed[0]) for step in before)
+    for turn, tokens in enumerate(routed[1:]):
+        # a variable that the turn before has set ends in this one
+        yield from (sized(moved(step, first - made, turn * made), routed=tokens) for step in body)
+    yield from (moved(step, first, (hits - 2) * made) for step in after)
+
+
+def sized(step: Step, **sizes: int | str) -> Step:
+    """A step with numbers for some names of sizes."""
+    kind, results, *rest = step
+    return [
+        kind,
+        results,
+        *([sizes.get(name, name) for name in item] if isinstance(item, list) else item for item in rest),
+    ]
 
 
 def moved(step: Step, first: int, by: int) -> Step:

@@ -10,6 +10,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
+    add_columns,
     batch_product,
     convolve,
     dropout,
@@ -31,6 +32,7 @@ from ligerprof.models.layer_tape import Operand, Step, sizes_of
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES, INT32_BYTES
 from ligerprof.torch_memory.saved_tensors import BMM
+from ligerprof.torch_memory.sorting import index_copies
 
 _VIEWS = (
     "cut",
@@ -40,7 +42,7 @@ _VIEWS = (
     "write",
     "place",
     "heads",
-    *(f"{name} in place" for name in ("add", "divide", "scale")),
+    *(f"{name} in place" for name in ("add", "add rows", "divide", "scale")),
 )
 
 
@@ -48,21 +50,28 @@ class Replay:
     """Runs the steps of a module's tape; each kind of step is a method.
 
     Args:
-        value: the module's input, which is never dropped.
+        value, more: the module's inputs, which are never dropped.
         name: the module's path.
         columns: elements of each row that a mean is of.
         output_role: the role of the module's output if that is a sum.
     """
 
     def __init__(
-        self, context: Context, value: Value, name: str = "", *, columns: int = 1, output_role: Role = Role.ACTIVATIONS
+        self,
+        context: Context,
+        value: Value,
+        name: str = "",
+        *more: Value,
+        columns: int = 1,
+        output_role: Role = Role.ACTIVATIONS,
     ) -> None:
         self.context, self.tape, self.name, self._columns = context, context.tape, name, columns
         self._output_role, self._role = output_role, Role.ACTIVATIONS
-        self._values: dict[int, Tensor] = {0: value}
+        self._inputs = range(1 + len(more))
+        self._values: dict[int, Tensor] = dict(enumerate((value, *more)))
         # the value whose memory a value shows, and by that the variables that end when it is dropped
-        self._roots: dict[int, int] = {0: 0}
-        self._held: dict[int, list[Value]] = {0: []}
+        self._roots: dict[int, int] = {number: number for number in self._inputs}
+        self._held: dict[int, list[Value]] = {number: [] for number in self._inputs}
         self._sizes: dict[str, int] = {}
         self._bytes_before = 0
 
@@ -89,7 +98,10 @@ class Replay:
             self._put(results, made, self._roots[operands[0]] if kind in _VIEWS else None)
         kept = self._roots[output]
         # what the caller's variables hold besides the output ends with them
-        self.release(*(value for root, held in self._held.items() if root not in (0, kept) for value in held))
+        # of the output's memory only one, whatever was written into it
+        for root, held in self._held.items():
+            if root not in self._inputs:
+                self.release(*(held[1:] if root == kept else held))
         result = self._values[output]
         assert isinstance(result, Value)
         return result
@@ -219,6 +231,16 @@ class Replay:
         self.context.autocasts = True
         return result
 
+    def make_part(self, weight: Weight) -> Value:
+        """One expert's part of a parameter, a view; its gradient is copied into zeros for all experts."""
+        parameter = Value(0, weight.width, needs_gradient=False, block=None)
+        elements = weight.elements // weight.shape[0]
+        return self.tape.run(Operation(elements=elements, width=weight.width, inputs=(weight,), view_of=parameter))
+
+    def make_part_product(self, value: Value, part: Value, rows: Sequence[str | int]) -> Value:
+        """The product of so many rows with a part of a weight."""
+        return linear(self.context, value, part, rows=self._elements(rows))
+
     def make_grouped_product(self, value: Value, weight: Weight) -> Value:
         """`grouped_mm` of the rows of all experts."""
         return grouped_product(self.context, value, weight)
@@ -254,17 +276,29 @@ class Replay:
             Operation(elements=base.elements, width=base.width, inputs=(value,), saves=(indices,), view_of=base)
         )
 
-    def make_index(self, value: Tensor, indices: Value, rows: Sequence[str | int]) -> Value:
-        """Chosen rows; the indices of a weight's are sorted in backward."""
-        elements = indices.elements * (value.elements // self._elements(rows))
-        scratch_bytes = 4 * indices.elements * INDEX_BYTES if isinstance(value, Weight) else 0
+    def make_index(
+        self, value: Tensor, indices: Value, rows: Sequence[str | int], chosen: Sequence[str | int] = ()
+    ) -> Value:
+        """Chosen rows, one for each index or so many; the indices of a weight's are sorted in backward."""
+        count = self._elements(chosen) if chosen else indices.elements
+        scratch_bytes = 4 * count * INDEX_BYTES if isinstance(value, Weight) else 0
         return self.tape.run(
             Operation(
-                elements=elements,
+                elements=count * (value.elements // self._elements(rows)),
                 width=value.width,
                 inputs=(value,),
                 saves=(indices,),
                 backward_scratch_bytes=scratch_bytes,
+            )
+        )
+
+    def make_pick(self, value: Value, indices: Value, sizes: Sequence[str | int]) -> Value:
+        """Elements by rows and columns, which are columns of one tensor, copied to have the same strides."""
+        count = self._elements(sizes)
+        copies = index_copies([((2,), count * INDEX_BYTES, False)] * 2)
+        return self.tape.run(
+            Operation(
+                elements=count, width=value.width, inputs=(value,), saves=(indices,), forward_scratch_bytes=sum(copies)
             )
         )
 
@@ -332,6 +366,19 @@ class Replay:
             )
         )
 
+    def make_add_rows_in_place(self, value: Value, indices: Value, added: Value) -> Value:
+        """`value.index_add_(0, indices, added)`, which saves what it adds, too, for its shape."""
+        return self.tape.run(
+            Operation(
+                elements=value.elements,
+                width=value.width,
+                passes=(value,),
+                inputs=(added,),
+                saves=(indices, added),
+                view_of=value,
+            )
+        )
+
     def make_function(self, *tensors_and_count: Any) -> Value:
         """An autograd function of the tensors that receive gradients; those after them are saved."""
         *tensors, count = tensors_and_count
@@ -352,9 +399,7 @@ class Replay:
             return self.tape.run(Operation(elements=left.elements, width=left.width, passes=(left,)))
         assert isinstance(left, Value)
         if right.elements < left.elements:
-            # a number for each column
-            width = max(left.width, right.width)
-            return self.tape.run(Operation(elements=left.elements, width=width, inputs=(right,), passes=(left,)))
+            return add_columns(self.context, left, right)
         return add(self.context, left, right, role=self._role)
 
     def make_subtract(self, left: Value, right: Value, sizes: Sequence[str | int] = ()) -> Value:
