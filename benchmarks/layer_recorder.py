@@ -217,11 +217,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.macro("cast", [self.operand(value)], [result], to)
         return result
 
-    def product(self, operands: Sequence[Operand], result: Tensor) -> None:
+    def product(self, operands: Sequence[Operand], result: Tensor, *, is_function: bool) -> None:
         """`F.linear` or `@`, with a weight or a part of one."""
-        of_part = any(step[0] == "part" and step[1] == operands[1] for step in self.steps)
-        details = ("part product", self._dims(result.shape[:1])) if of_part else ("product", self.autocasts)
-        self.macro(details[0], operands, [result], details[1])
+        if any(step[0] == "part" and step[1] == operands[1] for step in self.steps):
+            self.macro("part product", operands, [result], self._dims(result.shape[:1]), is_function)
+        else:
+            self.macro("product", operands, [result], self.autocasts)
 
     def one_hot(self, result: Tensor) -> None:
         """A mask of chosen classes, which a CPU makes by other operators than a GPU."""
@@ -301,7 +302,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operands = [inputs[0], self.operand(given[1][0])]
             self.macro("index", operands, results, self._dims(given[0].shape[:1]), *chosen)
         elif name == "mm":
-            self.product(inputs, results[0])
+            self.product(inputs, results[0], is_function=False)
         else:
             self._parts_of_memory(name, given, inputs, results)
 
@@ -538,7 +539,7 @@ class Functions(TorchFunctionMode):
         if func is functional.dropout:
             recorder.macro("dropout", operands, [result], *self._dropouts.get(rate, (None, rate)))
         elif func is functional.linear:
-            recorder.product(operands, result)
+            recorder.product(operands, result, is_function=True)
         elif func is functional.one_hot:
             recorder.one_hot(result)
         else:

@@ -8,6 +8,7 @@ import pytest
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.models import ARCHITECTURES, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
+from ligerprof.roles import Phase
 from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import draw_recipe
 
@@ -61,6 +62,15 @@ def test_gradients_of_experts_add_up_before_they_join_others(family: str) -> Non
     recipe = replace(drawn(family, 0), routing="uniform", precision="amp", checkpointing=False, batch=2, seq=384)
     estimated, simulated = estimate(recipe).peak_bytes, simulate_step(recipe, record=False).peak_bytes
     assert abs(estimated - simulated) < recipe.tokens * recipe.spec.hidden_size
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
+def test_forward_and_reserved_bytes_are_the_simulated_ones(family: str) -> None:
+    """What experts in turn hold in forward: masks of the classes that the code gives them, and parts cast by autocast."""
+    recipe = replace(drawn(family, 0), routing="uniform", precision="amp", checkpointing=False, batch=2, seq=384)
+    estimated, simulated = estimate(recipe), simulate_step(recipe, record=False)
+    assert estimated.reserved_bytes == simulated.reserved_bytes
+    assert abs(estimated.phases[Phase.FORWARD] - simulated.phases[Phase.FORWARD]) < 4096
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ Operand = int | str
 
 # The kind of step, the number of its result or of several, its operands, and more about it:
 #   linear, norm, bare norm, activate: the module's path
-#   gated, mixture: path of a module, and how many of the steps that follow are its own; others may be in their place
+#   gated, mixture: path of a module, and how many of the steps that follow are its own; others may be in their place.
+#     Of a mixture before that, whether a gated product has read the same view of the tokens
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
 #   heads: a value seen as [batch, tokens, heads, head_dim], to be "rotated", "split" after its heads, or left "plain"
 #   attend: of query, key and value
@@ -33,12 +34,15 @@ Operand = int | str
 #   cast: "wide" to fp32, "half" to what autocast's products return, or the value or weight whose dtype it takes
 #   dropout: config key and default, or None and probability
 #   product: `F.linear` with a weight, perhaps a bias, and whether autocast is on; grouped product, batch product
-#   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows; gather, gather into,
-#   mask out, place, divide, and "in place": of a value and indices, a mask or another value
+#   part: one expert's part of a parameter; part product: of so many rows with one, and whether by `F.linear`
+#   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows, and of those chosen if
+#   indices are a view; pick: so many elements by rows and columns; gather, gather into, mask out, place, divide, and
+#   "in place": of a value and indices, a mask or another value
 #   function: an autograd function, and how many of its operands receive gradients; it saves the others
 #   autocast: what autocast passes to a product; product of values: sizes of a batch of products; convolve: the path
 #   unpad: a product with the mask of tokens; pad: sizes; cumulate: a running sum; solve: of a triangular system
-#   loop: the first value, number of values and number of steps of what runs again for each further chunk of tokens
+#   loop: the first value, number of values and number of steps of what runs again for each further chunk of tokens, or
+#     for each further expert, whose tokens are "routed"; "hits" experts have some
 #   skip: the value that a loop carries from chunk to chunk, and how many chunks to leave out, or 0 before one to go by
 #   mean: one number for each row; multiply: with one for each of the "rows" or "columns" if it says so
 #   new: sizes and dtype of a tensor without a gradient

@@ -1,6 +1,6 @@
 """A decoder layer: its tape of tensor operators, with adapters, quantized weights and kernels put in where they go."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ligerprof.analyzers.estimate.activations import activate
@@ -55,7 +55,7 @@ class _LayerReplay(Replay):
         self._normed: dict[int, Value] = {}
 
     def replaced(
-        self, step: Step, values: Sequence[Any], following: Sequence[Step]
+        self, step: Step, values: Sequence[Any], following: Iterable[Step]
     ) -> tuple[Sequence[Tensor | None], int]:
         """What a kernel makes in place of a step, and of how many of the next ones."""
         kind, results, _, *details = step
@@ -135,7 +135,7 @@ class _LayerReplay(Replay):
         experts = _LayerReplay(context, read, name, choices, scores)
         return [renamed(context, read, experts.run(experts_tape(context.spec.model_type, routed)))]
 
-    def _norm_after(self, following: Sequence[Step], added: int) -> tuple[int, str] | None:
+    def _norm_after(self, following: Iterable[Step], added: int) -> tuple[int, str] | None:
         """Number and path of the norm that a kernel computes with an addition."""
         if not adds_in_norm(self.context):
             return None

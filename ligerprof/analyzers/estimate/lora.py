@@ -175,7 +175,7 @@ def add_adapter_to_quantized(context: Context, value: Value, result: Value, name
 
 def _scaled_product(context: Context, read: Value, name: str, role: Role, gradient_role: Role) -> Value:
     thin = thin_product(context, read, name)
-    wide = linear(context, thin, context.weights[f"{name}.lora_B"], roles=(role, gradient_role))
+    wide = linear(context, thin, context.weights[f"{name}.lora_B"], role=role, gradient_role=gradient_role)
     wide = renamed(context, thin, wide)
     return renamed(context, wide, scale(context, wide, role=role))
 

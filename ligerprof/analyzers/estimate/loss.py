@@ -52,7 +52,7 @@ def project_to_logits(context: Context, hidden: Value) -> Value:
     """The head's output."""
     head = context.spec.architecture.head
     weight, bias = context.weights[head_weight_name(context.spec, context.weights)], context.weights.get(f"{head}.bias")
-    logits = linear(context, hidden, weight, bias, roles=(Role.LOGITS, _LOSS))
+    logits = linear(context, hidden, weight, bias, role=Role.LOGITS, gradient_role=_LOSS)
     if f"{head}.lora_A" in context.weights:
         logits = add_adapter(context, hidden, logits, head, role=Role.LOGITS, gradient_role=_LOSS)
     # a fused loss runs in the head's call, whose output is the loss

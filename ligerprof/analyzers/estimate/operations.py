@@ -11,14 +11,16 @@ from ligerprof.torch_memory.reductions import column_sum_scratch
 from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, MM, FactorShape
 
 
-def linear(
+def linear(  # noqa: PLR0913 - what callers know of the product
     context: Context,
     value: Value,
     weight: Tensor,
     bias: Weight | None = None,
     *,
     rows: int | None = None,
-    roles: tuple[Role, Role] = (Role.ACTIVATIONS, Role.ACTIVATIONS),
+    is_function: bool = True,
+    role: Role = Role.ACTIVATIONS,
+    gradient_role: Role = Role.ACTIVATIONS,
 ) -> Value:
     """`F.linear` or GPT-2's Conv1D: saves its input for the weight's gradient, autocast's weight for the input's.
 
@@ -26,7 +28,7 @@ def linear(
 
     Args:
         rows: of the input; None: one for each token.
-        roles: of the output and of its gradient.
+        is_function: whether it is a call of `F.linear`, and not `@`.
     """
     rows = context.tokens if rows is None else rows
     read_weight = context.autocast_weight(weight)
@@ -42,7 +44,7 @@ def linear(
             bias_sum = column_sum(context, elements, bias.elements, read.width)
     saves = ((read,) if weight.needs_gradient else ()) + ((read_weight,) if value.needs_gradient else ())
     is_conv1d = isinstance(weight, Weight) and weight.layer is not None and not context.spec.architecture.linear_layers
-    by_zero = context.recipe.zero == 3 and not is_conv1d
+    by_zero = context.recipe.zero == 3 and is_function and not is_conv1d
     if by_zero:
         inputs, saves = (read, *(item for item in inputs if item is not read)), (read, read_weight)
     output = context.tape.run(
@@ -51,8 +53,8 @@ def linear(
             width=read.width,
             inputs=inputs,
             saves=saves,
-            role=roles[0],
-            gradient_role=roles[1],
+            role=role,
+            gradient_role=gradient_role,
             reduction_scratch_bytes=() if by_zero else bias_sum,
             backward_scratch_bytes=bias_sum if by_zero else (),
             gradient_is_view=not by_zero,

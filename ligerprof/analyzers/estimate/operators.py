@@ -1,8 +1,8 @@
 """Recorded operators of a module, carried out on a tape: which tensors they make, keep and read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from math import prod
 from typing import Any
 
@@ -90,7 +90,7 @@ class Replay:
                 continue
             self._role = self.role_of(results, output)
             values = [self._operand(item) for item in operands]
-            made, skipped = self.replaced(steps[at - 1], values, steps[at:])
+            made, skipped = self.replaced(steps[at - 1], values, islice(steps, at, None))
             at += skipped
             if not made:
                 result = getattr(self, f"make_{kind.replace(' ', '_')}")(*values, *details)
@@ -98,10 +98,8 @@ class Replay:
             self._put(results, made, self._roots[operands[0]] if kind in _VIEWS else None)
         kept = self._roots[output]
         # what the caller's variables hold besides the output ends with them
-        # of the output's memory only one, whatever was written into it
-        for root, held in self._held.items():
-            if root not in self._inputs:
-                self.release(*(held[1:] if root == kept else held))
+        others = self._held.keys() - {kept, *self._inputs}
+        self.release(*(value for root, held in self._held.items() if root in others for value in held))
         result = self._values[output]
         assert isinstance(result, Value)
         return result
@@ -140,7 +138,7 @@ class Replay:
         self.tape.release(*values)
 
     def replaced(
-        self, _step: Step, _values: Sequence[Any], _following: Sequence[Step]
+        self, _step: Step, _values: Sequence[Any], _following: Iterable[Step]
     ) -> tuple[Sequence[Tensor | None], int]:
         """What something else makes in place of a step, if it does, and how many of the next steps it replaces."""
         return (), 0
@@ -151,6 +149,10 @@ class Replay:
         for number, value in zip_longest(numbers, made[: len(numbers)]):
             self._roots[number] = number if root is None else root
             held = self._held.setdefault(self._roots[number], [])
+            if (old := self._values.get(number)) in held:
+                # written in place
+                held.remove(old)
+                self.release(old)
             if value is not None:
                 self._values[number] = value
             if isinstance(value, Value):
@@ -237,9 +239,9 @@ class Replay:
         elements = weight.elements // weight.shape[0]
         return self.tape.run(Operation(elements=elements, width=weight.width, inputs=(weight,), view_of=parameter))
 
-    def make_part_product(self, value: Value, part: Value, rows: Sequence[str | int]) -> Value:
-        """The product of so many rows with a part of a weight."""
-        return linear(self.context, value, part, rows=self._elements(rows))
+    def make_part_product(self, value: Value, part: Value, rows: Sequence[str | int], is_function: bool) -> Value:
+        """The product of so many rows with a part of a weight, by `F.linear` or by `@`."""
+        return linear(self.context, value, part, rows=self._elements(rows), is_function=is_function)
 
     def make_grouped_product(self, value: Value, weight: Weight) -> Value:
         """`grouped_mm` of the rows of all experts."""
