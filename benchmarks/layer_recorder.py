@@ -262,8 +262,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_view = self._is_view(next(iter(given), None), results[0])
         if name == "nonzero":
             # how many experts have tokens, or the tokens of one
-            size = "hits" if given[0].ndim == 1 else "routed"
-            self.steps.append(["new", self.add_table(result), [], [size, given[0].ndim], _width(result)])
+            sizes = ["hits" if given[0].ndim == 1 else "routed", given[0].ndim]
+            among = self._dims(given[0].shape)
+            self.steps.append(["find", self.add_table(result), [], sizes, among, given[0].is_contiguous()])
         elif name.endswith("_like") or not any(map(self._has_gradient, inputs)):
             for made in results:
                 self._table(name, made, next(iter(inputs), "narrow"), is_view=is_view)
@@ -295,12 +296,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.macro(_STEPS[name], inputs, results)
         elif name in _SIZED:
             self.macro(_SIZED[name], inputs, results, self._dims(results[0].shape))
-        elif name == "index" and sum(item is not None for item in given[1]) > 1:
-            self.macro("pick", [inputs[0], self.operand(given[1][0])], results, self._dims(results[0].shape[:1]))
         elif name == "index":
+            indices = [item for item in given[1] if item is not None]
             chosen = [self._dims(results[0].shape[:1])] if self.in_turn else []
-            operands = [inputs[0], self.operand(given[1][0])]
-            self.macro("index", operands, results, self._dims(given[0].shape[:1]), *chosen)
+            operands = [inputs[0], self.operand(indices[0])]
+            self.macro("index", operands, results, self._dims(given[0].shape[: len(indices)]), *chosen)
         elif name == "mm":
             self.product(inputs, results[0], is_function=False)
         else:
@@ -380,7 +380,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnknownOperatorError(kind.removeprefix(_UNKNOWN))
             if made & live:
                 live.update(each for each in rest[0] if self._has_gradient(each))
-        kept = ("drop", "output", "new", *_WRAPPERS, *(_KEPT if self._casts is not None else ()))
+        kept = ("drop", "output", "new", "find", *_WRAPPERS, *(_KEPT if self._casts is not None else ()))
         for step in steps:
             kind, results, *rest = step
             if kind in kept or live.intersection(several(results)):

@@ -66,7 +66,7 @@ def test_gradients_of_experts_add_up_before_they_join_others(family: str) -> Non
 
 @pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
 def test_forward_and_reserved_bytes_are_the_simulated_ones(family: str) -> None:
-    """What experts in turn hold in forward: masks of the classes that the code gives them, and parts cast by autocast."""
+    """What experts in turn hold in forward: masks of their classes, and parts that autocast has cast."""
     recipe = replace(drawn(family, 0), routing="uniform", precision="amp", checkpointing=False, batch=2, seq=384)
     estimated, simulated = estimate(recipe), simulate_step(recipe, record=False)
     assert estimated.reserved_bytes == simulated.reserved_bytes

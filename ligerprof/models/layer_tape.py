@@ -23,7 +23,7 @@ Operand = int | str
 # The kind of step, the number of its result or of several, its operands, and more about it:
 #   linear, norm, bare norm, activate: the module's path
 #   gated, mixture: path of a module, and how many of the steps that follow are its own; others may be in their place.
-#     Of a mixture before that, whether a gated product has read the same view of the tokens
+#     In between, of a mixture: whether a gated product has read the same view of the tokens
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
 #   heads: a value seen as [batch, tokens, heads, head_dim], to be "rotated", "split" after its heads, or left "plain"
 #   attend: of query, key and value
@@ -35,9 +35,9 @@ Operand = int | str
 #   dropout: config key and default, or None and probability
 #   product: `F.linear` with a weight, perhaps a bias, and whether autocast is on; grouped product, batch product
 #   part: one expert's part of a parameter; part product: of so many rows with one, and whether by `F.linear`
-#   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows, and of those chosen if
-#   indices are a view; pick: so many elements by rows and columns; gather, gather into, mask out, place, divide, and
-#   "in place": of a value and indices, a mask or another value
+#   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows, and of chosen ones
+#   if an expert's are; gather, gather into, mask out, place, divide, and "in place": of a value and indices, a mask or
+#   another value; find: sizes of positions and of the numbers that they are in, and whether those are contiguous
 #   function: an autograd function, and how many of its operands receive gradients; it saves the others
 #   autocast: what autocast passes to a product; product of values: sizes of a batch of products; convolve: the path
 #   unpad: a product with the mask of tokens; pad: sizes; cumulate: a running sum; solve: of a triangular system

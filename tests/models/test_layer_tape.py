@@ -49,7 +49,7 @@ def test_experts_run_one_after_another(model_type: str) -> None:
     for routed in ((5,), (5, 7), (9, 4, 8, 6)):
         steps = experts_tape(model_type, routed)
         check(steps, {0, 1, 2}, [model_type])
-        assert [step[3] for step in steps if step[0] == "pick"] == [[tokens] for tokens in routed]
+        assert [step[4] for step in steps if step[0] == "index" and step[2][0] == 2] == [[tokens] for tokens in routed]
         assert sum(step[0] == "part" and step[2] == ["p:down_proj"] for step in steps) == len(routed)
         assert ["drop", 3] not in steps
 

@@ -32,7 +32,7 @@ from ligerprof.models.layer_tape import Operand, Step, sizes_of
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES, INT32_BYTES
 from ligerprof.torch_memory.saved_tensors import BMM
-from ligerprof.torch_memory.sorting import index_copies
+from ligerprof.torch_memory.sorting import COUNTER_BYTES, accumulation_scratch, count_bytes, select_bytes
 
 _VIEWS = (
     "cut",
@@ -281,26 +281,29 @@ class Replay:
     def make_index(
         self, value: Tensor, indices: Value, rows: Sequence[str | int], chosen: Sequence[str | int] = ()
     ) -> Value:
-        """Chosen rows, one for each index or so many; the indices of a weight's are sorted in backward."""
-        count = self._elements(chosen) if chosen else indices.elements
-        scratch_bytes = 4 * count * INDEX_BYTES if isinstance(value, Weight) else 0
+        """Chosen rows, one for each index or so many, of so many; backward sorts the indices."""
+        count, all_rows = self._elements(chosen) if chosen else indices.elements, self._elements(rows)
         return self.tape.run(
             Operation(
-                elements=count * (value.elements // self._elements(rows)),
+                elements=count * (value.elements // all_rows),
                 width=value.width,
                 inputs=(value,),
                 saves=(indices,),
-                backward_scratch_bytes=scratch_bytes,
+                backward_scratch_bytes=accumulation_scratch(count, len(rows), all_rows),
             )
         )
 
-    def make_pick(self, value: Value, indices: Value, sizes: Sequence[str | int]) -> Value:
-        """Elements by rows and columns, which are columns of one tensor, copied to have the same strides."""
-        count = self._elements(sizes)
-        copies = index_copies([((2,), count * INDEX_BYTES, False)] * 2)
+    def make_find(self, sizes: Sequence[str | int], among: Sequence[str | int], is_contiguous: bool) -> Value:
+        """`nonzero`: positions among so many numbers, which are copied unless they are contiguous (Nonzero.cu)."""
+        count = self._elements(among)
+        counting_bytes = count_bytes(count, self.context.recipe.gpu_spec)
+        copy_bytes = 0 if is_contiguous else count * INDEX_BYTES
         return self.tape.run(
             Operation(
-                elements=count, width=value.width, inputs=(value,), saves=(indices,), forward_scratch_bytes=sum(copies)
+                elements=self._elements(sizes),
+                width=INDEX_BYTES,
+                leading_scratch=(copy_bytes, COUNTER_BYTES, counting_bytes, -counting_bytes),
+                forward_scratch_bytes=select_bytes(count),
             )
         )
 
