@@ -8,7 +8,6 @@ import pytest
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.models import ARCHITECTURES, spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import Phase
 from ligerprof.runs.simulated import simulate_step
 from tests.drawn_recipes import draw_recipe
 
@@ -64,13 +63,12 @@ def test_gradients_of_experts_add_up_before_they_join_others(family: str) -> Non
     assert abs(estimated - simulated) < recipe.tokens * recipe.spec.hidden_size
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
-def test_forward_and_reserved_bytes_are_the_simulated_ones(family: str) -> None:
-    """What experts in turn hold in forward: masks of their classes, and parts that autocast has cast."""
-    recipe = replace(drawn(family, 0), routing="uniform", precision="amp", checkpointing=False, batch=2, seq=384)
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5_moe_text"])
+def test_phases_are_the_simulated_ones_to_a_few_kilobytes(family: str) -> None:
+    """Masks have the classes that the code gives them, and backward sorts the tokens of each expert."""
+    recipe = drawn(family, 0)
     estimated, simulated = estimate(recipe), simulate_step(recipe, record=False)
-    assert estimated.reserved_bytes == simulated.reserved_bytes
-    assert abs(estimated.phases[Phase.FORWARD] - simulated.phases[Phase.FORWARD]) < 4096
+    assert {phase for phase, size in simulated.phases.items() if abs(estimated.phases[phase] - size) > 8192} == set()
 
 
 @pytest.mark.slow
