@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from benchmarks.layer_recorder import Functions, Recorder, UnknownOperatorError, quiet, several
 from ligerprof.models import ModelSpec
-from ligerprof.models.layer_tape import LOOPS, Step, mixes_beside_attention, sizes_of, unrolled
+from ligerprof.models.layer_tape import LOOPS, Step, in_turn, mixes_beside_attention, sized, sizes_of, unrolled
 from ligerprof.runs.activation_offload import checkpointed_layers
 
 _ATTENTION = "ligerprof_recorded"
@@ -28,6 +28,8 @@ _MASKS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chu
 ROWS, TOKENS = 7, 11
 # of a whole model; no other size of it is 5, 10 or 11
 MODEL_ROWS, MODEL_TOKENS = 5, 10
+# of experts that run in turn: all tokens, and those of the first experts; no other sizes are these
+_EXPERT_TOKENS, _FIRST_EXPERTS = 41, (21, 25)
 
 
 class SmallModel:
@@ -63,21 +65,52 @@ class SmallModel:
 
     def record_loop(self, index: int, rows: int, chunk: int, missing: int) -> list[Step]:
         """The steps of a layer that loops over chunks of tokens, of which the last lacks so many tokens."""
-        two, three, four = (self.record(index, rows, count * chunk - missing) for count in range(LOOPS, LOOPS + 3))
-        at = next(at for at, (step, other) in enumerate(zip(two, three, strict=False)) if step != other)
-        length, made = len(three) - len(two), highest(three) - highest(two)
-        first = min(
-            number
-            for step in three[at : at + length]
-            if step[0] != "drop"
-            for number in several(step[1])
-            if number > max(highest(three[:at]), 0)
-        )
-        steps = [*three[: at + length], ["loop", first, made, length], *three[at + length :]]
-        for count, steps_of_count in zip(range(LOOPS, LOOPS + 3), (two, three, four), strict=True):
-            if list(unrolled(steps, count)) != steps_of_count:
-                raise UnknownOperatorError("a loop whose turns are not alike")
+        recorded = [self.record(index, rows, count * chunk - missing) for count in range(LOOPS, LOOPS + 3)]
+        steps = _looped(*recorded[:2])
+        if [list(unrolled(steps, count)) for count in range(LOOPS, LOOPS + 3)] != recorded:
+            raise UnknownOperatorError("a loop whose turns are not alike")
         return steps
+
+    def record_experts(self, index: int) -> list[Step]:
+        """The steps of a layer's experts run in turn: those of the first, and those that each further one runs."""
+        recorded = [self._run_experts(index, hits) for hits in (1, 2, 3)]
+        steps = _looped(*recorded[:2])
+        for hits, steps_of_hits in enumerate(recorded, 1):
+            # each turn has the name of its size
+            if list(in_turn(steps, ["routed"] * hits)) != [sized(step, hits=hits) for step in steps_of_hits]:
+                raise UnknownOperatorError("experts whose turns are not alike")
+        return steps
+
+    def _run_experts(self, index: int, hits: int) -> list[Step]:
+        """Run the experts of a layer, of which so many have tokens."""
+        layer, spec, mlp = self._layers[index], self._spec, self._spec.architecture.mlp
+        assert mlp.experts is not None
+        experts = layer.get_submodule(f"{mlp.name}.{mlp.experts.name}")
+        config = experts.config
+        first = _FIRST_EXPERTS[: hits - 1]
+        routed = (*first, _EXPERT_TOKENS * spec.chosen_experts - sum(first))
+        sizes = {**_layer_sizes(spec, index, 1, _EXPERT_TOKENS), spec.experts + 1: "classes"}
+        sizes |= dict.fromkeys(routed, "routed")
+        recorder = Recorder(spec, experts, sizes)
+        chosen = torch.arange(hits).repeat_interleave(torch.tensor(routed)).view(_EXPERT_TOKENS, -1)
+        value = torch.ones(_EXPERT_TOKENS, spec.hidden_size, dtype=torch.bfloat16)
+        scores = torch.ones(chosen.shape, dtype=torch.bfloat16)
+        with ExitStack() as stack, torch.no_grad(), recorder:
+            for name, module in experts.named_modules():
+                if (kind := _kind(module)) is not None:
+                    leave = partial(_leave_macro, recorder, (kind, name))
+                    _watch(module, partial(_enter_macro, recorder), leave, stack)
+            stack.callback(setattr, config, "_experts_implementation", config._experts_implementation)
+            config._experts_implementation = "eager"
+            stack.enter_context(Functions(recorder, self._dropouts))
+            recorder.add(value)
+            recorder.add_table(chosen)
+            recorder.add(scores)
+            recorder.active = recorder.in_turn = True
+            result = experts(value, chosen, scores)
+            recorder.steps.append(["output", recorder.operand(result)])
+            recorder.active = False
+        return recorder.finish()
 
     @contextmanager
     def _in_float16(self) -> Iterator[None]:
@@ -319,7 +352,11 @@ class _Activations(dict[str, Callable[[Tensor], Tensor]]):
 def _enter(recorder: Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
     if recorder.active and not recorder.muted:
         values = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
-        recorder.steps.append([kind, -1, [recorder.operand(item) for item in values], name, 0])
+        # whether a shared expert has read the very view of the tokens that experts read
+        more = [id(values[0]) in recorder.gated] if kind == "mixture" else []
+        if kind == "gated":
+            recorder.gated.add(id(values[0]))
+        recorder.steps.append([kind, -1, [recorder.operand(item) for item in values], name, *more, 0])
 
 
 def _leave(recorder: Recorder, kind: str, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
@@ -438,7 +475,21 @@ def _loss(recorder: Recorder, function: Callable[..., Tensor], *args: Any, **kwa
 def _layer_sizes(spec: ModelSpec, index: int, rows: int, tokens: int) -> dict[int, str]:
     """The names of sizes in a layer; the first ones go before others of the same size."""
     sizes = [(name, size) for name, size in sizes_of(spec, index, rows, tokens).items() if size > 1]
-    return {size: name for name, size in reversed(sizes) if name != "labels"}
+    return {size: name for name, size in reversed(sizes) if name not in ("labels", "classes")}
+
+
+def _looped(shorter: Sequence[Step], longer: Sequence[Step]) -> list[Step]:
+    """The steps of the longer of two recordings of a loop, whose further turn is marked."""
+    at = next(at for at, (step, other) in enumerate(zip(shorter, longer, strict=False)) if step != other)
+    length, made = len(longer) - len(shorter), highest(longer) - highest(shorter)
+    first = min(
+        number
+        for step in longer[at : at + length]
+        if step[0] != "drop"
+        for number in several(step[1])
+        if number > max(highest(longer[:at]), 0)
+    )
+    return [*longer[: at + length], ["loop", first, made, length], *longer[at + length :]]
 
 
 def highest(steps: Sequence[Step]) -> int:

@@ -43,7 +43,13 @@ _STEPS = {
     "linalg_solve_triangular": "solve",
 }
 # the same in place
-_IN_PLACE = {"add_": "add in place", "div_": "divide in place", "mul_": "scale in place", "scatter_": "place"}
+_IN_PLACE = {
+    "add_": "add in place",
+    "div_": "divide in place",
+    "index_add_": "add rows in place",
+    "mul_": "scale in place",
+    "scatter_": "place",
+}
 # operators whose sizes do not follow from those of their operands
 _SIZED = {"sum": "sum", "topk": "top", "repeat": "repeat", "constant_pad_nd": "pad"}
 # of operators that are not known, and have no step if their results lead to no output
@@ -86,6 +92,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         mixes: whether a module runs that mixes tokens by something else than attention.
+        in_turn: whether it records experts that run one after another.
+        gated: tensors, by their ids, that gated products have read.
         targets: what calls of `to` in a mixer have cast to, where autocast and weights have 16-bit dtypes of their own.
         copying: the operators whose gradients were copied.
     """
@@ -103,6 +111,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._spec, self._sizes, self._copies = spec, sizes, copies
         self._casts = None if casts is None else iter(casts)
         self.mixes, self.targets, self.copying = False, list[str](), set[int]()
+        self.in_turn, self.gated = False, set[int]()
         # the number of the last operator, and of those that have made nodes of a graph
         self._at = 0
         self._nodes: dict[int, int] = {}
@@ -183,8 +192,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def cast(self, value: Tensor, result: Tensor, like: Tensor | None) -> Tensor:
         """Record `value.to(...)` where it does nothing here but may elsewhere.
 
-        A mixer casts to the dtype of `like`, or to one that was learned; sums are cast to the dtype of what experts
-        receive, as autocast computes sums in fp32.
+        A mixer casts to the dtype of `like`, or to one that was learned, and so do experts that run in turn; sums are
+        cast to the dtype of what experts receive, as autocast computes sums in fp32.
         """
         if self.mixes and self._casts is None:
             self.targets.append(_TARGETS[result.dtype])
@@ -199,12 +208,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.macro("cast", [self.operand(value)], [result], to)
             return result
         experts = next((step for step in self.steps if step[:2] == ["mixture", -1]), None)
-        if result is not value or experts is None or ["sum", self.operand(value)] != self.steps[-1][:2]:
+        is_of_experts = experts is not None and ["sum", self.operand(value)] == self.steps[-1][:2]
+        if result is not value or not (is_of_experts or self.in_turn):
             return result
+        to = experts[2][0] if experts is not None else "narrow" if like is None else self.operand(like)
         with quiet(self):
             result = value.clone()
-        self.macro("cast", [self.operand(value)], [result], experts[2][0])
+        self.macro("cast", [self.operand(value)], [result], to)
         return result
+
+    def product(self, operands: Sequence[Operand], result: Tensor, *, is_function: bool) -> None:
+        """`F.linear` or `@`, with a weight or a part of one."""
+        if any(step[0] == "part" and step[1] == operands[1] for step in self.steps):
+            self.macro("part product", operands, [result], self._dims(result.shape[:1]), is_function)
+        else:
+            self.macro("product", operands, [result], self.autocasts)
+
+    def one_hot(self, result: Tensor) -> None:
+        """A mask of chosen classes, which a CPU makes by other operators than a GPU."""
+        self.steps.append(["new", self.add_table(result), [], self._dims(result.shape), _width(result)])
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -238,7 +260,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = args[0] if name in _JOINS else args
         inputs = [self.operand(item) for item in given if isinstance(item, Tensor)]
         is_view = self._is_view(next(iter(given), None), results[0])
-        if name.endswith("_like") or not any(map(self._has_gradient, inputs)):
+        if name == "nonzero":
+            # how many experts have tokens, or the tokens of one
+            sizes = ["hits" if given[0].ndim == 1 else "routed", given[0].ndim]
+            among = self._dims(given[0].shape)
+            self.steps.append(["find", self.add_table(result), [], sizes, among, given[0].is_contiguous()])
+        elif name.endswith("_like") or not any(map(self._has_gradient, inputs)):
             for made in results:
                 self._table(name, made, next(iter(inputs), "narrow"), is_view=is_view)
         elif name in _IN_PLACE:
@@ -270,7 +297,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in _SIZED:
             self.macro(_SIZED[name], inputs, results, self._dims(results[0].shape))
         elif name == "index":
-            self.macro("index", [inputs[0], self.operand(given[1][0])], results, self._dims(given[0].shape[:1]))
+            indices = [item for item in given[1] if item is not None]
+            chosen = [self._dims(results[0].shape[:1])] if self.in_turn else []
+            operands = [inputs[0], self.operand(indices[0])]
+            self.macro("index", operands, results, self._dims(given[0].shape[: len(indices)]), *chosen)
+        elif name == "mm":
+            self.product(inputs, results[0], is_function=False)
         else:
             self._parts_of_memory(name, given, inputs, results)
 
@@ -308,6 +340,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name in _CUTS and inputs[0] in self._empty:
             # what is copied into it is written into all of it
             self.add(results[0], inputs[0])
+        elif name == "select" and isinstance(inputs[0], str):
+            self.macro("part", inputs, results)
         elif name in _CUTS:
             self.macro("cut", inputs, results, self._share(given[0], results[0]))
         elif name == "copy_":
@@ -346,7 +380,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnknownOperatorError(kind.removeprefix(_UNKNOWN))
             if made & live:
                 live.update(each for each in rest[0] if self._has_gradient(each))
-        kept = ("drop", "output", "new", *_WRAPPERS, *(_KEPT if self._casts is not None else ()))
+        kept = ("drop", "output", "new", "find", *_WRAPPERS, *(_KEPT if self._casts is not None else ()))
         for step in steps:
             kind, results, *rest = step
             if kind in kept or live.intersection(several(results)):
@@ -385,7 +419,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "_to_copy" and isinstance(source, int) and _width(result) != "int":
             self.steps.append(["cast", number, [source], _width(result)])
         else:
-            like = source if name.endswith("_like") and self.mixes else _width(result)
+            like = source if name.endswith("_like") and (self.mixes or self.in_turn) else _width(result)
             self.steps.append(["new", number, [], self._dims(result.shape), like])
 
     def _dims(self, shape: Sequence[int]) -> list[int | str]:
@@ -475,7 +509,7 @@ _SOFTMAXES = (functional.softmax, torch.softmax, Tensor.softmax)
 # half: of what autocast's products return
 _TARGETS = {torch.float16: "narrow", torch.bfloat16: "half", torch.float32: "wide"}
 _PRODUCTS = (torch.einsum, torch.matmul, Tensor.matmul, Tensor.__matmul__)
-_FUNCTIONS = (functional.dropout, functional.linear, Tensor.to, *_SOFTMAXES)
+_FUNCTIONS = (functional.dropout, functional.linear, functional.one_hot, Tensor.to, *_SOFTMAXES)
 
 
 class Functions(TorchFunctionMode):
@@ -505,7 +539,9 @@ class Functions(TorchFunctionMode):
         if func is functional.dropout:
             recorder.macro("dropout", operands, [result], *self._dropouts.get(rate, (None, rate)))
         elif func is functional.linear:
-            recorder.macro("product", operands, [result], recorder.autocasts)
+            recorder.product(operands, result, is_function=True)
+        elif func is functional.one_hot:
+            recorder.one_hot(result)
         else:
             recorder.macro("soften", operands, [result], named.get("dtype") is torch.float32)
         return result

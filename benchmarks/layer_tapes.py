@@ -159,10 +159,11 @@ def configs_of(model_type: str) -> Iterator[dict[str, Any]]:
 def record(
     model_type: str,
 ) -> tuple[list[tuple[list[str], Tape]], list[tuple[list[str], Tape]], dict[str, Tape | None]]:
-    """The kinds of layers and models of an architecture with the tape of each, and the tapes of its norms."""
+    """The kinds of layers and models of an architecture with the tape of each; and tapes of its norms and experts."""
     found: dict[str, tuple[list[str], Tape]] = {}
     models: dict[str, tuple[list[str], Tape]] = {}
     norms: dict[str, Tape | None] = {}
+    experts: Tape | None = None
     for config in configs_of(model_type):
         spec = spec_from_config(config, name=model_type)
         model = SmallModel(spec)
@@ -173,11 +174,18 @@ def record(
                 if str(kind) not in found:
                     recorded = wide if wide is not None and "wide" in kind else model
                     found[str(kind)] = kind, _record_layer(recorded, spec, index, batch)
+            if experts is None and spec.layer_kinds.sparse[index] and _may_run_in_turn(spec):
+                experts = model.record_experts(index)
         if str(model_kind(spec)) not in models:
             models[str(model_kind(spec))] = model_kind(spec), model.record_model()
         if spec.architecture.norm.form in (NormForm.RMS, NormForm.CENTERED):
             norms = norms or {"norms": model.record_norm(), "bare norms": model.record_bare_norm()}
-    return list(found.values()), list(models.values()), norms
+    return list(found.values()), list(models.values()), {**norms, "experts": experts}
+
+
+def _may_run_in_turn(spec: ModelSpec) -> bool:
+    experts = spec.architecture.mlp.experts
+    return experts is not None and not experts.multiplies_all
 
 
 def _batches(spec: ModelSpec) -> Iterator[Batch]:
@@ -224,14 +232,15 @@ def main() -> None:
         "models": {},
         "norms": {},
         "bare norms": {},
+        "experts": {},
         "functions": {},
     }
     # an architecture with several residual streams is traced as a whole
     for model_type in sorted(name for name, row in ARCHITECTURES.items() if not row.streams):
-        layers, models, norms = record(model_type)
+        layers, models, others = record(model_type)
         for group, kinds in (("architectures", layers), ("models", models)):
             content[group][model_type] = [(kind, number(tape)) for kind, tape in kinds]
-        for group, tape in norms.items():
+        for group, tape in others.items():
             content[group].update({} if tape is None else {model_type: number(tape)})
         print(model_type, len(layers), flush=True)
     content["functions"] = {name: number(tape) for name, tape in functions()}

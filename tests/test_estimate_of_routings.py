@@ -63,6 +63,14 @@ def test_gradients_of_experts_add_up_before_they_join_others(family: str) -> Non
     assert abs(estimated - simulated) < recipe.tokens * recipe.spec.hidden_size
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5_moe_text"])
+def test_phases_are_the_simulated_ones_to_a_few_kilobytes(family: str) -> None:
+    """Masks have the classes that the code gives them, and backward sorts the tokens of each expert."""
+    recipe = drawn(family, 0)
+    estimated, simulated = estimate(recipe), simulate_step(recipe, record=False)
+    assert {phase for phase, size in simulated.phases.items() if abs(estimated.phases[phase] - size) > 8192} == set()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_more_routings(family: str) -> None:

@@ -22,7 +22,8 @@ Operand = int | str
 
 # The kind of step, the number of its result or of several, its operands, and more about it:
 #   linear, norm, bare norm, activate: the module's path
-#   gated, mixture: path of a module, and how many of the steps that follow are its own; others may be in their place
+#   gated, mixture: path of a module, and how many of the steps that follow are its own; others may be in their place.
+#     In between, of a mixture: whether a gated product has read the same view of the tokens
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
 #   heads: a value seen as [batch, tokens, heads, head_dim], to be "rotated", "split" after its heads, or left "plain"
 #   attend: of query, key and value
@@ -33,12 +34,15 @@ Operand = int | str
 #   cast: "wide" to fp32, "half" to what autocast's products return, or the value or weight whose dtype it takes
 #   dropout: config key and default, or None and probability
 #   product: `F.linear` with a weight, perhaps a bias, and whether autocast is on; grouped product, batch product
-#   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows; gather, gather into,
-#   mask out, place, divide, and "in place": of a value and indices, a mask or another value
+#   part: one expert's part of a parameter; part product: of so many rows with one, and whether by `F.linear`
+#   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows, and of chosen ones
+#   if an expert's are; gather, gather into, mask out, place, divide, and "in place": of a value and indices, a mask or
+#   another value; find: sizes of positions and of the numbers that they are in, and whether those are contiguous
 #   function: an autograd function, and how many of its operands receive gradients; it saves the others
 #   autocast: what autocast passes to a product; product of values: sizes of a batch of products; convolve: the path
 #   unpad: a product with the mask of tokens; pad: sizes; cumulate: a running sum; solve: of a triangular system
-#   loop: the first value, number of values and number of steps of what runs again for each further chunk of tokens
+#   loop: the first value, number of values and number of steps of what runs again for each further chunk of tokens, or
+#     for each further expert, whose tokens are "routed"; "hits" experts have some
 #   skip: the value that a loop carries from chunk to chunk, and how many chunks to leave out, or 0 before one to go by
 #   mean: one number for each row; multiply: with one for each of the "rows" or "columns" if it says so
 #   new: sizes and dtype of a tensor without a gradient
@@ -140,6 +144,12 @@ def function_tape(name: str) -> Sequence[Step]:
     return _tape(_content()["functions"][name])
 
 
+@lru_cache(maxsize=16)
+def experts_tape(model_type: str, routed: tuple[int, ...]) -> Sequence[Step]:
+    """The tape of experts that run one after another, each with so many tokens: of tokens, choices and scores."""
+    return list(in_turn(_tape(_content()["experts"][model_type]), routed))
+
+
 def activation_functions() -> list[str]:
     """The activation functions that have a tape, by transformers' names."""
     return [name for name in _content()["functions"] if name != "rms_norm"]
@@ -197,6 +207,7 @@ def sizes_of(spec: ModelSpec, index: int, rows: int, tokens: int) -> dict[str, i
         "pairs": batch * spec.chosen_experts,
         "chosen": spec.chosen_experts,
         "every": spec.experts,
+        "classes": spec.experts + 1,
         "half": spec.rotary_dim // 2,
         "rotated": spec.rotary_dim,
         "hidden": spec.hidden_size,
@@ -243,6 +254,29 @@ def unrolled(steps: Sequence[Step], chunks: int) -> Iterator[Step]:
         # what a turn reads of the turn before it moves as well
         yield from (moved(step, first - made, turn * made) if turn else step for step in body)
     yield from (moved(step, first, (run - 1) * made) for step in steps[at + 1 :])
+
+
+def in_turn(steps: Sequence[Step], routed: Sequence[int | str]) -> Iterator[Step]:
+    """The steps of experts that run one after another, each with so many tokens."""
+    at = next(at for at, step in enumerate(steps) if step[0] == "loop")
+    _, first, made, length = steps[at]
+    before, body, after = steps[: at - length], steps[at - length : at], steps[at + 1 :]
+    hits = len(routed)
+    yield from (sized(step, hits=hits, routed=routed[0]) for step in before)
+    for turn, tokens in enumerate(routed[1:]):
+        # a variable that the turn before has set ends in this one
+        yield from (sized(moved(step, first - made, turn * made), routed=tokens) for step in body)
+    yield from (moved(step, first, (hits - 2) * made) for step in after)
+
+
+def sized(step: Step, **sizes: int | str) -> Step:
+    """A step with numbers for some names of sizes."""
+    kind, results, *rest = step
+    return [
+        kind,
+        results,
+        *([sizes.get(name, name) for name in item] if isinstance(item, list) else item for item in rest),
+    ]
 
 
 def moved(step: Step, first: int, by: int) -> Step:

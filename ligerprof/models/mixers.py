@@ -214,8 +214,6 @@ class Experts:
             has it.
         noise: the config key of the amplitude of random factors that training multiplies the input by, in place.
         multiplies_all: whether every expert multiplies all tokens, whatever the routing.
-        clamped: whether gate and up lie interleaved in the experts' weights and are clamped, and the weights are stored
-            as (in, out) with biases.
         shared: an expert that every token goes through, or None.
         adapted_by_name: whether peft adapts the experts' parameters where an MLP's layers are named, and leaves the
             linear layers of these names alone.
@@ -231,7 +229,6 @@ class Experts:
     switches: Mapping[str, bool | str] = field(default_factory=lambda: {"norm_topk_prob": False})
     noise: str | None = None
     multiplies_all: bool = False
-    clamped: bool = False
     shared: SharedExpert | None = None
     adapted_by_name: bool = False
     optional: bool = False

@@ -20,7 +20,7 @@ from ligerprof.simulated_gpu.plans import GPU, functions
 from ligerprof.simulated_gpu.values import MOST_FLOATS, Values, is_small, place, tensors_in
 from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
 from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
-from ligerprof.torch_memory.sorting import count_bytes, select_bytes
+from ligerprof.torch_memory.sorting import COUNTER_BYTES, count_bytes, select_bytes
 
 aten = torch.ops.aten
 
@@ -203,7 +203,6 @@ _MOST_HOST_VALUES = 1 << 16
 # ids at the end of a vocabulary are often special tokens
 _FROM_END = 5
 # of nonzero, the number of positions
-_COUNTER_BYTES = 4
 
 
 def _copy(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
@@ -340,7 +339,7 @@ def _nonzero(run: Operators, _func: Any, args: Sequence[Any], _kwargs: Mapping[s
     if not count:
         return functions.empty(found.shape, dtype=torch.int64, device=GPU)
     flags_bytes = 0 if source.is_contiguous() else count * source.element_size()
-    with run.device.held(flags_bytes, _COUNTER_BYTES):
+    with run.device.held(flags_bytes, COUNTER_BYTES):
         run.device.touch(count_bytes(count, run.device.gpu))
         positions = functions.empty(found.shape[::-1], dtype=torch.int64, device=GPU)
         run.device.touch(select_bytes(count))

@@ -21,6 +21,8 @@ _SCAN_PADDING = 32
 _REDUCE_TILE = 256 * 16
 _REDUCE_THREADS = 256
 _REDUCE_WAVES = 5
+# of what nonzero has found (aten/src/ATen/native/cuda/Nonzero.cu)
+COUNTER_BYTES = 4
 # DeviceSelect by flags: a state of 8 bytes for each tile and for 32 more
 _SELECT_TILE = 384 * 11
 _SELECT_STATE_BYTES = 8

@@ -131,6 +131,8 @@ class Context:
         """The weight that a matrix product reads; autocast caches the copy of a trainable weight until it ends."""
         if self.half_bytes is None or weight.width == self.half_bytes:
             return weight
+        if isinstance(weight, Value):
+            return self.cast(weight, self.half_bytes)
         cast = self.tape.run(
             Operation(
                 elements=weight.elements,

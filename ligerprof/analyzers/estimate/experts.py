@@ -1,37 +1,29 @@
-"""Experts by other code than the grouped products on tapes: in turn, or by liger-kernel."""
-
-from collections.abc import Sequence
+"""The tokens of experts that run in turn, and experts by liger-kernel."""
 
 from ligerprof.analyzers.estimate.context import Context
-from ligerprof.analyzers.estimate.expert_loop import experts_in_turn
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Value
+from ligerprof.recipe.routing import tokens_per_expert
 from ligerprof.torch_memory.dtypes import INT32_BYTES
 
 # tokens of an expert that one program of liger-kernel's takes
 _LIGER_TILE = 64
 
 
-def run_experts(context: Context, value: Value, scores: Value, name: str, *, shared: bool) -> Sequence[Value]:
-    """The experts' outputs, weighted and added up for each token; nothing where they run as grouped products.
-
-    Args:
-        shared: whether another module has read the same view of the tokens before.
-    """
-    if any(kernel.fuses_experts(context.spec) for kernel in context.kernels.values()):
-        return [_fused(context, value, scores, name)]
-    if not context.recipe.runs_experts_in_turn:
-        return ()
-    if not shared:
-        # their gradients add up in a view of the tokens, before those of a shared expert or the residual join them
-        value = context.tape.run(Operation(elements=value.elements, width=value.width, passes=(value,), view_of=value))
-    total = experts_in_turn(context, value, scores, name)
-    if not shared:
-        context.tape.release(value)
-    return [total]
+def routed_tokens(context: Context) -> tuple[int, ...]:
+    """The tokens of each expert of the layer that has some."""
+    spec = context.spec
+    counts = tokens_per_expert(
+        context.recipe.routing,
+        sum(spec.layer_kinds.sparse[: context.layer]),
+        tokens=context.tokens,
+        experts=spec.experts,
+        chosen=spec.chosen_experts,
+    )
+    return tuple(count for count in counts if count)
 
 
-def _fused(context: Context, value: Value, scores: Value, name: str) -> Value:
+def fused_experts(context: Context, value: Value, scores: Value, name: str) -> Value:
     """liger-kernel's LigerFusedMoEFunction: backward computes what the second product reads again."""
     weights = (context.weights[f"{name}.gate_up_proj"], context.weights[f"{name}.down_proj"])
     experts, gates, hidden = weights[0].shape

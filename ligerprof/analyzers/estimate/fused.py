@@ -95,7 +95,7 @@ def gated_linear(context: Context, gate: Value, up: Value, name: str) -> Value:
             in_function=True,
         )
     )
-    factor = factor_of(context, gate, weight)
+    factor = factor_of(gate, weight, context.tokens)
     output = tape.run(
         Operation(
             elements=context.tokens * factor[1],

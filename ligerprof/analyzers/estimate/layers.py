@@ -1,17 +1,18 @@
 """A decoder layer: its tape of tensor operators, with adapters, quantized weights and kernels put in where they go."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ligerprof.analyzers.estimate.activations import activate
 from ligerprof.analyzers.estimate.attention import attend
 from ligerprof.analyzers.estimate.context import Context, is_eager
 from ligerprof.analyzers.estimate.dora import add_dora
-from ligerprof.analyzers.estimate.experts import run_experts
+from ligerprof.analyzers.estimate.experts import fused_experts, routed_tokens
 from ligerprof.analyzers.estimate.fused import add_and_norm, adds_in_norm, gated_linear, takes_gates
 from ligerprof.analyzers.estimate.kernel_call import call_kernel, kernel_memory
 from ligerprof.analyzers.estimate.lora import add_adapter, add_adapter_to_quantized
 from ligerprof.analyzers.estimate.norms import bare_norm, norm
+from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     dropout,
     linear,
@@ -27,7 +28,7 @@ from ligerprof.analyzers.estimate.scaled_dot_product import as_heads, attention_
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import Feature
-from ligerprof.models.layer_tape import Batch, Step, layer_tape, sizes_of, unrolled
+from ligerprof.models.layer_tape import Batch, Step, experts_tape, layer_tape, sizes_of, unrolled
 from ligerprof.roles import Role
 from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
 from ligerprof.torch_memory.dtypes import FP32_BYTES
@@ -40,21 +41,21 @@ def run_layer(context: Context, value: Value, index: int, output_role: Role) -> 
     tape = layer_tape(spec, index, Batch(rows=recipe.rows, tokens=recipe.row_tokens, wide=wide))
     chunks = sizes_of(spec, index, recipe.rows, recipe.row_tokens).get("chunks", 1)
     name = f"{spec.architecture.layers}.{index}"
-    return _LayerReplay(context, value, name, output_role).run(list(unrolled(tape, chunks)))
+    return _LayerReplay(context, value, name, output_role=output_role).run(list(unrolled(tape, chunks)))
 
 
 class _LayerReplay(Replay):
     """Runs the steps of a layer's tape, with what the recipe puts in place of some."""
 
-    def __init__(self, context: Context, value: Value, name: str, output_role: Role) -> None:
-        super().__init__(context, value, name, output_role=output_role)
+    def __init__(
+        self, context: Context, value: Value, name: str, *more: Value, output_role: Role = Role.ACTIVATIONS
+    ) -> None:
+        super().__init__(context, value, name, *more, output_role=output_role)
         # norms that a kernel has computed with the addition before them
         self._normed: dict[int, Value] = {}
-        # whether a gated MLP has read the layer's normed states
-        self._gated = False
 
     def replaced(
-        self, step: Step, values: Sequence[Any], following: Sequence[Step]
+        self, step: Step, values: Sequence[Any], following: Iterable[Step]
     ) -> tuple[Sequence[Tensor | None], int]:
         """What a kernel makes in place of a step, and of how many of the next ones."""
         kind, results, _, *details = step
@@ -97,15 +98,13 @@ class _LayerReplay(Replay):
         """A view with a dimension for heads, whose gradient is copied if it comes with the heads apart."""
         return as_heads(self.context, value) if _comes_by_heads(self.context, value, kind) else self.tape.name(value)
 
-    def _in_place_of(self, kind: str, values: Sequence[Any], path: str = "") -> Sequence[Value]:
+    def _in_place_of(self, kind: str, values: Sequence[Any], path: str = "", *shared: bool) -> Sequence[Value]:
         """What a kernel makes in place of the steps that follow, or experts that run in turn; else nothing."""
         context = self.context
         if kind == "mixture":
-            tokens, _, scores = values
-            return run_experts(context, tokens, scores, f"{self.name}.{path}", shared=self._gated)
+            return self._mix(f"{self.name}.{path}", *values, *shared)
         if kind == "rotate":
             return rotate_both(context, *values) if find_slot(Feature.ROTARY).name in context.kernels else ()
-        self._gated = True
         gate = context.spec.architecture.mlp.gate
         slot = "" if gate is None else find_slot(gate).name
         name = f"{self.name}.{path}"
@@ -115,7 +114,28 @@ class _LayerReplay(Replay):
         output = _gated_mlp(context, values[0], name, slot)
         return [renamed(context, output, dropout(context, output, context.spec.dropout_rate(row.dropout)))]
 
-    def _norm_after(self, following: Sequence[Step], added: int) -> tuple[int, str] | None:
+    def _mix(self, name: str, tokens: Value, choices: Value, scores: Value, shared: bool) -> Sequence[Value]:
+        """What experts make that a kernel fuses or that run in turn; nothing where they run as grouped products.
+
+        Args:
+            shared: whether another module has read the same view of the tokens before.
+        """
+        context, tape = self.context, self.tape
+        if any(kernel.fuses_experts(context.spec) for kernel in context.kernels.values()):
+            return [fused_experts(context, tokens, scores, name)]
+        if not context.recipe.runs_experts_in_turn:
+            return ()
+        routed = routed_tokens(context)
+        for weight_name, weight in context.weights.items():
+            if weight_name.startswith(f"{name}."):
+                weight.uses = len(routed)
+        # gradients of experts add up in a view of the tokens, before those of a shared expert or the residual join them
+        view = Operation(elements=tokens.elements, width=tokens.width, passes=(tokens,), view_of=tokens)
+        read = tape.name(tokens) if shared else tape.run(view)
+        experts = _LayerReplay(context, read, name, choices, scores)
+        return [renamed(context, read, experts.run(experts_tape(context.spec.model_type, routed)))]
+
+    def _norm_after(self, following: Iterable[Step], added: int) -> tuple[int, str] | None:
         """Number and path of the norm that a kernel computes with an addition."""
         if not adds_in_norm(self.context):
             return None

@@ -152,6 +152,8 @@ class Meter:
             leading: what was left before.
         """
         held = list(leading)
+        if not scratch:
+            return held
         for size_bytes in together(scratch) if isinstance(scratch, int) else scratch:
             if size_bytes > 0:
                 held.append(self.take(size_bytes, role))

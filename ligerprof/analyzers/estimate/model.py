@@ -1,6 +1,6 @@
 """A model around its decoder layers: its tape of tensor operators, with the head and loss that the recipe chooses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ligerprof.analyzers.estimate.chunked_loss import log_softmax, nll
@@ -75,7 +75,7 @@ class ModelReplay(Replay):
         self._top.tape.release(*values)
 
     def replaced(
-        self, step: Step, values: Sequence[Any], _following: Sequence[Step]
+        self, step: Step, values: Sequence[Any], _following: Iterable[Step]
     ) -> tuple[Sequence[Tensor | None], int]:
         """What the caller, another loss or a kernel makes in place of a step, and of how many of the next ones."""
         kind, _, operands, *details = step

@@ -11,24 +11,31 @@ from ligerprof.torch_memory.reductions import column_sum_scratch
 from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, MM, FactorShape
 
 
-def linear(
+def linear(  # noqa: PLR0913 - what callers know of the product
     context: Context,
     value: Value,
     weight: Tensor,
     bias: Weight | None = None,
     *,
+    rows: int | None = None,
+    is_function: bool = True,
     role: Role = Role.ACTIVATIONS,
     gradient_role: Role = Role.ACTIVATIONS,
 ) -> Value:
     """`F.linear` or GPT-2's Conv1D: saves its input for the weight's gradient, autocast's weight for the input's.
 
     ZeRO-3 puts a function of its own in the place of `F.linear` (LinearFunctionForZeroStage3), which saves both always.
+
+    Args:
+        rows: of the input; None: one for each token.
+        is_function: whether it is a call of `F.linear`, and not `@`.
     """
+    rows = context.tokens if rows is None else rows
     read_weight = context.autocast_weight(weight)
     read = context.autocast(value)
     inputs: tuple[Tensor, ...] = (read_weight, read)
-    factor = factor_of(context, value, weight)
-    elements = context.tokens * factor[1]
+    factor = factor_of(value, weight, rows)
+    elements = rows * factor[1]
     bias_sum: Scratch = ()
     if bias is not None:
         # addmm's gradients: the input's, then the weight's
@@ -37,7 +44,7 @@ def linear(
             bias_sum = column_sum(context, elements, bias.elements, read.width)
     saves = ((read,) if weight.needs_gradient else ()) + ((read_weight,) if value.needs_gradient else ())
     is_conv1d = isinstance(weight, Weight) and weight.layer is not None and not context.spec.architecture.linear_layers
-    by_zero = context.recipe.zero == 3 and not is_conv1d
+    by_zero = context.recipe.zero == 3 and is_function and not is_conv1d
     if by_zero:
         inputs, saves = (read, *(item for item in inputs if item is not read)), (read, read_weight)
     output = context.tape.run(
@@ -63,9 +70,9 @@ def linear(
     return output
 
 
-def factor_of(context: Context, value: Value, weight: Tensor) -> FactorShape:
+def factor_of(value: Value, weight: Tensor, rows: int) -> FactorShape:
     """Inputs and outputs of a linear layer's weight; GPT-2's Conv1D stores it the other way round."""
-    inputs = value.elements // context.tokens
+    inputs = value.elements // rows
     return inputs, weight.elements // inputs
 
 
@@ -88,7 +95,7 @@ def linear_4bit(context: Context, value: Value, weight: Weight, bias: Weight | N
     tape, width = context.tape, context.compute_bytes
     read = context.cast(value, width)
     unpacked_bytes = weight.elements * width
-    factor = factor_of(context, value, weight)
+    factor = factor_of(value, weight, context.tokens)
     scale_bytes = nf4_scale_bytes(weight.elements, nested=context.recipe.nested_quant)
     scales = (scale_bytes,) if scale_bytes else ()
     unscaled = tuple(-size_bytes for size_bytes in scales)
@@ -149,6 +156,21 @@ def add(context: Context, left: Value, right: Value, *, role: Role = Role.ACTIVA
             passes=tuple(item for item in (left, right) if item.width == width),
             role=role,
             gradient_role=left.gradient_role,
+        )
+    )
+
+
+def add_columns(context: Context, value: Value, numbers: Tensor) -> Value:
+    """`value + numbers` with a number for each column, whose gradient is summed over the rows."""
+    width = max(value.width, numbers.width)
+    same, sums = value.width == width, numbers.needs_gradient
+    return context.tape.run(
+        Operation(
+            elements=value.elements,
+            width=width,
+            inputs=(numbers,) if same else (numbers, value),
+            passes=(value,) if same else (),
+            reduction_scratch_bytes=column_sum(context, value.elements, numbers.elements, width) if sums else (),
         )
     )
 

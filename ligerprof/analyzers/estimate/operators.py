@@ -1,8 +1,8 @@
 """Recorded operators of a module, carried out on a tape: which tensors they make, keep and read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from math import prod
 from typing import Any
 
@@ -10,6 +10,7 @@ from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.operations import (
     add,
+    add_columns,
     batch_product,
     convolve,
     dropout,
@@ -31,6 +32,7 @@ from ligerprof.models.layer_tape import Operand, Step, sizes_of
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES, INT32_BYTES
 from ligerprof.torch_memory.saved_tensors import BMM
+from ligerprof.torch_memory.sorting import COUNTER_BYTES, accumulation_scratch, count_bytes, select_bytes
 
 _VIEWS = (
     "cut",
@@ -40,7 +42,7 @@ _VIEWS = (
     "write",
     "place",
     "heads",
-    *(f"{name} in place" for name in ("add", "divide", "scale")),
+    *(f"{name} in place" for name in ("add", "add rows", "divide", "scale")),
 )
 
 
@@ -48,21 +50,28 @@ class Replay:
     """Runs the steps of a module's tape; each kind of step is a method.
 
     Args:
-        value: the module's input, which is never dropped.
+        value, more: the module's inputs, which are never dropped.
         name: the module's path.
         columns: elements of each row that a mean is of.
         output_role: the role of the module's output if that is a sum.
     """
 
     def __init__(
-        self, context: Context, value: Value, name: str = "", *, columns: int = 1, output_role: Role = Role.ACTIVATIONS
+        self,
+        context: Context,
+        value: Value,
+        name: str = "",
+        *more: Value,
+        columns: int = 1,
+        output_role: Role = Role.ACTIVATIONS,
     ) -> None:
         self.context, self.tape, self.name, self._columns = context, context.tape, name, columns
         self._output_role, self._role = output_role, Role.ACTIVATIONS
-        self._values: dict[int, Tensor] = {0: value}
+        self._inputs = range(1 + len(more))
+        self._values: dict[int, Tensor] = dict(enumerate((value, *more)))
         # the value whose memory a value shows, and by that the variables that end when it is dropped
-        self._roots: dict[int, int] = {0: 0}
-        self._held: dict[int, list[Value]] = {0: []}
+        self._roots: dict[int, int] = {number: number for number in self._inputs}
+        self._held: dict[int, list[Value]] = {number: [] for number in self._inputs}
         self._sizes: dict[str, int] = {}
         self._bytes_before = 0
 
@@ -81,7 +90,7 @@ class Replay:
                 continue
             self._role = self.role_of(results, output)
             values = [self._operand(item) for item in operands]
-            made, skipped = self.replaced(steps[at - 1], values, steps[at:])
+            made, skipped = self.replaced(steps[at - 1], values, islice(steps, at, None))
             at += skipped
             if not made:
                 result = getattr(self, f"make_{kind.replace(' ', '_')}")(*values, *details)
@@ -89,7 +98,8 @@ class Replay:
             self._put(results, made, self._roots[operands[0]] if kind in _VIEWS else None)
         kept = self._roots[output]
         # what the caller's variables hold besides the output ends with them
-        self.release(*(value for root, held in self._held.items() if root not in (0, kept) for value in held))
+        others = self._held.keys() - {kept, *self._inputs}
+        self.release(*(value for root, held in self._held.items() if root in others for value in held))
         result = self._values[output]
         assert isinstance(result, Value)
         return result
@@ -128,7 +138,7 @@ class Replay:
         self.tape.release(*values)
 
     def replaced(
-        self, _step: Step, _values: Sequence[Any], _following: Sequence[Step]
+        self, _step: Step, _values: Sequence[Any], _following: Iterable[Step]
     ) -> tuple[Sequence[Tensor | None], int]:
         """What something else makes in place of a step, if it does, and how many of the next steps it replaces."""
         return (), 0
@@ -139,6 +149,10 @@ class Replay:
         for number, value in zip_longest(numbers, made[: len(numbers)]):
             self._roots[number] = number if root is None else root
             held = self._held.setdefault(self._roots[number], [])
+            if (old := self._values.get(number)) in held:
+                # written in place
+                held.remove(old)
+                self.release(old)
             if value is not None:
                 self._values[number] = value
             if isinstance(value, Value):
@@ -219,6 +233,16 @@ class Replay:
         self.context.autocasts = True
         return result
 
+    def make_part(self, weight: Weight) -> Value:
+        """One expert's part of a parameter, a view; its gradient is copied into zeros for all experts."""
+        parameter = Value(0, weight.width, needs_gradient=False, block=None)
+        elements = weight.elements // weight.shape[0]
+        return self.tape.run(Operation(elements=elements, width=weight.width, inputs=(weight,), view_of=parameter))
+
+    def make_part_product(self, value: Value, part: Value, rows: Sequence[str | int], is_function: bool) -> Value:
+        """The product of so many rows with a part of a weight, by `F.linear` or by `@`."""
+        return linear(self.context, value, part, rows=self._elements(rows), is_function=is_function)
+
     def make_grouped_product(self, value: Value, weight: Weight) -> Value:
         """`grouped_mm` of the rows of all experts."""
         return grouped_product(self.context, value, weight)
@@ -254,17 +278,32 @@ class Replay:
             Operation(elements=base.elements, width=base.width, inputs=(value,), saves=(indices,), view_of=base)
         )
 
-    def make_index(self, value: Tensor, indices: Value, rows: Sequence[str | int]) -> Value:
-        """Chosen rows; the indices of a weight's are sorted in backward."""
-        elements = indices.elements * (value.elements // self._elements(rows))
-        scratch_bytes = 4 * indices.elements * INDEX_BYTES if isinstance(value, Weight) else 0
+    def make_index(
+        self, value: Tensor, indices: Value, rows: Sequence[str | int], chosen: Sequence[str | int] = ()
+    ) -> Value:
+        """Chosen rows, one for each index or so many, of so many; backward sorts the indices."""
+        count, all_rows = self._elements(chosen) if chosen else indices.elements, self._elements(rows)
         return self.tape.run(
             Operation(
-                elements=elements,
+                elements=count * (value.elements // all_rows),
                 width=value.width,
                 inputs=(value,),
                 saves=(indices,),
-                backward_scratch_bytes=scratch_bytes,
+                backward_scratch_bytes=accumulation_scratch(count, len(rows), all_rows),
+            )
+        )
+
+    def make_find(self, sizes: Sequence[str | int], among: Sequence[str | int], is_contiguous: bool) -> Value:
+        """`nonzero`: positions among so many numbers, which are copied unless they are contiguous (Nonzero.cu)."""
+        count = self._elements(among)
+        counting_bytes = count_bytes(count, self.context.recipe.gpu_spec)
+        copy_bytes = 0 if is_contiguous else count * INDEX_BYTES
+        return self.tape.run(
+            Operation(
+                elements=self._elements(sizes),
+                width=INDEX_BYTES,
+                leading_scratch=(copy_bytes, COUNTER_BYTES, counting_bytes, -counting_bytes),
+                forward_scratch_bytes=select_bytes(count),
             )
         )
 
@@ -332,6 +371,19 @@ class Replay:
             )
         )
 
+    def make_add_rows_in_place(self, value: Value, indices: Value, added: Value) -> Value:
+        """`value.index_add_(0, indices, added)`, which saves what it adds, too, for its shape."""
+        return self.tape.run(
+            Operation(
+                elements=value.elements,
+                width=value.width,
+                passes=(value,),
+                inputs=(added,),
+                saves=(indices, added),
+                view_of=value,
+            )
+        )
+
     def make_function(self, *tensors_and_count: Any) -> Value:
         """An autograd function of the tensors that receive gradients; those after them are saved."""
         *tensors, count = tensors_and_count
@@ -352,9 +404,7 @@ class Replay:
             return self.tape.run(Operation(elements=left.elements, width=left.width, passes=(left,)))
         assert isinstance(left, Value)
         if right.elements < left.elements:
-            # a number for each column
-            width = max(left.width, right.width)
-            return self.tape.run(Operation(elements=left.elements, width=width, inputs=(right,), passes=(left,)))
+            return add_columns(self.context, left, right)
         return add(self.context, left, right, role=self._role)
 
     def make_subtract(self, left: Value, right: Value, sizes: Sequence[str | int] = ()) -> Value:

@@ -289,7 +289,6 @@ EXPERT_ROWS = (
                 count="num_local_experts",
                 router="router",
                 switches={},
-                clamped=True,
             ),
         ),
         auxiliary_loss=BALANCING_LOSS,

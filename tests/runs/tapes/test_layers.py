@@ -11,7 +11,7 @@ from packaging.version import Version
 from benchmarks.layer_models import ROWS, TOKENS, SmallModel
 from benchmarks.layer_tapes import configs_of
 from ligerprof.models import ModelSpec, spec_from_config
-from ligerprof.models.layer_tape import Batch, Step, layer_kind, layer_tape, norm_tape
+from ligerprof.models.layer_tape import Batch, Step, experts_tape, in_turn, layer_kind, layer_tape, norm_tape
 from ligerprof.models.mixers import CHUNK_TOKENS
 from tests.sampling import sampled
 
@@ -61,6 +61,13 @@ def test_a_loop_over_chunks_of_tokens_is_recorded_again() -> None:
     spec = spec_from_config(next(configs_of("qwen3_5_text")), name="qwen3_5_text")
     batch = Batch(rows=1, tokens=5 * CHUNK_TOKENS)
     assert SmallModel(spec).record_loop(0, batch.rows, CHUNK_TOKENS, 0) == layer_tape(spec, 0, batch)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+def test_experts_in_turn_are_recorded_again(model_type: str) -> None:
+    spec = spec_from_config(next(configs_of(model_type)), name=model_type)
+    recorded = SmallModel(spec).record_experts(spec.layer_kinds.sparse.index(True))
+    assert list(in_turn(recorded, (5, 7, 9))) == experts_tape(model_type, (5, 7, 9))
 
 
 def test_a_norm_is_recorded_again() -> None:
