@@ -116,7 +116,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3, "num_dense_layers": 2},
     **{
         name: {"layer_types": ["full_attention", "sliding_attention"] * 3, "use_sliding_window": True}
-        for name in ("dots1", "qwen2", "qwen2_moe", "qwen3")
+        for name in ("dots1", "qwen2", "qwen3")
     },
     "mellum": {"layer_types": ["full_attention", "sliding_attention"] * 3, "mlp_layer_types": ["dense", "sparse"] * 3},
     "llama4_text": {"intermediate_size_mlp": 96, "interleave_moe_layer_step": 2},
