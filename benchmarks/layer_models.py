@@ -4,13 +4,13 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, masking_utils
 from transformers.activations import ACT2FN
 from transformers.integrations import moe
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -23,9 +23,14 @@ from ligerprof.runs.activation_offload import checkpointed_layers
 
 _ATTENTION = "ligerprof_recorded"
 _ROTATIONS = ("apply_rotary_pos_emb", "apply_rotary_emb")
+_HALF = "_cast_if_autocast_enabled"
 _UNPAD = "apply_mask_to_padding_states"
-_MASKS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
+MASKS = ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask")
 ROWS, TOKENS = 7, 11
+# of eager attention: heads, which may share keys and values, and elements of a head of the query and of the value
+HEADS, KV_HEADS = 20, 5
+_ATTENTION_SIZES = ("heads", "kv heads", "heads per kv", "head", "head value")
+_HEAD, _HEAD_VALUE = 16, 24
 # of a whole model; no other size of it is 5, 10 or 11
 MODEL_ROWS, MODEL_TOKENS = 5, 10
 # of experts that run in turn: all tokens, and those of the first experts; no other sizes are these
@@ -41,6 +46,8 @@ class SmallModel:
         self._dropouts = dict(_named_dropouts(config))
         self._spec = spec
         self._recorder: Recorder | None = None
+        # the module that has attended last, and what it has passed besides tensors
+        self._attending: tuple[nn.Module, dict[str, Any]] | None = None
         # what each call of `to` in a layer's mixer casts to
         self._casts: dict[int, list[str]] = {}
         ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, self._attend)
@@ -158,8 +165,7 @@ class SmallModel:
             for function in vars(modeling).values():
                 if isinstance(function, type) and issubclass(function, torch.autograd.Function):
                     stack.enter_context(mock.patch.object(function, "apply", partial(_apply, recorder, function)))
-            if hasattr(modeling, "maybe_autocast"):
-                stack.enter_context(mock.patch.object(modeling, "maybe_autocast", partial(_autocast, recorder)))
+            _watch_autocast(recorder, modeling, stack)
             stack.enter_context(mock.patch.object(moe, "_grouped_mm", partial(_grouped, recorder)))
             stack.enter_context(Functions(recorder, self._dropouts))
             output = self._model(input_ids=torch.zeros(rows, tokens, dtype=torch.long))
@@ -190,8 +196,8 @@ class SmallModel:
             stack.callback(first.register_forward_pre_hook(partial(_enter_layers, recorder), with_kwargs=True).remove)
             stack.callback(last.register_forward_hook(partial(_leave_layers, recorder)).remove)
             modeling = importlib.import_module(type(first).__module__)
-            for name in set(_MASKS) & set(vars(modeling)):
-                stack.enter_context(mock.patch.object(modeling, name, partial(_mask, recorder)))
+            for name in set(MASKS) & set(vars(modeling)):
+                stack.enter_context(mock.patch.object(modeling, name, partial(_mask, recorder, name)))
             stack.enter_context(
                 mock.patch.object(model, "_loss_function", partial(_loss, recorder, model.loss_function), create=True)
             )
@@ -205,7 +211,7 @@ class SmallModel:
     def record_norm(self) -> list[Step]:
         """The steps of the norm after the layers, whose code is that of their norms."""
         norm = self._model.get_submodule(self._spec.architecture.final_norm)
-        return record_function(self._spec, norm, norm, tuple(next(norm.parameters()).shape))
+        return record_function(self._spec, norm, norm, (self._spec.hidden_size,))
 
     def record_bare_norm(self) -> list[Step] | None:
         """The steps of a norm of heads without a weight; None without one."""
@@ -214,31 +220,132 @@ class SmallModel:
         return None if norm is None else record_function(self._spec, norm, norm, (self._spec.head_dim,))
 
     def _attend(
-        self, _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **_options: Any
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         """In place of attention: its output, and the probabilities that eager attention returns."""
         recorder = self._recorder
+        self._attending = module, {key: item for key, item in options.items() if not isinstance(item, Tensor)}
         rows, heads, tokens, _ = query.shape
         if recorder is None or not recorder.active or recorder.muted:
             return query.new_zeros(rows, tokens, heads, value.shape[-1]), None
         with quiet(recorder):
             output = query.new_zeros(rows, tokens, heads, value.shape[-1])
             probabilities = query.new_zeros(rows, heads, tokens, tokens)
-        recorder.macro("attend", [recorder.operand(item) for item in (query, key, value)], [output, probabilities])
+        operands = [recorder.operand(item) for item in (query, key, value)]
+        recorder.macro("attend", operands, [output, probabilities], query.is_contiguous())
+        if tokens > 1 and (query.is_contiguous() != key.is_contiguous() or value.is_contiguous()):
+            raise UnknownOperatorError("attention of tensors that are laid out in different ways")
         return output, probabilities
+
+    def record_attention(self, rows: int, heads: int, kv_heads: int, *, apart: bool) -> list[Step] | None:
+        """The steps of the architecture's own eager attention, from query, key, value and mask to the output as rows.
+
+        Args:
+            apart: whether the heads of query and key lie apart.
+
+        Returns:
+            None if it does not know so many heads of key and value.
+        """
+        if self._attending is None:
+            self._model(input_ids=torch.zeros(1, 1, dtype=torch.long))
+        assert self._attending is not None
+        module, options = self._attending
+        if heads != kv_heads and not hasattr(module, "num_key_value_groups"):
+            return None
+        function = importlib.import_module(type(module).__module__).eager_attention_forward
+        counts = (HEADS, KV_HEADS, HEADS // KV_HEADS, _HEAD, _HEAD_VALUE)
+        sizes = {
+            ROWS: "rows",
+            TOKENS: "tokens",
+            TOKENS + 1: "labels",
+            **dict(zip(counts, _ATTENTION_SIZES, strict=True)),
+        }
+
+        def run(recorder: Recorder, dtype: torch.dtype = torch.bfloat16, *, backward: bool = False) -> Recorder:
+            shapes = ((heads, _HEAD, apart), (kv_heads, _HEAD, apart), (kv_heads, _HEAD_VALUE, False))
+            inputs = [_heads(rows, *shape, dtype=dtype, backward=backward) for shape in shapes]
+            mask = torch.zeros(rows, 1, TOKENS, TOKENS, dtype=dtype)
+            with ExitStack() as stack, nullcontext() if backward else torch.no_grad(), recorder:
+                stack.enter_context(Functions(recorder, self._dropouts))
+                for item in inputs:
+                    recorder.add(item)
+                recorder.add_table(mask)
+                recorder.active = recorder.mixes = True
+                output, probabilities = function(module, *inputs, mask, **options)
+                output = output.reshape(rows, TOKENS, -1)
+                recorder.steps.append(["output", [recorder.operand(item) for item in (output, probabilities)]])
+                recorder.active = False
+                if backward:
+                    output.backward(torch.ones_like(output))
+            return recorder
+
+        with ExitStack() as stack:
+            stack.enter_context(
+                mock.patch.object(module, "num_key_value_groups", heads // kv_heads, create=heads == kv_heads)
+            )
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                weight = nn.Parameter(parameter.new_zeros(heads))
+                stack.enter_context(mock.patch.object(module, name, weight))
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                casts = run(Recorder(self._spec, module, sizes), torch.float16).targets
+            learned = run(Recorder(self._spec, module, sizes, casts=casts), backward=True)
+            return run(Recorder(self._spec, module, sizes, casts=casts, copies=learned.copying)).finish()
+
+
+def record_mask(
+    spec: ModelSpec, name: str, positions: Tensor, padding: Tensor | None, *, window: int, eager: bool
+) -> list[Step]:
+    """The steps of a function of transformers that makes a mask; their output is empty if it makes none.
+
+    Args:
+        positions: of the tokens of each sequence.
+        padding: the mask of tokens; None without padding.
+        window: tokens of a window or chunk.
+    """
+    config = PretrainedConfig(sliding_window=window, attention_chunk_size=window)  # type: ignore[no-untyped-call]
+    config._attn_implementation = "eager" if eager else "sdpa"
+    sizes = {MODEL_ROWS: "rows", MODEL_TOKENS: "tokens", MODEL_TOKENS + 1: "labels"}
+    recorder = Recorder(spec, nn.Module(), sizes, casts=())
+    embedded = torch.zeros(MODEL_ROWS, MODEL_TOKENS, 1, dtype=torch.bfloat16)
+    with torch.no_grad(), recorder:
+        recorder.add_table(positions if padding is None else padding)
+        recorder.active = True
+        mask = getattr(masking_utils, name)(config, embedded, padding, None, position_ids=positions)
+        recorder.steps.append(["output", [] if mask is None else [recorder.operand(mask)]])
+        recorder.active = False
+    return recorder.finish()
+
+
+def _heads(rows: int, heads: int, size: int, apart: bool, *, dtype: torch.dtype, backward: bool) -> Tensor:
+    """A query, key or value whose heads lie apart, or between the tokens."""
+    shape = (rows, heads, TOKENS, size) if apart else (rows, TOKENS, heads, size)
+    made = torch.ones(shape, dtype=dtype, requires_grad=backward)
+    return made if apart else made.transpose(1, 2)
 
 
 def record_function(
-    spec: ModelSpec, module: nn.Module, function: Callable[[Tensor], Tensor], shape: tuple[int, ...]
+    spec: ModelSpec,
+    module: nn.Module,
+    function: Callable[..., Any],
+    *shapes: tuple[int, ...],
+    casts: Sequence[str] | None = None,
 ) -> list[Step]:
-    """The steps of a function of one tensor, whose rows have this shape; parameters are those of a module."""
-    recorder = Recorder(spec, module, {})
-    value = torch.ones(ROWS, TOKENS, *shape, dtype=torch.bfloat16)
-    with torch.no_grad(), recorder:
-        recorder.add(value)
+    """The steps of a function of tensors, whose rows have these shapes; parameters are those of a module.
+
+    Args:
+        casts: what each call of `to` casts to, unless that is the dtype of a tensor; None if all calls do something.
+    """
+    recorder = Recorder(spec, module, {}, casts=casts)
+    recorder.mixes = casts is not None
+    values = [torch.ones(ROWS, TOKENS, *shape, dtype=torch.bfloat16) for shape in shapes]
+    with ExitStack() as stack, torch.no_grad(), recorder, Functions(recorder, {}):
+        _watch_autocast(recorder, importlib.import_module(type(module).__module__), stack)
+        for value in values:
+            recorder.add(value)
         recorder.active = True
-        result = function(value)
-        recorder.steps.append(["output", recorder.operand(result)])
+        result = function(*values)
+        made = [recorder.operand(item) for item in (result if isinstance(result, tuple) else (result,))]
+        recorder.steps.append(["output", made if len(made) > 1 else made[0]])
         recorder.active = False
     return recorder.finish()
 
@@ -379,6 +486,17 @@ def _autocast(recorder: Recorder, *_args: Any, enabled: bool = True, **_kwargs: 
     recorder.autocasts = before
 
 
+def _watch_autocast(recorder: Recorder, modeling: ModuleType, stack: ExitStack) -> None:
+    for name, replacement in (("maybe_autocast", _autocast), (_HALF, _to_half)):
+        if hasattr(modeling, name):
+            stack.enter_context(mock.patch.object(modeling, name, partial(replacement, recorder)))
+
+
+def _to_half(recorder: Recorder, _device: str, *args: Any) -> list[Any]:
+    """In place of casts to the dtype of autocast's products, if it is on."""
+    return [recorder.to_half(item) if isinstance(item, Tensor) else item for item in args]
+
+
 def _apply(recorder: Recorder, function: Any, *args: Any) -> Tensor:
     """An autograd function: its tensors, which of them it saves, and which receive gradients."""
     saved: list[Tensor] = []
@@ -435,10 +553,10 @@ def _leave_tables(recorder: Recorder, _module: nn.Module, _args: Any, _kwargs: A
     _close(recorder, "tables", output if isinstance(output, tuple) else [output])
 
 
-def _mask(recorder: Recorder, *_args: Any, **_kwargs: Any) -> Tensor:
+def _mask(recorder: Recorder, name: str, *_args: Any, **_kwargs: Any) -> Tensor:
     with quiet(recorder):
         made = torch.ones(1, 1, MODEL_TOKENS, MODEL_TOKENS, dtype=torch.bool)
-    recorder.steps.append(["mask", recorder.add_table(made), []])
+    recorder.steps.append(["mask", recorder.add_table(made), [], name])
     return made
 
 
@@ -475,7 +593,7 @@ def _loss(recorder: Recorder, function: Callable[..., Tensor], *args: Any, **kwa
 def _layer_sizes(spec: ModelSpec, index: int, rows: int, tokens: int) -> dict[int, str]:
     """The names of sizes in a layer; the first ones go before others of the same size."""
     sizes = [(name, size) for name, size in sizes_of(spec, index, rows, tokens).items() if size > 1]
-    return {size: name for name, size in reversed(sizes) if name not in ("labels", "classes")}
+    return {size: name for name, size in reversed(sizes) if name not in ("labels", "classes", *_ATTENTION_SIZES)}
 
 
 def _looped(shorter: Sequence[Step], longer: Sequence[Step]) -> list[Step]:

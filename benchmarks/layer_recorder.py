@@ -51,7 +51,7 @@ _IN_PLACE = {
     "scatter_": "place",
 }
 # operators whose sizes do not follow from those of their operands
-_SIZED = {"sum": "sum", "topk": "top", "repeat": "repeat", "constant_pad_nd": "pad"}
+_SIZED = {"sum": "sum", "topk": "top", "max": "top", "repeat": "repeat", "constant_pad_nd": "pad"}
 # of operators that are not known, and have no step if their results lead to no output
 _UNKNOWN = "unknown "
 # steps that say how many of the next ones are their own
@@ -75,6 +75,9 @@ _FLAT = (
     "repeats",
     "value",
     "head states",
+    "heads",
+    "kv heads",
+    "heads per kv",
 )
 
 
@@ -181,12 +184,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.mixes and self.active and not self.muted
 
     def read(self, item: Any) -> Any:
-        """What autocast passes to a product of two values."""
-        if not isinstance(item, Tensor):
+        """What autocast passes to a product of two values: another tensor of the same layout."""
+        if not isinstance(item, Tensor) or torch.is_grad_enabled():
             return item
         with quiet(self):
-            result = item.clone()
+            result = item.new_empty_strided(item.shape, item.stride())
         self.macro("autocast", [self.operand(item)], [result])
+        return result
+
+    def to_half(self, value: Tensor) -> Tensor:
+        """Record a cast to the dtype of autocast's products."""
+        if self.muted or not self.active:
+            return value
+        with quiet(self):
+            result = value.clone()
+        self.macro("cast", [self.operand(value)], [result], "half")
         return result
 
     def cast(self, value: Tensor, result: Tensor, like: Tensor | None) -> Tensor:
@@ -373,7 +385,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _without_unused_gradients(self, steps: Sequence[Step]) -> Iterator[Step]:
         """The same with tensors without a gradient in place of those that lead to no output, such as biased scores."""
-        live: set[Operand] = {steps[-1][1]}
+        live: set[Operand] = set(several(steps[-1][1]))
         for kind, results, *rest in reversed(steps[:-1]):
             made = set(several(results)) if kind not in ("drop", *_WRAPPERS) else set()
             if made & live and kind.startswith(_UNKNOWN):
@@ -509,7 +521,15 @@ _SOFTMAXES = (functional.softmax, torch.softmax, Tensor.softmax)
 # half: of what autocast's products return
 _TARGETS = {torch.float16: "narrow", torch.bfloat16: "half", torch.float32: "wide"}
 _PRODUCTS = (torch.einsum, torch.matmul, Tensor.matmul, Tensor.__matmul__)
-_FUNCTIONS = (functional.dropout, functional.linear, functional.one_hot, Tensor.to, *_SOFTMAXES)
+_CASTS = (Tensor.to, Tensor.type)
+_FUNCTIONS = (
+    functional.dropout,
+    functional.layer_norm,
+    functional.linear,
+    functional.one_hot,
+    *_CASTS,
+    *_SOFTMAXES,
+)
 
 
 class Functions(TorchFunctionMode):
@@ -527,10 +547,15 @@ class Functions(TorchFunctionMode):
         named, recorder, like = kwargs or {}, self._recorder, self._like
         self._like = args[0] if func == Tensor.dtype.__get__ else None  # type: ignore[attr-defined]
         if func in _PRODUCTS and recorder.reads_products:
-            return func(*map(recorder.read, args), **named)
+            read = [recorder.read(item) for item in reversed(args)]
+            result = func(*read[::-1], **named)
+            # C++ frees first what it has made last
+            while read:
+                read.pop()
+            return result
         if func not in _FUNCTIONS or not recorder.active or recorder.muted:
             return func(*args, **named)
-        if func is Tensor.to:
+        if func in _CASTS:
             return recorder.cast(args[0], func(*args, **named), like)
         value, rate = args[0], named.get("p", args[1] if len(args) > 1 else 0.5)
         with quiet(recorder):
@@ -542,9 +567,18 @@ class Functions(TorchFunctionMode):
             recorder.product(operands, result, is_function=True)
         elif func is functional.one_hot:
             recorder.one_hot(result)
+        elif func is functional.layer_norm:
+            recorder.macro("layer norm", operands, [result], recorder.autocasts)
         else:
-            recorder.macro("soften", operands, [result], named.get("dtype") is torch.float32)
+            recorder.macro("soften", operands, [result], _asked(recorder, named.get("dtype"), like))
         return result
+
+
+def _asked(recorder: Recorder, dtype: torch.dtype | None, like: Tensor | None) -> Operand:
+    """The dtype that a softmax is asked for: that of a tensor, fp32 or none."""
+    if dtype is not None and like is not None and like.dtype == dtype:
+        return recorder.operand(like)
+    return "wide" if dtype is torch.float32 else ""
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,12 +18,23 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from benchmarks.layer_models import ROWS, TOKENS, SmallModel, record_function
+from benchmarks.layer_models import (
+    HEADS,
+    KV_HEADS,
+    MASKS,
+    MODEL_ROWS,
+    MODEL_TOKENS,
+    ROWS,
+    TOKENS,
+    SmallModel,
+    record_function,
+    record_mask,
+)
 from benchmarks.layer_recorder import UnknownOperatorError
 from ligerprof.kernels.norm.reference import rms_norm
+from ligerprof.kernels.rope.reference import apply_rope
 from ligerprof.models import ARCHITECTURES, ModelSpec, spec_from_config
-from ligerprof.models.architecture import NormForm
-from ligerprof.models.layer_tape import FILE, Batch, layer_kind, model_kind
+from ligerprof.models.layer_tape import FILE, Batch, attention_kind, layer_kind, mask_kind, model_kind
 from ligerprof.models.mixers import CHUNK_TOKENS
 
 Tape = list[Any]
@@ -107,12 +120,17 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "mellum": {"layer_types": ["full_attention", "sliding_attention"] * 3, "mlp_layer_types": ["dense", "sparse"] * 3},
     "llama4_text": {"intermediate_size_mlp": 96, "interleave_moe_layer_step": 2},
+    "qwen3_moe": {"use_sliding_window": True},
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
 }
 # other values of keys that change the layers
 _VARIANTS: dict[str, dict[str, tuple[Any, ...]]] = {
     "cohere": {"use_qk_norm": (False, True)},
-    **{name: {"final_logit_softcapping": (30.0, None)} for name in ("gemma2", "gemma3_text", "vaultgemma")},
+    "gemma3_text": {"final_logit_softcapping": (30.0, None)},
+    **{
+        name: {"final_logit_softcapping": (30.0, None), "attn_logit_softcapping": (50.0, None)}
+        for name in ("gemma2", "vaultgemma")
+    },
     "gpt_neox": {"use_parallel_residual": (True, False)},
     "glm4_moe": {"use_qk_norm": (False, True)},
     "granitemoehybrid": {"position_embedding_type": ("rope", None), "num_local_experts": (15, 0)},
@@ -153,15 +171,21 @@ def configs_of(model_type: str) -> Iterator[dict[str, Any]]:
     for values in product(*variants.values()):
         chosen = dict(zip(variants, values, strict=True))
         if chosen.get("linear_num_value_heads", 1) % chosen.get("linear_num_key_heads", 1) == 0:
-            yield {"model_type": model_type, **_SIZES, **share, **_OWN.get(model_type, {}), **chosen}
+            config = {"model_type": model_type, **_SIZES, **share, **_OWN.get(model_type, {}), **chosen}
+            yield config
+            window = row.attention.window
+            if window is not None:
+                layers = {"layer_types": ["full_attention"] * config["num_hidden_layers"]}
+                yield {**config, **({window.key: None} if window.layers is None else layers)}
 
 
 def record(
     model_type: str,
-) -> tuple[list[tuple[list[str], Tape]], list[tuple[list[str], Tape]], dict[str, Tape | None]]:
-    """The kinds of layers and models of an architecture with the tape of each; and tapes of its norms and experts."""
+) -> tuple[list[tuple[list[str], Tape]], list[tuple[list[str], Tape]], dict[str, Tape], dict[str, Tape | None]]:
+    """The kinds of layers, models and eager attention of an architecture with their tapes; of its norms and experts."""
     found: dict[str, tuple[list[str], Tape]] = {}
     models: dict[str, tuple[list[str], Tape]] = {}
+    attending: dict[str, Tape] = {}
     norms: dict[str, Tape | None] = {}
     experts: Tape | None = None
     for config in configs_of(model_type):
@@ -178,9 +202,11 @@ def record(
                 experts = model.record_experts(index)
         if str(model_kind(spec)) not in models:
             models[str(model_kind(spec))] = model_kind(spec), model.record_model()
-        if spec.architecture.norm.form in (NormForm.RMS, NormForm.CENTERED):
-            norms = norms or {"norms": model.record_norm(), "bare norms": model.record_bare_norm()}
-    return list(found.values()), list(models.values()), {**norms, "experts": experts}
+        if attention_kind(spec, ROWS, apart=False) not in attending:
+            for heads, rows, apart, tape in attention(model, spec):
+                attending[attention_kind(heads, rows, apart=apart)] = tape
+        norms = norms or {"norms": model.record_norm(), "bare norms": model.record_bare_norm()}
+    return list(found.values()), list(models.values()), attending, {**norms, "experts": experts}
 
 
 def _may_run_in_turn(spec: ModelSpec) -> bool:
@@ -204,9 +230,39 @@ def _record_layer(model: SmallModel, spec: ModelSpec, index: int, batch: Batch) 
     return model.record(index, batch.rows, batch.tokens)
 
 
+def attention(model: SmallModel, spec: ModelSpec) -> Iterator[tuple[ModelSpec, int, bool, Tape]]:
+    """Numbers of heads, rows, and whether heads lie apart, with the tape of eager attention."""
+    counts = ((HEADS, HEADS), (HEADS, KV_HEADS), (HEADS, 1), (1, 1))
+    for rows, (heads, kv_heads), apart in product((ROWS, 1), counts, (False, True)):
+        # of one row or head, both are the same
+        differs = not apart or (rows > 1 and heads > 1)
+        if differs and (tape := model.record_attention(rows, heads, kv_heads, apart=apart)) is not None:
+            yield replace(spec, heads=heads, kv_heads=kv_heads), rows, apart, tape
+
+
+def plain() -> ModelSpec:
+    """A model for functions that no architecture has of its own."""
+    return spec_from_config({"model_type": "llama", **_SIZES}, name="functions")
+
+
+def masks(spec: ModelSpec) -> Iterator[tuple[str, dict[str, Tape]]]:
+    """The tapes of the functions that make masks, by what decides what they make."""
+    one, cut = torch.arange(MODEL_TOKENS).unsqueeze(0), MODEL_TOKENS // 2
+    padding = torch.ones(MODEL_ROWS, MODEL_TOKENS, dtype=torch.long)
+    padding[:, cut:] = 0
+    hidden = {"": (one, None), "padding": (one, padding), "documents": (one % cut, None)}
+    for name in MASKS:
+        tapes = {}
+        for hides, filled, eager in product(hidden, (False, True), (False, True)):
+            kind = mask_kind(hides=hides, filled=filled, eager=eager)
+            window = MODEL_TOKENS if filled else MODEL_TOKENS + 1
+            tapes[kind] = record_mask(spec, name, *hidden[hides], window=window, eager=eager)
+        yield name, tapes
+
+
 def functions() -> Iterator[tuple[str, Tape]]:
-    """The activation functions whose operators tapes have, and the norm that kernels are compared with."""
-    spec = spec_from_config({"model_type": "llama", **_SIZES}, name="functions")
+    """The activation functions whose operators tapes have, and the references of kernels."""
+    spec = plain()
     width = (spec.intermediate_size,)
     for name in sorted(ACT2FN):
         module = ACT2FN[name] if name not in _LEARNED else None
@@ -215,6 +271,11 @@ def functions() -> Iterator[tuple[str, Tape]]:
                 yield name, tape
     weight = nn.LayerNorm(width, dtype=torch.bfloat16)
     yield "rms_norm", record_function(spec, weight, lambda value: rms_norm(value, weight.weight, 1e-6), width)
+    heads = [(count, spec.head_dim) for count in (spec.heads, spec.kv_heads)]
+    for name, dtype in (("rope", torch.bfloat16), ("rope fp32", torch.float32)):
+        table = torch.ones(1, TOKENS, spec.head_dim, dtype=dtype)
+        rotate = partial(apply_rope, cos=table, sin=table, unsqueeze_dim=2)
+        yield name, record_function(spec, weight, rotate, *heads, casts=("narrow", "narrow"))
 
 
 def main() -> None:
@@ -230,6 +291,8 @@ def main() -> None:
     content: dict[str, dict[str, Any]] = {
         "architectures": {},
         "models": {},
+        "attention": {},
+        "masks": {},
         "norms": {},
         "bare norms": {},
         "experts": {},
@@ -237,12 +300,15 @@ def main() -> None:
     }
     # an architecture with several residual streams is traced as a whole
     for model_type in sorted(name for name, row in ARCHITECTURES.items() if not row.streams):
-        layers, models, others = record(model_type)
+        layers, models, attending, others = record(model_type)
         for group, kinds in (("architectures", layers), ("models", models)):
             content[group][model_type] = [(kind, number(tape)) for kind, tape in kinds]
+        content["attention"][model_type] = {kind: number(tape) for kind, tape in attending.items()}
         for group, tape in others.items():
             content[group].update({} if tape is None else {model_type: number(tape)})
         print(model_type, len(layers), flush=True)
+    for name, made in masks(plain()):
+        content["masks"][name] = {kind: number(tape) for kind, tape in made.items()}
     content["functions"] = {name: number(tape) for name, tape in functions()}
     groups = [f'"{group}":{{\n{_lines(rows)}\n}}' for group, rows in content.items()]
     FILE.write_text("{" + ",\n".join([f'"tapes":[\n{_joined(tapes)}\n]', *groups]) + "}\n")

@@ -223,7 +223,6 @@ class Attention:
         grouped: whether key and value may have fewer heads than the query.
         splits_hidden: whether the heads divide the hidden size, whatever `head_dim` the config gives.
         rotary: how positions rotate query and key; None with learned positions.
-        fp32_softmax: whether eager attention computes the softmax in fp32.
         dropout: applied to the attention probabilities.
         softcap: applied to the scores.
         latent: whether query, key and value go through latents (`models/mixers.py`).
@@ -238,7 +237,6 @@ class Attention:
     grouped: bool = True
     splits_hidden: bool = False
     rotary: Rotary | None = Rotary()
-    fp32_softmax: bool = True
     window: SlidingWindow | None = None
     dropout: Dropout = _ATTENTION_DROPOUT
     softcap: Softcap | None = None

@@ -91,11 +91,9 @@ class SlidingWindow:
         default: the size if the config lacks the key.
         switch: the config key that turns the window on; None if it is always on.
         layers: the layers with a window; None: all of them, with one mask.
-        makes_both: whether transformers makes the mask of a window even if no layer has one.
     """
 
     key: str = "sliding_window"
     default: int | None = None
     switch: str | None = None
     layers: LayerChoice | None = None
-    makes_both: bool = False

@@ -26,7 +26,7 @@ Operand = int | str
 #     In between, of a mixture: whether a gated product has read the same view of the tokens
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
 #   heads: a value seen as [batch, tokens, heads, head_dim], to be "rotated", "split" after its heads, or left "plain"
-#   attend: of query, key and value
+#   attend: of query, key and value, and whether the heads of query and key lie apart
 #   cut: the share of the source that a view has, or its sizes; split: views of so many equal parts, or of named ones
 #   expand: a view with a copy for each head, or of sizes; empty, write: new memory, and a value written into a part
 #   turn: a view of all elements whose gradient is copied
@@ -34,10 +34,12 @@ Operand = int | str
 #   cast: "wide" to fp32, "half" to what autocast's products return, or the value or weight whose dtype it takes
 #   dropout: config key and default, or None and probability
 #   product: `F.linear` with a weight, perhaps a bias, and whether autocast is on; grouped product, batch product
+#   layer norm: `F.layer_norm`, perhaps with weight and bias, and whether autocast is on
 #   part: one expert's part of a parameter; part product: of so many rows with one, and whether by `F.linear`
-#   soften: whether in fp32; top, sum, repeat: the sizes of the result; index: the number of rows, and of chosen ones
-#   if an expert's are; gather, gather into, mask out, place, divide, and "in place": of a value and indices, a mask or
-#   another value; find: sizes of positions and of the numbers that they are in, and whether those are contiguous
+#   soften: "wide", or the value whose dtype it has; top, sum, repeat: sizes of the result; index: the number of rows,
+#   and of chosen ones if an expert's are; gather, gather into, mask out, place, divide, and "in place": of a value and
+#   indices, a mask or another value; find: sizes of positions and of the numbers that they are in, and whether those
+#   are contiguous
 #   function: an autograd function, and how many of its operands receive gradients; it saves the others
 #   autocast: what autocast passes to a product; product of values: sizes of a batch of products; convolve: the path
 #   unpad: a product with the mask of tokens; pad: sizes; cumulate: a running sum; solve: of a triangular system
@@ -49,7 +51,7 @@ Operand = int | str
 #   add, subtract, power, negate, copy; keep input, keep output: elementwise functions by what backward needs
 # And of a model, whose value 0 are the indices of the tokens:
 #   embed: path, and whether the module scales its result
-#   mask; tables: number of the kind of layers, and how many steps make them
+#   mask: the function that makes it; tables: number of the kind of layers, and how many steps make them
 #   layers: whether the variable of their input moves on; head, loss: how many of the steps that follow are its own
 #   log softmax; nll: the mean loss and the weights' sum
 # And ["drop", number]: the last Python variable of a tensor and its views ends. ["output", number] is the last step.
@@ -59,6 +61,10 @@ Step = Sequence[Any]
 LOOPS = 2
 # of the chunks after these
 _MOST_TURNS = 4
+
+
+# functions that kernels are compared with; rotations by tables in the dtype of the residual stream, or in fp32
+_REFERENCES = ("rms_norm", "rope", "rope fp32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +80,9 @@ class Batch:
     tokens: int = 1
     wide: bool = False
 
+
+# the function that makes the mask of layers without a window
+PLAIN_MASK = "create_causal_mask"
 
 FILE = Path(__file__).with_name("layer_tapes.json")
 
@@ -108,6 +117,50 @@ def layers_make_tables(model_type: str) -> bool:
     )
 
 
+def attention_tape(spec: ModelSpec, rows: int, *, apart: bool) -> Sequence[Step]:
+    """The tape of eager attention: of query, key, value and mask, to the output as rows and the probabilities.
+
+    Args:
+        rows: sequences.
+        apart: whether the heads of query and key lie apart.
+    """
+    return _tape(_content()["attention"][spec.model_type][attention_kind(spec, rows, apart=apart)])
+
+
+def attention_kind(spec: ModelSpec, rows: int, *, apart: bool) -> str:
+    """What decides which operators eager attention runs, and which tensors it copies."""
+    flags = {
+        "capped": spec.attention_softcap is not None,
+        "one row": rows == 1,
+        "one head": spec.heads == 1,
+        "one key head": spec.heads > spec.kv_heads == 1,
+        "repeated": spec.heads > spec.kv_heads > 1,
+        "apart": apart and rows > 1 and spec.heads > 1,
+    }
+    return " ".join(name for name, is_on in flags.items() if is_on)
+
+
+def mask_tape(function: str, kind: str) -> Sequence[Step]:
+    """The tape of a function of transformers that makes a mask; of no output if it makes none."""
+    return _tape(_content()["masks"][function][kind])
+
+
+def mask_kind(*, hides: str, filled: bool, eager: bool) -> str:
+    """What decides what such a function makes.
+
+    Args:
+        hides: "padding", other "documents", or neither.
+        filled: whether a sequence has as many tokens as the window.
+    """
+    return " ".join(name for name in (hides, "filled" * filled, "eager" * eager) if name)
+
+
+def masks_of(spec: ModelSpec) -> dict[bool, str]:
+    """The functions that make a decoder's masks, by whether their layers have a window."""
+    names = (step[3] for step in model_tape(spec) if step[0] == "mask")
+    return {name != PLAIN_MASK: name for name in names}
+
+
 def model_tape(spec: ModelSpec) -> Sequence[Step]:
     """The tape of what surrounds the decoder layers.
 
@@ -130,6 +183,7 @@ def model_kind(spec: ModelSpec) -> list[str]:
     flags = {
         "rotated": rotary is not None and (rotary.when is None or any(spec.layer_kinds.rotated)),
         "capped": spec.final_softcap is not None,
+        "windowed": any(spec.layer_kinds.windowed),
     }
     return [name for name, is_on in flags.items() if is_on]
 
@@ -140,7 +194,7 @@ def norm_tape(spec: ModelSpec, *, bare: bool = False) -> Sequence[Step]:
 
 
 def function_tape(name: str) -> Sequence[Step]:
-    """The tape of an activation function of transformers, or of `rms_norm`, the reference of kernels."""
+    """The tape of an activation function of transformers, or of a reference of kernels."""
     return _tape(_content()["functions"][name])
 
 
@@ -152,7 +206,7 @@ def experts_tape(model_type: str, routed: tuple[int, ...]) -> Sequence[Step]:
 
 def activation_functions() -> list[str]:
     """The activation functions that have a tape, by transformers' names."""
-    return [name for name in _content()["functions"] if name != "rms_norm"]
+    return [name for name in _content()["functions"] if name not in _REFERENCES]
 
 
 def layer_kind(spec: ModelSpec, index: int, batch: Batch) -> list[str]:
@@ -217,6 +271,11 @@ def sizes_of(spec: ModelSpec, index: int, rows: int, tokens: int) -> dict[str, i
         "in group": spec.experts // groups,
         "groups": groups,
         "labels": tokens + 1,
+        "heads": spec.heads,
+        "kv heads": spec.kv_heads,
+        "heads per kv": spec.heads // spec.kv_heads,
+        "head": spec.head_dim,
+        "head value": spec.value_dim,
     }
 
 
@@ -289,7 +348,7 @@ def moved(step: Step, first: int, by: int) -> Step:
 
     kind, results, *rest = step
     operands, details = rest[:1], rest[1:]
-    if kind in ("cast", "new"):
+    if kind in ("cast", "new", "soften"):
         details = [*details[:-1], number(details[-1])]
     return [kind, number(results), *(number(item) for item in operands), *details]
 

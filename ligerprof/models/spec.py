@@ -361,14 +361,6 @@ class ModelSpec:
         return _layer_kinds(self.config_json, self.model_type, self.layers)
 
     @property
-    def makes_both_masks(self) -> bool:
-        """Whether transformers makes one mask for layers with a window and one for the others."""
-        window = self.architecture.attention.window
-        if window is None or window.layers is None:
-            return False
-        return window.makes_both or any(self.layer_kinds.windowed)
-
-    @property
     def scales_logits(self) -> bool:
         """Whether a number multiplies the logits."""
         return self.architecture.logit_scale is not None or self.architecture.logit_divisor is not None

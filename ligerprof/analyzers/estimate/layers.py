@@ -21,10 +21,11 @@ from ligerprof.analyzers.estimate.operations import (
     multiply,
     renamed,
     scale,
+    turned,
 )
 from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.rotary import rotate_both
-from ligerprof.analyzers.estimate.scaled_dot_product import as_heads, attention_problem
+from ligerprof.analyzers.estimate.scaled_dot_product import attention_problem
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
 from ligerprof.kernels.selection import find_slot
 from ligerprof.models.architecture import Feature
@@ -48,9 +49,15 @@ class _LayerReplay(Replay):
     """Runs the steps of a layer's tape, with what the recipe puts in place of some."""
 
     def __init__(
-        self, context: Context, value: Value, name: str, *more: Value, output_role: Role = Role.ACTIVATIONS
+        self,
+        context: Context,
+        value: Value,
+        name: str,
+        *,
+        others: Sequence[Value] = (),
+        output_role: Role = Role.ACTIVATIONS,
     ) -> None:
-        super().__init__(context, value, name, *more, output_role=output_role)
+        super().__init__(context, value, name, others=others, output_role=output_role)
         # norms that a kernel has computed with the addition before them
         self._normed: dict[int, Value] = {}
 
@@ -86,9 +93,9 @@ class _LayerReplay(Replay):
         """The function that the config names."""
         return activate(self.context, value, self.context.spec.activation)
 
-    def make_attend(self, query: Value, key: Value, value: Value) -> tuple[Value, Value | None]:
+    def make_attend(self, query: Value, key: Value, value: Value, apart: bool) -> tuple[Value, Value | None]:
         """Attention, and the probabilities where it returns them."""
-        return attend(self.context, query, key, value)
+        return attend(self.context, query, key, value, apart=_has_heads_apart(self.context, recorded=apart))
 
     def make_linear(self, value: Value, path: str) -> Value:
         """A linear layer."""
@@ -96,7 +103,7 @@ class _LayerReplay(Replay):
 
     def make_heads(self, value: Value, kind: str) -> Value:
         """A view with a dimension for heads, whose gradient is copied if it comes with the heads apart."""
-        return as_heads(self.context, value) if _comes_by_heads(self.context, value, kind) else self.tape.name(value)
+        return turned(self.context, value) if _comes_by_heads(self.context, value, kind) else self.tape.name(value)
 
     def _in_place_of(self, kind: str, values: Sequence[Any], path: str = "", *shared: bool) -> Sequence[Value]:
         """What a kernel makes in place of the steps that follow, or experts that run in turn; else nothing."""
@@ -132,7 +139,7 @@ class _LayerReplay(Replay):
         # gradients of experts add up in a view of the tokens, before those of a shared expert or the residual join them
         view = Operation(elements=tokens.elements, width=tokens.width, passes=(tokens,), view_of=tokens)
         read = tape.name(tokens) if shared else tape.run(view)
-        experts = _LayerReplay(context, read, name, choices, scores)
+        experts = _LayerReplay(context, read, name, others=(choices, scores))
         return [renamed(context, read, experts.run(experts_tape(context.spec.model_type, routed)))]
 
     def _norm_after(self, following: Iterable[Step], added: int) -> tuple[int, str] | None:
@@ -179,6 +186,17 @@ def _comes_by_heads(context: Context, value: Value, kind: str) -> bool:
     if rotated and find_slot(Feature.ROTARY).name in context.kernels:
         return False
     return rotated or kind == "split" or _multiplies_by_heads(context)
+
+
+def _has_heads_apart(context: Context, *, recorded: bool) -> bool:
+    """Whether attention receives query and key with their heads apart, as plain torch lays them out or kernels do.
+
+    A kernel that norms heads that lie apart writes what it reads as rows; one that rotates keeps the layout.
+    """
+    row, slot = context.spec.architecture.attention, find_slot(Feature.RMS_NORM).name
+    if row.norms_apart and row.qk_norms is not None and context.is_fused(slot, row.qk_norms[0]):
+        return True
+    return recorded and not (context.rotates and find_slot(Feature.ROTARY).name in context.kernels)
 
 
 def _multiplies_by_heads(context: Context) -> bool:

@@ -1,53 +1,37 @@
 """The attention masks of a decoder: which ones it makes, which layers receive one, and how long they live."""
 
+from collections.abc import Sequence
+
+from ligerprof.models.layer_tape import Step, mask_kind, mask_tape, masks_of
 from ligerprof.recipe.categories import Attention
 from ligerprof.recipe.routing import has_line_per_layer
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.dtypes import Scratch
 
 
-def mask_elements(recipe: TrainingRecipe, *, windowed: bool) -> int:
-    """Elements of the mask of layers with or without a window: SDPA has none if its causal flag is enough."""
+def steps_of_mask(recipe: TrainingRecipe, function: str) -> Sequence[Step]:
+    """What a function of transformers that makes masks allocates; flash attention needs no mask."""
     if recipe.attention is Attention.FLASH:
-        return 0
-    square = recipe.row_tokens**2
-    if recipe.attention is Attention.EAGER or keeps_tokens_apart(recipe):
-        return recipe.rows * square
-    # a window alone is the same for every sequence: `sdpa_mask` expands one
-    return square if windowed and fills_window(recipe) else 0
-
-
-def mask_scratch(recipe: TrainingRecipe, *, windowed: bool) -> Scratch:
-    """The booleans of one sequence that a mask is made of, if it hides neither padding nor documents (`sdpa_mask`).
-
-    The causal ones are joined with those of the window; eager attention makes numbers of the result.
-    """
-    square = recipe.row_tokens**2
-    if keeps_tokens_apart(recipe):
-        return ()
-    window = (square, square, -square, square) if windowed else ()
-    return (
-        *window,
-        *(((square, -square, -square) if windowed else (square,)) if recipe.attention is Attention.EAGER else ()),
+        return [["output", []]]
+    packed = recipe.holds_several_documents and recipe.spec.architecture.masks_documents
+    window = recipe.spec.layer_kinds.window_tokens
+    kind = mask_kind(
+        hides="padding" if recipe.padded_tokens else "documents" if packed else "",
+        filled=window is not None and recipe.row_tokens >= window,
+        eager=recipe.attention is Attention.EAGER,
     )
-
-
-def keeps_tokens_apart(recipe: TrainingRecipe) -> bool:
-    """Whether a mask hides padding or other documents (`find_packed_sequence_indices` in masking_utils.py)."""
-    return recipe.padding > 0 or (recipe.holds_several_documents and recipe.spec.architecture.masks_documents)
+    return mask_tape(function, kind)
 
 
 def masks_made(recipe: TrainingRecipe) -> tuple[bool, ...]:
-    """The masks that the decoder makes, in order: whether each is that of layers with a window."""
-    spec = recipe.spec
-    made = (False, True) if spec.makes_both_masks else (any(spec.layer_kinds.windowed),)
-    return tuple(windowed for windowed in made if mask_elements(recipe, windowed=windowed))
+    """The masks that the decoder makes: whether each is that of layers with a window."""
+    functions = masks_of(recipe.spec)
+    return tuple(windowed for windowed, name in functions.items() if steps_of_mask(recipe, name)[-1][1])
 
 
 def has_mask(recipe: TrainingRecipe, index: int) -> bool:
     """Whether a decoder layer receives a mask."""
     kinds = recipe.spec.layer_kinds
-    return not kinds.recurrent[index] and mask_elements(recipe, windowed=kinds.windowed[index]) > 0
+    return not kinds.recurrent[index] and kinds.windowed[index] in masks_made(recipe)
 
 
 def last_reader(recipe: TrainingRecipe, *, windowed: bool) -> int | None:
@@ -71,11 +55,11 @@ def layer_memory_kinds(recipe: TrainingRecipe) -> list[tuple[object, ...]]:
     ]
     if len(kinds.examples) == 1:
         return list(own)
-    masked = {windowed: mask_elements(recipe, windowed=windowed) > 0 for windowed in set(kinds.windowed)}
-    readers = {last_reader(recipe, windowed=windowed) for windowed in masks_made(recipe)} - {0, 1, layers - 1}
+    made = masks_made(recipe)
+    readers = {last_reader(recipe, windowed=windowed) for windowed in made} - {0, 1, layers - 1}
     each_layer = zip(range(layers), kinds.windowed, kinds.rotated, kinds.sparse, kinds.recurrent, own, strict=True)
     return [
-        (masked[windowed], rotated, sparse, recurrent, index if index in readers else -1, *of_recipe)
+        (windowed in made, rotated, sparse, recurrent, index if index in readers else -1, *of_recipe)
         for index, windowed, rotated, sparse, recurrent, of_recipe in each_layer
     ]
 
@@ -86,9 +70,3 @@ def _routings(recipe: TrainingRecipe) -> list[int]:
     if not recipe.runs_experts_in_turn or not has_line_per_layer(recipe.routing):
         return [0] * len(sparse)
     return [sum(sparse[: index + 1]) if is_sparse else 0 for index, is_sparse in enumerate(sparse)]
-
-
-def fills_window(recipe: TrainingRecipe) -> bool:
-    """Whether a sequence fills the window (`_ignore_causal_mask_sdpa` in masking_utils.py)."""
-    window = recipe.spec.sliding_window
-    return window is not None and recipe.row_tokens >= window

@@ -6,12 +6,12 @@ first or the last of them (`Meter.repeat`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
-from ligerprof.analyzers.estimate.masks import last_reader, mask_elements
+from ligerprof.analyzers.estimate.masks import last_reader
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
 from ligerprof.analyzers.estimate.model import ModelReplay, embedding_is_leaf, keeps_tables
 from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
@@ -338,10 +338,8 @@ class MicroBatch:
         if self.offloading is None or layer.packed_mask is None:
             return None
         block = self.offloading.unpack(layer.packed_mask, starts_node=False)
-        windowed = self._recipe.spec.layer_kinds.windowed[layer.index]
-        elements = mask_elements(self._recipe, windowed=windowed)
-        width = layer.packed_mask.block.size_bytes // elements
-        context.mask = Value(elements, width, needs_gradient=False, block=block)
+        assert context.mask is not None
+        context.mask = replace(context.mask, block=block)
         return block
 
     def _keep_input(self, block: Allocation) -> Allocation | PackedTensor:

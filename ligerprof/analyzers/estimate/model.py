@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ligerprof.analyzers.estimate.chunked_loss import log_softmax, nll
-from ligerprof.analyzers.estimate.context import Context, is_eager
+from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.hooks import Part
 from ligerprof.analyzers.estimate.lora import adapter_rank, add_adapter_to_embedding
 from ligerprof.analyzers.estimate.loss import head_and_loss, loss_of_logits, loss_takes_output, project_to_logits
-from ligerprof.analyzers.estimate.masks import mask_elements, mask_scratch, masks_made
+from ligerprof.analyzers.estimate.masks import steps_of_mask
 from ligerprof.analyzers.estimate.meter import Allocation
 from ligerprof.analyzers.estimate.norms import norm
 from ligerprof.analyzers.estimate.operation import Operation
@@ -16,7 +16,7 @@ from ligerprof.analyzers.estimate.operations import renamed, scale
 from ligerprof.analyzers.estimate.operators import Replay
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
 from ligerprof.analyzers.estimate.tensors import Tensor, Value
-from ligerprof.models.layer_tape import Operand, Step, layers_make_tables, model_tape
+from ligerprof.models.layer_tape import PLAIN_MASK, Operand, Step, layers_make_tables, model_tape
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import INDEX_BYTES
@@ -42,12 +42,13 @@ class ModelReplay(Replay):
     """
 
     def __init__(self, context: Context, top: Context, layers: Layers, stream_role: Role) -> None:
-        super().__init__(context, Value(context.tokens, INDEX_BYTES, needs_gradient=False, block=None))
+        # indices of tokens, or their positions
+        self._given = Value(context.tokens, INDEX_BYTES, needs_gradient=False, block=None)
+        super().__init__(context, self._given)
         self._bottom, self._top, self._layers, self._stream_role = context, top, layers, stream_role
         self._steps = model_tape(context.spec)
         self._stream = next(step[2][0] for step in self._steps if step[0] == "layers")
         self._embeddings = sum(step[0] == "embed" for step in self._steps)
-        self._masks_left = list(masks_made(context.recipe))
         self.masks: dict[bool, Value] = {}
         self.leaf: Allocation | None = None
 
@@ -135,21 +136,11 @@ class ModelReplay(Replay):
         """A tensor without a gradient."""
         return super().make_new(sizes, like, role=Role.INPUTS if like == "long" else role)
 
-    def make_mask(self) -> Value | None:
-        """The mask of the next kind of layers, if attention has one."""
-        if not self._masks_left:
-            return None
-        windowed, recipe = self._masks_left.pop(0), self.context.recipe
-        mask = self.masks[windowed] = self.tape.run(
-            Operation(
-                elements=mask_elements(recipe, windowed=windowed),
-                # numbers to add for eager, else booleans
-                width=self.context.stream_bytes if is_eager(recipe) else 1,
-                leading_scratch=mask_scratch(recipe, windowed=windowed),
-                role=Role.INPUTS,
-            )
-        )
-        return mask
+    def make_mask(self, function: str) -> Value | None:
+        """The mask that a function of transformers makes, if attention has one."""
+        made = _MaskReplay(self.context, self._given).outputs(steps_of_mask(self.context.recipe, function))
+        self.masks.update((function != PLAIN_MASK, mask) for mask in made)
+        return made[0] if made else None
 
     def make_norm(self, value: Value, path: str) -> Value:
         """The norm after the layers."""
@@ -169,6 +160,18 @@ class ModelReplay(Replay):
     def make_nll(self, log_probabilities: Value, labels: Value) -> Value:
         """The mean loss."""
         return nll(self.tape, log_probabilities, labels)
+
+
+class _MaskReplay(Replay):
+    """Runs the steps of a function that makes a mask."""
+
+    def role_of(self, _results: int | Sequence[int], _output: int) -> Role:
+        """All are inputs."""
+        return Role.INPUTS
+
+    def make_new(self, sizes: Sequence[str | int], like: Operand, *, role: Role = Role.INPUTS) -> Value:
+        """A tensor without a gradient."""
+        return super().make_new(sizes, like, role=role)
 
 
 def embedding_is_leaf(recipe: TrainingRecipe) -> bool:

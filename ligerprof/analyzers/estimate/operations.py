@@ -1,9 +1,12 @@
 """The tensor operations of decoders, each with the tensors that autograd saves and the memory of its gradient."""
 
+from collections.abc import Sequence
+
 from ligerprof.analyzers.estimate.context import Context
 from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.roles import Role
+from ligerprof.torch_memory import layer_norm as layer_norm_memory
 from ligerprof.torch_memory import softmax
 from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
 from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
@@ -236,14 +239,55 @@ def in_order(context: Context, value: Value, *, copies: bool) -> Value:
     return context.tape.run(Operation(elements=value.elements, width=value.width, passes=(value,)))
 
 
-def product_of_values(context: Context, left: Value, right: Value, elements: int) -> Value:
-    """A batch of matrix products of two values."""
+def layer_norm(context: Context, value: Value, weights: Sequence[Tensor], columns: int) -> Value:
+    """`native_layer_norm`: keeps its input, and mean and reciprocal deviation of each row in fp32.
+
+    Autocast runs it in fp32 and lets its output stay so.
+
+    Args:
+        weights: weight and bias, or neither.
+        columns: elements of a row.
+    """
+    read, rows = context.cast_for("layer_norm", value), value.elements // columns
+    kept = tuple(item for item in weights if isinstance(item, Value))
+    sums = any(item.needs_gradient for item in weights)
+    output = context.tape.run(
+        Operation(
+            elements=value.elements,
+            width=read.width,
+            inputs=(read, *weights),
+            saves=(read, *kept),
+            extra_saved_bytes=layer_norm_memory.statistics_bytes(rows),
+            # parameters, and the second statistic
+            other_saves=len(weights) - len(kept) + 1,
+            backward_scratch_bytes=layer_norm_memory.backward_scratch(
+                rows, columns, weights[0].width, context.recipe.gpu_spec
+            )
+            if sums
+            else (),
+        )
+    )
+    context.tape.release(read)
+    return output
+
+
+def turned(context: Context, value: Value) -> Value:
+    """A view of all elements whose gradient is copied, for it comes in another order."""
+    return context.tape.run(Operation(elements=value.elements, width=value.width, inputs=(value,), view_of=value))
+
+
+def product_of_values(
+    context: Context, left: Value, right: Value, elements: int, *, role: Role = Role.ACTIVATIONS
+) -> Value:
+    """A batch of matrix products of two values; the right gradient comes first."""
     return context.tape.run(
         Operation(
             elements=elements,
             width=left.width,
-            inputs=(left, right),
+            inputs=(right, left),
             saves=saved_factors(left, right),
+            role=role,
+            gradient_role=role,
             gradient_is_view=True,
             operator=BMM,
         )
@@ -312,12 +356,25 @@ def grouped_product(context: Context, value: Value, weight: Weight) -> Value:
     return product
 
 
-def soften(context: Context, value: Value, *, wide: bool) -> Value:
-    """`softmax`, which may be asked for in fp32, as autocast does: keeps its output."""
-    width = FP32_BYTES if wide else context.result_width("softmax.int", value)
+def soften(
+    context: Context, value: Value, width: int | None, *, scratch: Scratch = (), role: Role = Role.ACTIVATIONS
+) -> Value:
+    """`softmax` with a result of `width` bytes per element, or of autocast's choice: keeps its output."""
+    width = width or context.result_width("softmax.int", value)
     dtype, result = ("float32" if size == FP32_BYTES else context.recipe.compute_dtype for size in (value.width, width))
     read = context.cast(value, width) if softmax.casts_first(dtype, result) else context.tape.name(value)
-    soft = context.tape.run(Operation(elements=read.elements, width=width, inputs=(read,), saves_output=True))
+    soft = context.tape.run(
+        Operation(
+            elements=read.elements,
+            width=width,
+            inputs=(read,),
+            saves_output=True,
+            forward_scratch_bytes=scratch,
+            backward_scratch_bytes=softmax.backward_scratch(read.elements, result, result),
+            role=role,
+            gradient_role=role,
+        )
+    )
     context.tape.release(read)
     return soft
 

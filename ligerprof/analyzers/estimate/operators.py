@@ -16,6 +16,7 @@ from ligerprof.analyzers.estimate.operations import (
     dropout,
     grouped_product,
     in_order,
+    layer_norm,
     linear,
     multiply,
     product_of_values,
@@ -24,6 +25,7 @@ from ligerprof.analyzers.estimate.operations import (
     scale_rows,
     soften,
     square,
+    turned,
     unary,
 )
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
@@ -50,8 +52,9 @@ class Replay:
     """Runs the steps of a module's tape; each kind of step is a method.
 
     Args:
-        value, more: the module's inputs, which are never dropped.
+        value: the module's input, which is never dropped.
         name: the module's path.
+        others: its other inputs.
         columns: elements of each row that a mean is of.
         output_role: the role of the module's output if that is a sum.
     """
@@ -61,22 +64,26 @@ class Replay:
         context: Context,
         value: Value,
         name: str = "",
-        *more: Value,
+        *,
+        others: Sequence[Value] = (),
         columns: int = 1,
         output_role: Role = Role.ACTIVATIONS,
     ) -> None:
         self.context, self.tape, self.name, self._columns = context, context.tape, name, columns
         self._output_role, self._role = output_role, Role.ACTIVATIONS
-        self._inputs = range(1 + len(more))
-        self._values: dict[int, Tensor] = dict(enumerate((value, *more)))
+        self._values: dict[int, Tensor] = dict(enumerate((value, *others)))
         # the value whose memory a value shows, and by that the variables that end when it is dropped
-        self._roots: dict[int, int] = {number: number for number in self._inputs}
-        self._held: dict[int, list[Value]] = {number: [] for number in self._inputs}
+        self._roots: dict[int, int] = {number: number for number in self._values}
+        self._held: dict[int, list[Value]] = {number: [] for number in self._values}
         self._sizes: dict[str, int] = {}
         self._bytes_before = 0
 
     def run(self, steps: Sequence[Step]) -> Value:
         """The module's output, which one variable holds."""
+        return self.outputs(steps)[0]
+
+    def outputs(self, steps: Sequence[Step]) -> list[Value]:
+        """All outputs, each of which one variable holds."""
         at, (_, output) = 0, steps[-1]
         while at < len(steps) - 1:
             kind, results, *rest = steps[at]
@@ -95,14 +102,12 @@ class Replay:
             if not made:
                 result = getattr(self, f"make_{kind.replace(' ', '_')}")(*values, *details)
                 made = result if isinstance(result, tuple) else (result,)
-            self._put(results, made, self._roots[operands[0]] if kind in _VIEWS else None)
-        kept = self._roots[output]
-        # what the caller's variables hold besides the output ends with them
-        others = self._held.keys() - {kept, *self._inputs}
-        self.release(*(value for root, held in self._held.items() if root in others for value in held))
-        result = self._values[output]
-        assert isinstance(result, Value)
-        return result
+            self._put(results, made, self._roots.get(operands[0]) if kind in _VIEWS else None)
+        numbers = [output] if isinstance(output, int) else output
+        kept = {self._roots[number] for number in numbers}
+        # what the caller's variables hold besides the outputs ends with them
+        self.release(*(value for root, held in self._held.items() if root not in kept for value in held))
+        return [value for value in map(self._values.get, numbers) if isinstance(value, Value)]
 
     def _skip(self, carried: int, chunks: int) -> None:
         """Leave out chunks of a loop that keep as much as the last one: one operation on what the loop carries.
@@ -243,6 +248,13 @@ class Replay:
         """The product of so many rows with a part of a weight, by `F.linear` or by `@`."""
         return linear(self.context, value, part, rows=self._elements(rows), is_function=is_function)
 
+    def make_layer_norm(self, value: Value, *weights_and_autocasts: Any) -> Value:
+        """`F.layer_norm` with a weight and a bias or neither; last, whether autocast is on."""
+        *weights, self.context.autocasts = weights_and_autocasts
+        result = layer_norm(self.context, value, weights, weights[0].elements if weights else self._columns)
+        self.context.autocasts = True
+        return result
+
     def make_grouped_product(self, value: Value, weight: Weight) -> Value:
         """`grouped_mm` of the rows of all experts."""
         return grouped_product(self.context, value, weight)
@@ -251,9 +263,9 @@ class Replay:
         """`bmm` with a weight, one product per expert."""
         return batch_product(self.context, value, weight)
 
-    def make_soften(self, value: Value, wide: bool) -> Value:
-        """A softmax, which may be asked for in fp32."""
-        return soften(self.context, value, wide=wide)
+    def make_soften(self, value: Value, like: Operand) -> Value:
+        """A softmax, which may be asked for in fp32 or in the dtype of a value."""
+        return soften(self.context, value, self._width(like) if like != "" else None)
 
     def make_top(self, value: Value, sizes: Sequence[str | int]) -> tuple[Value, Value]:
         """The highest values of each row, and their indices."""
@@ -427,7 +439,7 @@ class Replay:
 
     def make_turn(self, value: Value) -> Value:
         """A view of all elements whose gradient is copied, for it comes in another order."""
-        return self.tape.run(Operation(elements=value.elements, width=value.width, inputs=(value,), view_of=value))
+        return turned(self.context, value)
 
     def make_autocast(self, value: Value) -> Value:
         """What autocast passes to a product of two values."""
@@ -505,10 +517,11 @@ class Replay:
         whole = sum(widths[part] for part in parts)
         return self.tape.split(value, tuple(value.elements * widths[part] // whole for part in parts))
 
-    def make_expand(self, value: Value, sizes: Sequence[str | int] = ()) -> Value:
+    def make_expand(self, value: Tensor, sizes: Sequence[str | int] = ()) -> Value:
         """A view with copies, one for each head if no sizes are given, whose gradients are added up."""
         elements = self._elements(sizes) if sizes else value.elements * self.context.spec.heads
-        return self.tape.run(Operation(elements=elements, width=value.width, inputs=(value,), view_of=value))
+        shown = value if isinstance(value, Value) else Value(0, 0, needs_gradient=False, block=None)
+        return self.tape.run(Operation(elements=elements, width=value.width, inputs=(value,), view_of=shown))
 
     def make_empty(self, _elements: str, like: Operand) -> Value:
         """Memory for the plain and the rotated elements of each head."""

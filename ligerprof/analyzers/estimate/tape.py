@@ -1,6 +1,7 @@
 """A tape of tensor operations, from which the memory of forward and backward is counted."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from ligerprof.analyzers.estimate.graph import Node, nodes_only_for
 from ligerprof.analyzers.estimate.hooks import Hooks
@@ -32,6 +33,7 @@ class Tape:
     Attributes:
         hooks: what the engine does around operations and with complete gradients.
         on_gpu: whether the operations that run now keep what they save on the GPU in spite of `offloading`.
+        role: the role of all that the operations make that run now, in place of their own; None for their own.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Tape:
         self._cache = cache
         self._offloading = offloading
         self.on_gpu = False
+        self.role: Role | None = None
         self._stopped = False
         self._nodes: list[Node] = []
         self._variables: list[Allocation] = []
@@ -64,6 +67,8 @@ class Tape:
 
     def run(self, operation: Operation) -> Value:
         """Run one operation; the holder of its output is the Python variable that it is assigned to."""
+        if self.role is not None:
+            operation = replace(operation, role=self.role, gradient_role=self.role)
         needs_gradient = any(item.needs_gradient for item in operation.differentiable)
         output = Value(operation.elements, operation.width, needs_gradient, None, operation.gradient_role)
         node = Node(operation, (output,))

@@ -126,7 +126,7 @@ LLAMA_ROWS = (
             qk_norms=_QK_NORMS,
             norms_apart=True,
             rotary=Rotary(only_with_window="unless off"),
-            window=periodic_window(4, key="sliding_window_pattern", makes_both=False),
+            window=periodic_window(4, key="sliding_window_pattern"),
         ),
         layer_norms=AFTER_SUBLAYERS,
     ),
@@ -157,7 +157,7 @@ LLAMA_ROWS = (
         model_type="ministral",
         defaults={"num_key_value_heads": 8},
         tensors=(*attention_tensors(), *PLAIN_GATED, *TWO_NORMS),
-        attention=Attention(window=SlidingWindow(default=4096, layers=LayerChoice(), makes_both=True)),
+        attention=Attention(window=SlidingWindow(default=4096, layers=LayerChoice())),
     ),
     Architecture(
         model_type="ministral3",
@@ -349,7 +349,6 @@ OTHER_ROWS = (
             splits_hidden=True,
             out="c_proj",
             rotary=None,
-            fp32_softmax=False,
             dropout=Dropout(key="attn_pdrop", default=0.1),
         ),
         mlp=Mlp(

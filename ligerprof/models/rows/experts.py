@@ -157,7 +157,7 @@ EXPERT_ROWS = (
         ),
         # every other layer has a window
         not_estimated=("use_sliding_window",),
-        attention=Attention(window=replace(QWEN_WINDOW, makes_both=True)),
+        attention=Attention(window=QWEN_WINDOW),
         mlp=Mlp(experts=Experts(width="moe_intermediate_size", shared=SharedExpert(), layers=_QWEN_LAYERS)),
         auxiliary_loss=BALANCING_LOSS,
     ),
@@ -280,9 +280,7 @@ EXPERT_ROWS = (
             RawWeight(name="mlp.experts", parameter="down_proj_bias", shape=(("experts",), ("hidden",))),
             *TWO_NORMS,
         ),
-        attention=Attention(
-            rotary=Rotary(other=True), window=periodic_window(2, default=128), fp32_softmax=False, sinks=True
-        ),
+        attention=Attention(rotary=Rotary(other=True), window=periodic_window(2, default=128), sinks=True),
         mlp=Mlp(
             gate=None,
             experts=Experts(
@@ -467,7 +465,6 @@ BATCHED_ROWS = (
                 other=True,
                 layers=LayerChoice(key="no_rope_layers", chosen=1, period=4, period_key="no_rope_layer_interval"),
             ),
-            fp32_softmax=False,
             window=SlidingWindow(
                 key="attention_chunk_size",
                 layers=LayerChoice(
@@ -476,7 +473,6 @@ BATCHED_ROWS = (
                     period=4,
                     period_key="no_rope_layer_interval",
                 ),
-                makes_both=True,
             ),
         ),
         mlp=Mlp(
@@ -545,7 +541,7 @@ SIGMOID_ROWS = (
             qk_norms=_QK_NORMS,
             norms_apart=True,
             rotary=Rotary(only_with_window="unless off"),
-            window=periodic_window(4, key="sliding_window_pattern", makes_both=False),
+            window=periodic_window(4, key="sliding_window_pattern"),
         ),
         mlp=Mlp(
             experts=replace(
@@ -612,7 +608,7 @@ SIGMOID_ROWS = (
             qk_norms=_QK_NORMS,
             norms_apart=True,
             rotary=Rotary(only_with_window="unless off"),
-            window=periodic_window(5, default=513, makes_both=False),
+            window=periodic_window(5, default=513),
         ),
         mlp=Mlp(
             width="moe_intermediate_size",

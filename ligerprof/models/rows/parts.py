@@ -77,8 +77,8 @@ QWEN_WINDOW = SlidingWindow(
 
 
 def periodic_window(
-    period: int, *, key: str | None = None, default: int = 4096, leaves_first: bool = False, makes_both: bool = True
+    period: int, *, key: str | None = None, default: int = 4096, leaves_first: bool = False
 ) -> SlidingWindow:
     """A window in all layers but one of each period."""
     layers = LayerChoice(period=period, period_key=key, leaves_first=leaves_first)
-    return SlidingWindow(default=default, layers=layers, makes_both=makes_both)
+    return SlidingWindow(default=default, layers=layers)

@@ -9,9 +9,20 @@ import pytest
 from packaging.version import Version
 
 from benchmarks.layer_models import ROWS, TOKENS, SmallModel
-from benchmarks.layer_tapes import configs_of
+from benchmarks.layer_tapes import attention, configs_of, functions, masks, plain
 from ligerprof.models import ModelSpec, spec_from_config
-from ligerprof.models.layer_tape import Batch, Step, experts_tape, in_turn, layer_kind, layer_tape, norm_tape
+from ligerprof.models.layer_tape import (
+    Batch,
+    Step,
+    attention_tape,
+    experts_tape,
+    function_tape,
+    in_turn,
+    layer_kind,
+    layer_tape,
+    mask_tape,
+    norm_tape,
+)
 from ligerprof.models.mixers import CHUNK_TOKENS
 from tests.sampling import sampled
 
@@ -70,6 +81,27 @@ def test_experts_in_turn_are_recorded_again(model_type: str) -> None:
     assert list(in_turn(recorded, (5, 7, 9))) == experts_tape(model_type, (5, 7, 9))
 
 
-def test_a_norm_is_recorded_again() -> None:
-    spec = spec_from_config(next(configs_of("gemma")), name="gemma")
+@pytest.mark.parametrize("model_type", ["gemma", "gpt2", "nemotron", "olmo"])
+def test_a_norm_is_recorded_again(model_type: str) -> None:
+    spec = spec_from_config(next(configs_of(model_type)), name=model_type)
     assert SmallModel(spec).record_norm() == norm_tape(spec)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "gpt_oss", "llama4_text"])
+def test_eager_attention_is_recorded_again(model_type: str) -> None:
+    spec = spec_from_config(next(configs_of(model_type)), name=model_type)
+    recorded = list(attention(SmallModel(spec), spec))
+    assert recorded
+    for heads, rows, apart, tape in recorded:
+        assert tape == attention_tape(heads, rows, apart=apart)
+
+
+def test_masks_are_recorded_again() -> None:
+    for name, tapes in masks(plain()):
+        assert tapes == {kind: mask_tape(name, kind) for kind in tapes}
+
+
+def test_references_of_kernels_are_recorded_again() -> None:
+    recorded = dict(functions())
+    assert {"rms_norm", "rope", "rope fp32"} <= recorded.keys()
+    assert recorded == {name: function_tape(name) for name in recorded}
