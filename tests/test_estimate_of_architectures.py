@@ -101,6 +101,25 @@ def test_an_estimate_of_an_activation_function_with_weights(options: dict[str, A
     check(TrainingRecipe(model=spec, batch=3, seq=500, checkpointing=False, alloc_conf=EXPANDABLE, **options))
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_oss", "llama4_text"])
+def test_an_estimate_of_eager_attention_under_autocast(family: str) -> None:
+    """GPT-2 casts its probabilities to the value's dtype, Llama 4 lets them be, and GPT-OSS joins them with sinks."""
+    sizes = {"n_layer": 2, "n_embd": 256, "n_head": 8, "vocab_size": 1000}
+    spec = spec_from_config({**sizes, **draw_spec(Random("eager"), family).config, **sizes}, name="eager")
+    recipe = TrainingRecipe(
+        model=spec,
+        batch=2,
+        seq=1024,
+        precision="amp",
+        attention="eager",
+        checkpointing=False,
+        alloc_conf=EXPANDABLE,
+        eval_batch=2,
+    )
+    phases = estimate(recipe).phases
+    assert phases == pytest.approx(simulate_step(recipe, record=False).phases, rel=CLOSE_TOLERANCE)
+
+
 def test_an_estimate_of_a_tied_head_with_a_bias() -> None:
     config = {**draw_spec(Random("head"), "phimoe").config, "tie_word_embeddings": True, "lm_head_bias": True}
     spec = spec_from_config(config, name="tied-head")

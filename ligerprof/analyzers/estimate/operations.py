@@ -229,7 +229,7 @@ def _read_wide(context: Context, value: Value, width: int, *, sums: bool = False
 
 def saved_factors(left: Value, right: Value) -> tuple[Value, ...]:
     """What a product saves: each factor whose counterpart needs a gradient (torch's derivatives.yaml)."""
-    return tuple(kept for kept, other in ((left, right), (right, left)) if other.needs_gradient)
+    return tuple(kept for kept, other in ((right, left), (left, right)) if other.needs_gradient)
 
 
 def in_order(context: Context, value: Value, *, copies: bool) -> Value:

@@ -12,13 +12,15 @@ from ligerprof.models.architecture import Feature
 from ligerprof.models.layer_tape import function_tape
 
 
-def rotate_both(context: Context, query: Value, key: Value) -> Sequence[Value]:
-    """Rotated query and key by the recipe's kernel: each of the two has its share of the kernel's memory."""
+def rotate_both(context: Context, query: Value, key: Value, *, wide_tables: bool) -> Sequence[Value]:
+    """Rotated query and key by the recipe's kernel: each of the two has its share of the kernel's memory.
+
+    Args:
+        wide_tables: whether cos and sin are in fp32; else they have the residual stream's dtype.
+    """
     slot = find_slot(Feature.ROTARY).name
     if not context.is_fused(slot):
-        rotary = context.spec.architecture.attention.rotary
-        name = "rope fp32" if rotary is not None and rotary.fp32_tables else "rope"
-        return Replay(context, query, others=(key,)).outputs(function_tape(name))
+        return Replay(context, query, others=(key,)).outputs(function_tape("rope fp32" if wide_tables else "rope"))
     memory = kernel_memory(context, slot, query)
     # slices of one tensor are not written in place
     sliced = len(context.spec.architecture.attention.qkv) == 1
