@@ -145,7 +145,9 @@ def all_errors(only: str) -> dict[str, dict[str, dict[str, float]]]:
             continue
         found[file][name] = errors
         if abs(errors.get("reserved", 0)) > FAR:
-            print(f"{file} {name}: reserved {errors['reserved']:+.2%}, peak {errors['peak']:+.4%}, {row.recipe.summary}")
+            print(
+                f"{file} {name}: reserved {errors['reserved']:+.2%}, peak {errors['peak']:+.4%}, {row.recipe.summary}"
+            )
     return found
 
 

@@ -169,12 +169,10 @@ class Norm:
     """How the norms compute.
 
     Attributes:
-        eps: the attribute of an RMS norm that holds epsilon.
         offset: added to the weight.
     """
 
     form: NormForm = NormForm.RMS
-    eps: str = "variance_epsilon"
     offset: float = 0.0
 
 
@@ -200,15 +198,6 @@ class Rotary:
     other: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResidualDropout:
-    """The dropout modules applied to the outputs of attention (unless None) and MLP, before the residual additions."""
-
-    after_attention: str | None
-    after_mlp: str
-    dropout: Dropout
-
-
 _ATTENTION_DROPOUT = Dropout(key="attention_dropout")
 
 
@@ -232,7 +221,6 @@ class Attention:
 
     name: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    out: str = "o_proj"
     qk_norms: tuple[str, str] | None = None
     norms_apart: bool = False
     grouped: bool = True
@@ -293,33 +281,18 @@ class Mlp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNorms:
-    """The norms of a decoder layer, applied to a sublayer's input, to its output before the addition, or to both.
+    """What a decoder layer applies to the inputs of its sublayers, and to their outputs before the additions.
 
     Attributes:
+        after_attention, after_mlp: norms, and dropout modules.
         scales_sublayers: the attribute of a layer that multiplies each sublayer's output before the addition.
-        parallel: whether its MLP reads the layer's input, rather than the sum of that and attention.
-        parallel_when: the config key that turns `parallel` on; None if it is always on.
-        own_forward: whether the layer has steps that these fields do not name, so that its code stays as it is.
     """
 
-    before_attention: str | None = "input_layernorm"
-    after_attention: str | None = None
-    before_mlp: str | None = "post_attention_layernorm"
-    after_mlp: str | None = None
+    before_attention: str = "input_layernorm"
+    after_attention: tuple[str, ...] = ()
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: tuple[str, ...] = ()
     scales_sublayers: str | None = None
-    parallel: bool = False
-    parallel_when: str | None = None
-    own_forward: bool = False
-
-    @property
-    def adds_before_norm(self) -> bool:
-        """Whether a norm follows the first addition, so that one kernel can do both."""
-        return (
-            not self.own_forward
-            and self.before_attention is not None
-            and self.before_mlp is not None
-            and not self.parallel
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,6 +313,8 @@ class Architecture:
         mixer: what layers have instead of attention or in parallel with it, or None.
         streams: whether the decoder has several residual streams.
         switches: config keys, with their defaults, that turn parts of a layer on without changing its parameters.
+        layer_norms: what a kernel of an addition and the RMS norm before the MLP needs; None where no norm follows the
+            first addition, or the layer has further steps.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
@@ -377,8 +352,7 @@ class Architecture:
     mixer: Mixer | None = None
     streams: bool = False
     mlp: Mlp = Mlp()
-    layer_norms: LayerNorms = LayerNorms()
-    residual_dropout: ResidualDropout | None = None
+    layer_norms: LayerNorms | None = LayerNorms()
     scales_embedding: Literal["module", "decoder"] | None = None
     logit_scale: str | None = None
     logit_divisor: str | None = None

@@ -399,12 +399,6 @@ class ModelSpec:
         named = default if mlp.activation is None else str(self.setting(key) or default)
         return default if named == mlp.legacy_function else named
 
-    @property
-    def parallel(self) -> bool:
-        """Whether the MLP of a layer reads the layer's input, rather than the sum of that and attention."""
-        norms = self.architecture.layer_norms
-        return norms.parallel and (norms.parallel_when is None or bool(self.setting(norms.parallel_when)))
-
     def dropout_rate(self, dropout: Dropout | None) -> float:
         """The dropout probability in the config; 0 for None."""
         rate = None if dropout is None else self.setting(dropout.key, dropout.default)

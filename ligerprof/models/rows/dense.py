@@ -12,14 +12,12 @@ from ligerprof.models.architecture import (
     NormForm,
     NormWeight,
     RawWeight,
-    ResidualDropout,
     Rotary,
 )
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
 from ligerprof.models.mixers import BALANCING_LOSS, Experts
 from ligerprof.models.rows.experts import DOWN, GATES, ROUTER
 from ligerprof.models.rows.parts import (
-    AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
     GEGLU,
     GEMMA_NORM,
@@ -58,7 +56,7 @@ _OLMO2 = Architecture(
         *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
     attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(fp32_tables=True)),
-    layer_norms=AFTER_SUBLAYERS,
+    layer_norms=None,
 )
 
 _GLM = Architecture(
@@ -108,9 +106,7 @@ LLAMA_ROWS = (
         ),
         attention=Attention(qkv=("qkv_proj",), rotary=Rotary(share="partial_rotary_factor"), window=SlidingWindow()),
         mlp=JOINT_SWIGLU,
-        residual_dropout=ResidualDropout(
-            after_attention="resid_attn_dropout", after_mlp="resid_mlp_dropout", dropout=Dropout(key="resid_pdrop")
-        ),
+        layer_norms=LayerNorms(after_attention=("resid_attn_dropout",), after_mlp=("resid_mlp_dropout",)),
     ),
     _OLMO2,
     replace(_OLMO2, model_type="olmo3", attention=replace(_OLMO2.attention, window=periodic_window(4))),
@@ -128,7 +124,7 @@ LLAMA_ROWS = (
             rotary=Rotary(only_with_window="unless off"),
             window=periodic_window(4, key="sliding_window_pattern", makes_both=False),
         ),
-        layer_norms=AFTER_SUBLAYERS,
+        layer_norms=None,
     ),
     replace(
         LLAMA,
@@ -221,7 +217,7 @@ LLAMA_ROWS = (
         _GLM,
         model_type="glm4",
         tensors=(*_GLM.tensors, *norm_tensors("post_self_attn_layernorm", "post_mlp_layernorm")),
-        layer_norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+        layer_norms=LayerNorms(after_attention=("post_self_attn_layernorm",), after_mlp=("post_mlp_layernorm",)),
     ),
     _GRANITE,
     replace(
@@ -235,7 +231,7 @@ LLAMA_ROWS = (
             NormWeight(name="post_norm2", when="use_post_norm"),
         ),
         layer_norms=LayerNorms(
-            after_attention="post_norm1", after_mlp="post_norm2", scales_sublayers="residual_multiplier"
+            after_attention=("post_norm1",), after_mlp=("post_norm2",), scales_sublayers="residual_multiplier"
         ),
         logit_divisor=None,
         logit_scale="logits_scaling",
@@ -265,9 +261,9 @@ _GEMMA2 = replace(
     mlp=GEGLU,
     attention=Attention(window=periodic_window(2), softcap=Softcap(key=_SCORE_CAP, default=50.0)),
     layer_norms=LayerNorms(
-        after_attention="post_attention_layernorm",
+        after_attention=("post_attention_layernorm",),
         before_mlp="pre_feedforward_layernorm",
-        after_mlp="post_feedforward_layernorm",
+        after_mlp=("post_feedforward_layernorm",),
     ),
     final_softcap=Softcap(key=_LOGIT_CAP, default=30.0),
 )
@@ -320,7 +316,6 @@ _COHERE = Architecture(
     ),
     norm=Norm(form=NormForm.CENTERED),
     attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=_NEIGHBORS),
-    layer_norms=LayerNorms(before_mlp=None, parallel=True),
     logit_scale="logit_scale",
 )
 
@@ -347,7 +342,6 @@ OTHER_ROWS = (
             qkv=("c_attn",),
             grouped=False,
             splits_hidden=True,
-            out="c_proj",
             rotary=None,
             fp32_softmax=False,
             dropout=Dropout(key="attn_pdrop", default=0.1),
@@ -359,7 +353,6 @@ OTHER_ROWS = (
             function=("activation_function", "gelu_new"),
             dropout=Dropout(key="resid_pdrop", default=0.1),
         ),
-        layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2"),
         tied_by_default=True,
         mask_by_position=True,
     ),
@@ -433,11 +426,7 @@ OTHER_ROWS = (
         not_estimated=("qk_layernorm",),
         switches={"use_parallel_residual": False},
         norm=_LAYER_NORM,
-        layer_norms=LayerNorms(parallel=True, parallel_when="use_parallel_residual"),
         attention=Attention(splits_hidden=True, rotary=_PARTIAL),
-        residual_dropout=ResidualDropout(
-            after_attention=None, after_mlp="dropout", dropout=Dropout(key="hidden_dropout")
-        ),
     ),
     Architecture(
         model_type="olmo",
@@ -459,13 +448,9 @@ OTHER_ROWS = (
         final_norm="model.final_layernorm",
         head_bias=True,
         norm=_LAYER_NORM,
-        attention=Attention(out="dense", rotary=_PARTIAL),
+        attention=Attention(rotary=_PARTIAL),
         mlp=Mlp(
             gate=None, inputs=("fc1",), down="fc2", activation="activation_fn", function=("hidden_act", "gelu_new")
-        ),
-        layer_norms=LayerNorms(before_mlp=None, parallel=True),
-        residual_dropout=ResidualDropout(
-            after_attention="resid_dropout", after_mlp="resid_dropout", dropout=Dropout(key="resid_pdrop")
         ),
     ),
     Architecture(
@@ -515,7 +500,7 @@ OTHER_ROWS = (
         final_norm="gpt_neox.final_layer_norm",
         norm=_LAYER_NORM,
         attention=Attention(
-            name="attention", qkv=("query_key_value",), grouped=False, splits_hidden=True, out="dense", rotary=_PARTIAL
+            name="attention", qkv=("query_key_value",), grouped=False, splits_hidden=True, rotary=_PARTIAL
         ),
         mlp=Mlp(
             gate=None,
@@ -523,12 +508,6 @@ OTHER_ROWS = (
             down="dense_4h_to_h",
             activation="act",
             function=("hidden_act", "gelu"),
-        ),
-        layer_norms=LayerNorms(parallel=True, parallel_when="use_parallel_residual"),
-        residual_dropout=ResidualDropout(
-            after_attention="post_attention_dropout",
-            after_mlp="post_mlp_dropout",
-            dropout=Dropout(key="hidden_dropout"),
         ),
     ),
     _COHERE,

@@ -8,7 +8,6 @@ from ligerprof.models.architecture import (
     LayerNorms,
     Linear,
     Mlp,
-    Norm,
     NormWeight,
     RawWeight,
     Rotary,
@@ -16,7 +15,6 @@ from ligerprof.models.architecture import (
 from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, SparseLayers
 from ligerprof.models.mixers import BALANCING_LOSS, Experts, SharedExpert
 from ligerprof.models.rows.parts import (
-    AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
     QWEN_WINDOW,
     TWO_NORMS,
@@ -101,7 +99,7 @@ GRANITE_SHARED = replace(
         activation="activation",
         experts=GRANITE_SHARED_EXPERTS,
     ),
-    layer_norms=LayerNorms(scales_sublayers="residual_multiplier", own_forward=True),
+    layer_norms=None,
 )
 
 EXPERT_ROWS = (
@@ -320,7 +318,7 @@ EXPERT_ROWS = (
         ),
         attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
         mlp=Mlp(experts=Experts()),
-        layer_norms=AFTER_SUBLAYERS,
+        layer_norms=None,
         auxiliary_loss=BALANCING_LOSS,
     ),
 )
@@ -462,7 +460,6 @@ BATCHED_ROWS = (
             *TWO_NORMS,
         ),
         switches={"use_qk_norm": True, "attn_temperature_tuning": True},
-        norm=Norm(eps="eps"),
         attention=Attention(
             rotary=Rotary(
                 other=True,
@@ -493,7 +490,7 @@ BATCHED_ROWS = (
                 layers=SparseLayers(every=("interleave_moe_layer_step", 1), listed="moe_layers"),
             ),
         ),
-        layer_norms=LayerNorms(own_forward=True),
+        layer_norms=None,
     ),
 )
 
@@ -619,7 +616,7 @@ SIGMOID_ROWS = (
             width="moe_intermediate_size",
             experts=Experts(width="moe_intermediate_size", shared=SharedExpert(name="shared_experts", gate=None)),
         ),
-        layer_norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+        layer_norms=LayerNorms(after_attention=("post_self_attn_layernorm",), after_mlp=("post_mlp_layernorm",)),
     ),
     Architecture(
         model_type="minimax_m2",

@@ -5,7 +5,6 @@ from dataclasses import replace
 from ligerprof.models.architecture import (
     Architecture,
     Attention,
-    LayerNorms,
     Linear,
     Mlp,
     Norm,
@@ -103,7 +102,7 @@ _NEXT = Architecture(
         *_DELTA_EXPERTS,
         *TWO_NORMS,
     ),
-    norm=Norm(eps="eps", offset=1.0),
+    norm=Norm(offset=1.0),
     attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
     mixer=_DELTA,
     mlp=Mlp(
@@ -114,7 +113,7 @@ _NEXT = Architecture(
             layers=SparseLayers(every=("decoder_sparse_step", 1), dense="mlp_only_layers"),
         )
     ),
-    layer_norms=LayerNorms(own_forward=True),
+    layer_norms=None,
     auxiliary_loss=BALANCING_LOSS,
 )
 _QUERY_KEY_VALUE: tuple[Width, ...] = ("delta key", "delta key", "delta value")
@@ -136,7 +135,7 @@ DELTA_ROWS = (
         norm=_NEXT.norm,
         attention=_NEXT.attention,
         mixer=_DELTA,
-        layer_norms=LayerNorms(own_forward=True),
+        layer_norms=None,
     ),
     replace(
         _NEXT,
@@ -179,7 +178,7 @@ _LFM2 = Architecture(
     tensors=(*_MIXERS, *_LFM_MLP, *_LFM_NORMS),
     not_estimated=("conv_bias",),
     final_norm="model.embedding_norm",
-    attention=Attention(out="out_proj", qk_norms=("q_layernorm", "k_layernorm"), dropout=Dropout(key="no_dropout")),
+    attention=Attention(qk_norms=("q_layernorm", "k_layernorm"), dropout=Dropout(key="no_dropout")),
     mixer=Mixer(kind="convolution", name="conv", layers=LayerChoice(chosen="conv", others="full_attn_idxs")),
     mlp=Mlp(
         name="feed_forward",
@@ -190,7 +189,7 @@ _LFM2 = Architecture(
             switch="block_auto_adjust_ff_dim", factor="block_ffn_dim_multiplier", multiple="block_multiple_of"
         ),
     ),
-    layer_norms=LayerNorms(before_attention="operator_norm", before_mlp="ffn_norm", own_forward=True),
+    layer_norms=None,
     tied_by_default=True,
 )
 
@@ -282,7 +281,7 @@ STATE_SPACE_ROWS = (
         final_norm="model.final_layernorm",
         mixer=replace(_STATES, adapts_out=False),
         mlp=Mlp(name="feed_forward", multipliers=("gate_multiplier", "down_multiplier")),
-        layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
+        layer_norms=None,
         scales_embedding="decoder",
         logit_scale="lm_head_multiplier",
     ),
@@ -300,7 +299,7 @@ STATE_SPACE_ROWS = (
             ),
         ),
         mlp=Mlp(name="feed_forward"),
-        layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
+        layer_norms=None,
     ),
     replace(
         GRANITE_SHARED,
@@ -361,17 +360,11 @@ STREAM_ROWS = (
             Linear(name="per_layer_projection", inputs="layer input", outputs=("hidden",)),
             NormWeight(name="post_per_layer_input_norm"),
         ),
-        norm=Norm(eps="eps"),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"), rotary=Rotary(other=True), window=periodic_window(5, default=512)
         ),
         mlp=replace(GEGLU, sparsity_attribute="activation_sparsity"),
-        layer_norms=LayerNorms(
-            after_attention="post_attention_layernorm",
-            before_mlp="pre_feedforward_layernorm",
-            after_mlp="post_feedforward_layernorm",
-            own_forward=True,
-        ),
+        layer_norms=None,
         streams=True,
         scales_embedding="module",
         tied_by_default=True,
