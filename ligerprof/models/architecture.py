@@ -419,6 +419,12 @@ class Architecture:
         return tuple(name for name in self.linear_layers if name not in left_out)
 
     @property
+    def router(self) -> str | None:
+        """The module of a decoder layer that has the router's weight."""
+        shape = (("experts",), ("hidden",))
+        return next((item.name for item in self.tensors if isinstance(item, RawWeight) and item.shape == shape), None)
+
+    @property
     def linear_layers(self) -> tuple[str, ...]:
         """Module names of the linear layers in decoder layers, without Conv1D layers."""
         linears = (item for item in self.tensors if isinstance(item, Linear) and not item.transposed)

@@ -12,8 +12,8 @@ from ligerprof.models.mixers import (
     BALANCING_LOSS,
     COVERED,
     DeltaSizes,
+    Experts,
     LatentSizes,
-    SharedExpert,
     StateSpaceSizes,
     StreamSizes,
 )
@@ -156,14 +156,14 @@ def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, in
     if experts is None:
         return 0, 0, 0, 0
     if experts.are_left_out(config):
-        return 0, 0, 0, _shared_size(experts.shared, config, name)
+        return 0, 0, 0, _shared_size(experts, config, name)
     count, chosen = (
         key if isinstance(key, int) else _size(_with_equal_entries(config, key), name, key)
         for key in (experts.count, experts.chosen)
     )
     if chosen > count:
         raise UnknownModelError(f"{name}: {chosen} experts per token are more than {count} experts. Fix the config.")
-    return count, chosen, _size(config, name, experts.width), _shared_size(experts.shared, config, name)
+    return count, chosen, _size(config, name, experts.width), _shared_size(experts, config, name)
 
 
 def _other_experts(row: Architecture, config: Config) -> str | None:
@@ -273,11 +273,11 @@ def _state_space_widths(sizes: StateSpaceSizes) -> dict[Width, int]:
     return {"ssm inner": sizes.inner, "ssm heads": sizes.heads, "ssm states": sizes.states, "kernel": sizes.kernel}
 
 
-def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
-    if shared is None or config.get(shared.width) == 0 or (shared.times is not None and not config.get(shared.times)):
+def _shared_size(experts: Experts, config: Config, name: str) -> int:
+    width, times = experts.shared, experts.shared_times
+    if width is None or config.get(width) == 0 or (times is not None and not config.get(times)):
         return 0
-    times = 1 if shared.times is None else _size(config, name, shared.times)
-    return times * _size(config, name, shared.width)
+    return (1 if times is None else _size(config, name, times)) * _size(config, name, width)
 
 
 def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:

@@ -38,7 +38,6 @@ class Mixer:
     """
 
     kind: Literal["delta", "convolution", "states"]
-    name: str
     layers: LayerChoice | None = None
     adapts_out: bool = True
 
@@ -183,25 +182,6 @@ COVERED = (None, "grouped_mm", "eager")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedExpert:
-    """A gated MLP next to the experts, which every token goes through.
-
-    Attributes:
-        width: the config key of its intermediate size (0: the layers have no such expert).
-        times: the config key of a number that multiplies this size (0: the layers have no such expert), or None.
-        name: the MLP.
-        gate: the linear layer whose sigmoid multiplies its output, or None.
-        in_layer: whether it is a module of the decoder layer, rather than of the mixture.
-    """
-
-    width: str = "shared_expert_intermediate_size"
-    times: str | None = None
-    name: str = "shared_expert"
-    gate: str | None = "shared_expert_gate"
-    in_layer: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
     """A mixture of experts in place of an MLP, with the weights of all experts in one parameter each.
 
@@ -209,14 +189,15 @@ class Experts:
         count: the config key of the number of experts.
         chosen: the config key of the number of experts per token, or the number that the code draws whatever the key.
         width: the config key of an expert's intermediate size.
-        router: the module that has the router's weight.
         switches: config keys, with their defaults, that decide how the router scores; a text is on where the config
             has it.
         noise: the config key of the amplitude of random factors that training multiplies the input by, in place.
         multiplies_all: whether every expert multiplies all tokens, whatever the routing.
         clamped: whether gate and up lie interleaved in the experts' weights and are clamped, and the weights are stored
             as (in, out) with biases.
-        shared: an expert that every token goes through, or None.
+        shared: the config key of the intermediate size of a gated MLP that every token goes through (0: the layers have
+            none), or None.
+        shared_times: the config key of a number that multiplies this size (0: the layers have none), or None.
         adapted_by_name: whether peft adapts the experts' parameters where an MLP's layers are named, and leaves the
             linear layers of these names alone.
         optional: whether a config may have 0 experts.
@@ -226,13 +207,12 @@ class Experts:
     count: str = "num_experts"
     chosen: str | int = "num_experts_per_tok"
     width: str = "intermediate_size"
-    name: str = "experts"
-    router: str = "gate"
     switches: Mapping[str, bool | str] = field(default_factory=lambda: {"norm_topk_prob": False})
     noise: str | None = None
     multiplies_all: bool = False
     clamped: bool = False
-    shared: SharedExpert | None = None
+    shared: str | None = None
+    shared_times: str | None = None
     adapted_by_name: bool = False
     optional: bool = False
     layers: SparseLayers | None = None

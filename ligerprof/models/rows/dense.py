@@ -470,7 +470,6 @@ OTHER_ROWS = (
             experts=Experts(
                 count="num_local_experts",
                 chosen=2,
-                router="router",
                 switches={},
                 noise="input_jitter_noise",
             )

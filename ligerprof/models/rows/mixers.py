@@ -14,13 +14,14 @@ from ligerprof.models.architecture import (
     Width,
 )
 from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, Softcap, SparseLayers
-from ligerprof.models.mixers import BALANCING_LOSS, Experts, Mixer, SharedExpert
+from ligerprof.models.mixers import BALANCING_LOSS, Experts, Mixer
 from ligerprof.models.rows.experts import (
     DOWN,
     GATES,
     GRANITE_SHARED,
     GRANITE_SHARED_EXPERTS,
     ROUTER,
+    SHARED_SIZE,
     only_sparse,
     shared_expert,
 )
@@ -71,7 +72,6 @@ _DELTA_SIZES = {
 
 _DELTA = Mixer(
     kind="delta",
-    name="linear_attn",
     layers=LayerChoice(chosen="linear_attention", period=4, period_key="full_attention_interval"),
 )
 
@@ -108,7 +108,7 @@ _NEXT = Architecture(
     mlp=Mlp(
         experts=Experts(
             width="moe_intermediate_size",
-            shared=SharedExpert(),
+            shared=SHARED_SIZE,
             adapted_by_name=True,
             layers=SparseLayers(every=("decoder_sparse_step", 1), dense="mlp_only_layers"),
         )
@@ -145,9 +145,7 @@ DELTA_ROWS = (
         defaults={**_NEXT.defaults, "num_experts": 256, "num_experts_per_tok": 8},
         tensors=(*_DELTA_RATES, _DELTA_CONV, _NORM, _DELTA_OUT, *_PARTS, *_ATTENTION, *_DELTA_EXPERTS, *TWO_NORMS),
         attention=_NEXT.attention,
-        mlp=Mlp(
-            experts=Experts(width="moe_intermediate_size", switches={}, shared=SharedExpert(), adapted_by_name=True)
-        ),
+        mlp=Mlp(experts=Experts(width="moe_intermediate_size", switches={}, shared=SHARED_SIZE, adapted_by_name=True)),
     ),
 )
 
@@ -179,7 +177,7 @@ _LFM2 = Architecture(
     not_estimated=("conv_bias",),
     final_norm="model.embedding_norm",
     attention=Attention(qk_norms=("q_layernorm", "k_layernorm"), dropout=Dropout(key="no_dropout")),
-    mixer=Mixer(kind="convolution", name="conv", layers=LayerChoice(chosen="conv", others="full_attn_idxs")),
+    mixer=Mixer(kind="convolution", layers=LayerChoice(chosen="conv", others="full_attn_idxs")),
     mlp=Mlp(
         name="feed_forward",
         inputs=("w1", "w3"),
@@ -261,7 +259,7 @@ _MAMBA_SIZES = {
     "mamba_chunk_size": 256,
     "mamba_conv_bias": True,
 }
-_STATES = Mixer(kind="states", name="mamba")
+_STATES = Mixer(kind="states")
 _MAMBA_NORMS = norm_tensors("input_layernorm", "pre_ff_layernorm")
 # a mixer in some layers, attention in the others
 _INSTEAD: tuple[Linear | NormWeight | RawWeight, ...] = (
