@@ -18,7 +18,6 @@ from ligerprof.words import Word
 # delta key, value, heads, head: key, value, value heads and one head's value of a gated delta net; kernel: tokens that
 # its convolution reads
 # ssm inner, heads, states: value, heads, and inputs of all states of a Mamba-2 mixer
-# streams, stream pairs: their number, and its square; laurel: the width of a Laurel block; layer input: that of a layer
 # the others are sizes of latent attention
 Width = Literal[
     "latent query",
@@ -46,10 +45,6 @@ Width = Literal[
     "ssm inner",
     "ssm heads",
     "ssm states",
-    "streams",
-    "stream pairs",
-    "laurel",
-    "layer input",
 ]
 
 
@@ -64,7 +59,6 @@ class Linear:
         sparse: whether only layers with experts have it (True), or only layers without (False).
         fp32: whether it is in fp32, whatever the model's dtype.
         recurrent: whether only layers without attention have it (True), or only layers with attention (False).
-        of_keys: whether layers that reuse the keys and values of another one lack it.
     """
 
     name: str
@@ -75,7 +69,6 @@ class Linear:
     sparse: bool | None = None
     fp32: bool = False
     recurrent: bool | None = None
-    of_keys: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +106,7 @@ class NormWeight:
         when: the config key that turns the norm on; None if it is always there.
         unless: the config key that turns it off.
         by_head: whether the weight is a matrix with a row per head.
-        recurrent, of_keys: as of a linear layer.
+        recurrent: as of a linear layer.
     """
 
     name: str
@@ -122,7 +115,6 @@ class NormWeight:
     unless: str | None = None
     by_head: bool = False
     recurrent: bool | None = None
-    of_keys: bool = False
 
 
 class Feature(Word):
@@ -311,7 +303,9 @@ class Architecture:
         not_estimated: config keys that turn on what the other fields cannot express.
         only_one: config keys that do so with any value but 1.
         mixer: what layers have instead of attention or in parallel with it, or None.
-        streams: whether the decoder has several residual streams.
+        streams: the config key of the number of residual streams, or None. The estimate needs a tape of a model with
+            several; `tensors` has names alone.
+        layer_inputs: the config keys of the vocabulary and the width of a layer's own embeddings, or None.
         switches: config keys, with their defaults, that turn parts of a layer on without changing its parameters.
         layer_norms: what a kernel of an addition and the RMS norm before the MLP needs; None where no norm follows the
             first addition, or the layer has further steps.
@@ -350,7 +344,8 @@ class Architecture:
     norm: Norm = Norm()
     attention: Attention = Attention()
     mixer: Mixer | None = None
-    streams: bool = False
+    streams: str | None = None
+    layer_inputs: tuple[str, str] | None = None
     mlp: Mlp = Mlp()
     layer_norms: LayerNorms | None = LayerNorms()
     scales_embedding: Literal["module", "decoder"] | None = None

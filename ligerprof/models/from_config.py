@@ -15,7 +15,6 @@ from ligerprof.models.mixers import (
     Experts,
     LatentSizes,
     StateSpaceSizes,
-    StreamSizes,
 )
 from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json, layer_kinds, task_of
 from ligerprof.text import short_repr
@@ -62,7 +61,6 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         latent=latent,
         delta=_delta_sizes(config, name) if mixer == "delta" else None,
         state_space=_state_space_sizes(config, name, hidden) if mixer == "states" else None,
-        streams=_stream_sizes(config, name) if row.streams else None,
         experts=experts,
         chosen_experts=chosen_experts,
         expert_size=expert_size,
@@ -89,10 +87,9 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         raise UnknownModelError(f"{name}: {error}") from None
     if (gap := _gap(row, spec, config)) is not None:
         return replace(spec, no_estimate_reason=f"no analytic estimate for {gap}")
-    spec = replace(spec, parameters=tuple(_parameters(row, spec, config)))
-    if not row.streams:
-        return spec
-    return replace(spec, no_estimate_reason=f"model_type {model_type!r} has no forms, and is estimated from a tape")
+    if row.streams is not None:
+        return replace(spec, no_estimate_reason=f"model_type {model_type!r} has no forms, and is estimated from a tape")
+    return replace(spec, parameters=tuple(_parameters(row, spec, config)))
 
 
 def _gap(row: Architecture, spec: ModelSpec, config: Config) -> str | None:
@@ -226,19 +223,6 @@ def _delta_sizes(config: Config, name: str) -> DeltaSizes:
     return sizes
 
 
-def _stream_sizes(config: Config, name: str) -> StreamSizes:
-    return StreamSizes(
-        count=_size(config, name, "altup_num_inputs"),
-        rank=_size(config, name, "laurel_rank"),
-        width=_size(config, name, "hidden_size_per_layer_input"),
-        vocabulary=_size(config, name, "vocab_size_per_layer_input"),
-    )
-
-
-def _stream_widths(sizes: StreamSizes) -> dict[Width, int]:
-    return {"streams": sizes.count, "stream pairs": sizes.count**2, "laurel": sizes.rank, "layer input": sizes.width}
-
-
 def _delta_widths(sizes: DeltaSizes) -> dict[Width, int]:
     return {
         "delta key": sizes.keys,
@@ -320,7 +304,6 @@ def _widths(row: Architecture, spec: ModelSpec, config: Config) -> dict[Width, i
         **({} if spec.latent is None else _latent_widths(spec.heads, spec.latent)),
         **({} if spec.delta is None else _delta_widths(spec.delta)),
         **({} if spec.state_space is None else _state_space_widths(spec.state_space)),
-        **({} if spec.streams is None else _stream_widths(spec.streams)),
         **({"kernel": _size(config, spec.name, "conv_L_cache")} if convolves else {}),
     }
 
@@ -334,9 +317,6 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
     for index in range(spec.layers):
         yield from _layer_parameters(row, spec, config, widths, index)
     yield from _norm_parameters(row, row.final_norm, (spec.hidden_size,))
-    if spec.streams is not None:
-        for name, shape in spec.streams.outer_parameters(spec.hidden_size, spec.layers):
-            yield ParameterShape(name=name, shape=shape)
     if not spec.tied_embeddings:
         yield ParameterShape(name=f"{row.head}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if spec.has_head_bias:
@@ -360,15 +340,13 @@ def _layer_parameters(
 
 
 def _is_in_layer(item: Linear | NormWeight | RawWeight, spec: ModelSpec, config: Config, index: int) -> bool:
-    """Whether a layer has the weight: with or without experts, attention, and keys of its own."""
+    """Whether a layer has the weight: with or without experts and attention."""
     kinds = spec.layer_kinds
     if item.recurrent not in (None, kinds.recurrent[index]):
         return False
     if isinstance(item, RawWeight) and item.activation not in (None, spec.activation):
         return False
     if isinstance(item, RawWeight) and item.when is not None and not config.get(item.when):
-        return False
-    if not isinstance(item, RawWeight) and item.of_keys and kinds.reusing[index]:
         return False
     return isinstance(item, NormWeight) or item.sparse in (None, kinds.sparse[index])
 

@@ -1,12 +1,10 @@
-"""What decoder layers have next to plain attention and MLPs: other mixers, residual streams, mixtures of experts."""
+"""What decoder layers have next to plain attention and MLPs: other mixers, mixtures of experts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ligerprof.errors import UnknownModelError
 from ligerprof.models.config_keys import LayerChoice, SparseLayers
-from ligerprof.text import short_repr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,71 +106,6 @@ class DeltaSizes:
     def repeats(self) -> int:
         """How many value heads read one key head."""
         return self.value_heads // self.key_heads
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamSizes:
-    """Gemma 3n's decoder: several residual streams, and inputs of each layer.
-
-    Attributes:
-        count: number of streams.
-        rank: the width between the projections of a Laurel block.
-        width: the width of a layer's own input.
-        vocabulary: number of tokens that have such inputs.
-    """
-
-    count: int
-    rank: int
-    width: int
-    vocabulary: int
-
-    def outer_parameters(self, hidden: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the weights outside of the layers, which follow the final norm."""
-        joint = layers * self.width
-        yield "model.embed_tokens_per_layer.weight", (self.vocabulary, joint)
-        yield "model.per_layer_model_projection.weight", (joint, hidden)
-        yield "model.per_layer_projection_norm.weight", (self.width,)
-        # from the embedding to each further stream, and back
-        for module in ("altup_projections", "altup_unembed_projections"):
-            for index in range(self.count - 1):
-                yield f"model.{module}.{index}.weight", (hidden, hidden)
-
-
-# of Gemma 3n: the number of layers at the end that reuse keys and values
-SHARED_KEYS = "num_kv_shared_layers"
-
-
-def reusing(shared: object, windowed: Sequence[bool]) -> tuple[bool, ...]:
-    """Which layers reuse keys and values: the last layers reuse those of the last others of their kind.
-
-    Raises:
-        UnknownModelError: a layer would reuse what no layer stores.
-    """
-    key, layers = SHARED_KEYS, len(windowed)
-    if not isinstance(shared, int) or isinstance(shared, bool) or shared < 0:
-        raise UnknownModelError(f"{key!r} is {short_repr(shared)}, not a number of layers. Fix the config.")
-    own = windowed[: max(layers - shared, 0)]
-    if set(own) != set(windowed):
-        raise UnknownModelError(f"{key!r} is {shared}: some layers would reuse what no layer stores. Fix the config.")
-    return tuple(index >= len(own) for index in range(layers))
-
-
-def thinned(config: Mapping[str, Any], layers: int, most: int = 10) -> tuple[bool, ...]:
-    """Whether each layer sets most of its gates to zero; by default the first ten of more than ten layers.
-
-    Raises:
-        UnknownModelError: the config's list is not one number per layer.
-    """
-    listed = config.get(key := "activation_sparsity_pattern")
-    if listed is None:
-        return tuple(layers > most and index < most for index in range(layers))
-    if (
-        not isinstance(listed, list)
-        or len(listed) != layers
-        or not all(isinstance(item, (int, float)) for item in listed)
-    ):
-        raise UnknownModelError(f"{key!r} is not a list of {layers} numbers. Fix the config.")
-    return tuple(item > 0 for item in listed)
 
 
 # the config key of the balancing loss of the routers

@@ -314,15 +314,6 @@ STATE_SPACE_ROWS = (
 )
 
 
-_QUERY, _KEY, _VALUE, _STREAM_OUT = CONFIGURED_ATTENTION
-_ALTUP = (
-    RawWeight(name="altup", parameter="correct_output_scale", shape=(("hidden",),)),
-    RawWeight(name="altup.correction_coefs", parameter="weight", shape=(("streams",), ("streams",))),
-    RawWeight(name="altup.prediction_coefs", parameter="weight", shape=(("stream pairs",), ("streams",))),
-    RawWeight(name="altup.modality_router", parameter="weight", shape=(("streams",), ("hidden",))),
-    NormWeight(name="altup.router_norm"),
-)
-
 STREAM_ROWS = (
     Architecture(
         model_type="gemma3n_text",
@@ -333,37 +324,24 @@ STREAM_ROWS = (
             "num_key_value_heads": 2,
             "head_dim": 256,
             "num_hidden_layers": 35,
-            "num_kv_shared_layers": 15,
             "altup_num_inputs": 4,
-            "laurel_rank": 64,
             "hidden_size_per_layer_input": 256,
             "vocab_size_per_layer_input": 262_144,
         },
         tensors=(
-            _QUERY,
-            NormWeight(name="self_attn.q_norm", width="head"),
-            replace(_KEY, of_keys=True),
-            replace(_VALUE, of_keys=True),
-            NormWeight(name="self_attn.k_norm", width="head", of_keys=True),
-            _STREAM_OUT,
+            *CONFIGURED_ATTENTION,
             *PLAIN_GATED,
-            *norm_tensors(
-                "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-            ),
-            *_ALTUP,
-            Linear(name="laurel.linear_left", inputs="hidden", outputs=("laurel",)),
-            Linear(name="laurel.linear_right", inputs="laurel", outputs=("hidden",)),
-            NormWeight(name="laurel.post_laurel_norm"),
-            Linear(name="per_layer_input_gate", inputs="hidden", outputs=("layer input",)),
-            Linear(name="per_layer_projection", inputs="layer input", outputs=("hidden",)),
-            NormWeight(name="post_per_layer_input_norm"),
+            *(Linear(name=f"laurel.linear_{side}", inputs="hidden", outputs=("hidden",)) for side in ("left", "right")),
+            Linear(name="per_layer_input_gate", inputs="hidden", outputs=("hidden",)),
+            Linear(name="per_layer_projection", inputs="hidden", outputs=("hidden",)),
         ),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"), rotary=Rotary(other=True), window=periodic_window(5, default=512)
         ),
         mlp=replace(GEGLU, sparsity_attribute="activation_sparsity"),
         layer_norms=None,
-        streams=True,
+        streams="altup_num_inputs",
+        layer_inputs=("vocab_size_per_layer_input", "hidden_size_per_layer_input"),
         scales_embedding="module",
         tied_by_default=True,
         final_softcap=Softcap(key="final_logit_softcapping", default=30.0),
