@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, SlidingWindow, Softcap
+from ligerprof.models.config_keys import AdjustedWidth, LayerChoice, Number, SlidingWindow
 from ligerprof.models.mixers import Experts, Mixer
 from ligerprof.words import Word
 
@@ -190,7 +190,7 @@ class Rotary:
     other: bool = False
 
 
-_ATTENTION_DROPOUT = Dropout(key="attention_dropout")
+_ATTENTION_DROPOUT = Number(key="attention_dropout")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,8 +220,8 @@ class Attention:
     rotary: Rotary | None = Rotary()
     fp32_softmax: bool = True
     window: SlidingWindow | None = None
-    dropout: Dropout = _ATTENTION_DROPOUT
-    softcap: Softcap | None = None
+    dropout: Number = _ATTENTION_DROPOUT
+    softcap: Number | None = None
     latent: bool = False
     sinks: bool = False
 
@@ -252,7 +252,7 @@ class Mlp:
     activation: str | None = "act_fn"
     function: tuple[str, str] = ("hidden_act", "silu")
     legacy_function: str | None = None
-    dropout: Dropout | None = None
+    dropout: Number | None = None
     experts: Experts | None = None
     width: str = "intermediate_size"
     adjusted: AdjustedWidth | None = None
@@ -316,7 +316,6 @@ class Architecture:
         logit_scale: the config key of a factor on the logits.
         logit_divisor: the config key of a divisor of the logits.
         final_softcap: applied to the logits.
-        tied_by_default: whether head and embedding share their weight if the config lacks the key.
         mask_by_position: whether the decoder passes the mask to its layers by position, so that checkpointing
             saves it with the layer's input.
         head_bias: whether the head has a bias, or the config key that decides.
@@ -351,8 +350,7 @@ class Architecture:
     scales_embedding: Literal["module", "decoder"] | None = None
     logit_scale: str | None = None
     logit_divisor: str | None = None
-    final_softcap: Softcap | None = None
-    tied_by_default: bool = False
+    final_softcap: Number | None = None
     mask_by_position: bool = False
     masks_documents: bool = True
     peft_targets: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Linear, NormWeight, RawWeight, Width
 from ligerprof.models.architectures import TEXT_ALONE, find_architecture, has_row, text_config
-from ligerprof.models.config_keys import Softcap
+from ligerprof.models.config_keys import Number
 from ligerprof.models.mixers import (
     BALANCING_LOSS,
     COVERED,
@@ -77,7 +77,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         head_dim=latent.plain_dim + latent.rotated_dim if latent else _head_dim(row, config, name, hidden // heads),
         vocab_size=_size(config, name, "vocab_size"),
         max_positions=_size(config, name, "max_position_embeddings", "n_positions", default=2048),
-        tied_embeddings=bool(config.get("tie_word_embeddings", row.tied_by_default)),
+        tied_embeddings=bool(config.get("tie_word_embeddings")),
         final_softcap=_softcap(config, row.final_softcap),
         attention_softcap=_softcap(config, row.attention.softcap),
     )
@@ -268,7 +268,7 @@ def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:
     return split if row.attention.splits_hidden else _size(config, name, "head_dim", default=split)
 
 
-def _softcap(config: Config, cap: Softcap | None) -> float | None:
+def _softcap(config: Config, cap: Number | None) -> float | None:
     value: float | None = None if cap is None else config.get(cap.key, cap.default)
     return value
 

@@ -10,7 +10,7 @@ from typing import Any
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Feature
 from ligerprof.models.architectures import find_architecture, has_row
-from ligerprof.models.config_keys import Dropout, LayerChoice, SparseLayers
+from ligerprof.models.config_keys import LayerChoice, Number, SparseLayers
 from ligerprof.models.mixers import DeltaSizes, LatentSizes, StateSpaceSizes
 from ligerprof.models.tape import Tape
 from ligerprof.text import short_repr
@@ -392,7 +392,7 @@ class ModelSpec:
         named = default if mlp.activation is None else str(self.setting(key) or default)
         return default if named == mlp.legacy_function else named
 
-    def dropout_rate(self, dropout: Dropout | None) -> float:
+    def dropout_rate(self, dropout: Number | None) -> float:
         """The dropout probability in the config; 0 for None."""
         rate = None if dropout is None else self.setting(dropout.key, dropout.default)
         return 0.0 if dropout is None or rate is None else self._share(dropout.key, rate)

@@ -14,7 +14,7 @@ from ligerprof.models.architecture import (
     RawWeight,
     Rotary,
 )
-from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
+from ligerprof.models.config_keys import LayerChoice, Number, SlidingWindow
 from ligerprof.models.mixers import BALANCING_LOSS, Experts
 from ligerprof.models.rows.experts import DOWN, GATES, ROUTER
 from ligerprof.models.rows.parts import (
@@ -181,8 +181,8 @@ LLAMA_ROWS = (
             *gated_tensors(bias="mlp_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(dropout=Dropout(key="attention_dropout", default=0.1)),
-        mlp=Mlp(dropout=Dropout(key="residual_dropout", default=0.1), dropout_attribute="residual_dropout"),
+        attention=Attention(dropout=Number(key="attention_dropout", default=0.1)),
+        mlp=Mlp(dropout=Number(key="residual_dropout", default=0.1), dropout_attribute="residual_dropout"),
     ),
     Architecture(
         model_type="hunyuan_v1_dense",
@@ -199,7 +199,7 @@ LLAMA_ROWS = (
             *gated_tensors(bias="use_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Dropout(key="no_dropout")),
+        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Number(key="no_dropout")),
     ),
     Architecture(
         model_type="helium",
@@ -245,27 +245,27 @@ _FOUR_NORMS = (*TWO_NORMS, *norm_tensors("pre_feedforward_layernorm", "post_feed
 _GEMMA = Architecture(
     model_type="gemma",
     peft_targets=_QUERY_AND_VALUE,
-    defaults={"head_dim": 256},
+    defaults={"head_dim": 256, "tie_word_embeddings": True},
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
     norm=GEMMA_NORM,
     mlp=replace(GEGLU, function=("hidden_act", "gelu_pytorch_tanh"), legacy_function="gelu"),
     scales_embedding="module",
-    tied_by_default=True,
 )
 
+_GEMMA_SIZES = {**_GEMMA.defaults, "num_key_value_heads": 4}
 _GEMMA2 = replace(
     _GEMMA,
     model_type="gemma2",
-    defaults={"num_key_value_heads": 4, "head_dim": 256},
+    defaults=_GEMMA_SIZES,
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *_FOUR_NORMS),
     mlp=GEGLU,
-    attention=Attention(window=periodic_window(2), softcap=Softcap(key=_SCORE_CAP, default=50.0)),
+    attention=Attention(window=periodic_window(2), softcap=Number(key=_SCORE_CAP, default=50.0)),
     layer_norms=LayerNorms(
         after_attention=("post_attention_layernorm",),
         before_mlp="pre_feedforward_layernorm",
         after_mlp=("post_feedforward_layernorm",),
     ),
-    final_softcap=Softcap(key=_LOGIT_CAP, default=30.0),
+    final_softcap=Number(key=_LOGIT_CAP, default=30.0),
 )
 
 GEMMA_ROWS = (
@@ -277,7 +277,7 @@ GEMMA_ROWS = (
         class_prefix="Gemma3",
         modeling="gemma3",
         peft_targets=_QUERY_AND_VALUE,
-        defaults={"num_key_value_heads": 4, "head_dim": 256},
+        defaults=_GEMMA_SIZES,
         not_estimated=("use_bidirectional_attention",),
         tensors=(*CONFIGURED_ATTENTION, *head_norms(), *PLAIN_GATED, *_FOUR_NORMS),
         attention=Attention(
@@ -286,14 +286,14 @@ GEMMA_ROWS = (
             # its attention keeps attn_logit_softcapping, and does not pass it on
             window=periodic_window(6, key="sliding_window_pattern"),
         ),
-        final_softcap=Softcap(key=_LOGIT_CAP),
+        final_softcap=Number(key=_LOGIT_CAP),
     ),
     replace(
         _GEMMA2,
         model_type="vaultgemma",
         peft_targets=(),
         class_prefix="VaultGemma",
-        defaults={"num_key_value_heads": 4, "head_dim": 256},
+        defaults=_GEMMA_SIZES,
         tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *norm_tensors("input_layernorm", "pre_feedforward_layernorm")),
         layer_norms=LayerNorms(before_mlp="pre_feedforward_layernorm"),
     ),
@@ -323,7 +323,7 @@ OTHER_ROWS = (
     Architecture(
         model_type="gpt2",
         class_prefix="GPT2",
-        defaults={"n_positions": 1024},
+        defaults={"n_positions": 1024, "tie_word_embeddings": True},
         tensors=(
             NormWeight(name="ln_1"),
             Linear(name="attn.c_attn", inputs="hidden", outputs=("hidden",) * 3, bias=True, transposed=True),
@@ -344,16 +344,15 @@ OTHER_ROWS = (
             splits_hidden=True,
             rotary=None,
             fp32_softmax=False,
-            dropout=Dropout(key="attn_pdrop", default=0.1),
+            dropout=Number(key="attn_pdrop", default=0.1),
         ),
         mlp=Mlp(
             gate=None,
             inputs=("c_fc",),
             down="c_proj",
             function=("activation_function", "gelu_new"),
-            dropout=Dropout(key="resid_pdrop", default=0.1),
+            dropout=Number(key="resid_pdrop", default=0.1),
         ),
-        tied_by_default=True,
         mask_by_position=True,
     ),
     Architecture(
@@ -409,7 +408,7 @@ OTHER_ROWS = (
             inputs=("c_fc",),
             down="c_proj",
             function=("hidden_act", "gelu_pytorch_tanh"),
-            dropout=Dropout(key="residual_dropout"),
+            dropout=Number(key="residual_dropout"),
         ),
     ),
     Architecture(

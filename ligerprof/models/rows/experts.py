@@ -12,7 +12,7 @@ from ligerprof.models.architecture import (
     RawWeight,
     Rotary,
 )
-from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, SparseLayers
+from ligerprof.models.config_keys import LayerChoice, Number, SlidingWindow, SparseLayers
 from ligerprof.models.mixers import BALANCING_LOSS, Experts
 from ligerprof.models.rows.parts import (
     CONFIGURED_ATTENTION,
@@ -214,7 +214,7 @@ EXPERT_ROWS = (
             *TWO_NORMS,
         ),
         head_bias="use_bias",
-        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Dropout(key="no_dropout")),
+        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Number(key="no_dropout")),
         mlp=Mlp(
             experts=Experts(
                 count="moe_num_experts",
@@ -385,7 +385,6 @@ LATENT_ROWS = (
         tensors=(*_ATTENTION, *gated_tensors(), *TWO_NORMS),
         not_estimated=(),
         mlp=Mlp(),
-        tied_by_default=True,
     ),
     Architecture(
         model_type="deepseek_v2",

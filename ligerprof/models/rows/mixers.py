@@ -13,7 +13,7 @@ from ligerprof.models.architecture import (
     Rotary,
     Width,
 )
-from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, Softcap, SparseLayers
+from ligerprof.models.config_keys import AdjustedWidth, LayerChoice, Number, SparseLayers
 from ligerprof.models.mixers import BALANCING_LOSS, Experts, Mixer
 from ligerprof.models.rows.experts import (
     DOWN,
@@ -171,12 +171,12 @@ _LFM_NORMS = norm_tensors("operator_norm", "ffn_norm")
 
 _LFM2 = Architecture(
     model_type="lfm2",
-    defaults={"num_key_value_heads": 8, "conv_L_cache": 3, "block_multiple_of": 256},
+    defaults={"num_key_value_heads": 8, "conv_L_cache": 3, "block_multiple_of": 256, "tie_word_embeddings": True},
     aliases={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
     tensors=(*_MIXERS, *_LFM_MLP, *_LFM_NORMS),
     not_estimated=("conv_bias",),
     final_norm="model.embedding_norm",
-    attention=Attention(qk_norms=("q_layernorm", "k_layernorm"), dropout=Dropout(key="no_dropout")),
+    attention=Attention(qk_norms=("q_layernorm", "k_layernorm"), dropout=Number(key="no_dropout")),
     mixer=Mixer(kind="convolution", layers=LayerChoice(chosen="conv", others="full_attn_idxs")),
     mlp=Mlp(
         name="feed_forward",
@@ -188,7 +188,6 @@ _LFM2 = Architecture(
         ),
     ),
     layer_norms=None,
-    tied_by_default=True,
 )
 
 SHORT_CONV_ROWS = (
@@ -199,6 +198,7 @@ SHORT_CONV_ROWS = (
         defaults={
             "num_key_value_heads": 8,
             "conv_L_cache": 3,
+            "tie_word_embeddings": True,
             "num_experts": 32,
             "num_experts_per_tok": 4,
             "moe_intermediate_size": 1792,
@@ -324,6 +324,7 @@ STREAM_ROWS = (
             "num_key_value_heads": 2,
             "head_dim": 256,
             "num_hidden_layers": 35,
+            "tie_word_embeddings": True,
             "altup_num_inputs": 4,
             "hidden_size_per_layer_input": 256,
             "vocab_size_per_layer_input": 262_144,
@@ -343,7 +344,6 @@ STREAM_ROWS = (
         streams="altup_num_inputs",
         layer_inputs=("vocab_size_per_layer_input", "hidden_size_per_layer_input"),
         scales_embedding="module",
-        tied_by_default=True,
-        final_softcap=Softcap(key="final_logit_softcapping", default=30.0),
+        final_softcap=Number(key="final_logit_softcapping", default=30.0),
     ),
 )
