@@ -173,7 +173,6 @@ class Rotary:
     """How `apply_rotary_pos_emb` rotates query and key.
 
     Attributes:
-        fp32_tables: whether cos and sin stay in fp32; the results are cast to the dtype of query and key.
         share: the config key of the rotated share of each head; rotated and unrotated elements are then concatenated.
         when: the config key that turns the rotation on, and the value that does; None: it is always on.
         layers: the layers that rotate; None: all of them.
@@ -182,7 +181,6 @@ class Rotary:
             key, which a kernel can do.
     """
 
-    fp32_tables: bool = False
     share: str | None = None
     when: tuple[str, str] | None = None
     layers: LayerChoice | None = None

@@ -59,7 +59,7 @@ class _LayerReplay(Replay):
         """What a kernel makes in place of a step, and of how many of the next ones."""
         kind, results, _, *details = step
         if kind in ("gated", "rotate", "mixture"):
-            made = self._in_place_of(kind, values, *details[:-1])
+            made = self._in_place_of(kind, values, following[: details[-1]], *details[:-1])
             return made, details[-1] if made else 0
         if kind == "add" and (after := self._norm_after(following, results)) is not None:
             return self._add_and_norm(values, after), 0
@@ -97,14 +97,16 @@ class _LayerReplay(Replay):
         """A view with a dimension for heads, whose gradient is copied if it comes with the heads apart."""
         return as_heads(self.context, value) if _comes_by_heads(self.context, value, kind) else self.tape.name(value)
 
-    def _in_place_of(self, kind: str, values: Sequence[Any], path: str = "") -> Sequence[Value]:
+    def _in_place_of(self, kind: str, values: Sequence[Any], steps: Sequence[Step], path: str = "") -> Sequence[Value]:
         """What a kernel makes in place of the steps that follow, or experts that run in turn; else nothing."""
         context = self.context
         if kind == "mixture":
             tokens, _, scores = values
             return run_experts(context, tokens, scores, f"{self.name}.{path}", shared=self._gated)
         if kind == "rotate":
-            return rotate_both(context, *values) if find_slot(Feature.ROTARY).name in context.kernels else ()
+            if find_slot(Feature.ROTARY).name not in context.kernels:
+                return ()
+            return rotate_both(context, *values, wide_tables=any("wide" in step[2] for step in steps if len(step) > 2))
         self._gated = True
         gate = context.spec.architecture.mlp.gate
         slot = "" if gate is None else find_slot(gate).name

@@ -12,11 +12,17 @@ from ligerprof.models.architecture import Feature
 from ligerprof.torch_memory.dtypes import FP32_BYTES, together
 
 
-def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
-    """Rotated query and key by the recipe's kernel: each of the two has its share of the kernel's memory."""
+def rotate_both(context: Context, query: Value, key: Value, *, wide_tables: bool) -> tuple[Value, Value]:
+    """Rotated query and key by the recipe's kernel: each of the two has its share of the kernel's memory.
+
+    Args:
+        wide_tables: whether cos and sin are in fp32; else they have the residual stream's dtype.
+    """
     slot = find_slot(Feature.ROTARY).name
     if not context.is_fused(slot):
-        return _rotate_by_reference(context, query, key)
+        # FSDP2's mixed precision casts the inputs of every layer
+        table_bytes = FP32_BYTES if wide_tables and not context.recipe.casts_gathered else context.stream_bytes
+        return _rotate_by_reference(context, query, key, table_bytes)
     memory = kernel_memory(context, slot, query)
     # slices of one tensor are not written in place
     sliced = len(context.spec.architecture.attention.qkv) == 1
@@ -37,9 +43,8 @@ def rotate_both(context: Context, query: Value, key: Value) -> tuple[Value, Valu
     return turned[0], turned[1]
 
 
-def _rotate_by_reference(context: Context, query: Value, key: Value) -> tuple[Value, Value]:
+def _rotate_by_reference(context: Context, query: Value, key: Value, table_bytes: int) -> tuple[Value, Value]:
     """kernels/rope/reference.py: halves are chunks, whose gradients are joined, and each sum is cast back."""
-    table_bytes = _table_bytes(context)
 
     def rotate(value: Value) -> Value:
         wide = _turn(context, value, table_bytes)
@@ -48,15 +53,8 @@ def _rotate_by_reference(context: Context, query: Value, key: Value) -> tuple[Va
     return rotate(query), rotate(key)
 
 
-def _table_bytes(context: Context) -> int:
-    # FSDP2's mixed precision casts the inputs of every layer
-    rotary = context.spec.architecture.attention.rotary
-    is_wide = rotary is not None and rotary.fp32_tables and not context.recipe.casts_gathered
-    return FP32_BYTES if is_wide else context.stream_bytes
-
-
 def _turn(context: Context, value: Value, table_bytes: int) -> Value:
-    """`value * cos + rotate_half(value) * sin`; the tables are fp32 or have the residual stream's dtype."""
+    """`value * cos + rotate_half(value) * sin`."""
     tape = context.tape
     upright = _times_table(context, value, table_bytes)
     half_bytes = value.size_bytes // 2

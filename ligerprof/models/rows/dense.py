@@ -55,7 +55,7 @@ _OLMO2 = Architecture(
         *PLAIN_GATED,
         *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
-    attention=Attention(qk_norms=_QK_NORMS, rotary=Rotary(fp32_tables=True)),
+    attention=Attention(qk_norms=_QK_NORMS),
     layer_norms=None,
 )
 
@@ -199,7 +199,7 @@ LLAMA_ROWS = (
             *gated_tensors(bias="use_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Number(key="no_dropout")),
+        attention=Attention(rotary=Rotary(other=True), dropout=Number(key="no_dropout")),
     ),
     Architecture(
         model_type="helium",
@@ -432,7 +432,6 @@ OTHER_ROWS = (
         tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
         not_estimated=("clip_qkv",),
         norm=Norm(form=NormForm.LAYER_BARE),
-        attention=Attention(rotary=Rotary(fp32_tables=True)),
     ),
     Architecture(
         model_type="phi",

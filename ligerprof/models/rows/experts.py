@@ -214,7 +214,7 @@ EXPERT_ROWS = (
             *TWO_NORMS,
         ),
         head_bias="use_bias",
-        attention=Attention(rotary=Rotary(other=True, fp32_tables=True), dropout=Number(key="no_dropout")),
+        attention=Attention(rotary=Rotary(other=True), dropout=Number(key="no_dropout")),
         mlp=Mlp(
             experts=Experts(
                 count="moe_num_experts",
@@ -314,7 +314,7 @@ EXPERT_ROWS = (
             DOWN,
             *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
         ),
-        attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(fp32_tables=True)),
+        attention=Attention(qk_norms=("q_norm", "k_norm")),
         mlp=Mlp(experts=Experts()),
         layer_norms=None,
         auxiliary_loss=BALANCING_LOSS,
