@@ -4,14 +4,15 @@
     python -m benchmarks.measured_rows --check          # exit 1 if a median or a worst row is worse than in the results
     python -m benchmarks.measured_rows --write          # the errors of each row, into the results
 
-The rows are those of benchmarks/results and tests/data/truth that a recipe describes. Reserved bytes of a row that ran
-under a memory limit are left out where the estimate reserves more than the limit. The results, in
-benchmarks/results/measured-rows.json, have the errors of both by file and row.
+The rows are those of benchmarks/results and tests/data/truth that a recipe describes, without those whose kernels have
+changed since. Reserved bytes of a row that ran under a memory limit are left out where the estimate reserves more than
+the limit. The results, in benchmarks/results/measured-rows.json, have the errors of both by file and row.
 
 Run from the repository root.
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -27,7 +28,7 @@ from ligerprof.recipe.training import TrainingRecipe
 from tests import rank_truth
 from tests.analyzers.estimate.test_truth import DEEPSPEED_ROWS, deepspeed_recipe_of, drawn_recipe_of
 from tests.paths import RESULTS
-from tests.truth import measured_steps, steps_with_own_kernels
+from tests.truth import measured_steps
 
 sys.path.append(str(Path(__file__).parent))
 import architectures
@@ -35,7 +36,7 @@ import experts_in_turn
 
 ERRORS = RESULTS / "measured-rows.json"
 FILES = (
-    "accuracy-h200 architectures-h200 architectures-h200-rows ddp-alone-h200x2 evaluated-h200x2 experts-in-turn-h200"
+    "accuracy-h200 architectures-h200-rows ddp-alone-h200x2 evaluated-h200x2 experts-in-turn-h200"
     " fsdp1-alone-h200 low-bit-h200 optimizers-h100 ranks-h200x2 ranks-recomputation-h200x2 recomputation-h100"
     " saving-h200x2 steps-h200 study-h200 zero-h200 zero-programs-h200x2"
 )
@@ -95,7 +96,8 @@ def recipe_of(row: dict[str, Any]) -> TrainingRecipe:
     if "options" in row:
         return drawn_recipe_of(row)
     if "recipe" in row:
-        return TrainingRecipe.from_json(row["recipe"])
+        # what was measured are the steps
+        return dataclasses.replace(TrainingRecipe.from_json(row["recipe"]), eval_batch=None)
     options = experts_in_turn.options(row["model"], row["precision"], checkpointing=row["checkpointing"])
     spec = spec_from_config(architectures.config_of(row["model"]), name=row["model"])
     return TrainingRecipe(model=spec, **options)
@@ -103,12 +105,11 @@ def recipe_of(row: dict[str, Any]) -> TrainingRecipe:
 
 def truth() -> Iterator[tuple[str, str, Row]]:
     """The steps of tests/data/truth: file, name and row."""
-    for file, steps in (("h200-steps", measured_steps()), ("h200-own-kernels", steps_with_own_kernels())):
-        for step in steps:
-            if step.peak_bytes is not None:
-                # a later row of one process found segments of the rows before
-                reserved_bytes = step.reserved_bytes if step.fresh else None
-                yield file, step.name, Row(step.recipe(), step.peak_bytes, reserved_bytes)
+    for step in measured_steps():
+        if step.peak_bytes is not None:
+            # a later row of one process found segments of the rows before
+            reserved_bytes = step.reserved_bytes if step.fresh else None
+            yield "h200-steps", step.name, Row(step.recipe(), step.peak_bytes, reserved_bytes)
     for number, row in enumerate(DEEPSPEED_ROWS):
         if not row.get("oom"):
             kept = Row(deepspeed_recipe_of(row), row["peak_bytes"], row["reserved_bytes"], row["steps_run"] == 1)
