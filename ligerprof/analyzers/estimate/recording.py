@@ -64,6 +64,11 @@ class Recording:
         """Record that a block is freed."""
         self.events.append(~number)
 
+    def release(self, number: int) -> None:
+        """Record that a block is freed that was to outlive the step."""
+        self.free(number)
+        self.kept.discard(number)
+
     def add(self, role: Role, size_bytes: int) -> None:
         """Record bytes that come as one block; negative bytes free the block of that size that came last.
 
@@ -105,8 +110,7 @@ class Recording:
             if size_bytes >= 0:
                 numbers.append(self.allocate(size_bytes, Role.PARAMETERS, kept=True))
             else:
-                self.free(numbers[-1 - size_bytes])
-                self.kept.discard(numbers[-1 - size_bytes])
+                self.release(numbers[-1 - size_bytes])
 
     def free_all(self, role: Role) -> None:
         """Record that all blocks of a role are freed."""

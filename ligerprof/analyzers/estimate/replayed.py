@@ -12,6 +12,7 @@ from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import input_sizes
 from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.analyzers.estimate.zero import initialize_zero
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
@@ -145,7 +146,8 @@ def built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placemen
     if recipe.spec.tape is not None and recipe.engine in (Engine.TORCH, Engine.DDP):
         recording.build(recipe.spec.tape.built)
     elif recipe.engine is Engine.DEEPSPEED:
-        recording.keep((size_bytes for size_bytes in placement.resident.values() if size_bytes > 0), Role.PARAMETERS)
+        _build(recipe, weights, recording)
+        initialize_zero(recipe, weights, placement, recording)
     elif placement.resident:
         build = _build_units if recipe.engine is Engine.FSDP1 else _build
         build(recipe, weights, recording)

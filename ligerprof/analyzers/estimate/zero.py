@@ -8,6 +8,7 @@ from ligerprof.analyzers.estimate.meter import UnsplitRemainders
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
 from ligerprof.analyzers.estimate.partitioned import own_weights
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
+from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.categories import Offload, Precision
@@ -143,6 +144,81 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         if offloaded
         else (_normed(part(recipe, elements.largest)), *_updates(recipe, elements.groups, first=first)),
     )
+
+
+def initialize_zero(
+    recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placement, recording: Recording
+) -> None:
+    """What `deepspeed.initialize` allocates and frees after the model was built, up to the blocks of `placement`.
+
+    Args:
+        recording: of the build, whose kept blocks are the weights in order.
+    """
+    elements, whole = count_elements(recipe, weights), sorted(recording.kept)
+    if recipe.zero == 3:
+        _initialize_stage_3(recipe, elements, list(zip(whole, weights, strict=True)), recording)
+    elif recipe.zero:
+        trained = [number for number, weight in zip(whole, weights, strict=True) if weight.trainable]
+        _initialize_stage_1_or_2(recipe, elements, trained, placement, recording)
+    elif recipe.precision.is_mixed:
+        _initialize_stage_0(recipe, [weight.elements for weight in weights if weight.trainable], recording)
+
+
+def _initialize_stage_0(recipe: TrainingRecipe, trained: Sequence[int], recording: Recording) -> None:
+    """FP16_UnfusedOptimizer: copies of each tensor, and a step with gradients of zeros, which creates the states."""
+    width, roles = weight_width(recipe), (Role.OPTIMIZER_STATES, Role.GRADIENTS)
+    for elements in trained:
+        _copy_in_fp32(recording, elements, through=width)
+    gradients = [recording.allocate(size * elements, roles[1]) for size in (width, FP32_BYTES) for elements in trained]
+    for elements in trained:
+        recording.keep([FP32_BYTES * elements] * moment_count(recipe.optimizer), roles[0])
+    for number in gradients:
+        recording.free(number)
+
+
+def _initialize_stage_1_or_2(
+    recipe: TrainingRecipe, elements: Elements, trained: Sequence[int], placement: Placement, recording: Recording
+) -> None:
+    """Weights move to one flat tensor; the fp32 copy of the share comes from a clone; the states' first gradient."""
+    width, share = weight_width(recipe), elements.trained_share
+    recording.keep([width * elements.trained], Role.PARAMETERS)
+    for number in trained:
+        recording.release(number)
+    if recipe.offload is not Offload.NONE:
+        recording.touch([width * share], Role.OPTIMIZER_STATES)
+        recording.keep([placement.resident[Role.COMMUNICATION]], Role.COMMUNICATION)
+        return
+    _copy_in_fp32(recording, share, through=0 if width == FP32_BYTES else width)
+    recording.touch([FP32_BYTES * share], Role.GRADIENTS)
+
+
+def _initialize_stage_3(
+    recipe: TrainingRecipe, elements: Elements, weights: Sequence[tuple[int, Weight]], recording: Recording
+) -> None:
+    """Each weight is replaced by its share; shares move to one flat tensor through main memory (defragment)."""
+    width, shares = weight_width(recipe), list[int]()
+    for number, weight in weights:
+        if not recipe.offload.moves_parameters:
+            shares.append(recording.allocate(width * part(recipe, weight.elements), Role.PARAMETERS))
+        recording.release(number)
+    for number in shares:
+        recording.free(number)
+    if shares:
+        recording.keep([width * elements.share], Role.PARAMETERS)
+    if recipe.offload is Offload.NONE:
+        for group in elements.groups:
+            _copy_in_fp32(recording, group, through=FP32_BYTES)
+        recording.touch([FP32_BYTES * max(elements.groups)], Role.GRADIENTS)
+    recording.keep([width * zero_settings(recipe)["reduce_bucket_size"]], Role.COMMUNICATION)
+    if recipe.offload is Offload.NONE:
+        recording.keep([width * elements.trained_share], Role.GRADIENTS)
+
+
+def _copy_in_fp32(recording: Recording, elements: int, *, through: int) -> None:
+    """A copy that is made of another one, which has so many bytes per element."""
+    other = recording.allocate(through * elements, Role.OPTIMIZER_STATES)
+    recording.keep([FP32_BYTES * elements], Role.OPTIMIZER_STATES)
+    recording.free(other)
 
 
 def _state_bytes(recipe: TrainingRecipe, share: int) -> int:
