@@ -281,6 +281,9 @@ class StaticMemory:
 
     def _record_update(self, recording: Recording, *, first: bool) -> None:
         placement = self._placement
+        if placement.record_update is not None:
+            placement.record_update(recording)
+            return
         states = tuple(placement.states.values()) if placement.blocks is None else placement.blocks.states
         if first and placement.blocks is not None:
             recording.touch(placement.blocks.creation, Role.OPTIMIZER_TEMPORARIES)

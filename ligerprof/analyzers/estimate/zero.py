@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ligerprof.analyzers.estimate.meter import UnsplitRemainders
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
@@ -37,7 +38,7 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: 
     elements = count_elements(recipe, weights)
     if recipe.zero == 0:
         placement = _stage_0 if recipe.precision.is_mixed else _stage_0_in_fp32
-        return _with_remainders(recipe, placement(recipe, elements, first=first), weights)
+        return _with_remainders(recipe, placement(recipe, elements, weights, first=first), weights)
     return _stage_3(recipe, elements, first=first)
 
 
@@ -62,22 +63,32 @@ def _require_known(recipe: TrainingRecipe) -> None:
             raise UnsupportedError(f"estimate: {what} is not supported yet; {instead}.")
 
 
-def _stage_0(recipe: TrainingRecipe, elements: Elements, **_first: bool) -> Placement:
+def _stage_0(recipe: TrainingRecipe, elements: Elements, weights: Sequence[Weight], **_first: bool) -> Placement:
     """No ZeRO: an fp32 copy of each tensor, with states created at once (fp16/unfused_optimizer.py).
 
-    The step allocates an fp32 gradient for each copy.
+    The step allocates an fp32 gradient for each copy, after a norm with one for a moment.
     """
+    gradients = [FP32_BYTES * weight.elements for weight in weights if weight.trainable]
+
+    def record_update(recording: Recording) -> None:
+        recording.touch([max(gradients)], Role.OPTIMIZER_TEMPORARIES)
+        recording.touch(gradients * (1 + step_copies(recipe.optimizer)), Role.OPTIMIZER_TEMPORARIES)
+
     return Placement(
         resident={
             Role.PARAMETERS: weight_width(recipe) * elements.whole,
             Role.OPTIMIZER_STATES: FP32_BYTES * elements.trained + _state_bytes(recipe, elements.trained),
         },
         states={},
+        last_reduction={Role.COMMUNICATION: weight_width(recipe) * elements.most_reduced},
         updates=(_stepping(recipe, elements.trained),),
+        record_update=record_update,
     )
 
 
-def _stage_0_in_fp32(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Placement:
+def _stage_0_in_fp32(
+    recipe: TrainingRecipe, elements: Elements, _weights: Sequence[Weight], *, first: bool
+) -> Placement:
     """No ZeRO and no copies: the optimizer steps on the weights (engine.py, _do_optimizer_sanity_check).
 
     After backward, gradients are reduced in flat copies (engine.py, allreduce_no_retain).
@@ -109,7 +120,7 @@ def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: b
     elements = count_elements(recipe, weights)
     offloaded, trained = recipe.offload is not Offload.NONE, elements.trained_share
     own = own_weights(recipe, [weight for weight in weights if weight.trainable], rank)
-    kept_bytes = sum(weight.size_bytes for weight, _ in own)
+    kept_bytes, largest = sum(weight.size_bytes for weight, _ in own), max((share for _, share in own), default=0)
     return Placement(
         resident={
             Role.PARAMETERS: weight_width(recipe) * elements.whole,
@@ -122,9 +133,12 @@ def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: b
         updates=()
         if offloaded
         else (
-            _normed(max((share for _, share in own), default=0), kept_bytes),
+            _normed(largest, kept_bytes),
             *_updates(recipe, (trained,), first=first, kept_bytes=kept_bytes),
         ),
+        record_update=None
+        if offloaded
+        else partial(_record_update, recipe, (trained,), first=first, normed=largest, kept_bytes=kept_bytes),
     )
 
 
@@ -143,6 +157,11 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         updates=()
         if offloaded
         else (_normed(part(recipe, elements.largest)), *_updates(recipe, elements.groups, first=first)),
+        record_update=None
+        if offloaded
+        else partial(
+            _record_update, recipe, elements.groups, first=first, normed=part(recipe, elements.largest), kept_bytes=0
+        ),
     )
 
 
@@ -252,6 +271,30 @@ def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool, kept
         if first:
             made = Counter(made) + Counter({Role.OPTIMIZER_STATES: _state_bytes(recipe, elements)})
         yield Counter(made) + Counter(_stepping(recipe, elements))
+
+
+def _record_update(
+    recipe: TrainingRecipe,
+    groups: Iterable[int],
+    recording: Recording,
+    *,
+    first: bool,
+    normed: int,
+    kept_bytes: int,
+) -> None:
+    """The blocks of `_normed` and `_updates` in order."""
+    role, moments = Role.OPTIMIZER_TEMPORARIES, moment_count(recipe.optimizer) if first else 0
+    held = [recording.allocate(kept_bytes, Role.GRADIENTS)] if kept_bytes else []
+    recording.touch([_FP64_BYTES * normed], role)
+    for elements in groups:
+        flat = [recording.allocate(weight_width(recipe) * elements, role)] if recipe.precision.is_mixed else []
+        gradient = recording.allocate(FP32_BYTES * elements, role)
+        for number in (*flat, *held):
+            recording.free(number)
+        held = []
+        recording.keep([FP32_BYTES * elements] * moments, Role.OPTIMIZER_STATES)
+        recording.touch([FP32_BYTES * elements] * step_copies(recipe.optimizer), role)
+        recording.free(gradient)
 
 
 def _stepping(recipe: TrainingRecipe, elements: int) -> Bytes:
