@@ -35,6 +35,7 @@ class Recording:
         events: the number of a block where it is allocated, and its complement where it is freed.
         kept: the blocks that outlive the step.
         micro_batches: the number of events before each micro-batch, and before what follows the last one.
+        emptied: the numbers of events before each `empty_cache` of the build.
         modules: under ZeRO-3, the modules in the order in which a micro-batch called them.
     """
 
@@ -44,6 +45,7 @@ class Recording:
     events: list[int] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
     micro_batches: list[int] = field(default_factory=list)
+    emptied: list[int] = field(default_factory=list)
     modules: Sequence[str] = ()
     _bodies: list[_Body] = field(default_factory=list)
     _added: dict[tuple[Role, int], list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -68,6 +70,10 @@ class Recording:
         """Record that a block is freed that was to outlive the step."""
         self.free(number)
         self.kept.discard(number)
+
+    def empty_cache(self) -> None:
+        """Record that what is cached is given back."""
+        self.emptied.append(len(self.events))
 
     def add(self, role: Role, size_bytes: int) -> None:
         """Record bytes that come as one block; negative bytes free the block of that size that came last.

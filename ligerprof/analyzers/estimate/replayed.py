@@ -120,7 +120,10 @@ class EstimatedRun:
                 # without new segments, what it leaves is what it found
                 if allocator.reserved_bytes == reserved_bytes and (repeat or allocator.retries == retries):
                     break
-        _replay_events(allocator, part, part.events[marks[-1] :], held)
+        for start, stop in pairwise([marks[-1], *part.emptied]):
+            _replay_events(allocator, part, part.events[start:stop], held)
+            allocator.empty_cache()
+        _replay_events(allocator, part, part.events[part.emptied[-1] if part.emptied else marks[-1] :], held)
         for number, block in held.items():
             if number not in part.kept:
                 allocator.free(block)

@@ -200,6 +200,7 @@ def _initialize_stage_1_or_2(
 ) -> None:
     """Weights move to one flat tensor; the fp32 copy of the share comes from a clone; the states' first gradient."""
     width, share = weight_width(recipe), elements.trained_share
+    recording.empty_cache()
     recording.keep([width * elements.trained], Role.PARAMETERS)
     for number in trained:
         recording.release(number)
@@ -223,6 +224,7 @@ def _initialize_stage_3(
     for number in shares:
         recording.free(number)
     if shares:
+        recording.empty_cache()
         recording.keep([width * elements.share], Role.PARAMETERS)
     if recipe.offload is Offload.NONE:
         for group in elements.groups:
