@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from benchmarks.layer_recorder import Functions, Recorder, UnknownOperatorError, quiet, several
 from ligerprof.models import ModelSpec
+from ligerprof.models.architecture import Linear
 from ligerprof.models.layer_tape import LOOPS, Step, in_turn, mixes_beside_attention, sized, sizes_of, unrolled
 from ligerprof.runs.activation_offload import checkpointed_layers
 
@@ -370,11 +371,15 @@ def _kind(module: nn.Module) -> str | None:
     return "activate" if origin in ("transformers.activations", "torch.nn.modules.activation") else None
 
 
+# modules of layers
+_MIXERS = {"delta": "linear_attn", "convolution": "conv", "states": "mamba"}
+
+
 def _mixer(spec: ModelSpec, index: int) -> str | None:
     """The module of a layer that mixes tokens by something else than attention."""
     mixer = spec.architecture.mixer
     has_one = spec.layer_kinds.recurrent[index] or mixes_beside_attention(spec)
-    return mixer.name if mixer is not None and has_one else None
+    return _MIXERS[mixer.kind] if mixer is not None and has_one else None
 
 
 def _wrapped_modules(spec: ModelSpec, index: int) -> dict[str, str]:
@@ -383,11 +388,12 @@ def _wrapped_modules(spec: ModelSpec, index: int) -> dict[str, str]:
     if not spec.layer_kinds.sparse[index]:
         return {} if mlp.gate is None else {mlp.name: "gated"}
     assert mlp.experts is not None
-    shared, found = mlp.experts.shared, dict[str, str]()
-    if shared is not None:
-        found[shared.name if shared.in_layer else f"{mlp.name}.{shared.name}"] = "gated"
+    found = dict[str, str]()
+    for item in spec.architecture.tensors:
+        if isinstance(item, Linear) and item.inputs == "shared":
+            found[item.name.rpartition(".")[0]] = "gated"
     if not mlp.experts.multiplies_all:
-        found[f"{mlp.name}.{mlp.experts.name}"] = "mixture"
+        found[f"{mlp.name}.experts"] = "mixture"
     return found
 
 

@@ -37,7 +37,12 @@ def compare(family: str, precision: str) -> None:
         if not tape.covers(recipe.rows, recipe.row_tokens):
             print(f"{family:34} {precision:5} {title:22} the tape holds for one size", flush=True)
             continue
-        estimated, simulated = estimate(with_tape_of(recipe, tape)), simulate_step(recipe, record=False)
+        try:
+            simulated = simulate_step(recipe, record=False)
+        except LigerprofError as error:
+            print(f"{family:34} {precision:5} {title:22} {error}", flush=True)
+            continue
+        estimated = estimate(with_tape_of(recipe, tape))
         peak = 100 * (estimated.peak_bytes / simulated.peak_bytes - 1)
         reserved = 100 * (estimated.run.reserved_bytes / simulated.reserved_bytes - 1)
         print(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, SlidingWindow, Softcap
+from ligerprof.models.config_keys import AdjustedWidth, LayerChoice, Number, SlidingWindow
 from ligerprof.models.mixers import Experts, Mixer
 from ligerprof.words import Word
 
@@ -18,7 +18,6 @@ from ligerprof.words import Word
 # delta key, value, heads, head: key, value, value heads and one head's value of a gated delta net; kernel: tokens that
 # its convolution reads
 # ssm inner, heads, states: value, heads, and inputs of all states of a Mamba-2 mixer
-# streams, stream pairs: their number, and its square; laurel: the width of a Laurel block; layer input: that of a layer
 # the others are sizes of latent attention
 Width = Literal[
     "latent query",
@@ -46,10 +45,6 @@ Width = Literal[
     "ssm inner",
     "ssm heads",
     "ssm states",
-    "streams",
-    "stream pairs",
-    "laurel",
-    "layer input",
 ]
 
 
@@ -64,7 +59,6 @@ class Linear:
         sparse: whether only layers with experts have it (True), or only layers without (False).
         fp32: whether it is in fp32, whatever the model's dtype.
         recurrent: whether only layers without attention have it (True), or only layers with attention (False).
-        of_keys: whether layers that reuse the keys and values of another one lack it.
     """
 
     name: str
@@ -75,7 +69,6 @@ class Linear:
     sparse: bool | None = None
     fp32: bool = False
     recurrent: bool | None = None
-    of_keys: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +106,7 @@ class NormWeight:
         when: the config key that turns the norm on; None if it is always there.
         unless: the config key that turns it off.
         by_head: whether the weight is a matrix with a row per head.
-        recurrent, of_keys: as of a linear layer.
+        recurrent: as of a linear layer.
     """
 
     name: str
@@ -122,7 +115,6 @@ class NormWeight:
     unless: str | None = None
     by_head: bool = False
     recurrent: bool | None = None
-    of_keys: bool = False
 
 
 class Feature(Word):
@@ -169,12 +161,10 @@ class Norm:
     """How the norms compute.
 
     Attributes:
-        eps: the attribute of an RMS norm that holds epsilon.
         offset: added to the weight.
     """
 
     form: NormForm = NormForm.RMS
-    eps: str = "variance_epsilon"
     offset: float = 0.0
 
 
@@ -198,16 +188,7 @@ class Rotary:
     other: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResidualDropout:
-    """The dropout modules applied to the outputs of attention (unless None) and MLP, before the residual additions."""
-
-    after_attention: str | None
-    after_mlp: str
-    dropout: Dropout
-
-
-_ATTENTION_DROPOUT = Dropout(key="attention_dropout")
+_ATTENTION_DROPOUT = Number(key="attention_dropout")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,15 +210,14 @@ class Attention:
 
     name: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    out: str = "o_proj"
     qk_norms: tuple[str, str] | None = None
     norms_apart: bool = False
     grouped: bool = True
     splits_hidden: bool = False
     rotary: Rotary | None = Rotary()
     window: SlidingWindow | None = None
-    dropout: Dropout = _ATTENTION_DROPOUT
-    softcap: Softcap | None = None
+    dropout: Number = _ATTENTION_DROPOUT
+    softcap: Number | None = None
     latent: bool = False
     sinks: bool = False
 
@@ -268,7 +248,7 @@ class Mlp:
     activation: str | None = "act_fn"
     function: tuple[str, str] = ("hidden_act", "silu")
     legacy_function: str | None = None
-    dropout: Dropout | None = None
+    dropout: Number | None = None
     experts: Experts | None = None
     width: str = "intermediate_size"
     adjusted: AdjustedWidth | None = None
@@ -289,33 +269,18 @@ class Mlp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerNorms:
-    """The norms of a decoder layer, applied to a sublayer's input, to its output before the addition, or to both.
+    """What a decoder layer applies to the inputs of its sublayers, and to their outputs before the additions.
 
     Attributes:
+        after_attention, after_mlp: norms, and dropout modules.
         scales_sublayers: the attribute of a layer that multiplies each sublayer's output before the addition.
-        parallel: whether its MLP reads the layer's input, rather than the sum of that and attention.
-        parallel_when: the config key that turns `parallel` on; None if it is always on.
-        own_forward: whether the layer has steps that these fields do not name, so that its code stays as it is.
     """
 
-    before_attention: str | None = "input_layernorm"
-    after_attention: str | None = None
-    before_mlp: str | None = "post_attention_layernorm"
-    after_mlp: str | None = None
+    before_attention: str = "input_layernorm"
+    after_attention: tuple[str, ...] = ()
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: tuple[str, ...] = ()
     scales_sublayers: str | None = None
-    parallel: bool = False
-    parallel_when: str | None = None
-    own_forward: bool = False
-
-    @property
-    def adds_before_norm(self) -> bool:
-        """Whether a norm follows the first addition, so that one kernel can do both."""
-        return (
-            not self.own_forward
-            and self.before_attention is not None
-            and self.before_mlp is not None
-            and not self.parallel
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,8 +299,12 @@ class Architecture:
         not_estimated: config keys that turn on what the other fields cannot express.
         only_one: config keys that do so with any value but 1.
         mixer: what layers have instead of attention or in parallel with it, or None.
-        streams: whether the decoder has several residual streams.
+        streams: the config key of the number of residual streams, or None. The estimate needs a tape of a model with
+            several; `tensors` has names alone.
+        layer_inputs: the config keys of the vocabulary and the width of a layer's own embeddings, or None.
         switches: config keys, with their defaults, that turn parts of a layer on without changing its parameters.
+        layer_norms: what a kernel of an addition and the RMS norm before the MLP needs; None where no norm follows the
+            first addition, or the layer has further steps.
         auxiliary_loss: the config key that adds another loss to that of the logits.
         layers: the list of decoder layers.
         positions: the embedding of learned positions.
@@ -343,7 +312,6 @@ class Architecture:
         logit_scale: the config key of a factor on the logits.
         logit_divisor: the config key of a divisor of the logits.
         final_softcap: applied to the logits.
-        tied_by_default: whether head and embedding share their weight if the config lacks the key.
         mask_by_position: whether the decoder passes the mask to its layers by position, so that checkpointing
             saves it with the layer's input.
         head_bias: whether the head has a bias, or the config key that decides.
@@ -371,15 +339,14 @@ class Architecture:
     norm: Norm = Norm()
     attention: Attention = Attention()
     mixer: Mixer | None = None
-    streams: bool = False
+    streams: str | None = None
+    layer_inputs: tuple[str, str] | None = None
     mlp: Mlp = Mlp()
-    layer_norms: LayerNorms = LayerNorms()
-    residual_dropout: ResidualDropout | None = None
+    layer_norms: LayerNorms | None = LayerNorms()
     scales_embedding: Literal["module", "decoder"] | None = None
     logit_scale: str | None = None
     logit_divisor: str | None = None
-    final_softcap: Softcap | None = None
-    tied_by_default: bool = False
+    final_softcap: Number | None = None
     mask_by_position: bool = False
     masks_documents: bool = True
     peft_targets: tuple[str, ...] = ()
@@ -439,6 +406,12 @@ class Architecture:
         if self.mixer is not None and not self.mixer.adapts_out:
             left_out.add("out_proj")
         return tuple(name for name in self.linear_layers if name not in left_out)
+
+    @property
+    def router(self) -> str | None:
+        """The module of a decoder layer that has the router's weight."""
+        shape = (("experts",), ("hidden",))
+        return next((item.name for item in self.tensors if isinstance(item, RawWeight) and item.shape == shape), None)
 
     @property
     def linear_layers(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ligerprof.models.architecture import Architecture, Attention, Rotary
-from ligerprof.models.config_keys import Softcap
+from ligerprof.models.config_keys import Number
 from ligerprof.models.rows.dense import GEMMA_ROWS, LLAMA, LLAMA_ROWS, OTHER_ROWS
 from ligerprof.models.rows.experts import BATCHED_ROWS, EXPERT_ROWS, LATENT_ROWS, SIGMOID_ROWS
 from ligerprof.models.rows.mixers import DELTA_ROWS, SHORT_CONV_ROWS, STATE_SPACE_ROWS, STREAM_ROWS
@@ -102,8 +102,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 # most models without a row resemble Llama; messages name the softcaps
 _UNLISTED = replace(
     LLAMA,
-    attention=Attention(softcap=Softcap(key="attn_logit_softcapping")),
-    final_softcap=Softcap(key="final_logit_softcapping"),
+    attention=Attention(softcap=Number(key="attn_logit_softcapping")),
+    final_softcap=Number(key="final_logit_softcapping"),
 )
 
 

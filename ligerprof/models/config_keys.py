@@ -4,16 +4,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dropout:
-    """The config key of a dropout probability, and the probability if the config lacks the key."""
-
-    key: str
-    default: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Softcap:
-    """The config key of the cap of scores or logits (null: uncapped), and the cap if the config lacks the key."""
+class Number:
+    """The config key of a dropout probability or a softcap (null: none), and the number if the config lacks the key."""
 
     key: str
     default: float | None = None

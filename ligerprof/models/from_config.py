@@ -7,15 +7,14 @@ from typing import Any
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Linear, NormWeight, RawWeight, Width
 from ligerprof.models.architectures import TEXT_ALONE, find_architecture, has_row, text_config
-from ligerprof.models.config_keys import Softcap
+from ligerprof.models.config_keys import Number
 from ligerprof.models.mixers import (
     BALANCING_LOSS,
     COVERED,
     DeltaSizes,
+    Experts,
     LatentSizes,
-    SharedExpert,
     StateSpaceSizes,
-    StreamSizes,
 )
 from ligerprof.models.spec import ModelSpec, ParameterShape, Task, canonical_json, layer_kinds, task_of
 from ligerprof.text import short_repr
@@ -62,7 +61,6 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         latent=latent,
         delta=_delta_sizes(config, name) if mixer == "delta" else None,
         state_space=_state_space_sizes(config, name, hidden) if mixer == "states" else None,
-        streams=_stream_sizes(config, name) if row.streams else None,
         experts=experts,
         chosen_experts=chosen_experts,
         expert_size=expert_size,
@@ -79,7 +77,7 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         head_dim=latent.plain_dim + latent.rotated_dim if latent else _head_dim(row, config, name, hidden // heads),
         vocab_size=_size(config, name, "vocab_size"),
         max_positions=_size(config, name, "max_position_embeddings", "n_positions", default=2048),
-        tied_embeddings=bool(config.get("tie_word_embeddings", row.tied_by_default)),
+        tied_embeddings=bool(config.get("tie_word_embeddings")),
         final_softcap=_softcap(config, row.final_softcap),
         attention_softcap=_softcap(config, row.attention.softcap),
     )
@@ -89,10 +87,9 @@ def spec_from_config(config: Config, *, name: str, weights_path: str | None = No
         raise UnknownModelError(f"{name}: {error}") from None
     if (gap := _gap(row, spec, config)) is not None:
         return replace(spec, no_estimate_reason=f"no analytic estimate for {gap}")
-    spec = replace(spec, parameters=tuple(_parameters(row, spec, config)))
-    if not row.streams:
-        return spec
-    return replace(spec, no_estimate_reason=f"model_type {model_type!r} has no forms, and is estimated from a tape")
+    if row.streams is not None:
+        return replace(spec, no_estimate_reason=f"model_type {model_type!r} has no forms, and is estimated from a tape")
+    return replace(spec, parameters=tuple(_parameters(row, spec, config)))
 
 
 def _gap(row: Architecture, spec: ModelSpec, config: Config) -> str | None:
@@ -156,14 +153,14 @@ def _expert_sizes(row: Architecture, config: Config, name: str) -> tuple[int, in
     if experts is None:
         return 0, 0, 0, 0
     if experts.are_left_out(config):
-        return 0, 0, 0, _shared_size(experts.shared, config, name)
+        return 0, 0, 0, _shared_size(experts, config, name)
     count, chosen = (
         key if isinstance(key, int) else _size(_with_equal_entries(config, key), name, key)
         for key in (experts.count, experts.chosen)
     )
     if chosen > count:
         raise UnknownModelError(f"{name}: {chosen} experts per token are more than {count} experts. Fix the config.")
-    return count, chosen, _size(config, name, experts.width), _shared_size(experts.shared, config, name)
+    return count, chosen, _size(config, name, experts.width), _shared_size(experts, config, name)
 
 
 def _other_experts(row: Architecture, config: Config) -> str | None:
@@ -226,19 +223,6 @@ def _delta_sizes(config: Config, name: str) -> DeltaSizes:
     return sizes
 
 
-def _stream_sizes(config: Config, name: str) -> StreamSizes:
-    return StreamSizes(
-        count=_size(config, name, "altup_num_inputs"),
-        rank=_size(config, name, "laurel_rank"),
-        width=_size(config, name, "hidden_size_per_layer_input"),
-        vocabulary=_size(config, name, "vocab_size_per_layer_input"),
-    )
-
-
-def _stream_widths(sizes: StreamSizes) -> dict[Width, int]:
-    return {"streams": sizes.count, "stream pairs": sizes.count**2, "laurel": sizes.rank, "layer input": sizes.width}
-
-
 def _delta_widths(sizes: DeltaSizes) -> dict[Width, int]:
     return {
         "delta key": sizes.keys,
@@ -273,18 +257,18 @@ def _state_space_widths(sizes: StateSpaceSizes) -> dict[Width, int]:
     return {"ssm inner": sizes.inner, "ssm heads": sizes.heads, "ssm states": sizes.states, "kernel": sizes.kernel}
 
 
-def _shared_size(shared: SharedExpert | None, config: Config, name: str) -> int:
-    if shared is None or config.get(shared.width) == 0 or (shared.times is not None and not config.get(shared.times)):
+def _shared_size(experts: Experts, config: Config, name: str) -> int:
+    width, times = experts.shared, experts.shared_times
+    if width is None or config.get(width) == 0 or (times is not None and not config.get(times)):
         return 0
-    times = 1 if shared.times is None else _size(config, name, shared.times)
-    return times * _size(config, name, shared.width)
+    return (1 if times is None else _size(config, name, times)) * _size(config, name, width)
 
 
 def _head_dim(row: Architecture, config: Config, name: str, split: int) -> int:
     return split if row.attention.splits_hidden else _size(config, name, "head_dim", default=split)
 
 
-def _softcap(config: Config, cap: Softcap | None) -> float | None:
+def _softcap(config: Config, cap: Number | None) -> float | None:
     value: float | None = None if cap is None else config.get(cap.key, cap.default)
     return value
 
@@ -320,7 +304,6 @@ def _widths(row: Architecture, spec: ModelSpec, config: Config) -> dict[Width, i
         **({} if spec.latent is None else _latent_widths(spec.heads, spec.latent)),
         **({} if spec.delta is None else _delta_widths(spec.delta)),
         **({} if spec.state_space is None else _state_space_widths(spec.state_space)),
-        **({} if spec.streams is None else _stream_widths(spec.streams)),
         **({"kernel": _size(config, spec.name, "conv_L_cache")} if convolves else {}),
     }
 
@@ -334,9 +317,6 @@ def _parameters(row: Architecture, spec: ModelSpec, config: Config) -> Iterator[
     for index in range(spec.layers):
         yield from _layer_parameters(row, spec, config, widths, index)
     yield from _norm_parameters(row, row.final_norm, (spec.hidden_size,))
-    if spec.streams is not None:
-        for name, shape in spec.streams.outer_parameters(spec.hidden_size, spec.layers):
-            yield ParameterShape(name=name, shape=shape)
     if not spec.tied_embeddings:
         yield ParameterShape(name=f"{row.head}.weight", shape=(spec.vocab_size, spec.hidden_size))
     if spec.has_head_bias:
@@ -360,15 +340,13 @@ def _layer_parameters(
 
 
 def _is_in_layer(item: Linear | NormWeight | RawWeight, spec: ModelSpec, config: Config, index: int) -> bool:
-    """Whether a layer has the weight: with or without experts, attention, and keys of its own."""
+    """Whether a layer has the weight: with or without experts and attention."""
     kinds = spec.layer_kinds
     if item.recurrent not in (None, kinds.recurrent[index]):
         return False
     if isinstance(item, RawWeight) and item.activation not in (None, spec.activation):
         return False
     if isinstance(item, RawWeight) and item.when is not None and not config.get(item.when):
-        return False
-    if not isinstance(item, RawWeight) and item.of_keys and kinds.reusing[index]:
         return False
     return isinstance(item, NormWeight) or item.sparse in (None, kinds.sparse[index])
 

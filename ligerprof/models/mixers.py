@@ -1,12 +1,10 @@
-"""What decoder layers have next to plain attention and MLPs: other mixers, residual streams, mixtures of experts."""
+"""What decoder layers have next to plain attention and MLPs: other mixers, mixtures of experts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ligerprof.errors import UnknownModelError
 from ligerprof.models.config_keys import LayerChoice, SparseLayers
-from ligerprof.text import short_repr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +36,6 @@ class Mixer:
     """
 
     kind: Literal["delta", "convolution", "states"]
-    name: str
     layers: LayerChoice | None = None
     adapts_out: bool = True
 
@@ -111,94 +108,10 @@ class DeltaSizes:
         return self.value_heads // self.key_heads
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamSizes:
-    """Gemma 3n's decoder: several residual streams, and inputs of each layer.
-
-    Attributes:
-        count: number of streams.
-        rank: the width between the projections of a Laurel block.
-        width: the width of a layer's own input.
-        vocabulary: number of tokens that have such inputs.
-    """
-
-    count: int
-    rank: int
-    width: int
-    vocabulary: int
-
-    def outer_parameters(self, hidden: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the weights outside of the layers, which follow the final norm."""
-        joint = layers * self.width
-        yield "model.embed_tokens_per_layer.weight", (self.vocabulary, joint)
-        yield "model.per_layer_model_projection.weight", (joint, hidden)
-        yield "model.per_layer_projection_norm.weight", (self.width,)
-        # from the embedding to each further stream, and back
-        for module in ("altup_projections", "altup_unembed_projections"):
-            for index in range(self.count - 1):
-                yield f"model.{module}.{index}.weight", (hidden, hidden)
-
-
-# of Gemma 3n: the number of layers at the end that reuse keys and values
-SHARED_KEYS = "num_kv_shared_layers"
-
-
-def reusing(shared: object, windowed: Sequence[bool]) -> tuple[bool, ...]:
-    """Which layers reuse keys and values: the last layers reuse those of the last others of their kind.
-
-    Raises:
-        UnknownModelError: a layer would reuse what no layer stores.
-    """
-    key, layers = SHARED_KEYS, len(windowed)
-    if not isinstance(shared, int) or isinstance(shared, bool) or shared < 0:
-        raise UnknownModelError(f"{key!r} is {short_repr(shared)}, not a number of layers. Fix the config.")
-    own = windowed[: max(layers - shared, 0)]
-    if set(own) != set(windowed):
-        raise UnknownModelError(f"{key!r} is {shared}: some layers would reuse what no layer stores. Fix the config.")
-    return tuple(index >= len(own) for index in range(layers))
-
-
-def thinned(config: Mapping[str, Any], layers: int, most: int = 10) -> tuple[bool, ...]:
-    """Whether each layer sets most of its gates to zero; by default the first ten of more than ten layers.
-
-    Raises:
-        UnknownModelError: the config's list is not one number per layer.
-    """
-    listed = config.get(key := "activation_sparsity_pattern")
-    if listed is None:
-        return tuple(layers > most and index < most for index in range(layers))
-    if (
-        not isinstance(listed, list)
-        or len(listed) != layers
-        or not all(isinstance(item, (int, float)) for item in listed)
-    ):
-        raise UnknownModelError(f"{key!r} is not a list of {layers} numbers. Fix the config.")
-    return tuple(item > 0 for item in listed)
-
-
 # the config key of the balancing loss of the routers
 BALANCING_LOSS = "output_router_logits"
 # transformers' implementations of experts that the estimate follows; None: the default, grouped_mm
 COVERED = (None, "grouped_mm", "eager")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedExpert:
-    """A gated MLP next to the experts, which every token goes through.
-
-    Attributes:
-        width: the config key of its intermediate size (0: the layers have no such expert).
-        times: the config key of a number that multiplies this size (0: the layers have no such expert), or None.
-        name: the MLP.
-        gate: the linear layer whose sigmoid multiplies its output, or None.
-        in_layer: whether it is a module of the decoder layer, rather than of the mixture.
-    """
-
-    width: str = "shared_expert_intermediate_size"
-    times: str | None = None
-    name: str = "shared_expert"
-    gate: str | None = "shared_expert_gate"
-    in_layer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,12 +122,13 @@ class Experts:
         count: the config key of the number of experts.
         chosen: the config key of the number of experts per token, or the number that the code draws whatever the key.
         width: the config key of an expert's intermediate size.
-        router: the module that has the router's weight.
         switches: config keys, with their defaults, that decide how the router scores; a text is on where the config
             has it.
         noise: the config key of the amplitude of random factors that training multiplies the input by, in place.
         multiplies_all: whether every expert multiplies all tokens, whatever the routing.
-        shared: an expert that every token goes through, or None.
+        shared: the config key of the intermediate size of a gated MLP that every token goes through (0: the layers have
+            none), or None.
+        shared_times: the config key of a number that multiplies this size (0: the layers have none), or None.
         adapted_by_name: whether peft adapts the experts' parameters where an MLP's layers are named, and leaves the
             linear layers of these names alone.
         optional: whether a config may have 0 experts.
@@ -224,12 +138,11 @@ class Experts:
     count: str = "num_experts"
     chosen: str | int = "num_experts_per_tok"
     width: str = "intermediate_size"
-    name: str = "experts"
-    router: str = "gate"
     switches: Mapping[str, bool | str] = field(default_factory=lambda: {"norm_topk_prob": False})
     noise: str | None = None
     multiplies_all: bool = False
-    shared: SharedExpert | None = None
+    shared: str | None = None
+    shared_times: str | None = None
     adapted_by_name: bool = False
     optional: bool = False
     layers: SparseLayers | None = None

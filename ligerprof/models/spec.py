@@ -9,9 +9,9 @@ from typing import Any
 
 from ligerprof.errors import UnknownModelError
 from ligerprof.models.architecture import Architecture, Feature
-from ligerprof.models.architectures import find_architecture
-from ligerprof.models.config_keys import Dropout, LayerChoice, SparseLayers
-from ligerprof.models.mixers import SHARED_KEYS, DeltaSizes, LatentSizes, StateSpaceSizes, StreamSizes, reusing, thinned
+from ligerprof.models.architectures import find_architecture, has_row
+from ligerprof.models.config_keys import LayerChoice, Number, SparseLayers
+from ligerprof.models.mixers import DeltaSizes, LatentSizes, StateSpaceSizes
 from ligerprof.models.tape import Tape
 from ligerprof.text import short_repr
 from ligerprof.words import Word
@@ -30,8 +30,6 @@ class LayerKinds:
         rotated: whether a layer rotates query and key.
         sparse: whether a layer has a mixture of experts.
         recurrent: whether a layer has a gated delta net, a short convolution or a Mamba-2 mixer instead of attention.
-        reusing: whether a layer reuses keys and values of a layer before it.
-        thinned: whether a layer sets most gates of its MLP to zero.
     """
 
     window_tokens: int | None
@@ -39,14 +37,12 @@ class LayerKinds:
     rotated: tuple[bool, ...]
     sparse: tuple[bool, ...]
     recurrent: tuple[bool, ...]
-    reusing: tuple[bool, ...]
-    thinned: tuple[bool, ...]
 
     @property
     def examples(self) -> tuple[int, ...]:
         """The first layer of each kind."""
         first: dict[tuple[object, ...], int] = {}
-        kinds = (self.windowed, self.rotated, self.sparse, self.recurrent, self.reusing, self.thinned)
+        kinds = (self.windowed, self.rotated, self.sparse, self.recurrent)
         for index, kind in enumerate(zip(*kinds, strict=True)):
             first.setdefault(kind, index)
         return tuple(first.values())
@@ -76,8 +72,6 @@ def layer_kinds(row: Architecture, config: Mapping[str, Any], layers: int) -> La
         rotated=rotated,
         sparse=sparse,
         recurrent=recurrent,
-        reusing=reusing(row.setting(config, SHARED_KEYS), windowed) if row.streams else (False,) * layers,
-        thinned=thinned(config, layers) if row.streams else (False,) * layers,
     )
 
 
@@ -229,7 +223,6 @@ class ModelSpec:
         latent: sizes of latent attention, or None.
         delta: sizes of a gated delta net, or None.
         state_space: sizes of a Mamba-2 mixer, or None.
-        streams: sizes of a decoder with several residual streams, or None.
         text_of: the model type of the config that it is the text model of, where transformers builds that alone.
         experts: number of experts of a layer, 0 without any.
         chosen_experts: number of experts that a token goes through.
@@ -262,7 +255,6 @@ class ModelSpec:
     latent: LatentSizes | None = None
     delta: DeltaSizes | None = None
     state_space: StateSpaceSizes | None = None
-    streams: StreamSizes | None = None
     text_of: str | None = None
     experts: int = 0
     chosen_experts: int = 0
@@ -305,7 +297,9 @@ class ModelSpec:
     @property
     def module_names(self) -> tuple[str, ...]:
         """Names of all modules with weights, without their paths, such as `q_proj` and `lm_head`."""
-        paths = (*(item.name.rpartition(".")[0] for item in self.parameters), self.architecture.head)
+        row = self.architecture
+        outer = (row.embedding, row.head) if has_row(self.model_type) else (row.head,)
+        paths = (*(item.name.rpartition(".")[0] for item in self.parameters), *outer)
         return tuple(dict.fromkeys(path.rpartition(".")[2] for path in paths))
 
     @property
@@ -316,8 +310,7 @@ class ModelSpec:
         """
         found, rotary = self.architecture.features, self.architecture.attention.rotary
         found -= {gate for gate, names in _GATE_ACTIVATIONS.items() if self.activation not in names}
-        has_experts_alone = self.experts and all(self.layer_kinds.sparse) and not self.shared_size
-        if has_experts_alone or all(self.layer_kinds.thinned):
+        if self.experts and all(self.layer_kinds.sparse) and not self.shared_size:
             found -= {Feature.SWIGLU, Feature.GEGLU}
         rotates = rotary is not None and (rotary.when is None or any(self.layer_kinds.rotated))
         rotates_halves = rotary is not None and rotates and not rotary.other and self.rotary_dim == self.head_dim
@@ -391,13 +384,7 @@ class ModelSpec:
         named = default if mlp.activation is None else str(self.setting(key) or default)
         return default if named == mlp.legacy_function else named
 
-    @property
-    def parallel(self) -> bool:
-        """Whether the MLP of a layer reads the layer's input, rather than the sum of that and attention."""
-        norms = self.architecture.layer_norms
-        return norms.parallel and (norms.parallel_when is None or bool(self.setting(norms.parallel_when)))
-
-    def dropout_rate(self, dropout: Dropout | None) -> float:
+    def dropout_rate(self, dropout: Number | None) -> float:
         """The dropout probability in the config; 0 for None."""
         rate = None if dropout is None else self.setting(dropout.key, dropout.default)
         return 0.0 if dropout is None or rate is None else self._share(dropout.key, rate)

@@ -35,7 +35,7 @@ class _EagerReplay(Replay):
     """Runs the steps of eager attention; what is as large as the scores has their role, and so have its gradients."""
 
     def replaced(
-        self, step: Step, values: Sequence[Any], _following: Sequence[Step]
+        self, step: Step, values: Sequence[Any], _following: Iterable[Step]
     ) -> tuple[Sequence[Tensor | None], int]:
         """Nothing, after a look at what the step makes."""
         if step[0] == "product of values":

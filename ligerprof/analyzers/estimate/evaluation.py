@@ -10,7 +10,7 @@ from ligerprof.analyzers.estimate.step import hooks_of, new_meter
 from ligerprof.analyzers.estimate.traced_batch import TracedMicroBatch
 from ligerprof.kernels.spec import KernelSpec
 from ligerprof.models import ModelSpec, spec_from_config
-from ligerprof.models.config_keys import Dropout
+from ligerprof.models.config_keys import Number
 from ligerprof.models.layer_tape import Batch, layer_tape, model_tape
 from ligerprof.recipe.categories import Step
 from ligerprof.recipe.training import TrainingRecipe
@@ -62,11 +62,11 @@ def _without_dropout(spec: ModelSpec) -> ModelSpec:
     return spec_from_config({**spec.config, **off}, name=spec.name) if off else spec
 
 
-def _dropouts(spec: ModelSpec) -> Iterator[Dropout]:
+def _dropouts(spec: ModelSpec) -> Iterator[Number]:
     """Those of attention and MLPs, which kernels may compute, and those on tapes."""
     row = spec.architecture
     yield from (dropout for dropout in (row.attention.dropout, row.mlp.dropout) if dropout is not None)
     for tape in (model_tape(spec), *(layer_tape(spec, index, Batch()) for index in spec.layer_kinds.examples)):
         for kind, _, *rest in tape[:-1]:
             if kind == "dropout" and rest[1] is not None:
-                yield Dropout(key=rest[1], default=rest[2])
+                yield Number(key=rest[1], default=rest[2])

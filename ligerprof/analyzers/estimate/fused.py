@@ -43,8 +43,7 @@ def add_and_norm(context: Context, residual: Value, added: Value, name: str) -> 
 
 def adds_in_norm(context: Context) -> bool:
     """Whether a kernel fuses the residual addition between a layer's sublayers with the norm after it."""
-    norms = context.spec.architecture.layer_norms
-    return norms.adds_before_norm and not context.spec.parallel and _norm_kernel(context) is not None
+    return context.spec.architecture.layer_norms is not None and _norm_kernel(context) is not None
 
 
 def _norm_kernel(context: Context) -> str | None:

@@ -149,10 +149,11 @@ class _LayerReplay(Replay):
 
     def _norm_after(self, following: Iterable[Step], added: int) -> tuple[int, str] | None:
         """Number and path of the norm that a kernel computes with an addition."""
-        if not adds_in_norm(self.context):
+        norms = self.context.spec.architecture.layer_norms
+        if norms is None or not adds_in_norm(self.context):
             return None
         kind, results, *rest = next(step for step in following if step[0] != "drop")
-        is_ours = kind == "norm" and rest == [[added], self.context.spec.architecture.layer_norms.before_mlp]
+        is_ours = kind == "norm" and rest == [[added], norms.before_mlp]
         return (results, rest[1]) if is_ours else None
 
     def _add_and_norm(self, values: Sequence[Any], norm_after: tuple[int, str]) -> Sequence[Value]:

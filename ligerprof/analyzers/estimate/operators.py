@@ -29,7 +29,7 @@ from ligerprof.analyzers.estimate.operations import (
     unary,
 )
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
-from ligerprof.models.config_keys import Dropout
+from ligerprof.models.config_keys import Number
 from ligerprof.models.layer_tape import Operand, Step, sizes_of
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES, FP32_BYTES, INDEX_BYTES, INT32_BYTES
@@ -190,7 +190,7 @@ class Replay:
 
     def make_dropout(self, value: Value, key: str | None, rate: float) -> Value:
         """Dropout by the probability under a config key, or a fixed one."""
-        found = rate if key is None else self.context.spec.dropout_rate(Dropout(key=key, default=rate))
+        found = rate if key is None else self.context.spec.dropout_rate(Number(key=key, default=rate))
         return dropout(self.context, value, found)
 
     def make_new(self, sizes: Sequence[str | int], like: Operand, *, role: Role = Role.ACTIVATIONS) -> Value:

@@ -1,11 +1,12 @@
 """The memory that stays on the GPU between steps, and that of the optimizer's step, for all engines but DeepSpeed."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from ligerprof.analyzers.estimate.groups import shard_sizes, trained_shards
+from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
@@ -27,6 +28,7 @@ class Placement:
         gradients_at_update: gradients that remain at the optimizer step; None for all of them.
         updates: temporaries of each part of the optimizer step; in a first step with the states created so far.
         blocks: of the optimizer's step, block by block; None if only the sums are known.
+        record_update: records that step's blocks in order; None if `blocks` has them.
     """
 
     resident: Bytes
@@ -35,6 +37,7 @@ class Placement:
     last_reduction: Bytes = field(default_factory=dict)
     gradients_at_update: int | None = None
     blocks: "UpdateBlocks | None" = None
+    record_update: Callable[[Recording], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

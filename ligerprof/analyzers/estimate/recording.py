@@ -37,6 +37,7 @@ class Recording:
         kept: the blocks that outlive the step.
         micro_batches: the number of events before each micro-batch, and before what follows the last one.
         phases: the number of events before each phase; the first one begins with the part.
+        emptied: the numbers of events before each `empty_cache` of the build.
         modules: under ZeRO-3, the modules in the order in which a micro-batch called them.
     """
 
@@ -48,6 +49,7 @@ class Recording:
     kept: set[int] = field(default_factory=set)
     micro_batches: list[int] = field(default_factory=list)
     phases: list[tuple[int, Phase]] = field(default_factory=list)
+    emptied: list[int] = field(default_factory=list)
     modules: Sequence[str] = ()
     _bodies: list[_Body] = field(default_factory=list)
     _added: dict[tuple[Role, int], list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -72,6 +74,15 @@ class Recording:
     def free(self, number: int) -> None:
         """Record that a block is freed."""
         self.events.append(~number)
+
+    def release(self, number: int) -> None:
+        """Record that a block is freed that was to outlive the step."""
+        self.free(number)
+        self.kept.discard(number)
+
+    def empty_cache(self) -> None:
+        """Record that what is cached is given back."""
+        self.emptied.append(len(self.events))
 
     def add(self, role: Role, size_bytes: int, place: str) -> None:
         """Record bytes that come as one block; negative bytes free the block of that size that came last.
@@ -114,8 +125,7 @@ class Recording:
             if size_bytes >= 0:
                 numbers.append(self.allocate(size_bytes, Role.PARAMETERS, kept=True))
             else:
-                self.free(numbers[-1 - size_bytes])
-                self.kept.discard(numbers[-1 - size_bytes])
+                self.release(numbers[-1 - size_bytes])
 
     def free_all(self, role: Role) -> None:
         """Record that all blocks of a role are freed."""

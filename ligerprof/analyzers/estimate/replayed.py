@@ -18,6 +18,7 @@ from ligerprof.analyzers.estimate.scaled_dot_product import attention_kernels
 from ligerprof.analyzers.estimate.static import input_sizes, make_weights
 from ligerprof.analyzers.estimate.step import StepRun, place, run_step, step_kinds
 from ligerprof.analyzers.estimate.tensors import Weight
+from ligerprof.analyzers.estimate.zero import initialize_zero
 from ligerprof.kernels.registry import find_kernel_set
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.lengths import at_longest
@@ -161,7 +162,11 @@ class EstimatedRun:
                 # without new segments, what it leaves is what it found
                 if allocator.reserved_bytes == reserved_bytes and (repeat or allocator.retries == retries):
                     break
-        run(marks[-1], len(part.events))
+        ends = [*part.emptied, len(part.events)]
+        for start, stop in pairwise([marks[-1], *ends]):
+            run(start, stop)
+            if stop in part.emptied:
+                allocator.empty_cache()
         for number, block in held.items():
             if number not in part.kept:
                 allocator.free(block)
@@ -211,8 +216,8 @@ def _built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placeme
     if recipe.spec.tape is not None and recipe.engine in (Engine.TORCH, Engine.DDP):
         recording.build(recipe.spec.tape.built)
     elif recipe.engine is Engine.DEEPSPEED:
-        for role, size_bytes in placement.resident.items():
-            recording.keep([size_bytes] if size_bytes > 0 else [], role)
+        _build(recipe, weights, recording)
+        initialize_zero(recipe, weights, placement, recording)
     elif placement.resident:
         build = _build_units if recipe.engine is Engine.FSDP1 else _build
         build(recipe, weights, recording)

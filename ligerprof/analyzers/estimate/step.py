@@ -210,6 +210,9 @@ def _update(meter: Meter, placement: Placement, *, first: bool) -> None:
 
 
 def _record_update(recording: Recording, placement: Placement, *, first: bool) -> None:
+    if placement.record_update is not None:
+        placement.record_update(recording)
+        return
     if (blocks := placement.blocks) is not None:
         if first:
             recording.touch(blocks.creation, Role.OPTIMIZER_TEMPORARIES)

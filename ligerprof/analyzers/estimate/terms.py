@@ -137,11 +137,11 @@ def checkpoint_term(recipe: TrainingRecipe) -> Term | None:
     layers = sum(recipe.checkpoints_layer(index) for index in range(spec.layers))
     size_bytes = recipe.tokens * spec.hidden_size * layers * width
     symbols, numbers = "B T H L", f"{recipe.batch} x {recipe.seq} x {spec.hidden_size} x {layers}"
-    if spec.streams is not None:
+    if spec.architecture.streams is not None:
         # autocast leaves them in fp32
-        width = FP32_BYTES if recipe.autocast else width
-        size_bytes = recipe.tokens * spec.hidden_size * layers * width * spec.streams.count
-        symbols, numbers = f"{symbols} N", f"{numbers} x {spec.streams.count}"
+        width, streams = FP32_BYTES if recipe.autocast else width, spec.setting(spec.architecture.streams)
+        size_bytes = recipe.tokens * spec.hidden_size * layers * width * streams
+        symbols, numbers = f"{symbols} N", f"{numbers} x {streams}"
     formula = f"{symbols} {width} = {numbers} x {width}"
     return Term(name="checkpoints", formula=formula, size_bytes=size_bytes)
 

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from ligerprof.analyzers.estimate.partition import Elements, count_elements, part, weight_width
 from ligerprof.analyzers.estimate.partitioned import own_weights
 from ligerprof.analyzers.estimate.placement import Bytes, Placement
+from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.errors import UnsupportedError
 from ligerprof.recipe.categories import Offload, Precision
@@ -33,7 +35,7 @@ def zero_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: 
     elements = count_elements(recipe, weights)
     if recipe.zero == 0:
         placement = _stage_0 if recipe.precision.is_mixed else _stage_0_in_fp32
-        return placement(recipe, elements, first=first)
+        return placement(recipe, elements, weights, first=first)
     return _stage_3(recipe, elements, first=first)
 
 
@@ -58,22 +60,32 @@ def _require_known(recipe: TrainingRecipe) -> None:
             raise UnsupportedError(f"estimate: {what} is not supported yet; {instead}.")
 
 
-def _stage_0(recipe: TrainingRecipe, elements: Elements, **_first: bool) -> Placement:
+def _stage_0(recipe: TrainingRecipe, elements: Elements, weights: Sequence[Weight], **_first: bool) -> Placement:
     """No ZeRO: an fp32 copy of each tensor, with states created at once (fp16/unfused_optimizer.py).
 
-    The step allocates an fp32 gradient for each copy.
+    The step allocates an fp32 gradient for each copy, after a norm with one for a moment.
     """
+    gradients = [FP32_BYTES * weight.elements for weight in weights if weight.trainable]
+
+    def record_update(recording: Recording) -> None:
+        recording.touch([max(gradients)], Role.OPTIMIZER_TEMPORARIES)
+        recording.touch(gradients * (1 + step_copies(recipe.optimizer)), Role.OPTIMIZER_TEMPORARIES)
+
     return Placement(
         resident={
             Role.PARAMETERS: weight_width(recipe) * elements.whole,
             Role.OPTIMIZER_STATES: FP32_BYTES * elements.trained + _state_bytes(recipe, elements.trained),
         },
         states={},
+        last_reduction={Role.COMMUNICATION: weight_width(recipe) * elements.most_reduced},
         updates=(_stepping(recipe, elements.trained),),
+        record_update=record_update,
     )
 
 
-def _stage_0_in_fp32(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Placement:
+def _stage_0_in_fp32(
+    recipe: TrainingRecipe, elements: Elements, _weights: Sequence[Weight], *, first: bool
+) -> Placement:
     """No ZeRO and no copies: the optimizer steps on the weights (engine.py, _do_optimizer_sanity_check).
 
     After backward, gradients are reduced in flat copies (engine.py, allreduce_no_retain).
@@ -93,7 +105,7 @@ def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: b
     elements = count_elements(recipe, weights)
     offloaded, trained = recipe.offload is not Offload.NONE, elements.trained_share
     own = own_weights(recipe, [weight for weight in weights if weight.trainable], rank)
-    kept_bytes = sum(weight.size_bytes for weight, _ in own)
+    kept_bytes, largest = sum(weight.size_bytes for weight, _ in own), max((share for _, share in own), default=0)
     return Placement(
         resident={
             Role.PARAMETERS: weight_width(recipe) * elements.whole,
@@ -106,9 +118,12 @@ def _stage_1_or_2(recipe: TrainingRecipe, weights: Sequence[Weight], *, first: b
         updates=()
         if offloaded
         else (
-            _normed(max((share for _, share in own), default=0), kept_bytes),
+            _normed(largest, kept_bytes),
             *_updates(recipe, (trained,), first=first, kept_bytes=kept_bytes),
         ),
+        record_update=None
+        if offloaded
+        else partial(_record_update, recipe, (trained,), first=first, normed=largest, kept_bytes=kept_bytes),
     )
 
 
@@ -127,7 +142,89 @@ def _stage_3(recipe: TrainingRecipe, elements: Elements, *, first: bool) -> Plac
         updates=()
         if offloaded
         else (_normed(part(recipe, elements.largest)), *_updates(recipe, elements.groups, first=first)),
+        record_update=None
+        if offloaded
+        else partial(
+            _record_update, recipe, elements.groups, first=first, normed=part(recipe, elements.largest), kept_bytes=0
+        ),
     )
+
+
+def initialize_zero(
+    recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placement, recording: Recording
+) -> None:
+    """What `deepspeed.initialize` allocates and frees after the model was built, up to the blocks of `placement`.
+
+    Args:
+        recording: of the build, whose kept blocks are the weights in order.
+    """
+    elements, whole = count_elements(recipe, weights), sorted(recording.kept)
+    if recipe.zero == 3:
+        _initialize_stage_3(recipe, elements, list(zip(whole, weights, strict=True)), recording)
+    elif recipe.zero:
+        trained = [number for number, weight in zip(whole, weights, strict=True) if weight.trainable]
+        _initialize_stage_1_or_2(recipe, elements, trained, placement, recording)
+    elif recipe.precision.is_mixed:
+        _initialize_stage_0(recipe, [weight.elements for weight in weights if weight.trainable], recording)
+
+
+def _initialize_stage_0(recipe: TrainingRecipe, trained: Sequence[int], recording: Recording) -> None:
+    """FP16_UnfusedOptimizer: copies of each tensor, and a step with gradients of zeros, which creates the states."""
+    width, roles = weight_width(recipe), (Role.OPTIMIZER_STATES, Role.GRADIENTS)
+    for elements in trained:
+        _copy_in_fp32(recording, elements, through=width)
+    gradients = [recording.allocate(size * elements, roles[1]) for size in (width, FP32_BYTES) for elements in trained]
+    for elements in trained:
+        recording.keep([FP32_BYTES * elements] * moment_count(recipe.optimizer), roles[0])
+    for number in gradients:
+        recording.free(number)
+
+
+def _initialize_stage_1_or_2(
+    recipe: TrainingRecipe, elements: Elements, trained: Sequence[int], placement: Placement, recording: Recording
+) -> None:
+    """Weights move to one flat tensor; the fp32 copy of the share comes from a clone; the states' first gradient."""
+    width, share = weight_width(recipe), elements.trained_share
+    recording.empty_cache()
+    recording.keep([width * elements.trained], Role.PARAMETERS)
+    for number in trained:
+        recording.release(number)
+    if recipe.offload is not Offload.NONE:
+        recording.touch([width * share], Role.OPTIMIZER_STATES)
+        recording.keep([placement.resident[Role.COMMUNICATION]], Role.COMMUNICATION)
+        return
+    _copy_in_fp32(recording, share, through=0 if width == FP32_BYTES else width)
+    recording.touch([FP32_BYTES * share], Role.GRADIENTS)
+
+
+def _initialize_stage_3(
+    recipe: TrainingRecipe, elements: Elements, weights: Sequence[tuple[int, Weight]], recording: Recording
+) -> None:
+    """Each weight is replaced by its share; shares move to one flat tensor through main memory (defragment)."""
+    width, shares = weight_width(recipe), list[int]()
+    for number, weight in weights:
+        if not recipe.offload.moves_parameters:
+            shares.append(recording.allocate(width * part(recipe, weight.elements), Role.PARAMETERS))
+        recording.release(number)
+    for number in shares:
+        recording.free(number)
+    if shares:
+        recording.empty_cache()
+        recording.keep([width * elements.share], Role.PARAMETERS)
+    if recipe.offload is Offload.NONE:
+        for group in elements.groups:
+            _copy_in_fp32(recording, group, through=FP32_BYTES)
+        recording.touch([FP32_BYTES * max(elements.groups)], Role.GRADIENTS)
+    recording.keep([width * zero_settings(recipe)["reduce_bucket_size"]], Role.COMMUNICATION)
+    if recipe.offload is Offload.NONE:
+        recording.keep([width * elements.trained_share], Role.GRADIENTS)
+
+
+def _copy_in_fp32(recording: Recording, elements: int, *, through: int) -> None:
+    """A copy that is made of another one, which has so many bytes per element."""
+    other = recording.allocate(through * elements, Role.OPTIMIZER_STATES)
+    recording.keep([FP32_BYTES * elements], Role.OPTIMIZER_STATES)
+    recording.free(other)
 
 
 def _state_bytes(recipe: TrainingRecipe, share: int) -> int:
@@ -161,6 +258,30 @@ def _updates(recipe: TrainingRecipe, groups: Iterable[int], *, first: bool, kept
         if first:
             made = Counter(made) + Counter({Role.OPTIMIZER_STATES: _state_bytes(recipe, elements)})
         yield Counter(made) + Counter(_stepping(recipe, elements))
+
+
+def _record_update(
+    recipe: TrainingRecipe,
+    groups: Iterable[int],
+    recording: Recording,
+    *,
+    first: bool,
+    normed: int,
+    kept_bytes: int,
+) -> None:
+    """The blocks of `_normed` and `_updates` in order."""
+    role, moments = Role.OPTIMIZER_TEMPORARIES, moment_count(recipe.optimizer) if first else 0
+    held = [recording.allocate(kept_bytes, Role.GRADIENTS)] if kept_bytes else []
+    recording.touch([_FP64_BYTES * normed], role)
+    for elements in groups:
+        flat = [recording.allocate(weight_width(recipe) * elements, role)] if recipe.precision.is_mixed else []
+        gradient = recording.allocate(FP32_BYTES * elements, role)
+        for number in (*flat, *held):
+            recording.free(number)
+        held = []
+        recording.keep([FP32_BYTES * elements] * moments, Role.OPTIMIZER_STATES)
+        recording.touch([FP32_BYTES * elements] * step_copies(recipe.optimizer), role)
+        recording.free(gradient)
 
 
 def _stepping(recipe: TrainingRecipe, elements: int) -> Bytes:

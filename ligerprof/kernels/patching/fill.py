@@ -18,32 +18,27 @@ from ligerprof.errors import KernelInputError, KernelUnavailableError
 from ligerprof.kernels.patching.causal_lm import FusedHead, MeasuredBudget, fused_loss_forward, loss_after_head
 from ligerprof.kernels.patching.patcher import Forward, Patcher
 from ligerprof.kernels.selection import Slot
-from ligerprof.models.architecture import Architecture, Mlp
+from ligerprof.models.architecture import Architecture, LayerNorms, Mlp
 
 
 def rms_forward(row: Architecture, kernel: Forward, add_kernel: Forward | None) -> Forward:
     """A norm's forward; with a residual, it returns the norm of the sum, and the sum."""
-    eps, offset = row.norm.eps, row.norm.offset
+    offset = row.norm.offset
 
     def forward(self: Any, hidden_states: Tensor, residual: Tensor | None = None) -> Any:
+        eps = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
         if residual is None or add_kernel is None:
-            return kernel(hidden_states, self.weight, getattr(self, eps), offset)
-        return add_kernel(hidden_states, residual, self.weight, getattr(self, eps), offset)
+            return kernel(hidden_states, self.weight, eps, offset)
+        return add_kernel(hidden_states, residual, self.weight, eps, offset)
 
     return forward
 
 
-def layer_forward(original: Forward, row: Architecture) -> Forward:
+def layer_forward(original: Forward, row: Architecture, norms: LayerNorms) -> Forward:
     """A decoder layer's forward whose first addition is part of the norm before the MLP."""
     # without Signature.bind, because torch.compile traces this
     positional = tuple(inspect.signature(original).parameters)[2:]
-    norms, attention, mlp = row.layer_norms, row.attention.name, row.mlp.name
-    assert norms.before_attention is not None
-    assert norms.before_mlp is not None
-    before_attention, before_mlp, drops = norms.before_attention, norms.before_mlp, row.residual_dropout
-    after_attention = _named(norms.after_attention, drops.after_attention if drops else None)
-    after_mlp = _named(norms.after_mlp, drops.after_mlp if drops else None)
-    scales = norms.scales_sublayers
+    attention, mlp, scales = row.attention.name, row.mlp.name, norms.scales_sublayers
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -51,18 +46,18 @@ def layer_forward(original: Forward, row: Architecture) -> Forward:
         residual = hidden_states
         # a variable for the normalized input would keep it alive until attention returns
         hidden_states, _ = getattr(self, attention)(
-            hidden_states=getattr(self, before_attention)(hidden_states), **inputs
+            hidden_states=getattr(self, norms.before_attention)(hidden_states), **inputs
         )
-        for name in after_attention:
+        for name in norms.after_attention:
             hidden_states = getattr(self, name)(hidden_states)
         if scales is not None:
             hidden_states = hidden_states * getattr(self, scales)
-        hidden_states, residual = getattr(self, before_mlp)(hidden_states, residual)
+        hidden_states, residual = getattr(self, norms.before_mlp)(hidden_states, residual)
         hidden_states = getattr(self, mlp)(hidden_states)
         if isinstance(hidden_states, tuple):
             # with the router's scores
             hidden_states = hidden_states[0]
-        for name in after_mlp:
+        for name in norms.after_mlp:
             hidden_states = getattr(self, name)(hidden_states)
         if scales is not None:
             hidden_states = hidden_states * getattr(self, scales)
@@ -70,10 +65,6 @@ def layer_forward(original: Forward, row: Architecture) -> Forward:
         return output
 
     return forward
-
-
-def _named(*names: str | None) -> tuple[str, ...]:
-    return tuple(name for name in names if name is not None)
 
 
 def gated_forward(row: Mlp, kernel: Forward) -> Forward:
@@ -150,16 +141,16 @@ def fill_rope(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
 
 def fill_rms(patcher: Patcher, slot: Slot, kernel: Forward) -> None:
     """Replace every RMSNorm, with the addition before it if the layer has one and the provider a fused variant."""
-    add_kernel = patcher.variant(slot.with_residual_add)
+    add_kernel, layer_norms = patcher.variant(slot.with_residual_add), patcher.row.layer_norms
     forward = rms_forward(patcher.row, kernel, add_kernel)
     norms = patcher.modules("RMSNorm")
     weighted = [module for module in norms if "weight" in module._parameters]
     for module in weighted:
         patcher.swap(module, slot.name, lambda _original: forward)
     _note_left(patcher, slot, "norms have no weight", len(norms) - len(weighted), len(norms))
-    if add_kernel is not None and patcher.row.layer_norms.adds_before_norm:
+    if add_kernel is not None and layer_norms is not None:
         for module in patcher.modules("DecoderLayer"):
-            patcher.swap(module, slot.name, lambda original: layer_forward(original, patcher.row))
+            patcher.swap(module, slot.name, lambda original: layer_forward(original, patcher.row, layer_norms))
 
 
 def fill_gated(patcher: Patcher, slot: Slot, kernel: Forward) -> None:

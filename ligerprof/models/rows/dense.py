@@ -12,14 +12,12 @@ from ligerprof.models.architecture import (
     NormForm,
     NormWeight,
     RawWeight,
-    ResidualDropout,
     Rotary,
 )
-from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, Softcap
+from ligerprof.models.config_keys import LayerChoice, Number, SlidingWindow
 from ligerprof.models.mixers import BALANCING_LOSS, Experts
 from ligerprof.models.rows.experts import DOWN, GATES, ROUTER
 from ligerprof.models.rows.parts import (
-    AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
     GEGLU,
     GEMMA_NORM,
@@ -58,7 +56,7 @@ _OLMO2 = Architecture(
         *norm_tensors("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
     attention=Attention(qk_norms=_QK_NORMS),
-    layer_norms=AFTER_SUBLAYERS,
+    layer_norms=None,
 )
 
 _GLM = Architecture(
@@ -108,9 +106,7 @@ LLAMA_ROWS = (
         ),
         attention=Attention(qkv=("qkv_proj",), rotary=Rotary(share="partial_rotary_factor"), window=SlidingWindow()),
         mlp=JOINT_SWIGLU,
-        residual_dropout=ResidualDropout(
-            after_attention="resid_attn_dropout", after_mlp="resid_mlp_dropout", dropout=Dropout(key="resid_pdrop")
-        ),
+        layer_norms=LayerNorms(after_attention=("resid_attn_dropout",), after_mlp=("resid_mlp_dropout",)),
     ),
     _OLMO2,
     replace(_OLMO2, model_type="olmo3", attention=replace(_OLMO2.attention, window=periodic_window(4))),
@@ -128,7 +124,7 @@ LLAMA_ROWS = (
             rotary=Rotary(only_with_window="unless off"),
             window=periodic_window(4, key="sliding_window_pattern"),
         ),
-        layer_norms=AFTER_SUBLAYERS,
+        layer_norms=None,
     ),
     replace(
         LLAMA,
@@ -185,8 +181,8 @@ LLAMA_ROWS = (
             *gated_tensors(bias="mlp_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(dropout=Dropout(key="attention_dropout", default=0.1)),
-        mlp=Mlp(dropout=Dropout(key="residual_dropout", default=0.1), dropout_attribute="residual_dropout"),
+        attention=Attention(dropout=Number(key="attention_dropout", default=0.1)),
+        mlp=Mlp(dropout=Number(key="residual_dropout", default=0.1), dropout_attribute="residual_dropout"),
     ),
     Architecture(
         model_type="hunyuan_v1_dense",
@@ -203,7 +199,7 @@ LLAMA_ROWS = (
             *gated_tensors(bias="use_bias"),
             *TWO_NORMS,
         ),
-        attention=Attention(rotary=Rotary(other=True), dropout=Dropout(key="no_dropout")),
+        attention=Attention(rotary=Rotary(other=True), dropout=Number(key="no_dropout")),
     ),
     Architecture(
         model_type="helium",
@@ -221,7 +217,7 @@ LLAMA_ROWS = (
         _GLM,
         model_type="glm4",
         tensors=(*_GLM.tensors, *norm_tensors("post_self_attn_layernorm", "post_mlp_layernorm")),
-        layer_norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+        layer_norms=LayerNorms(after_attention=("post_self_attn_layernorm",), after_mlp=("post_mlp_layernorm",)),
     ),
     _GRANITE,
     replace(
@@ -235,7 +231,7 @@ LLAMA_ROWS = (
             NormWeight(name="post_norm2", when="use_post_norm"),
         ),
         layer_norms=LayerNorms(
-            after_attention="post_norm1", after_mlp="post_norm2", scales_sublayers="residual_multiplier"
+            after_attention=("post_norm1",), after_mlp=("post_norm2",), scales_sublayers="residual_multiplier"
         ),
         logit_divisor=None,
         logit_scale="logits_scaling",
@@ -249,27 +245,27 @@ _FOUR_NORMS = (*TWO_NORMS, *norm_tensors("pre_feedforward_layernorm", "post_feed
 _GEMMA = Architecture(
     model_type="gemma",
     peft_targets=_QUERY_AND_VALUE,
-    defaults={"head_dim": 256},
+    defaults={"head_dim": 256, "tie_word_embeddings": True},
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *TWO_NORMS),
     norm=GEMMA_NORM,
     mlp=replace(GEGLU, function=("hidden_act", "gelu_pytorch_tanh"), legacy_function="gelu"),
     scales_embedding="module",
-    tied_by_default=True,
 )
 
+_GEMMA_SIZES = {**_GEMMA.defaults, "num_key_value_heads": 4}
 _GEMMA2 = replace(
     _GEMMA,
     model_type="gemma2",
-    defaults={"num_key_value_heads": 4, "head_dim": 256},
+    defaults=_GEMMA_SIZES,
     tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *_FOUR_NORMS),
     mlp=GEGLU,
-    attention=Attention(window=periodic_window(2), softcap=Softcap(key=_SCORE_CAP, default=50.0)),
+    attention=Attention(window=periodic_window(2), softcap=Number(key=_SCORE_CAP, default=50.0)),
     layer_norms=LayerNorms(
-        after_attention="post_attention_layernorm",
+        after_attention=("post_attention_layernorm",),
         before_mlp="pre_feedforward_layernorm",
-        after_mlp="post_feedforward_layernorm",
+        after_mlp=("post_feedforward_layernorm",),
     ),
-    final_softcap=Softcap(key=_LOGIT_CAP, default=30.0),
+    final_softcap=Number(key=_LOGIT_CAP, default=30.0),
 )
 
 GEMMA_ROWS = (
@@ -281,7 +277,7 @@ GEMMA_ROWS = (
         class_prefix="Gemma3",
         modeling="gemma3",
         peft_targets=_QUERY_AND_VALUE,
-        defaults={"num_key_value_heads": 4, "head_dim": 256},
+        defaults=_GEMMA_SIZES,
         not_estimated=("use_bidirectional_attention",),
         tensors=(*CONFIGURED_ATTENTION, *head_norms(), *PLAIN_GATED, *_FOUR_NORMS),
         attention=Attention(
@@ -290,14 +286,14 @@ GEMMA_ROWS = (
             # its attention keeps attn_logit_softcapping, and does not pass it on
             window=periodic_window(6, key="sliding_window_pattern"),
         ),
-        final_softcap=Softcap(key=_LOGIT_CAP),
+        final_softcap=Number(key=_LOGIT_CAP),
     ),
     replace(
         _GEMMA2,
         model_type="vaultgemma",
         peft_targets=(),
         class_prefix="VaultGemma",
-        defaults={"num_key_value_heads": 4, "head_dim": 256},
+        defaults=_GEMMA_SIZES,
         tensors=(*CONFIGURED_ATTENTION, *PLAIN_GATED, *norm_tensors("input_layernorm", "pre_feedforward_layernorm")),
         layer_norms=LayerNorms(before_mlp="pre_feedforward_layernorm"),
     ),
@@ -320,7 +316,6 @@ _COHERE = Architecture(
     ),
     norm=Norm(form=NormForm.CENTERED),
     attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=_NEIGHBORS),
-    layer_norms=LayerNorms(before_mlp=None, parallel=True),
     logit_scale="logit_scale",
 )
 
@@ -328,7 +323,7 @@ OTHER_ROWS = (
     Architecture(
         model_type="gpt2",
         class_prefix="GPT2",
-        defaults={"n_positions": 1024},
+        defaults={"n_positions": 1024, "tie_word_embeddings": True},
         tensors=(
             NormWeight(name="ln_1"),
             Linear(name="attn.c_attn", inputs="hidden", outputs=("hidden",) * 3, bias=True, transposed=True),
@@ -347,19 +342,16 @@ OTHER_ROWS = (
             qkv=("c_attn",),
             grouped=False,
             splits_hidden=True,
-            out="c_proj",
             rotary=None,
-            dropout=Dropout(key="attn_pdrop", default=0.1),
+            dropout=Number(key="attn_pdrop", default=0.1),
         ),
         mlp=Mlp(
             gate=None,
             inputs=("c_fc",),
             down="c_proj",
             function=("activation_function", "gelu_new"),
-            dropout=Dropout(key="resid_pdrop", default=0.1),
+            dropout=Number(key="resid_pdrop", default=0.1),
         ),
-        layer_norms=LayerNorms(before_attention="ln_1", before_mlp="ln_2"),
-        tied_by_default=True,
         mask_by_position=True,
     ),
     Architecture(
@@ -415,7 +407,7 @@ OTHER_ROWS = (
             inputs=("c_fc",),
             down="c_proj",
             function=("hidden_act", "gelu_pytorch_tanh"),
-            dropout=Dropout(key="residual_dropout"),
+            dropout=Number(key="residual_dropout"),
         ),
     ),
     Architecture(
@@ -432,11 +424,7 @@ OTHER_ROWS = (
         not_estimated=("qk_layernorm",),
         switches={"use_parallel_residual": False},
         norm=_LAYER_NORM,
-        layer_norms=LayerNorms(parallel=True, parallel_when="use_parallel_residual"),
         attention=Attention(splits_hidden=True, rotary=_PARTIAL),
-        residual_dropout=ResidualDropout(
-            after_attention=None, after_mlp="dropout", dropout=Dropout(key="hidden_dropout")
-        ),
     ),
     Architecture(
         model_type="olmo",
@@ -457,13 +445,9 @@ OTHER_ROWS = (
         final_norm="model.final_layernorm",
         head_bias=True,
         norm=_LAYER_NORM,
-        attention=Attention(out="dense", rotary=_PARTIAL),
+        attention=Attention(rotary=_PARTIAL),
         mlp=Mlp(
             gate=None, inputs=("fc1",), down="fc2", activation="activation_fn", function=("hidden_act", "gelu_new")
-        ),
-        layer_norms=LayerNorms(before_mlp=None, parallel=True),
-        residual_dropout=ResidualDropout(
-            after_attention="resid_dropout", after_mlp="resid_dropout", dropout=Dropout(key="resid_pdrop")
         ),
     ),
     Architecture(
@@ -483,7 +467,6 @@ OTHER_ROWS = (
             experts=Experts(
                 count="num_local_experts",
                 chosen=2,
-                router="router",
                 switches={},
                 noise="input_jitter_noise",
             )
@@ -513,7 +496,7 @@ OTHER_ROWS = (
         final_norm="gpt_neox.final_layer_norm",
         norm=_LAYER_NORM,
         attention=Attention(
-            name="attention", qkv=("query_key_value",), grouped=False, splits_hidden=True, out="dense", rotary=_PARTIAL
+            name="attention", qkv=("query_key_value",), grouped=False, splits_hidden=True, rotary=_PARTIAL
         ),
         mlp=Mlp(
             gate=None,
@@ -521,12 +504,6 @@ OTHER_ROWS = (
             down="dense_4h_to_h",
             activation="act",
             function=("hidden_act", "gelu"),
-        ),
-        layer_norms=LayerNorms(parallel=True, parallel_when="use_parallel_residual"),
-        residual_dropout=ResidualDropout(
-            after_attention="post_attention_dropout",
-            after_mlp="post_mlp_dropout",
-            dropout=Dropout(key="hidden_dropout"),
         ),
     ),
     _COHERE,

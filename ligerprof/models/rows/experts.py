@@ -8,15 +8,13 @@ from ligerprof.models.architecture import (
     LayerNorms,
     Linear,
     Mlp,
-    Norm,
     NormWeight,
     RawWeight,
     Rotary,
 )
-from ligerprof.models.config_keys import Dropout, LayerChoice, SlidingWindow, SparseLayers
-from ligerprof.models.mixers import BALANCING_LOSS, Experts, SharedExpert
+from ligerprof.models.config_keys import LayerChoice, Number, SlidingWindow, SparseLayers
+from ligerprof.models.mixers import BALANCING_LOSS, Experts
 from ligerprof.models.rows.parts import (
-    AFTER_SUBLAYERS,
     CONFIGURED_ATTENTION,
     QWEN_WINDOW,
     TWO_NORMS,
@@ -31,6 +29,7 @@ from ligerprof.models.rows.parts import (
 ROUTER = RawWeight(name="mlp.gate", parameter="weight", shape=(("experts",), ("hidden",)))
 GATES = RawWeight(name="mlp.experts", parameter="gate_up_proj", shape=(("experts",), ("expert", "expert"), ("hidden",)))
 DOWN = RawWeight(name="mlp.experts", parameter="down_proj", shape=(("experts",), ("hidden",), ("expert",)))
+SHARED_SIZE = "shared_expert_intermediate_size"
 _QWEN_LAYERS = SparseLayers(every=("decoder_sparse_step", 1), dense="mlp_only_layers")
 
 
@@ -54,7 +53,8 @@ SIGMOID_EXPERTS = Experts(
     count="n_routed_experts",
     width="moe_intermediate_size",
     adapted_by_name=True,
-    shared=SharedExpert(width="moe_intermediate_size", times="n_shared_experts", name="shared_experts", gate=None),
+    shared="moe_intermediate_size",
+    shared_times="n_shared_experts",
     layers=SparseLayers(first=("first_k_dense_replace", 1)),
 )
 
@@ -69,7 +69,7 @@ _GRANITE = Architecture(
     tensors=(*CONFIGURED_ATTENTION, *TWO_NORMS, *_GRANITE_EXPERTS),
     mlp=Mlp(
         name="block_sparse_moe",
-        experts=Experts(count="num_local_experts", router="router", switches={}),
+        experts=Experts(count="num_local_experts", switches={}),
     ),
     layer_norms=LayerNorms(scales_sublayers="residual_multiplier"),
     scales_embedding="decoder",
@@ -78,9 +78,8 @@ _GRANITE = Architecture(
 )
 GRANITE_SHARED_EXPERTS = Experts(
     count="num_local_experts",
-    router="router",
     switches={},
-    shared=SharedExpert(width="shared_intermediate_size", name="shared_mlp", gate=None, in_layer=True),
+    shared="shared_intermediate_size",
 )
 GRANITE_SHARED = replace(
     _GRANITE,
@@ -101,7 +100,7 @@ GRANITE_SHARED = replace(
         activation="activation",
         experts=GRANITE_SHARED_EXPERTS,
     ),
-    layer_norms=LayerNorms(scales_sublayers="residual_multiplier", own_forward=True),
+    layer_norms=None,
 )
 
 EXPERT_ROWS = (
@@ -158,7 +157,7 @@ EXPERT_ROWS = (
         # every other layer has a window
         not_estimated=("use_sliding_window",),
         attention=Attention(window=QWEN_WINDOW),
-        mlp=Mlp(experts=Experts(width="moe_intermediate_size", shared=SharedExpert(), layers=_QWEN_LAYERS)),
+        mlp=Mlp(experts=Experts(width="moe_intermediate_size", shared=SHARED_SIZE, layers=_QWEN_LAYERS)),
         auxiliary_loss=BALANCING_LOSS,
     ),
     Architecture(
@@ -215,16 +214,15 @@ EXPERT_ROWS = (
             *TWO_NORMS,
         ),
         head_bias="use_bias",
-        attention=Attention(rotary=Rotary(other=True), dropout=Dropout(key="no_dropout")),
+        attention=Attention(rotary=Rotary(other=True), dropout=Number(key="no_dropout")),
         mlp=Mlp(
             experts=Experts(
                 count="moe_num_experts",
                 chosen="moe_k",
                 width="moe_intermediate_size",
                 switches={},
-                shared=SharedExpert(
-                    width="moe_intermediate_size", times="moe_num_shared_experts", name="shared_experts", gate=None
-                ),
+                shared="moe_intermediate_size",
+                shared_times="moe_num_shared_experts",
                 adapted_by_name=True,
                 layers=SparseLayers(
                     first=("moe_layer_start_index", 1),
@@ -252,9 +250,8 @@ EXPERT_ROWS = (
         mlp=Mlp(
             experts=Experts(
                 chosen="moe_topk",
-                router="gate.wg",
                 switches={},
-                shared=SharedExpert(width="intermediate_size", name="shared_mlp", gate=None),
+                shared="intermediate_size",
                 adapted_by_name=True,
             )
         ),
@@ -285,7 +282,6 @@ EXPERT_ROWS = (
             gate=None,
             experts=Experts(
                 count="num_local_experts",
-                router="router",
                 switches={},
             ),
         ),
@@ -317,7 +313,7 @@ EXPERT_ROWS = (
         ),
         attention=Attention(qk_norms=("q_norm", "k_norm")),
         mlp=Mlp(experts=Experts()),
-        layer_norms=AFTER_SUBLAYERS,
+        layer_norms=None,
         auxiliary_loss=BALANCING_LOSS,
     ),
 )
@@ -386,7 +382,6 @@ LATENT_ROWS = (
         tensors=(*_ATTENTION, *gated_tensors(), *TWO_NORMS),
         not_estimated=(),
         mlp=Mlp(),
-        tied_by_default=True,
     ),
     Architecture(
         model_type="deepseek_v2",
@@ -459,7 +454,6 @@ BATCHED_ROWS = (
             *TWO_NORMS,
         ),
         switches={"use_qk_norm": True, "attn_temperature_tuning": True},
-        norm=Norm(eps="eps"),
         attention=Attention(
             rotary=Rotary(
                 other=True,
@@ -481,14 +475,13 @@ BATCHED_ROWS = (
             width="intermediate_size_mlp",
             experts=Experts(
                 count="num_local_experts",
-                router="router",
                 switches={},
                 multiplies_all=True,
-                shared=SharedExpert(width="intermediate_size", gate=None),
+                shared="intermediate_size",
                 layers=SparseLayers(every=("interleave_moe_layer_step", 1), listed="moe_layers"),
             ),
         ),
-        layer_norms=LayerNorms(own_forward=True),
+        layer_norms=None,
     ),
 )
 
@@ -497,11 +490,7 @@ _QK_NORMS = ("q_norm", "k_norm")
 _EXPERTS = only_sparse(GATES, DOWN, ROUTER, *shared_expert("shared_experts"))
 _NUMBERS = {"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True}
 
-_ONE_SHARED = replace(
-    SIGMOID_EXPERTS,
-    count="num_experts",
-    shared=SharedExpert(width="moe_intermediate_size", times="num_shared_experts", name="shared_experts", gate=None),
-)
+_ONE_SHARED = replace(SIGMOID_EXPERTS, count="num_experts", shared_times="num_shared_experts")
 
 _QWEN3_MOE = next(row for row in EXPERT_ROWS if row.model_type == "qwen3_moe")
 _MELLUM = {"head_dim": 128, "num_experts": 64, "moe_intermediate_size": 896, "norm_topk_prob": True}
@@ -612,9 +601,9 @@ SIGMOID_ROWS = (
         ),
         mlp=Mlp(
             width="moe_intermediate_size",
-            experts=Experts(width="moe_intermediate_size", shared=SharedExpert(name="shared_experts", gate=None)),
+            experts=Experts(width="moe_intermediate_size", shared=SHARED_SIZE),
         ),
-        layer_norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+        layer_norms=LayerNorms(after_attention=("post_self_attn_layernorm",), after_mlp=("post_mlp_layernorm",)),
     ),
     Architecture(
         model_type="minimax_m2",

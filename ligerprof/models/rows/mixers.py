@@ -5,7 +5,6 @@ from dataclasses import replace
 from ligerprof.models.architecture import (
     Architecture,
     Attention,
-    LayerNorms,
     Linear,
     Mlp,
     Norm,
@@ -14,14 +13,15 @@ from ligerprof.models.architecture import (
     Rotary,
     Width,
 )
-from ligerprof.models.config_keys import AdjustedWidth, Dropout, LayerChoice, Softcap, SparseLayers
-from ligerprof.models.mixers import BALANCING_LOSS, Experts, Mixer, SharedExpert
+from ligerprof.models.config_keys import AdjustedWidth, LayerChoice, Number, SparseLayers
+from ligerprof.models.mixers import BALANCING_LOSS, Experts, Mixer
 from ligerprof.models.rows.experts import (
     DOWN,
     GATES,
     GRANITE_SHARED,
     GRANITE_SHARED_EXPERTS,
     ROUTER,
+    SHARED_SIZE,
     only_sparse,
     shared_expert,
 )
@@ -72,7 +72,6 @@ _DELTA_SIZES = {
 
 _DELTA = Mixer(
     kind="delta",
-    name="linear_attn",
     layers=LayerChoice(chosen="linear_attention", period=4, period_key="full_attention_interval"),
 )
 
@@ -103,18 +102,18 @@ _NEXT = Architecture(
         *_DELTA_EXPERTS,
         *TWO_NORMS,
     ),
-    norm=Norm(eps="eps", offset=1.0),
+    norm=Norm(offset=1.0),
     attention=Attention(qk_norms=("q_norm", "k_norm"), rotary=Rotary(share="partial_rotary_factor")),
     mixer=_DELTA,
     mlp=Mlp(
         experts=Experts(
             width="moe_intermediate_size",
-            shared=SharedExpert(),
+            shared=SHARED_SIZE,
             adapted_by_name=True,
             layers=SparseLayers(every=("decoder_sparse_step", 1), dense="mlp_only_layers"),
         )
     ),
-    layer_norms=LayerNorms(own_forward=True),
+    layer_norms=None,
     auxiliary_loss=BALANCING_LOSS,
 )
 _QUERY_KEY_VALUE: tuple[Width, ...] = ("delta key", "delta key", "delta value")
@@ -136,7 +135,7 @@ DELTA_ROWS = (
         norm=_NEXT.norm,
         attention=_NEXT.attention,
         mixer=_DELTA,
-        layer_norms=LayerNorms(own_forward=True),
+        layer_norms=None,
     ),
     replace(
         _NEXT,
@@ -146,9 +145,7 @@ DELTA_ROWS = (
         defaults={**_NEXT.defaults, "num_experts": 256, "num_experts_per_tok": 8},
         tensors=(*_DELTA_RATES, _DELTA_CONV, _NORM, _DELTA_OUT, *_PARTS, *_ATTENTION, *_DELTA_EXPERTS, *TWO_NORMS),
         attention=_NEXT.attention,
-        mlp=Mlp(
-            experts=Experts(width="moe_intermediate_size", switches={}, shared=SharedExpert(), adapted_by_name=True)
-        ),
+        mlp=Mlp(experts=Experts(width="moe_intermediate_size", switches={}, shared=SHARED_SIZE, adapted_by_name=True)),
     ),
 )
 
@@ -174,13 +171,13 @@ _LFM_NORMS = norm_tensors("operator_norm", "ffn_norm")
 
 _LFM2 = Architecture(
     model_type="lfm2",
-    defaults={"num_key_value_heads": 8, "conv_L_cache": 3, "block_multiple_of": 256},
+    defaults={"num_key_value_heads": 8, "conv_L_cache": 3, "block_multiple_of": 256, "tie_word_embeddings": True},
     aliases={"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"},
     tensors=(*_MIXERS, *_LFM_MLP, *_LFM_NORMS),
     not_estimated=("conv_bias",),
     final_norm="model.embedding_norm",
-    attention=Attention(out="out_proj", qk_norms=("q_layernorm", "k_layernorm"), dropout=Dropout(key="no_dropout")),
-    mixer=Mixer(kind="convolution", name="conv", layers=LayerChoice(chosen="conv", others="full_attn_idxs")),
+    attention=Attention(qk_norms=("q_layernorm", "k_layernorm"), dropout=Number(key="no_dropout")),
+    mixer=Mixer(kind="convolution", layers=LayerChoice(chosen="conv", others="full_attn_idxs")),
     mlp=Mlp(
         name="feed_forward",
         inputs=("w1", "w3"),
@@ -190,8 +187,7 @@ _LFM2 = Architecture(
             switch="block_auto_adjust_ff_dim", factor="block_ffn_dim_multiplier", multiple="block_multiple_of"
         ),
     ),
-    layer_norms=LayerNorms(before_attention="operator_norm", before_mlp="ffn_norm", own_forward=True),
-    tied_by_default=True,
+    layer_norms=None,
 )
 
 SHORT_CONV_ROWS = (
@@ -202,6 +198,7 @@ SHORT_CONV_ROWS = (
         defaults={
             "num_key_value_heads": 8,
             "conv_L_cache": 3,
+            "tie_word_embeddings": True,
             "num_experts": 32,
             "num_experts_per_tok": 4,
             "moe_intermediate_size": 1792,
@@ -262,7 +259,7 @@ _MAMBA_SIZES = {
     "mamba_chunk_size": 256,
     "mamba_conv_bias": True,
 }
-_STATES = Mixer(kind="states", name="mamba")
+_STATES = Mixer(kind="states")
 _MAMBA_NORMS = norm_tensors("input_layernorm", "pre_ff_layernorm")
 # a mixer in some layers, attention in the others
 _INSTEAD: tuple[Linear | NormWeight | RawWeight, ...] = (
@@ -282,7 +279,7 @@ STATE_SPACE_ROWS = (
         final_norm="model.final_layernorm",
         mixer=replace(_STATES, adapts_out=False),
         mlp=Mlp(name="feed_forward", multipliers=("gate_multiplier", "down_multiplier")),
-        layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
+        layer_norms=None,
         scales_embedding="decoder",
         logit_scale="lm_head_multiplier",
     ),
@@ -300,7 +297,7 @@ STATE_SPACE_ROWS = (
             ),
         ),
         mlp=Mlp(name="feed_forward"),
-        layer_norms=LayerNorms(before_mlp="pre_ff_layernorm", own_forward=True),
+        layer_norms=None,
     ),
     replace(
         GRANITE_SHARED,
@@ -317,15 +314,6 @@ STATE_SPACE_ROWS = (
 )
 
 
-_QUERY, _KEY, _VALUE, _STREAM_OUT = CONFIGURED_ATTENTION
-_ALTUP = (
-    RawWeight(name="altup", parameter="correct_output_scale", shape=(("hidden",),)),
-    RawWeight(name="altup.correction_coefs", parameter="weight", shape=(("streams",), ("streams",))),
-    RawWeight(name="altup.prediction_coefs", parameter="weight", shape=(("stream pairs",), ("streams",))),
-    RawWeight(name="altup.modality_router", parameter="weight", shape=(("streams",), ("hidden",))),
-    NormWeight(name="altup.router_norm"),
-)
-
 STREAM_ROWS = (
     Architecture(
         model_type="gemma3n_text",
@@ -336,45 +324,26 @@ STREAM_ROWS = (
             "num_key_value_heads": 2,
             "head_dim": 256,
             "num_hidden_layers": 35,
-            "num_kv_shared_layers": 15,
+            "tie_word_embeddings": True,
             "altup_num_inputs": 4,
-            "laurel_rank": 64,
             "hidden_size_per_layer_input": 256,
             "vocab_size_per_layer_input": 262_144,
         },
         tensors=(
-            _QUERY,
-            NormWeight(name="self_attn.q_norm", width="head"),
-            replace(_KEY, of_keys=True),
-            replace(_VALUE, of_keys=True),
-            NormWeight(name="self_attn.k_norm", width="head", of_keys=True),
-            _STREAM_OUT,
+            *CONFIGURED_ATTENTION,
             *PLAIN_GATED,
-            *norm_tensors(
-                "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-            ),
-            *_ALTUP,
-            Linear(name="laurel.linear_left", inputs="hidden", outputs=("laurel",)),
-            Linear(name="laurel.linear_right", inputs="laurel", outputs=("hidden",)),
-            NormWeight(name="laurel.post_laurel_norm"),
-            Linear(name="per_layer_input_gate", inputs="hidden", outputs=("layer input",)),
-            Linear(name="per_layer_projection", inputs="layer input", outputs=("hidden",)),
-            NormWeight(name="post_per_layer_input_norm"),
+            *(Linear(name=f"laurel.linear_{side}", inputs="hidden", outputs=("hidden",)) for side in ("left", "right")),
+            Linear(name="per_layer_input_gate", inputs="hidden", outputs=("hidden",)),
+            Linear(name="per_layer_projection", inputs="hidden", outputs=("hidden",)),
         ),
-        norm=Norm(eps="eps"),
         attention=Attention(
             qk_norms=("q_norm", "k_norm"), rotary=Rotary(other=True), window=periodic_window(5, default=512)
         ),
         mlp=replace(GEGLU, sparsity_attribute="activation_sparsity"),
-        layer_norms=LayerNorms(
-            after_attention="post_attention_layernorm",
-            before_mlp="pre_feedforward_layernorm",
-            after_mlp="post_feedforward_layernorm",
-            own_forward=True,
-        ),
-        streams=True,
+        layer_norms=None,
+        streams="altup_num_inputs",
+        layer_inputs=("vocab_size_per_layer_input", "hidden_size_per_layer_input"),
         scales_embedding="module",
-        tied_by_default=True,
-        final_softcap=Softcap(key="final_logit_softcapping", default=30.0),
+        final_softcap=Number(key="final_logit_softcapping", default=30.0),
     ),
 )

@@ -1,6 +1,6 @@
 """Parts that rows share: tensors of attention, MLP and norms, windows, norms."""
 
-from ligerprof.models.architecture import Feature, LayerNorms, Linear, Mlp, Norm, NormWeight
+from ligerprof.models.architecture import Feature, Linear, Mlp, Norm, NormWeight
 from ligerprof.models.config_keys import LayerChoice, SlidingWindow
 
 Bias = bool | str
@@ -62,14 +62,7 @@ JOINT_SWIGLU = Mlp(inputs=("gate_up_proj",), activation="activation_fn")
 SQUARED_RELU = Mlp(gate=None, inputs=("up_proj",), function=("hidden_act", "relu2"))
 GEGLU = Mlp(gate=Feature.GEGLU, function=("hidden_activation", "gelu_pytorch_tanh"))
 
-GEMMA_NORM = Norm(eps="eps", offset=1.0)
-# the norms that follow both sublayers in OLMo 2
-AFTER_SUBLAYERS = LayerNorms(
-    before_attention=None,
-    after_attention="post_attention_layernorm",
-    before_mlp=None,
-    after_mlp="post_feedforward_layernorm",
-)
+GEMMA_NORM = Norm(offset=1.0)
 
 QWEN_WINDOW = SlidingWindow(
     default=4096, switch="use_sliding_window", layers=LayerChoice(from_layer=("max_window_layers", 28))

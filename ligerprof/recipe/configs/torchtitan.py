@@ -121,8 +121,8 @@ def selective_policy(kept: Any, spec: ModelSpec) -> str | None:
     """The policy of selective checkpointing, with the shapes of the products that it does not keep."""
     if not isinstance(kept, KeptOutputs):
         return None if kept is None else str(kept)
-    mixture = spec.architecture.mlp.experts
-    routers = () if mixture is None or ROUTER not in kept.recomputed else (mixture.router,)
+    router = spec.architecture.router
+    routers = () if router is None or ROUTER not in kept.recomputed else (router,)
     names = (*(name for name in kept.recomputed if name != ROUTER), *routers)
     ends = tuple(f".{name}.weight" for name in names)
     matrices = (item for item in spec.parameters if len(item.shape) == 2 and item.name.endswith(ends))

@@ -55,8 +55,9 @@ def known_counts(recipe: TrainingRecipe, shape: BatchShape) -> tuple[Count, ...]
     """
     spec = recipe.spec
     embeddings = [(spec.vocab_size, spec.hidden_size)]
-    if spec.streams is not None:
-        embeddings.append((spec.streams.vocabulary, spec.layers * spec.streams.width))
+    if spec.architecture.layer_inputs is not None:
+        rows, width = map(spec.setting, spec.architecture.layer_inputs)
+        embeddings.append((rows, spec.layers * width))
     return (
         *_stated_by_kernels(recipe, shape),
         *(count for rows, width in embeddings for count in _of_embedding(rows, width)),
