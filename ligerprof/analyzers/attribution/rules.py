@@ -245,6 +245,8 @@ _DEEP_COPY = (
     rf"{_MODES}\S*torch/nn/parameter\.py:__deepcopy__$"
     rf"|{_MODES}\S*torch/_tensor\.py:__deepcopy__\n(?:.*\n)*?.*copy\.py:_reconstruct\n(?:.*\n)*?.*copy\.py:_reconstruct$"
 )
+# a later model of the program, made on the GPU layer by layer
+_CONSTRUCTOR = rf"{_MODES}\S*:__init__$"
 
 # a matrix product's backward computes the weight's gradient first, and last if it adds a bias
 _PRODUCT_GRADIENTS = tuple(
@@ -321,6 +323,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.LOGITS, _OUTSIDE, stack=frames.COMPILED_FORWARD, has=(Feature.VOCABULARY_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, stack=frames.COMPILED_FORWARD),
     Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
+    Rule(Role.PARAMETERS, _OUTSIDE, inner=_CONSTRUCTOR, has=(Feature.FEEDS_PASS,)),
     # a script's own lists of copies; of tensors that are merely as large, nothing shows what they are
     Rule(Role.PARAMETERS, _OUTSIDE, native=_COPY_OPERATORS, has=(Feature.COPIES_WEIGHTS, Feature.FEEDS_PASS)),
     Rule(Role.OPTIMIZER_STATES, _OUTSIDE, native=_COPY_OPERATORS, has=(Feature.MASTER_OF_WEIGHTS, Feature.FEEDS_PASS)),
