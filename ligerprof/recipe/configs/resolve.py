@@ -122,6 +122,8 @@ def _origin(precision: Precision, is_deepspeed: bool, found: Callable[[Setting],
     if loaded.value != "checkpoint":
         return loaded.place
     if loaded.key == settings.default_key(Setting.WEIGHTS, TRANSFORMERS.name):
+        if precision.weight_dtype == "float32":
+            return "no file sets it, and the checkpoint's are"
         earlier = _VERSION_4.get(precision, Precision.FP32)
         return (
             "no file sets it, and transformers 5 loads the checkpoint's; transformers 4 loads float32"
