@@ -412,9 +412,13 @@ def _index(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, 
     """Masks as indices become positions (TensorAdvancedIndexing's expandTensors)."""
     if func is aten._index_put_impl_.default and (mask := _filled_mask(*args)) is not None:
         return args[0].masked_fill_(mask, args[2].item())
-    if any(isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) for item in args[1]):
-        args = (args[0], _positions(run, args[1]), *args[2:])
-    return run.compute(func, args, kwargs)
+    target, indices, *rest = args
+    if any(isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) for item in indices):
+        indices = _positions(run, indices)
+    if target.is_cuda:
+        # make_info copies them, one after the other
+        indices = [item if item is None or item.is_cuda else item.to(target.device) for item in indices]
+    return run.compute(func, (target, indices, *rest), kwargs)
 
 
 def _filled_mask(
