@@ -313,7 +313,7 @@ def _refuse_graphs() -> None:
     cuda: Any = torch.cuda
     cuda.graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = lambda: False
     for name in ("CUDAGraph", "graph"):
-        refused = type(name, (), {"__new__": _refusal("CUDA graphs")})
+        refused = type(name, (), {"__new__": _refusal("CUDA graphs (--eager runs compiled functions without)")})
         setattr(cuda, name, refused)
         setattr(cuda.graphs, name, refused)
 

@@ -98,11 +98,11 @@ def checks() -> None:
 
     # a number written where a mask holds takes no positions; rows do
     scores = torch.randn(64, 1024, device="cuda")
-    ones = torch.ones((), device="cuda")
+    ones, everywhere = torch.ones((), device="cuda"), torch.ones(64, 1024, dtype=torch.bool, device="cuda")
     for write, takes_positions in (
         (lambda: scores.__setitem__(scores < 0, -1.0), False),
         (lambda: scores.__setitem__((slice(None), scores[0] < 0), -1.0), False),
-        (lambda: scores.__setitem__(scores < 0, ones), True),
+        (lambda: scores.__setitem__(everywhere, ones), True),
     ):
         torch.cuda.reset_peak_memory_stats()
         before = allocated()
@@ -110,6 +110,10 @@ def checks() -> None:
         assert (torch.cuda.max_memory_allocated() - before > scores.nbytes) == takes_positions
     labels[labels == -100] = 0
     assert labels.tolist() == [3, 0, 5, 0, 7]
+
+    # indices in main memory
+    labels[torch.tensor([0, 1])] = torch.tensor([8, 9]).cuda()
+    assert labels[torch.tensor([1, 0])].tolist() == [9, 8]
 
     # optimizers whose learning rate is a tensor, and nn.DataParallel on one GPU
     for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
