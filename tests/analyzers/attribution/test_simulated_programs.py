@@ -126,6 +126,19 @@ def deep_copied(program: Program) -> object:
     return model, average, optimizer
 
 
+def best_so_far(program: Program) -> object:
+    model = layers()
+    optimizer, best = torch.optim.AdamW(model.parameters()), ()
+    for _ in range(STEPS):
+        program.train(model, optimizer, torch.randn(512, WIDTH))
+        best = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        program.note(Role.PARAMETERS, *best[0].values())
+        large = (state for states in best[1]["state"].values() for state in states.values() if state.dim())
+        program.note(Role.OPTIMIZER_STATES, *large)
+    program.train(model, optimizer, torch.randn(512, WIDTH))
+    return model, optimizer, best
+
+
 def built_later(program: Program) -> object:
     earlier = layers()
     program.train(earlier, torch.optim.AdamW(earlier.parameters()), torch.randn(512, WIDTH))
@@ -187,7 +200,10 @@ def wrong_roles(program: Program, found: SnapshotAnalysis) -> set[tuple[Role, Ro
     return wrong
 
 
-PROGRAMS = {program.__name__: program for program in (deep_copied, built_later, states_from_the_start, listed_copies)}
+PROGRAMS = {
+    program.__name__: program
+    for program in (deep_copied, best_so_far, built_later, states_from_the_start, listed_copies)
+}
 PROGRAMS[own_mixed_precision.__name__] = own_mixed_precision
 
 
@@ -208,6 +224,7 @@ def wrong_roles_of(_progress: Progress, *, name: str, native: bool) -> set[tuple
     ("name", "unnamed", "unnamed_without_operators"),
     [
         ("deep_copied", set(), set()),
+        ("best_so_far", set(), set()),
         ("built_later", set(), set()),
         ("states_from_the_start", set(), set()),
         ("listed_copies", set(), {Role.PARAMETERS}),
