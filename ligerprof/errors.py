@@ -55,6 +55,10 @@ class SnapshotFormatError(LigerprofError):
     """A file that is not a snapshot of torch.cuda.memory, or that is unsafe to read."""
 
 
+class EmptySnapshotError(SnapshotFormatError):
+    """A snapshot without events and segments."""
+
+
 class RulesError(LigerprofError):
     """A file of attribution rules that is unreadable or invalid."""
 

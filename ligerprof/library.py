@@ -371,8 +371,11 @@ def read_figures(source: PathLike, *, of_ranks: bool = False) -> tuple[Figures, 
     path = _path(source)
     read = figures_of_ranks if of_ranks else figures_from_json
     if path.is_dir():
-        return read(read_result(path), str(path))
-    if of_ranks or path.suffix == ".json" or path == STANDARD_INPUT or starts_as_json(path, _FIGURES):
+        result = read_result(path)
+        # a run of a command has its figures in the recording
+        if of_ranks or result.get("kind") != "run":
+            return read(result, str(path))
+    elif of_ranks or path.suffix == ".json" or path == STANDARD_INPUT or starts_as_json(path, _FIGURES):
         return read(read_json(path, _FIGURES), str(path))
     from ligerprof.analyzers.explain.peak import figures_from_peak
 

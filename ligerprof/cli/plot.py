@@ -95,5 +95,10 @@ def _draw_all(
                     raise
                 left_out.append({"kind": kind, "reason": str(error)})
     if not drawn:
-        raise NothingToDrawError("nothing to draw from. Name a sweep, a run or a memory snapshot.")
+        of_memory = next((each["reason"] for each in left_out if each["kind"] == "memory"), None)
+        raise NothingToDrawError(
+            of_memory
+            if of_memory and given.snapshots and not given.cells
+            else "nothing to draw from. Name a sweep, a run or a memory snapshot."
+        )
     return drawn, left_out

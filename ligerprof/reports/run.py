@@ -1,6 +1,7 @@
 """Render `ligerprof run`: what was recorded, the worst rank, and what holds its peak."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,13 @@ def _models(recorded: RecordedRank) -> Iterator[str]:
     models = recorded.models
     if len(models) > 1:
         yield "Models:"
+        lines: Counter[str] = Counter()
         for model in models:
             dtypes = " and ".join(model["dtypes"])
             cache = f", cache {format_bytes(model['kv_cache_bytes'])}" if model["kv_cache_bytes"] else ""
             held = f"{format_bytes(model['parameters_bytes'])} of weights in {dtypes}{cache}"
-            yield f"- {model['role'] or 'another'}: {model['name']}, {held}; {', '.join(model['phases'])}"
+            lines[f"{model['role'] or 'another'}: {model['name']}, {held}; {', '.join(model['phases'])}"] += 1
+        yield from (f"- {line}{f', {count} of them' * (count > 1)}" for line, count in lines.items())
 
 
 def _engine(recorded: RecordedRank) -> Iterator[str]:

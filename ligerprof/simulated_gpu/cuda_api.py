@@ -6,7 +6,7 @@ torch.cuda itself stays as it is, so that all of it works as on a GPU.
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -93,10 +93,23 @@ def _device_functions(device: Device, backend: Backend) -> dict[str, Callable[..
         "_cuda_getCurrentBlasHandle": lambda: 0,
         "_cuda_clearCublasWorkspaces": device.clear_workspaces,
         "_cuda_isCurrentStreamCapturing": lambda: False,
+        # nn.DataParallel
+        "_scatter": _scatter,
+        **dict.fromkeys(("_broadcast", "_broadcast_coalesced", "_gather"), _refusal("several GPUs in one process")),
         "_get_device_properties": properties,
         **dict.fromkeys(("_cuda_ipc_collect", "_cuda_sleep", "_cuda_set_sync_debug_mode"), _nothing),
         **dict.fromkeys(("_cuda_lock_mutex", "_cuda_unlock_mutex"), _nothing),
     }
+
+
+def _scatter(
+    tensor: torch.Tensor, devices: Sequence[int], _sizes: object, _dim: int, streams: Sequence[Any] | None
+) -> tuple[torch.Tensor, ...]:
+    """torch/csrc/cuda/comm.cpp's scatter, to one GPU: a copy of what lies in main memory, on a stream of its own."""
+    if len(devices) > 1:
+        _refusal("several GPUs in one process")()
+    with torch.cuda.stream(streams[0] if streams else None):
+        return (tensor.to(f"cuda:{devices[0]}", non_blocking=True),)
 
 
 def _properties(gpu: GpuSpec) -> SimpleNamespace:
@@ -300,7 +313,7 @@ def _refuse_graphs() -> None:
     cuda: Any = torch.cuda
     cuda.graphs.is_current_stream_capturing = cuda.is_current_stream_capturing = lambda: False
     for name in ("CUDAGraph", "graph"):
-        refused = type(name, (), {"__new__": _refusal("CUDA graphs")})
+        refused = type(name, (), {"__new__": _refusal("CUDA graphs (--eager runs compiled functions without)")})
         setattr(cuda, name, refused)
         setattr(cuda.graphs, name, refused)
 

@@ -23,7 +23,7 @@ from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.internals import INTERNALS, Call
 from ligerprof.simulated_gpu.plans import Plan, Planner, realized
 from ligerprof.simulated_gpu.rules import RULES, Rule
-from ligerprof.simulated_gpu.values import MOST_FLOATS, MOST_INTEGERS, Values, is_small, place, tensors_in
+from ligerprof.simulated_gpu.values import MOST_FLOATS, MOST_INTEGERS, Values, at_place, is_small, tensors_in
 from ligerprof.torch_memory.allocator.caching import AllocatorFullError
 
 aten = torch.ops.aten
@@ -136,7 +136,7 @@ class Operators:
             return self._planner.plan(func, args, kwargs, inputs)
         except (UnsupportedOperatorException, NotImplementedError) as error:
             raise UnsupportedError(
-                f"{place()}: the simulated GPU cannot run {func}: torch has no rule for the shape of its result."
+                f"{at_place()}the simulated GPU cannot run {func}: torch has no rule for the shape of its result."
                 " Run without it, or on a GPU."
             ) from error
 
@@ -144,7 +144,7 @@ class Operators:
 def _refuse(kind: str, func: Any, *_args: Any, **_kwargs: Any) -> None:
     such = ", as are gradients of embeddings with sparse=True" if kind == "Sparse" else ""
     raise UnsupportedError(
-        f"{place()}: {func}: the simulated GPU does not cover tensors of the kind {kind}{such}."
+        f"{at_place()}{func}: the simulated GPU does not cover tensors of the kind {kind}{such}."
         " Run without them, or on a GPU."
     )
 

@@ -15,7 +15,7 @@ from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.settings import say
 from ligerprof.simulated_gpu import cudnn
 from ligerprof.simulated_gpu.plans import functions
-from ligerprof.simulated_gpu.values import SKIPPED_FILES, place
+from ligerprof.simulated_gpu.values import is_skipped, place
 
 # machine.Machine, which imports this module
 Machine = Any
@@ -116,7 +116,7 @@ def _called_from(traceback: Any, refusal: str) -> str:
     lines = [
         f"{frame.f_code.co_filename}:{line}"
         for frame, line in walk_tb(traceback)
-        if not frame.f_code.co_filename.startswith((*packages, *SKIPPED_FILES))
+        if not (frame.f_code.co_filename.startswith(packages) or is_skipped(frame.f_code.co_filename))
     ]
     return "" if not lines or lines[-1] in refusal else f" Called from {lines[-1]}."
 

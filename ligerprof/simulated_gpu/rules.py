@@ -409,9 +409,29 @@ def _sorted(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 def _index(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Masks as indices become positions (TensorAdvancedIndexing's expandTensors)."""
-    if any(isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) for item in args[1]):
-        args = (args[0], _positions(run, args[1]), *args[2:])
-    return run.compute(func, args, kwargs)
+    if func is aten._index_put_impl_.default and (mask := _filled_mask(*args)) is not None:
+        return args[0].masked_fill_(mask, args[2].item())
+    target, indices, *rest = args
+    if any(isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8) for item in indices):
+        indices = _positions(run, indices)
+    if target.is_cuda:
+        # make_info copies them, one after the other
+        indices = [item if item is None or item.is_cuda else item.to(target.device) for item in indices]
+    return run.compute(func, (target, indices, *rest), kwargs)
+
+
+def _filled_mask(
+    target: Tensor, indices: Sequence[Tensor | None], value: Tensor, accumulate: object = False, _unsafe: object = False
+) -> Tensor | None:
+    """The mask of `target[mask] = number`, which masked_fill_ takes (canDispatchToMaskedFill); None: another index."""
+    found = [index for index in indices if index is not None]
+    if accumulate or value.numel() != 1 or value.is_cuda or len(found) != 1:
+        return None
+    (mask,) = found
+    if mask.dtype != torch.bool or not mask.is_cuda:
+        return None
+    missing = target.dim() - mask.dim() - (len(indices) - 1)
+    return mask.view(*mask.shape, *(1,) * missing)
 
 
 def _positions(run: Operators, indices: Sequence[Any]) -> list[Any]:
@@ -454,6 +474,11 @@ def _gru_cell_backward(_run: Operators, _func: Any, args: Sequence[Any], _kwargs
     return of_input, of_hidden, of_state, *biases
 
 
+def _with_number(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Fused optimizers whose learning rate is a tensor: the kernel reads it where it lies."""
+    return run.compute(func._overloadpacket.default, args, {**kwargs, "lr": 1.0})
+
+
 def _product(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Most of a model's time: in one step, as PRODUCT_INTERNALS has it for tapes."""
     result = run.compute_at_once(func, args, kwargs)
@@ -477,6 +502,11 @@ RULES: dict[Any, Rule] = {
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
     aten.record_stream.default: lambda run, _, args, __: run.device.use_on(storage_address(args[0]), args[1].stream_id),
+    **{
+        getattr(aten, name).tensor_lr: _with_number
+        for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+        if hasattr(getattr(aten, name, None), "tensor_lr")
+    },
     aten.nonzero.default: _nonzero,
     aten.masked_select.default: _masked_select,
     aten.multinomial.default: _sampled,

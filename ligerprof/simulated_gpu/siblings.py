@@ -153,7 +153,7 @@ class Siblings:
         module.__setattr__ = counted
 
     def _watch(self, layers: Iterable[nn.Module]) -> None:
-        kinds = Counter(type(layer) for layer in layers if layer._modules)
+        kinds = Counter(type(layer) for layer in layers if getattr(layer, "_modules", None))
         for kind, count in kinds.items():
             if count < _LEAST_LAYERS or kind in self._classes or kind._call_impl is not _original:
                 continue

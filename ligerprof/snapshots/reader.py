@@ -369,6 +369,12 @@ def rank_snapshots(folder: Path) -> dict[int, Path]:
     found = _snapshots_in(folder)
     named = {int(match[1]): path for name, path in found.items() if (match := _RANK.search(name))}
     ranks = named or _numbered_ranks(found)
+    if not named and len(found) > 1 and all((path.parent / "result.json").exists() for path in found.values()):
+        first, second = sorted(path.parent for path in found.values())[:2]
+        raise SnapshotFormatError(
+            f"{folder}: its {len(found)} folders are runs of their own. Name one of them,"
+            f" or compare two: ligerprof diff {first} {second}"
+        )
     if len(ranks) != len(found):
         raise SnapshotFormatError(f"{folder}: which of its {len(found)} snapshots are ranks of one run? {_RANK_HINT}")
     if len(found) < 2:

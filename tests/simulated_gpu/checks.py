@@ -96,6 +96,32 @@ def checks() -> None:
     positions[1:3] += 2
     assert positions.tolist() == [0, 2, 2, 0]
 
+    # a number written where a mask holds takes no positions; rows do
+    scores = torch.randn(64, 1024, device="cuda")
+    ones, everywhere = torch.ones((), device="cuda"), torch.ones(64, 1024, dtype=torch.bool, device="cuda")
+    for write, takes_positions in (
+        (lambda: scores.__setitem__(scores < 0, -1.0), False),
+        (lambda: scores.__setitem__((slice(None), scores[0] < 0), -1.0), False),
+        (lambda: scores.__setitem__(everywhere, ones), True),
+    ):
+        torch.cuda.reset_peak_memory_stats()
+        before = allocated()
+        write()
+        assert (torch.cuda.max_memory_allocated() - before > scores.nbytes) == takes_positions
+    labels[labels == -100] = 0
+    assert labels.tolist() == [3, 0, 5, 0, 7]
+
+    # indices in main memory
+    labels[torch.tensor([0, 1])] = torch.tensor([8, 9]).cuda()
+    assert labels[torch.tensor([1, 0])].tolist() == [9, 8]
+
+    # optimizers whose learning rate is a tensor, and nn.DataParallel on one GPU
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        tiny = torch.nn.Linear(8, 8).cuda()
+        stepped = kind(tiny.parameters(), lr=torch.tensor(0.1), fused=True)
+        torch.nn.DataParallel(tiny)(torch.randn(4, 8)).sum().backward()
+        stepped.step()
+
     # what a model computes is made up: finite, and never listed as known
     loss = layer(torch.randn(4, 1024, device="cuda")).square().mean()
     assert torch.isfinite(loss)

@@ -44,6 +44,10 @@ def test_a_run_directory_is_no_folder_of_ranks(tmp_path: Path) -> None:
         (("step1-rank0.pickle", "step2-rank0.pickle"), "which of its 2 snapshots"),
         (("rank0.pickle", "rank1.pickle", "old.pickle"), "which of its 3 snapshots"),
         (("a1_b1.pickle", "a2_b2.pickle"), "which of its 2 snapshots"),
+        (
+            ("001/snapshot.pickle", "001/result.json", "002/snapshot.pickle", "002/result.json"),
+            "its 2 folders are runs of their own",
+        ),
     ],
 )
 def test_a_folder_of_anything_else_is_refused(tmp_path: Path, names: tuple[str, ...], says: str) -> None:

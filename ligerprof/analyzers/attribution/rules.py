@@ -241,10 +241,17 @@ _SCALES = r"at::_ops::(?:clone|_to_copy|div_\w+|mul_\w+)::"
 # a reference model or a moving average made with `copy.deepcopy`: weights, and buffers in modules of modules. A default
 # device, as of `with torch.device("cuda")`, and dispatch modes add frames
 _MODES = r"\A(?:\S*torch/(?:_ops|_compile|utils/_device|_dynamo/eval_frame)\.py:\w+\n)*"
+_STORAGE_COPY = r"\A(?:\S*(?:\btorch/\S+|\bcopy)\.py:\w+\n)*?"
 _DEEP_COPY = (
     rf"{_MODES}\S*torch/nn/parameter\.py:__deepcopy__$"
-    rf"|{_MODES}\S*torch/_tensor\.py:__deepcopy__\n(?:.*\n)*?.*copy\.py:_reconstruct\n(?:.*\n)*?.*copy\.py:_reconstruct$"
+    rf"|{_STORAGE_COPY}\S*torch/_tensor\.py:__deepcopy__\n(?:.*\n)*?.*copy\.py:_reconstruct\n(?:.*\n)*?.*copy\.py:_reconstruct$"
 )
+# `copy.deepcopy` of the state_dict of a model, and of an optimizer, whose states are in an object for each weight
+_TENSOR_COPY = rf"{_STORAGE_COPY}\S*torch/_tensor\.py:__deepcopy__\n\S*\bcopy\.py:deepcopy\n"
+_COPIED_WEIGHTS = rf"{_TENSOR_COPY}\S*\bcopy\.py:_reconstruct\n\S*\bcopy\.py:deepcopy$"
+_COPIED_STATES = rf"{_TENSOR_COPY}(?:\S*\bcopy\.py:_deepcopy_dict\n\S*\bcopy\.py:deepcopy(?:\n|$)){{3}}"
+# a later model of the program, made on the GPU layer by layer
+_CONSTRUCTOR = rf"{_MODES}\S*:__init__$"
 
 # a matrix product's backward computes the weight's gradient first, and last if it adds a bias
 _PRODUCT_GRADIENTS = tuple(
@@ -313,6 +320,7 @@ RULES: tuple[Rule, ...] = (
     # outside the model: what a script computes from its output, and what it feeds to the next pass
     Rule(Role.CE_TEMPORARIES, _OUTSIDE, stack=_LOSS, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED)),
     Rule(Role.CE_TEMPORARIES, _OUTSIDE, native=_LOG_SOFTMAX, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED)),
+    Rule(Role.CE_TEMPORARIES, _OUTSIDE, stack=_LOSS, has=(Feature.FOLLOWS_PASS, Feature.SHIFTED_LOGITS_SIZED)),
     Rule(Role.SHIFT_LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.SHIFTED_LOGITS_SIZED)),
     Rule(Role.LOGITS, _OUTSIDE, has=(Feature.FOLLOWS_PASS, Feature.VOCABULARY_SIZED), lacks=(Feature.WEIGHT_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, has=(Feature.FOLLOWS_PASS,), lacks=(Feature.FEEDS_PASS,)),
@@ -321,6 +329,9 @@ RULES: tuple[Rule, ...] = (
     Rule(Role.LOGITS, _OUTSIDE, stack=frames.COMPILED_FORWARD, has=(Feature.VOCABULARY_SIZED,)),
     Rule(Role.ACTIVATIONS, _OUTSIDE, stack=frames.COMPILED_FORWARD),
     Rule(Role.PARAMETERS, _OUTSIDE, inner=_DEEP_COPY),
+    Rule(Role.PARAMETERS, _OUTSIDE, inner=_COPIED_WEIGHTS, has=(Feature.FEEDS_PASS,)),
+    Rule(Role.OPTIMIZER_STATES, _OUTSIDE, inner=_COPIED_STATES, has=(Feature.FEEDS_PASS,)),
+    Rule(Role.PARAMETERS, _OUTSIDE, inner=_CONSTRUCTOR, has=(Feature.FEEDS_PASS,)),
     # a script's own lists of copies; of tensors that are merely as large, nothing shows what they are
     Rule(Role.PARAMETERS, _OUTSIDE, native=_COPY_OPERATORS, has=(Feature.COPIES_WEIGHTS, Feature.FEEDS_PASS)),
     Rule(Role.OPTIMIZER_STATES, _OUTSIDE, native=_COPY_OPERATORS, has=(Feature.MASTER_OF_WEIGHTS, Feature.FEEDS_PASS)),

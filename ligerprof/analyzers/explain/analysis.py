@@ -25,7 +25,7 @@ from ligerprof.analyzers.explain.timeline import MOST_COLUMNS, RoleTimeline, rol
 from ligerprof.analyzers.suggestions.case import Case, Framework, Window
 from ligerprof.analyzers.suggestions.find import bytes_after, find_suggestions
 from ligerprof.analyzers.suggestions.rows import Suggestion
-from ligerprof.errors import SnapshotFormatError
+from ligerprof.errors import EmptySnapshotError, SnapshotFormatError
 from ligerprof.roles import REPORTED_PHASES, STEP_PHASES, Phase
 from ligerprof.snapshots.collector import collector_paused
 from ligerprof.snapshots.reader import Snapshot, read_snapshot
@@ -353,7 +353,7 @@ def _choose_device(snapshot: Snapshot, device_index: int | None, *, consume: boo
     """
     devices = snapshot.devices
     if not devices:
-        raise SnapshotFormatError(f"{snapshot.source}: neither events nor segments. Was the history switched on?")
+        raise EmptySnapshotError(f"{snapshot.source}: neither events nor segments. Was the history switched on?")
     if device_index is not None:
         if device_index not in devices:
             known = ", ".join(map(str, devices))

@@ -313,7 +313,10 @@ _ACCUMULATION_KEYS = (
     "gradient_accumulation_steps",
     *("grad_accum", "grad_accum_steps", "grad_accumulation_steps", "accumulation_steps", "accumulate_grad_batches"),
 )
-_LENGTH_KEYS = ("max_length", "max_seq_length", "sequence_len", "cutoff_len", "training.seq_len", "block_size")
+_LENGTH_KEYS = (
+    *("max_length", "max_seq_length", "sequence_len", "cutoff_len", "training.seq_len", "block_size"),
+    *("seq_len", "seq_length", "sequence_length", "max_seq_len", "context_length", "model_max_length"),
+)
 _TRL, _TRAINER, _AXOLOTL, _LLAMA_FACTORY = "trl", "transformers", "axolotl", "llama-factory"
 _HUGGING_FACE = (_TRL, _TRAINER, _LLAMA_FACTORY)
 # the default of TrainingArguments

@@ -35,7 +35,7 @@ _ROWS: Mapping[str, rows.Row] = {
     "optimizer": shared.OPTIMIZER,
     "gradient_checkpointing": rows.words(
         Setting.CHECKPOINTING,
-        {"true": True, "false": False, "offload": _OFFLOAD, "offload_disk": _ON_DISK},
+        {"true": True, "false": False, **dict.fromkeys(("offload", "unsloth"), _OFFLOAD), "offload_disk": _ON_DISK},
         what="gradient_checkpointing",
     ),
     "gradient_checkpointing_kwargs": shared.CHECKPOINTING_KWARGS,
@@ -55,7 +55,7 @@ _ROWS: Mapping[str, rows.Row] = {
     "fsdp_final_state_dict_type": shared.FSDP_ROWS["final_state_dict_type"],
     "accelerator_config": shared.ACCELERATOR_CONFIG,
     "dp_replicate_size": rows.count(Setting.REPLICATE),
-    **rows.part_of("data parallelism", "dp_shard_size"),
+    **rows.part_of("number of GPUs", "dp_shard_size"),
     **rows.part_of("part of FSDP", "fsdp_version"),
     **rows.part_of("accumulation", "batch_size"),
     **rows.part_of("precision", "bf16 bfloat16 fp16 float16 float32"),
@@ -158,6 +158,9 @@ def finish_axolotl(reading: Reading, values: Mapping[str, Any]) -> None:
         # utils/config, normalize_config
         whole = rows.whole_number_at(reading, "batch_size", values["batch_size"])
         reading.set("batch_size", {Setting.GRAD_ACCUM: max(whole // (reading.value(Setting.BATCH) or 1), 1)})
+    if rows.is_on(values, "dp_shard_size"):
+        shards = rows.whole_number_at(reading, "dp_shard_size", values["dp_shard_size"])
+        reading.set("dp_shard_size", {Setting.GPUS: shards * (reading.value(Setting.REPLICATE) or 1)})
     _set_precision(reading, values)
     _set_adapter(reading, values)
     _set_kernels(reading, values)

@@ -122,6 +122,8 @@ def _origin(precision: Precision, is_deepspeed: bool, found: Callable[[Setting],
     if loaded.value != "checkpoint":
         return loaded.place
     if loaded.key == settings.default_key(Setting.WEIGHTS, TRANSFORMERS.name):
+        if precision.weight_dtype == "float32":
+            return "no file sets it, and the checkpoint's are"
         earlier = _VERSION_4.get(precision, Precision.FP32)
         return (
             "no file sets it, and transformers 5 loads the checkpoint's; transformers 4 loads float32"
@@ -172,6 +174,7 @@ class Resolver:
         for reading in readings:
             self._settings.update(reading.settings)
             self._options.update(reading.options)
+        self._count_gpus([setting for reading in readings for setting in reading.settings])
         for name, value in given.items():
             if name in tuple(S):
                 self._settings[S(name)] = Found(value=value, key=RECIPE_OPTIONS[name].flag, file="")
@@ -179,6 +182,13 @@ class Resolver:
             for setting in replaced if option in given else ():
                 if setting.value not in given:
                     self._settings.pop(setting, None)
+
+    def _count_gpus(self, named: Collection[Setting]) -> None:
+        """Of how many GPUs the whole batch is, where the files also name its other two factors."""
+        if {S.BATCH, S.GRAD_ACCUM, S.TRAIN_BATCH} <= set(named) and S.GPUS not in named:
+            parts = self._value(S.BATCH) * self._value(S.GRAD_ACCUM)
+            whole = self._settings[S.TRAIN_BATCH]
+            self._settings[S.GPUS] = dataclasses.replace(whole, value=self._share(whole.value, parts))
 
     def options(self) -> dict[str, Any]:
         """Values of recipe options; raises UnsupportedError for what recipes lack, RecipeError for conflicts."""

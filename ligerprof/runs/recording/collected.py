@@ -9,7 +9,7 @@ from typing import Any
 
 from ligerprof.analyzers.explain.peak import PeakReport
 from ligerprof.analyzers.explain.ranks import RankPeak, RanksReport, explain_ranks
-from ligerprof.errors import LigerprofError, OutputError
+from ligerprof.errors import EmptySnapshotError, LigerprofError, OutputError
 from ligerprof.gpus import find_gpu
 from ligerprof.recipe.usable_memory import ColocatedEngine
 from ligerprof.roles import MemoryBreakdown, Phase, Role
@@ -168,6 +168,8 @@ def collect(
             (explained,) = explain_ranks({rank: folder / SNAPSHOT_NAME}).ranks
             peak = replace(explained, report=adapt(explained.report), weights=summary.weights)
             ranks.append(RecordedRank(peak=peak, summary=summary, run=folder))
+        except EmptySnapshotError:
+            notes.append(f"rank {rank} allocated nothing on the GPU")
         except LigerprofError as error:
             notes.append(f"rank {rank} cannot be explained: {str(error).rstrip('.')}")
     ranks.sort(key=lambda rank: (not rank.ran_out, -rank.report.peak_bytes, rank.peak.rank))

@@ -20,7 +20,7 @@ _RESULT = re.compile(rf"{_RAW}(?:result|output|out)\d*$")
 # a node whose output shares the storage of its input, but is not a view
 _ALIAS = re.compile(r"UnsafeView|ReshapeAlias|Alias")
 _END = re.compile(r"Backward\d*$")
-_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=\dD)(?=[A-Z])")
 
 
 def locate_on_cuda(tensor: Tensor) -> tuple[int, int] | None:

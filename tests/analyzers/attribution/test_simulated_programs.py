@@ -126,6 +126,32 @@ def deep_copied(program: Program) -> object:
     return model, average, optimizer
 
 
+def best_so_far(program: Program) -> object:
+    model = layers()
+    optimizer, best = torch.optim.AdamW(model.parameters()), ()
+    for _ in range(STEPS):
+        program.train(model, optimizer, torch.randn(512, WIDTH))
+        best = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        program.note(Role.PARAMETERS, *best[0].values())
+        large = (state for states in best[1]["state"].values() for state in states.values() if state.dim())
+        program.note(Role.OPTIMIZER_STATES, *large)
+    program.train(model, optimizer, torch.randn(512, WIDTH))
+    return model, optimizer, best
+
+
+def built_later(program: Program) -> object:
+    earlier = layers()
+    program.train(earlier, torch.optim.AdamW(earlier.parameters()), torch.randn(512, WIDTH))
+    del earlier
+    with torch.device("cuda"):
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        program.train(model, optimizer, torch.randn(512, WIDTH))
+        program.note(Role.PARAMETERS, *model.parameters())
+    return model, optimizer
+
+
 def states_from_the_start(program: Program) -> object:
     model = layers()
     optimizer = torch.optim.Adagrad(model.parameters())
@@ -174,7 +200,10 @@ def wrong_roles(program: Program, found: SnapshotAnalysis) -> set[tuple[Role, Ro
     return wrong
 
 
-PROGRAMS = {program.__name__: program for program in (deep_copied, states_from_the_start, listed_copies)}
+PROGRAMS = {
+    program.__name__: program
+    for program in (deep_copied, best_so_far, built_later, states_from_the_start, listed_copies)
+}
 PROGRAMS[own_mixed_precision.__name__] = own_mixed_precision
 
 
@@ -195,6 +224,8 @@ def wrong_roles_of(_progress: Progress, *, name: str, native: bool) -> set[tuple
     ("name", "unnamed", "unnamed_without_operators"),
     [
         ("deep_copied", set(), set()),
+        ("best_so_far", set(), set()),
+        ("built_later", set(), set()),
         ("states_from_the_start", set(), set()),
         ("listed_copies", set(), {Role.PARAMETERS}),
         ("own_mixed_precision", {Role.GRADIENTS}, {Role.GRADIENTS, Role.OPTIMIZER_STATES}),

@@ -144,6 +144,8 @@ def test_levers_follow_what_the_command_says() -> None:
     )
     # a program of one's own has no keys but its batch
     assert names("python a.py --batch 4") == ["expandable segments", "micro-batches of 2", "micro-batches of 1"]
+    # and its length
+    assert "seq_len of 512" in names("python a.py --batch 1 --seq-len 1024")
 
 
 @pytest.mark.parametrize("words", [["run.sh"], ["X=1"], ["bash", "run.sh"], ["python a.py 'x"]])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ligerprof.errors import RecipeError
+from ligerprof.errors import RecipeError, UnsupportedError
 from ligerprof.recipe.configs.resolve import load_recipe
 from tests.recipe.configs.texts import read, write
 
@@ -15,6 +15,8 @@ FACTORY = {"model_name_or_path": "tiny", "stage": "sft", "template": "default", 
 AXOLOTL = {"base_model": "tiny", "micro_batch_size": 2, "sequence_len": 128, "val_set_size": 0.1}
 LAUNCHER = {"distributed_type": "MULTI_GPU", "num_processes": 4, "mixed_precision": "bf16"}
 ZERO = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+FSDP = {"fsdp_version": 2, "fsdp_config": {"transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}, "bf16": True}
+WHOLE = {**ZERO, "train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}
 
 
 def said(report: Any, word: str) -> str:
@@ -32,6 +34,10 @@ def said(report: Any, word: str) -> str:
         ([{**TRL, "num_processes": 2}], {}, 2, "config-0.json: num_processes"),
         ([TRAINER, {**LAUNCHER, "distributed_type": "NO"}], {}, 1, "config-1.json: distributed_type"),
         ([TRAINER, ZERO], {}, 1, "no file says how many train"),
+        ([{**AXOLOTL, "dp_shard_size": 4, "dp_replicate_size": 2, **FSDP}], {}, 8, "config-0.json: dp_shard_size"),
+        ([WHOLE], {}, 8, "config-0.json: train_batch_size"),
+        ([WHOLE], {"batch": 1}, 8, "config-0.json: train_batch_size"),
+        ([WHOLE], {"gpus": 2}, 2, "--gpus"),
     ],
 )
 def test_how_many_gpus_are_counted_and_why(
@@ -51,6 +57,7 @@ def test_how_many_gpus_are_counted_and_why(
         ([{**TRAINER, "bf16": True}], {}, "bfloat16", "transformers 4 loads float32 (--precision amp)"),
         ([{**TRAINER, "torch_dtype": "auto"}], {}, "bfloat16", "the checkpoint's, as "),
         ([{**TRAINER, "dtype": "float32"}], {}, "float32", "config-0.json: dtype"),
+        ([{**TRAINER, "model_name_or_path": "gpt2", "fp16": True}], {}, "float32", "the checkpoint's are"),
         ([TRL], {}, "float32", "weights (trl-sft's default)"),
         ([AXOLOTL], {}, "bfloat16", "config-0.json: bf16"),
         ([{**FACTORY, "finetuning_type": "full"}], {}, "float32", "config-0.json: bf16"),
@@ -209,3 +216,8 @@ def test_torchtitan_is_recognized_in_toml_alone(name: str, tmp_path: Path) -> No
         return
     with pytest.raises(RecipeError, match="not the configuration of a training run that ligerprof knows"):
         load_recipe([file], {"model": "tiny"})
+
+
+def test_the_whole_batch_has_to_be_of_whole_gpus(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="train_batch_size of 60 is not a multiple of 8"):
+        read(tmp_path, {**WHOLE, "train_batch_size": 60})

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import ligerprof
 from ligerprof.analyzers.explain.analysis import explain
 from ligerprof.roles import Phase, Role
-from ligerprof.runs.recording.saved import SavedTensors, storage_address
+from ligerprof.runs.recording.saved import SavedTensors, _operation_of, storage_address
 from ligerprof.runs.recording.stamping import Stamper
 from ligerprof.snapshots.reader import read_snapshot
 from ligerprof.snapshots.stamp import SavedTensor
@@ -279,3 +279,15 @@ def _peak_on_gpu() -> int:
         optimizer.step()
         optimizer.zero_grad()
     return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize(
+    ("node", "operation"),
+    [
+        ("MaxPool2DWithIndicesBackward0", "max_pool2d_with_indices"),
+        ("FftR2CBackward0", "fft_r2c"),
+        ("ScaledDotProductFlashAttentionBackward0", "scaled_dot_product_flash_attention"),
+    ],
+)
+def test_nodes_have_the_names_of_operators(node: str, operation: str) -> None:
+    assert _operation_of(node, is_python=False) == operation
