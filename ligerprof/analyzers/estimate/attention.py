@@ -1,6 +1,6 @@
 """Attention as transformers calls it: scaled_dot_product_attention, or the recorded steps of eager attention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ligerprof.analyzers.estimate.context import Context, is_eager
