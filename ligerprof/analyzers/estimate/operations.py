@@ -9,6 +9,7 @@ from ligerprof.roles import Role
 from ligerprof.torch_memory import layer_norm as layer_norm_memory
 from ligerprof.torch_memory import softmax
 from ligerprof.torch_memory.dtypes import FP32_BYTES, Scratch
+from ligerprof.torch_memory.libraries import GROUPED_MM_CAPABILITY
 from ligerprof.torch_memory.low_bit import int8_product_bytes, int8_quantization_bytes, nf4_scale_bytes
 from ligerprof.torch_memory.reductions import column_sum_scratch
 from ligerprof.torch_memory.saved_tensors import ADDMM, BMM, MM, FactorShape
@@ -337,19 +338,27 @@ def batch_product(context: Context, value: Value, weight: Weight) -> Value:
 
 
 def grouped_product(context: Context, value: Value, weight: Weight) -> Value:
-    """`grouped_mm(value.to(weight.dtype), weight)`: saves both; autocast leaves it alone."""
+    """`grouped_mm(value.to(weight.dtype), weight)`: saves both; autocast leaves it alone.
+
+    On a GPU without it, a function of transformers saves both even if they are frozen, and makes both gradients
+    (`_grouped_mm_fallback` in integrations/moe.py).
+    """
     inputs = value.elements // (context.tokens * context.spec.chosen_experts)
     outputs = weight.elements // (weight.shape[0] * inputs)
     read = context.cast(value, weight.width)
     saves = ((read,) if weight.trainable else ()) + ((weight,) if value.needs_gradient else ())
+    falls_back = context.recipe.gpu_spec.compute_capability < GROUPED_MM_CAPABILITY
+    unused_bytes = sum(item.size_bytes for item in (read, weight) if not item.needs_gradient)
     product = context.tape.run(
         Operation(
             elements=value.elements // inputs * outputs,
             width=weight.width,
             inputs=(read, weight),
-            saves=saves,
-            gradient_is_view=True,
-            is_product=weight.width == FP32_BYTES,
+            saves=(read, weight) if falls_back else saves,
+            backward_scratch_bytes=unused_bytes if falls_back else 0,
+            gradient_is_view=not falls_back,
+            in_function=falls_back,
+            is_product=falls_back or weight.width == FP32_BYTES,
         )
     )
     context.tape.release(read)

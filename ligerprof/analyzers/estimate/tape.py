@@ -125,9 +125,16 @@ class Tape:
         Args:
             in_place: whether the successors lie in the tensors' own memory.
         """
-        elements = sum(value.elements for value in values)
-        operation = Operation(elements=elements, width=values[0].width, inputs=values, in_function=True)
-        outputs = tuple(Value(value.elements, value.width, value.needs_gradient, value.block) for value in values)
+        # the outputs of a function need gradients if any input does, and it makes all gradients then
+        operation = Operation(
+            elements=sum(value.elements for value in values),
+            width=values[0].width,
+            inputs=values,
+            backward_scratch_bytes=sum(value.size_bytes for value in values if not value.needs_gradient),
+            in_function=True,
+        )
+        needed = any(value.needs_gradient for value in values)
+        outputs = tuple(Value(value.elements, value.width, needed, value.block) for value in values)
         if not self._stopped:
             self.meter.ran(operation)
         for output in outputs:
@@ -136,7 +143,7 @@ class Tape:
                 self._variables.append(output.block)
             else:
                 self.name(output)
-        if any(value.needs_gradient for value in values):
+        if needed:
             # the engine frees what arrived for the last output first
             self._nodes.append(Node(operation, outputs[::-1]))
         return outputs
