@@ -296,12 +296,16 @@ def product_of_values(
 
 
 def convolve(context: Context, value: Value, name: str) -> Value:
-    """A convolution over the tokens of each channel, with as many zeros at both ends as its kernel looks back."""
+    """A convolution over the tokens of each channel, with as many zeros at both ends as its kernel looks back.
+
+    Both passes copy the input, whose channels follow one another (`contiguous` in aten/src/ATen/native/Convolution.cpp).
+    """
     weight, bias = context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias")
     read = context.autocast(value)
     # of a view of the weight, whose copy autocast does not keep
     factor = context.cast_weight(weight, read.width)
     rows = context.recipe.rows * (context.recipe.row_tokens + weight.shape[-1] - 1)
+    copy = (read.size_bytes,) if context.recipe.row_tokens > 1 else ()
     output = context.tape.run(
         Operation(
             elements=rows * (value.elements // context.tokens),
@@ -309,6 +313,8 @@ def convolve(context: Context, value: Value, name: str) -> Value:
             inputs=(read, factor) if bias is None else (read, factor, context.autocast_weight(bias)),
             # whatever the gradient is for
             saves=(read, factor),
+            leading_scratch=copy,
+            leading_gradient_scratch=copy,
         )
     )
     context.tape.release(read)
