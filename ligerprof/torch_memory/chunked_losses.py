@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
-from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, INDEX_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, INDEX_BYTES, Scratch
 
 # TRL 1.14, trl/trainer/sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE
 TRL_CHUNK_TOKENS = 256
 # TRL 1.16, trl/kernels/chunked_logprob.py: TOKEN_CHUNK_SIZE; trl/trainer/utils.py: _CHUNKED_LOGPROB_CHUNK_SIZE
 TRL_TILE_TOKENS = 4096
 TRL_TILE_WORDS = 32_768
+# per token that forward of TRL's function makes; a name of two of them holds one
+_STATISTICS = 7
 # torchtitan, torchtitan/components/loss.py: ChunkedLossWrapper.Config.num_chunks
 TITAN_CHUNKS = 8
 
@@ -117,47 +119,54 @@ class TiledLogProbabilities:
     weight_gradient: bool
 
     @property
-    def buffer_bytes(self) -> int:
-        """One tile; its buffer has all words of a tile, also for a smaller vocabulary."""
-        return min(self.tokens, TRL_TILE_TOKENS) * TRL_TILE_WORDS * self.width
+    def forward_scratch(self) -> tuple[Scratch, Scratch]:
+        """Blocks before the results are there, and after: statistics, the buffer of one tile, and copies."""
+        statistics_bytes = self.tokens * FP32_BYTES
+        copies, kept = self._copies(keeps_words=False)
+        made = (*(statistics_bytes,) * _STATISTICS, -statistics_bytes, self._buffer_bytes, *copies)
+        freed = (*(-statistics_bytes,) * (_STATISTICS - 1), -self._buffer_bytes, *kept)
+        return made, freed
 
     @property
-    def accumulator_bytes(self) -> int:
-        """The fp32 gradients that backward accumulates."""
-        rows = (self.tokens if self.input_gradient else 0) + (self.vocab if self.weight_gradient else 0)
-        return rows * self.hidden * FP32_BYTES
+    def backward_scratch(self) -> tuple[Scratch, Scratch]:
+        """Blocks before the gradients are there, and after: fp32 sums of narrower gradients, buffer and copies.
 
-    @property
-    def forward_copies_bytes(self) -> int:
-        """The most that copies of hidden states and weight in the products' dtype take in forward."""
-        return self._highest_copies(kept=0)
-
-    @property
-    def backward_bytes(self) -> int:
-        """The most that backward holds: buffer, accumulators, copies, and at the end gradients of another dtype."""
-        rows = (
+        Sums that are gradients themselves come first.
+        """
+        wanted = (
             (self.tokens, self.hidden_width, self.input_gradient),
             (self.vocab, self.weight_width, self.weight_gradient),
         )
-        results = sum(count * self.hidden * width for count, width, is_made in rows if is_made and width != FP32_BYTES)
-        last_copies = self._of_tokens(-1) + self._of_words(-1)
-        return self.buffer_bytes + self.accumulator_bytes + max(self._highest_copies(kept=1), last_copies + results)
+        sums = tuple(
+            rows * self.hidden * FP32_BYTES for rows, width, is_made in wanted if is_made and width != FP32_BYTES
+        )
+        copies, kept = self._copies(keeps_words=True)
+        freed = (*(-size_bytes for size_bytes in sums), -self._buffer_bytes, *kept)
+        tiles = (self._buffer_bytes, *copies)
+        is_first = any(width == FP32_BYTES and is_made for _, width, is_made in wanted)
+        return (sums, (*tiles, *freed)) if is_first else ((*sums, *tiles), freed)
 
-    def _highest_copies(self, *, kept: int) -> int:
-        """The most that copies take at once.
+    @property
+    def _buffer_bytes(self) -> int:
+        """One tile; its buffer has all words of a tile, also for a smaller vocabulary."""
+        return min(self.tokens, TRL_TILE_TOKENS) * TRL_TILE_WORDS * self.width
 
-        Args:
-            kept: whether a copy of the weight lives until the next one is there; one of the hidden states does.
+    def _copies(self, *, keeps_words: bool) -> tuple[Scratch, Scratch]:
+        """Copies of hidden states and weight in the products' dtype, and how the last ones are freed.
+
+        A copy of the hidden states lives until the next one is there, and one of the weight does if `keeps_words`.
         """
-        chunks, tiles = len(self._token_chunks), len(self._word_chunks)
-        highest, of_tokens, of_words = 0, 0, 0
-        for number in range(chunks):
-            highest = max(highest, of_tokens + self._of_tokens(number) + of_words)
-            of_tokens = self._of_tokens(number)
-            for tile in range(tiles):
-                highest = max(highest, of_tokens + of_words + self._of_words(tile))
-                of_words = kept * self._of_words(tile)
-        return highest
+        events: list[int] = []
+        of_tokens = of_words = 0
+        for tokens in self._token_chunks if self.tokens else ():
+            copy_bytes = tokens * self.hidden * self.width if self.hidden_width != self.width else 0
+            events += (copy_bytes, -of_tokens)
+            of_tokens = copy_bytes
+            for words in self._word_chunks:
+                copy_bytes = words * self.hidden * self.width if self.weight_width != self.width else 0
+                events += (copy_bytes, -of_words if keeps_words else -copy_bytes)
+                of_words = copy_bytes
+        return tuple(filter(None, events)), tuple(filter(None, (-of_tokens, -of_words if keeps_words else 0)))
 
     @property
     def _token_chunks(self) -> tuple[int, ...]:
@@ -166,14 +175,6 @@ class TiledLogProbabilities:
     @property
     def _word_chunks(self) -> tuple[int, ...]:
         return _chunks(self.vocab, TRL_TILE_WORDS)
-
-    def _of_tokens(self, number: int) -> int:
-        copies = self.hidden_width != self.width and self.tokens > 0
-        return self._token_chunks[number] * self.hidden * self.width if copies else 0
-
-    def _of_words(self, number: int) -> int:
-        copies = self.weight_width != self.width and self.tokens > 0
-        return self._word_chunks[number] * self.hidden * self.width if copies else 0
 
 
 def _chunks(whole: int, size: int) -> tuple[int, ...]:

@@ -9,8 +9,6 @@ from ligerprof.torch_memory.dtypes import FP32_BYTES, INDEX_BYTES
 
 _LOSS = Role.CE_TEMPORARIES
 _WORKSPACE = Role.KERNEL_WORKSPACE
-# statistics that forward makes per token
-_STATISTICS = 7
 
 
 def trl_tiled(context: Context, hidden: Value, weight: Weight) -> Value:
@@ -45,9 +43,8 @@ def trl_tiled(context: Context, hidden: Value, weight: Weight) -> Value:
         weight_gradient=weight.needs_gradient,
     )
     statistics_bytes = tokens * FP32_BYTES
-    gradients_bytes = (scored.size_bytes if blocks.input_gradient else 0) + (
-        weight.size_bytes if blocks.weight_gradient else 0
-    )
+    before_results, after_results = blocks.forward_scratch
+    before_gradients, after_gradients = blocks.backward_scratch
     probabilities = tape.run(
         Operation(
             elements=tokens,
@@ -56,9 +53,10 @@ def trl_tiled(context: Context, hidden: Value, weight: Weight) -> Value:
             saves=(scored, labels),
             # the normalizer and the entropy
             extra_saved_bytes=2 * statistics_bytes,
-            forward_scratch_bytes=blocks.buffer_bytes + blocks.forward_copies_bytes + _STATISTICS * statistics_bytes,
-            # the results are counted as gradients
-            backward_scratch_bytes=blocks.backward_bytes - gradients_bytes,
+            leading_scratch=before_results,
+            forward_scratch_bytes=after_results,
+            leading_gradient_scratch=before_gradients,
+            backward_scratch_bytes=after_gradients,
             role=_LOSS,
             scratch_role=_WORKSPACE,
             is_product=True,
