@@ -11,7 +11,7 @@ from ligerprof.units import MIB
 # parseCUDABlasLtWorkspaceSize (aten/src/ATen/cuda/CUDABlas.cpp): 1024 KiB unless CUBLASLT_WORKSPACE_SIZE is set;
 # measured on one H200 with torch 2.11
 LT_WORKSPACE_BYTES = MIB
-# from which compute capability on torch has grouped products (_grouped_mm_cuda in aten/src/ATen/native/cuda/GroupedBlas.cpp)
+# from which compute capability on torch has grouped products (aten/src/ATen/native/cuda/GroupedBlas.cpp)
 GROUPED_MM_CAPABILITY = (8, 0)
 
 

@@ -70,9 +70,9 @@ class Meter:
         self.recording = Recording()
         self.total_bytes = self.peak_bytes = 0
         self.logits_peak_bytes = self._logits_bytes = 0
-        # of cuBLAS, for the threads that have not multiplied yet
+        # of cuBLAS, for the threads that have not multiplied yet, and of cuBLASLt, which adds biases
         self._workspaces: dict[Phase, int] = {}
-        self._cublas_bytes = 0
+        self._lt_workspaces: dict[Phase, int] = {}
         self._thread = Phase.FORWARD
 
     @property
@@ -164,13 +164,14 @@ class Meter:
         return held
 
     def expect_workspaces(self, sizes: Mapping[Phase, int], cublas_bytes: int) -> None:
-        """Allocate the workspaces at the first matrix product of each thread: forward's, and that of autograd.
+        """Allocate the workspaces at the first products of each thread: forward's, and that of autograd.
 
         Args:
             sizes: of all workspaces of a thread: cuBLAS and cuBLASLt have one each.
             cublas_bytes: of cuBLAS's.
         """
-        self._workspaces, self._cublas_bytes = dict(sizes), cublas_bytes
+        self._workspaces = {thread: min(size, cublas_bytes) for thread, size in sizes.items()}
+        self._lt_workspaces = {thread: size - self._workspaces[thread] for thread, size in sizes.items()}
 
     @contextmanager
     def in_thread(self, thread: Phase) -> Iterator[None]:
@@ -179,13 +180,11 @@ class Meter:
         yield
         self._thread = outer
 
-    def multiply(self) -> None:
-        """Run a matrix product."""
-        size_bytes = self._workspaces.pop(self._thread, 0)
-        first_bytes = min(size_bytes, self._cublas_bytes)
-        for part_bytes in (first_bytes, size_bytes - first_bytes):
-            if part_bytes:
-                self.take(part_bytes, Role.LIBRARY_WORKSPACE)
+    def multiply(self, *, adds_bias: bool = False) -> None:
+        """Run a matrix product, which may add a bias."""
+        for waiting in (self._workspaces, self._lt_workspaces) if adds_bias else (self._workspaces,):
+            if size_bytes := waiting.pop(self._thread, 0):
+                self.take(size_bytes, Role.LIBRARY_WORKSPACE)
 
     def ran(self, operation: object) -> None:
         """An operation has run; `step_time` counts its work."""

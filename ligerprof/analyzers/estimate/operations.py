@@ -298,7 +298,7 @@ def product_of_values(
 def convolve(context: Context, value: Value, name: str) -> Value:
     """A convolution over the tokens of each channel, with as many zeros at both ends as its kernel looks back.
 
-    Both passes copy the input, whose channels follow one another (`contiguous` in aten/src/ATen/native/Convolution.cpp).
+    Both passes copy the input, whose channels follow one another (aten/src/ATen/native/Convolution.cpp).
     """
     weight, bias = context.weights[f"{name}.weight"], context.weights.get(f"{name}.bias")
     read = context.autocast(value)

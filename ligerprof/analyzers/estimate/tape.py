@@ -12,6 +12,7 @@ from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.tensors import Pending, Tensor, Value, Weight
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import Scratch
+from ligerprof.torch_memory.saved_tensors import ADDMM, MM
 
 
 def _do_nothing() -> None:
@@ -265,7 +266,7 @@ class Tape:
             if operation.in_function:
                 # the function runs, and only the operator inside takes its output from the cache
                 leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
-                self._compute(operation, operation.forward_scratch_bytes, leading, multiplies=operation.is_product)
+                self._compute(operation, operation.forward_scratch_bytes, leading, product=_product(operation))
         else:
             extra = self._compute_output(node)
         if self._cache is not None and is_cached and not self.saving and output.block is not None:
@@ -320,15 +321,19 @@ class Tape:
         if self.saving and output.needs_gradient:
             wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
             node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
-        self._compute(operation, operation.forward_scratch_bytes, leading, multiplies=operation.is_product)
+        self._compute(operation, operation.forward_scratch_bytes, leading, product=_product(operation))
         return extra
 
     def _compute(
-        self, operation: Operation, scratch: int | Scratch, leading: list[Allocation], *, multiplies: bool
+        self, operation: Operation, scratch: int | Scratch, leading: list[Allocation], *, product: str | None
     ) -> None:
-        """Allocate and free the temporaries of an operation or of its gradient."""
-        if multiplies:
-            self.meter.multiply()
+        """Allocate and free the temporaries of an operation or of its gradient.
+
+        Args:
+            product: the operator of a product of matrices.
+        """
+        if product is not None:
+            self.meter.multiply(adds_bias=product == ADDMM)
         # C++ frees temporaries in reverse order
         left = self.meter.run_scratch(scratch, operation.scratch_role or operation.role, leading)
         self._forget((*left[len(leading) :], *reversed(left[: len(leading)])))
@@ -403,7 +408,7 @@ class Tape:
             for item in operation.passes
             if item.needs_gradient
         ]
-        self._compute(operation, operation.backward_scratch_bytes, leading, multiplies=multiplies)
+        self._compute(operation, operation.backward_scratch_bytes, leading, product=MM if multiplies else None)
         reused = [
             (item, Pending(self.meter.keep(loaded.get(id(item.block), item.block)), is_view=False))
             for item in operation.reuses
@@ -459,6 +464,10 @@ class Tape:
         total = self.meter.take(item.size_bytes, _gradient_role(item), stream)
         self._forget((old.block, new.block))
         return Pending(total, is_view=False)
+
+
+def _product(operation: Operation) -> str | None:
+    return operation.operator if operation.is_product else None
 
 
 def _gradient_role(item: Tensor) -> Role:

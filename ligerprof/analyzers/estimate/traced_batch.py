@@ -150,7 +150,7 @@ class TracedMicroBatch:
         elif kind == "touch":
             meter.run_scratch(self._touched[event[1]], event[2])
         elif kind == "multiply":
-            meter.multiply()
+            meter.multiply(adds_bias=True)
         elif kind == "arrive":
             self._arrive(event[1], position, self._block(event[2], position, run))
         else:
