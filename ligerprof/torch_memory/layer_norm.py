@@ -14,9 +14,9 @@ _MANY_ROWS = 64 * 1024
 _LARGEST_GRID = 64 * 1024 // 2
 
 
-def statistics_bytes(rows: int) -> int:
-    """Mean and reciprocal deviation of each row, which layer_norm_cuda keeps in fp32."""
-    return 2 * rows * FP32_BYTES
+def statistics_sizes(rows: int) -> tuple[int, int]:
+    """Bytes of mean and reciprocal deviation of each row, which layer_norm_cuda keeps in fp32."""
+    return rows * FP32_BYTES, rows * FP32_BYTES
 
 
 def backward_scratch(rows: int, columns: int, weight_bytes: int, gpu: GpuSpec) -> Scratch:

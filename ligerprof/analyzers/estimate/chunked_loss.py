@@ -73,13 +73,13 @@ def chunked_nll(context: Context, hidden: Value, weight: Weight) -> Value:
         )
     )
     # the order and the sorted labels
-    kept_bytes = 2 * rows * INDEX_BYTES
+    kept = 2 * (rows * INDEX_BYTES,)
     sorted_rows = tape.run(
         Operation(
             elements=rows * width,
             width=hidden.width,
             inputs=(shifted,),
-            extra_saved_bytes=kept_bytes,
+            extra_saved_bytes=kept,
             role=_LOSS,
             gradient_role=_LOSS,
         )

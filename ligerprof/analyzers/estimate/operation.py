@@ -24,7 +24,7 @@ class Operation:
         pins: inputs that a Python autograd Function keeps as attributes, which no hook of checkpointing sees: they
             live as long as the graph, if they need a gradient.
         saves_output: whether autograd keeps the output as well.
-        extra_saved_bytes: other memory allocated for backward (statistics, dropout masks).
+        extra_saved_bytes: other memory allocated for backward (statistics, dropout masks): one block, or several.
         saves_first: whether that comes before the output.
         other_saves: number of further tensors that autograd keeps: parameters, indices, and parts of the extra bytes.
         view_of: the tensor whose memory the output shares.
@@ -56,7 +56,7 @@ class Operation:
     saves: tuple[Tensor, ...] = ()
     pins: tuple[Value, ...] = ()
     saves_output: bool = False
-    extra_saved_bytes: int = 0
+    extra_saved_bytes: int | tuple[int, ...] = 0
     saves_first: bool = False
     other_saves: int = 0
     view_of: Value | None = None
@@ -80,7 +80,13 @@ class Operation:
     @property
     def saves_anything(self) -> bool:
         """Whether autograd keeps a tensor for this operation's backward."""
-        return bool(self.saves or self.early) or self.saves_output or self.extra_saved_bytes > 0
+        return bool(self.saves or self.early) or self.saves_output or bool(self.extra_blocks)
+
+    @property
+    def extra_blocks(self) -> tuple[int, ...]:
+        """Sizes of the other blocks that are allocated for backward."""
+        sizes = self.extra_saved_bytes
+        return tuple(size for size in ((sizes,) if isinstance(sizes, int) else sizes) if size)
 
     @property
     def differentiable(self) -> tuple[Tensor, ...]:

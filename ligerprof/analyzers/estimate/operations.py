@@ -258,9 +258,9 @@ def layer_norm(context: Context, value: Value, weights: Sequence[Tensor], column
             width=read.width,
             inputs=(read, *weights),
             saves=(read, *kept),
-            extra_saved_bytes=layer_norm_memory.statistics_bytes(rows),
-            # parameters, and the second statistic
-            other_saves=len(weights) - len(kept) + 1,
+            extra_saved_bytes=layer_norm_memory.statistics_sizes(rows),
+            # parameters
+            other_saves=len(weights) - len(kept),
             backward_scratch_bytes=layer_norm_memory.backward_scratch(
                 rows, columns, weights[0].width, context.recipe.gpu_spec
             )

@@ -1,6 +1,7 @@
 """The cache of selective activation checkpointing: outputs of a layer's first pass that its recomputation takes."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
@@ -21,7 +22,7 @@ class OutputCache:
 
     policy: SavePolicy
     selection: Selection = field(init=False)
-    _kept: deque[tuple[Allocation, Allocation | None]] = field(default_factory=deque)
+    _kept: deque[tuple[Allocation, Sequence[Allocation]]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.start_pass()
@@ -34,18 +35,17 @@ class OutputCache:
         """Whether the output of the next operation is kept."""
         return operation.always_kept or self.selection.keeps(operation.operator, operation.factor)
 
-    def put(self, meter: Meter, output: Allocation, extra: Allocation | None) -> None:
+    def put(self, meter: Meter, output: Allocation, extra: Sequence[Allocation]) -> None:
         """Keep an output and the other results, in addition to their holders."""
-        self._kept.append((meter.keep(output), None if extra is None else meter.keep(extra)))
+        self._kept.append((meter.keep(output), [meter.keep(block) for block in extra]))
 
-    def take(self) -> tuple[Allocation, Allocation | None]:
+    def take(self) -> tuple[Allocation, Sequence[Allocation]]:
         """Hand over the next output and the other results."""
         return self._kept.popleft()
 
     def clear(self, meter: Meter) -> None:
         """Drop what the recomputation did not reach."""
         for output, extra in self._kept:
-            meter.drop(output)
-            if extra is not None:
-                meter.drop(extra)
+            for block in (output, *extra):
+                meter.drop(block)
         self._kept.clear()

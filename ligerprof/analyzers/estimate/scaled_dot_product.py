@@ -136,7 +136,7 @@ class _Operations:
         output_bytes = inputs[2].size_bytes if self._context.spec.latent is not None else query.size_bytes
         # the gradient has the tokens in order; cuDNN copies it to the layout of the output
         copies = kernel is AttentionKernel.CUDNN and _splits_heads(kernel, problem, apart=self._apart)
-        statistics_bytes = fused.log_sum_exp_bytes(kernel, problem)
+        log_sum_exp_bytes = fused.log_sum_exp_bytes(kernel, problem)
         return self._tape.run(
             Operation(
                 elements=output_bytes // query.width,
@@ -145,7 +145,7 @@ class _Operations:
                 # in the order in which the gradient function reads them
                 saves=(inputs[1], query, inputs[2]) if mask is None else (inputs[1], query, inputs[2], mask),
                 saves_output=True,
-                extra_saved_bytes=statistics_bytes + sum(fused.random_state_sizes(kernel)),
+                extra_saved_bytes=(log_sum_exp_bytes, *fused.random_state_sizes(kernel)),
                 forward_scratch_bytes=forward,
                 leading_gradient_scratch=(output_bytes,) if copies else (),
                 backward_scratch_bytes=fused.backward_scratch(kernel, problem),

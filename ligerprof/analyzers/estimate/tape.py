@@ -1,6 +1,6 @@
 """A tape of tensor operations, from which the memory of forward and backward is counted."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ligerprof.analyzers.estimate.graph import Node, nodes_only_for
@@ -273,8 +273,7 @@ class Tape:
             self._cache.put(self.meter, output.block, extra)
         if output.block is not None:
             self._variables.append(output.block)
-        if extra is not None:
-            node.saved.append(extra)
+        node.saved += extra
         if operation.saves_output and output.block is not None:
             node.saved.append(self.meter.keep(output.block))
         if not keeps:
@@ -305,24 +304,26 @@ class Tape:
         ]
         return {id(old.block): new for old, new in zip(node.packed, node.saved, strict=False)}
 
-    def _compute_output(self, node: Node) -> Allocation | None:
+    def _compute_output(self, node: Node) -> Sequence[Allocation]:
         """Allocate the output, unless it is a view, and early gradients; returns what else is saved for backward."""
         operation, output = node.operation, node.outputs[0]
         self.meter.ran(operation)
         leading = self.meter.run_scratch(operation.leading_scratch, operation.scratch_role or operation.role)
-        saved_bytes = operation.extra_saved_bytes
-        extra = self.meter.take(saved_bytes, operation.role) if saved_bytes and operation.saves_first else None
+        extra = self._take_extra(operation) if operation.saves_first else []
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
         elif operation.view_of.block is not None:
             output.block = self.meter.keep(operation.view_of.block)
-        if saved_bytes and extra is None:
-            extra = self.meter.take(saved_bytes, operation.role)
+        if not operation.saves_first:
+            extra = self._take_extra(operation)
         if self.saving and output.needs_gradient:
             wanted = [(item, size) for item, size in operation.early if item.needs_gradient]
             node.early.extend((item, self.meter.take(size, _gradient_role(item))) for item, size in wanted)
         self._compute(operation, operation.forward_scratch_bytes, leading, product=_product(operation))
         return extra
+
+    def _take_extra(self, operation: Operation) -> list[Allocation]:
+        return [self.meter.take(size_bytes, operation.role) for size_bytes in operation.extra_blocks]
 
     def _compute(
         self, operation: Operation, scratch: int | Scratch, leading: list[Allocation], *, product: str | None

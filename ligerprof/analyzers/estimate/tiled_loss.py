@@ -42,7 +42,6 @@ def trl_tiled(context: Context, hidden: Value, weight: Weight) -> Value:
         input_gradient=scored.needs_gradient,
         weight_gradient=weight.needs_gradient,
     )
-    statistics_bytes = tokens * FP32_BYTES
     before_results, after_results = blocks.forward_scratch
     before_gradients, after_gradients = blocks.backward_scratch
     probabilities = tape.run(
@@ -52,7 +51,7 @@ def trl_tiled(context: Context, hidden: Value, weight: Weight) -> Value:
             inputs=(scored, weight),
             saves=(scored, labels),
             # the normalizer and the entropy
-            extra_saved_bytes=2 * statistics_bytes,
+            extra_saved_bytes=2 * (tokens * FP32_BYTES,),
             leading_scratch=before_results,
             forward_scratch_bytes=after_results,
             leading_gradient_scratch=before_gradients,

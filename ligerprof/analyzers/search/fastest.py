@@ -574,7 +574,7 @@ class _OutputMeter(Meter):
         assert isinstance(operation, Operation)
         if self.place.startswith("layer") and operation.operator in (*MATMULS, *FUSED_ATTENTION):
             output = operation.operator, operation.factor if operation.operator == MM else None
-            self.outputs[output] += operation.elements * operation.width + operation.extra_saved_bytes
+            self.outputs[output] += operation.elements * operation.width + sum(operation.extra_blocks)
 
 
 class _PlanSearch:

@@ -178,7 +178,7 @@ class _WorkMeter(Meter):
         elif operation.view_of is None or operation.in_function:
             output_bytes = operation.elements * operation.width
             read = sum(_read_bytes(item, output_bytes) for item in _distinct(operation))
-            yield _moved(operation, read + output_bytes + operation.extra_saved_bytes)
+            yield _moved(operation, read + output_bytes + sum(operation.extra_blocks))
 
     def _backward(self, operation: Operation) -> Iterable[Work]:
         wanted = [item for item in operation.inputs if item.needs_gradient]
@@ -299,7 +299,7 @@ def _way(operation: Operation, *, sums: bool) -> str:
         return "reduce"
     if operation.role in (Role.CE_TEMPORARIES, Role.ATTENTION_TEMPORARIES) and operation.saves_output:
         return "softmax"
-    if operation.extra_saved_bytes and len(read) > 1:
+    if operation.extra_blocks and len(read) > 1:
         return "norm"
     if smaller and len(read) > 1:
         return "broadcast"
