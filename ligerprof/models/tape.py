@@ -49,7 +49,7 @@ SCRATCHES: Mapping[str, Callable[..., Scratch]] = {
     "attention forward": fused.forward_scratch,
     "attention backward": fused.backward_scratch,
     "flash splits": lambda *arguments: together(*fused.flash_split_sizes(*arguments)),
-    "embedding": lambda *arguments, **named: _embedding_scratch(embedding.embedding_gradient(*arguments, **named)),
+    "embedding": lambda *arguments, **named: sum(embedding.embedding_scratch(*arguments, **named), ()),
 }
 # types of their arguments
 _RECORDS: Mapping[str, type] = {"Axes": reductions.Axes, "AttentionProblem": AttentionProblem}
@@ -303,15 +303,3 @@ def _decoded(value: Any, numbers: Sequence[int], gpu: GpuSpec) -> Any:
     if kind in _RECORDS:
         return _RECORDS[kind](**{name: _decoded(item, numbers, gpu) for name, item in rest})
     return numbers[rest[0]] if kind == "number" else rest[0]
-
-
-def _embedding_scratch(gradient: embedding.EmbeddingGradient | None) -> Scratch:
-    """All blocks once the gradient is there, although it comes after the sort."""
-    if gradient is None:
-        return ()
-    index, segment = gradient.index_bytes, gradient.segment_bytes
-    sort = together(index, gradient.sort_bytes)
-    rank = together(index, gradient.rank_scan_bytes)
-    sums = (*together(gradient.segment_scan_bytes), *together(*gradient.part_sizes))
-    inner = (index, gradient.count_bytes, *rank, segment, segment, *sums, -segment, -segment, -gradient.count_bytes)
-    return (index, index, *sort, *inner, -index, -index, -index)

@@ -188,11 +188,19 @@ class EmbeddingGradient:
     part_sizes: tuple[int, ...]
 
     @property
-    def sum_bytes(self) -> int:
-        """The most that is allocated next to the gradient, once that is there."""
-        summing_bytes = 2 * self.segment_bytes + max(self.segment_scan_bytes, sum(self.part_sizes))
-        ranking_bytes = self.index_bytes + self.rank_scan_bytes
-        return 3 * self.index_bytes + self.count_bytes + max(ranking_bytes, summing_bytes)
+    def scratch(self) -> tuple[Scratch, Scratch]:
+        """Blocks before the gradient is there, and those after."""
+        index, segment = self.index_bytes, self.segment_bytes
+        rank = together(index, self.rank_scan_bytes)
+        sums = (*together(self.segment_scan_bytes), *together(*self.part_sizes))
+        inner = (index, self.count_bytes, *rank, segment, segment, *sums, -segment, -segment, -self.count_bytes)
+        return (index, index, *together(index, self.sort_bytes)), (*inner, -index, -index, -index)
+
+
+def embedding_scratch(indices: int, rows: int, columns: int, *, width: int = INDEX_BYTES) -> tuple[Scratch, Scratch]:
+    """Blocks of the gradient of a table, before it is there and after."""
+    blocks = embedding_gradient(indices, rows, columns, width=width)
+    return ((), ()) if blocks is None else blocks.scratch
 
 
 def embedding_gradient(indices: int, rows: int, columns: int, *, width: int = INDEX_BYTES) -> EmbeddingGradient | None:

@@ -14,7 +14,7 @@ from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import DTYPE_BYTES
-from ligerprof.torch_memory.sorting import embedding_gradient
+from ligerprof.torch_memory.sorting import embedding_scratch
 
 # peft's name for the module that a trained copy replaces
 ORIGINAL = "original_module"
@@ -102,14 +102,15 @@ def add_adapter_to_embedding(context: Context, result: Value, name: str, role: R
     table, tape = context.weights[f"{name}.lora_A"], context.tape
     rank, words = table.shape
     tokens = result.elements // context.spec.hidden_size
-    sort = embedding_gradient(tokens, words, rank)
+    sorting, summing = embedding_scratch(tokens, words, rank)
     thin = tape.run(
         Operation(
             elements=tokens * rank,
             width=table.width,
             inputs=(table,),
             other_saves=1,
-            backward_scratch_bytes=0 if sort is None else sort.sum_bytes,
+            leading_gradient_scratch=sorting,
+            backward_scratch_bytes=summing,
             # the table is read transposed, and autograd copies a gradient whose strides differ from its parameter's
             reduction_scratch_bytes=table.size_bytes,
         )

@@ -20,7 +20,7 @@ from ligerprof.models.layer_tape import PLAIN_MASK, Operand, Step, layers_make_t
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
 from ligerprof.torch_memory.dtypes import INDEX_BYTES
-from ligerprof.torch_memory.sorting import embedding_gradient
+from ligerprof.torch_memory.sorting import embedding_scratch
 
 Layers = Callable[["ModelReplay", Value, Allocation], tuple[Value, Allocation]]
 # of what the embedding is made of
@@ -184,7 +184,7 @@ def look_up(context: Context, name: str, tokens: int, role: Role) -> Value:
     """The rows of an embedding."""
     weight = context.weights[name]
     hidden = weight.shape[-1]
-    sort = embedding_gradient(tokens, weight.elements // hidden, hidden)
+    sorting, summing = embedding_scratch(tokens, weight.elements // hidden, hidden)
     return context.tape.run(
         Operation(
             elements=tokens * hidden,
@@ -193,7 +193,8 @@ def look_up(context: Context, name: str, tokens: int, role: Role) -> Value:
             role=role,
             scratch_role=Role.ACTIVATIONS,
             other_saves=1,
-            backward_scratch_bytes=0 if sort is None else sort.sum_bytes,
+            leading_gradient_scratch=sorting,
+            backward_scratch_bytes=summing,
         )
     )
 
