@@ -1,6 +1,7 @@
 """Bytes per element of dtypes, and the blocks that an operator allocates and frees while it runs."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 FP32_BYTES = 4
 HALF_BYTES = 2
@@ -27,8 +28,4 @@ def together(*sizes_bytes: int) -> Scratch:
 
 def highest_bytes(scratch: Sequence[int]) -> int:
     """The most bytes that are allocated at once."""
-    held_bytes = most_bytes = 0
-    for size in scratch:
-        held_bytes += size
-        most_bytes = max(most_bytes, held_bytes)
-    return most_bytes
+    return max(accumulate(scratch), default=0)

@@ -3,12 +3,12 @@
 Read in torch 2.13 (torch/optim), transformers 5.23, bitsandbytes 0.50.2, galore_torch 1.0 and deepspeed/ops/adam.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ligerprof.gpus import GpuSpec
-from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, highest_bytes
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, Scratch, highest_bytes, together
 from ligerprof.torch_memory.libraries import svd_scratch
 from ligerprof.torch_memory.low_bit import EIGHT_BIT_TABLE_SIZES, eight_bit_state_sizes, is_hidden_matrix
 from ligerprof.torch_memory.reductions import axes_of, reduction_scratch
@@ -57,8 +57,8 @@ class OptimizedTensor:
 Tensors = Sequence[OptimizedTensor]
 
 
-def _nothing(_tensors: Tensors, _gpu: GpuSpec) -> list[int]:
-    return []
+def _nothing(_tensors: Tensors, _gpu: GpuSpec) -> Scratch:
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +70,8 @@ class OptimizerRow:
         moments: number of states of the parameter's own size and dtype; None if states have other sizes.
         label: words for such states, with the rank of GaLore's projections as `{rank}`.
         shared: bytes of each tensor that all parameters share.
-        update: bytes of the step's temporaries at its highest moment.
-        creation: bytes of the temporaries while the first step creates states.
+        update: temporaries of the step.
+        creation: temporaries while the first step creates states.
         paged: bytes of a parameter's states outside torch's allocator, in CUDA's managed memory.
         made: the class and the arguments that select the implementation; None if a function of its own makes it.
         package: the package of the class, as imported, besides torch and deepspeed; None for those.
@@ -87,8 +87,8 @@ class OptimizerRow:
     moments: int | None = None
     label: str = ""
     shared: tuple[int, ...] = ()
-    update: Callable[[Tensors, GpuSpec], list[int]] = _nothing
-    creation: Callable[[Tensors, GpuSpec], list[int]] = _nothing
+    update: Callable[[Tensors, GpuSpec], Scratch] = _nothing
+    creation: Callable[[Tensors, GpuSpec], Scratch] = _nothing
     paged: Callable[[OptimizedTensor], int] = lambda _tensor: 0
     made: tuple[str, Mapping[str, float]] | None = None
     package: str | None = None
@@ -109,9 +109,15 @@ def _fused_adam_states(tensor: OptimizedTensor) -> tuple[int, ...]:
     return (tensor.size_bytes, tensor.size_bytes, FP32_BYTES)
 
 
-def _loop_adam_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
-    """A square root, the denominator, and the previous parameter's denominator (adam.py, _single_tensor_adam)."""
-    return _highest((now, now, before) for before, now in _successive(tensors))
+def _loop_adam_update(tensors: Tensors, _gpu: GpuSpec) -> Scratch:
+    """A square root and the denominator, whose variable holds it until the next one (adam.py, _single_tensor_adam)."""
+    events: list[int] = []
+    before = 0
+    for tensor in tensors:
+        now = tensor.size_bytes
+        events += (now, now, -now, -before)
+        before = now
+    return _without_empty(*events, -before)
 
 
 def _adafactor_states(tensor: OptimizedTensor) -> tuple[int, ...]:
@@ -126,24 +132,32 @@ def _factor_elements(tensor: OptimizedTensor) -> tuple[int, int]:
     return tensor.elements // tensor.shape[-1], tensor.elements // tensor.shape[-2]
 
 
-def _adafactor_update(tensors: Tensors, gpu: GpuSpec) -> list[int]:
-    """A variance, or the norm of columns, with the previous parameter's variance, which became its update.
+def _adafactor_update(tensors: Tensors, gpu: GpuSpec) -> Scratch:
+    """Of a matrix norms of rows and columns and its variance, which becomes the update; of a vector its squares, too.
 
-    _adafactor.py, _single_tensor_adafactor.
+    Variables hold them until the next ones (_adafactor.py, _single_tensor_adafactor).
     """
-    return _highest(
-        (max(now, _column_reduction_bytes(tensor, tensor.width, gpu)), before)
-        for tensor, (before, now) in zip(tensors, _successive(tensors), strict=True)
-    )
+    events: list[int] = []
+    rows = columns = squares = update = 0
+    for tensor in tensors:
+        size_bytes = tensor.size_bytes
+        if len(tensor.shape) == 1:
+            events += (size_bytes, -squares)
+            squares = size_bytes
+        else:
+            of_rows, of_columns = (elements * tensor.width for elements in _factor_elements(tensor))
+            events += (of_rows, -rows, of_columns, *_column_reduction(tensor, tensor.width, gpu), -columns)
+            rows, columns = of_rows, of_columns
+        events += (size_bytes, -update)
+        update = size_bytes
+    return _without_empty(*events, -rows, -columns, -squares, -update)
 
 
-def _column_reduction_bytes(tensor: OptimizedTensor, width: int, gpu: GpuSpec) -> int:
-    """The workspace of a norm or mean over `dim=-2` of elements of `width` bytes."""
-    if len(tensor.shape) == 1:
-        return 0
+def _column_reduction(tensor: OptimizedTensor, width: int, gpu: GpuSpec) -> Scratch:
+    """The workspaces of a norm or mean of a matrix over `dim=-2`, of elements of `width` bytes."""
     strides = tuple(prod(tensor.shape[dim + 1 :]) for dim in range(len(tensor.shape)))
     axes = axes_of(tensor.shape, strides, width, (-2,))
-    return highest_bytes(reduction_scratch(axes, gpu))
+    return reduction_scratch(axes, gpu)
 
 
 def _hf_adafactor_states(tensor: OptimizedTensor) -> tuple[int, ...]:
@@ -152,20 +166,27 @@ def _hf_adafactor_states(tensor: OptimizedTensor) -> tuple[int, ...]:
     return (*(elements * FP32_BYTES for elements in factors), FP32_BYTES)
 
 
-def _hf_adafactor_update(tensors: Tensors, gpu: GpuSpec) -> list[int]:
-    """Two fp32 updates and the previous parameter's, or one and a mean over rows; and fp32 copies of 16-bit tensors.
+def _hf_adafactor_update(tensors: Tensors, gpu: GpuSpec) -> Scratch:
+    """Squares, the means of a matrix and their roots, and updates, in fp32; and fp32 copies of 16-bit tensors.
 
-    transformers/optimization.py, Adafactor.step: `(grad**2) + eps` while `update` is still that of the last parameter,
-    then `update.mean(dim=-2)`. A 16-bit gradient and its parameter are copied to fp32 before.
+    transformers/optimization.py, Adafactor.step. Variables hold copies and update until those of the next parameter.
     """
-    moments, before = [], 0
+    events: list[int] = []
+    copy = update = 0
     for tensor in tensors:
-        size_bytes = tensor.elements * FP32_BYTES
-        copies = () if tensor.width == FP32_BYTES else (size_bytes, size_bytes)
-        moments.append((size_bytes, size_bytes, before, *copies))
-        moments.append((size_bytes, _column_reduction_bytes(tensor, FP32_BYTES, gpu), *copies))
-        before = size_bytes
-    return _highest(moments)
+        now = tensor.elements * FP32_BYTES
+        made = 0 if tensor.width == FP32_BYTES else now
+        events += (-copy, made, -copy, made, now, now, -now, -update)
+        copy, update = made, now
+        if len(tensor.shape) > 1:
+            rows, columns = (elements * FP32_BYTES for elements in _factor_elements(tensor))
+            events += (rows, -rows, columns, *_column_reduction(tensor, FP32_BYTES, gpu), -columns)
+            events += (rows, columns, now, -rows, -columns, -now)
+        else:
+            events += (now, -now)
+        # the update with the opposite sign
+        events += (now, -now)
+    return _without_empty(*events, -copy, -copy, -update)
 
 
 def _muon_states(tensor: OptimizedTensor) -> tuple[int, ...]:
@@ -173,17 +194,14 @@ def _muon_states(tensor: OptimizedTensor) -> tuple[int, ...]:
     return (tensor.size_bytes,) if tensor.is_hidden_matrix else _fused_adam_states(tensor)
 
 
-def _muon_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+def _muon_update(tensors: Tensors, _gpu: GpuSpec) -> Scratch:
     """The update, two iterates in bf16 and two Gram matrices of the shorter side (_muon.py, Newton-Schulz)."""
-    return _highest(
-        (
-            tensor.size_bytes,
-            *(tensor.elements * HALF_BYTES,) * 2,
-            *(min(tensor.shape) ** 2 * HALF_BYTES,) * 2,
-        )
-        for tensor in tensors
-        if tensor.is_hidden_matrix
-    )
+    events: list[int] = []
+    for tensor in tensors:
+        if tensor.is_hidden_matrix:
+            iterates, grams = (tensor.elements * HALF_BYTES,) * 2, (min(tensor.shape) ** 2 * HALF_BYTES,) * 2
+            events += together(tensor.size_bytes, *iterates, *grams)
+    return tuple(events)
 
 
 def _eight_bit_states(tensor: OptimizedTensor) -> tuple[int, ...]:
@@ -228,7 +246,7 @@ def _galore_states(tensor: OptimizedTensor) -> tuple[int, ...]:
     return vectors * shorter * tensor.width, *moments
 
 
-def _galore_creation(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+def _galore_creation(tensors: Tensors, _gpu: GpuSpec) -> Scratch:
     """What a singular value decomposition of a gradient takes at most, without a workspace that is not known.
 
     An fp32 copy of a 16-bit gradient, the copy that is overwritten, both sets of vectors, and the workspace
@@ -240,10 +258,10 @@ def _galore_creation(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
             copies = 0 if tensor.width == FP32_BYTES else 1
             vectors_bytes = ((1 + copies) * tensor.elements + min(tensor.shape) ** 2) * FP32_BYTES
             taken.append(vectors_bytes + highest_bytes(svd_scratch(*tensor.shape)))
-    return [max(taken)]
+    return together(max(taken))
 
 
-def _galore_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
+def _galore_update(tensors: Tensors, _gpu: GpuSpec) -> Scratch:
     """The most that the optimizer's step holds: galore_torch's Adam goes tensor by tensor (adamw.py, `step`).
 
     Each tensor's denominator and normalized gradient live in variables until the next tensor's take their place. A
@@ -256,18 +274,11 @@ def _galore_update(tensors: Tensors, _gpu: GpuSpec) -> list[int]:
         gradient, made = (low, 3 * low + 2 * tensor.size_bytes) if tensor.is_hidden_matrix else (0, 2 * low)
         most_bytes = max(most_bytes, gradient + denominator + low + normalized, gradient + low + normalized + low, made)
         denominator, normalized = low, tensor.size_bytes
-    return [most_bytes]
+    return together(most_bytes)
 
 
-def _successive(tensors: Tensors) -> Iterable[tuple[int, int]]:
-    """Bytes of the previous parameter, 0 for the first one, and of each parameter."""
-    sizes = [tensor.size_bytes for tensor in tensors]
-    return zip([0, *sizes][: len(sizes)], sizes, strict=True)
-
-
-def _highest(moments: Iterable[tuple[int, ...]]) -> list[int]:
-    """The tensors of the moment that holds most, without empty ones."""
-    return [size_bytes for size_bytes in max(moments, key=sum, default=()) if size_bytes]
+def _without_empty(*events: int) -> Scratch:
+    return tuple(filter(None, events))
 
 
 OPTIMIZERS: Mapping[str, OptimizerRow] = {
@@ -284,7 +295,7 @@ OPTIMIZERS: Mapping[str, OptimizerRow] = {
         states=_whole(2),
         moments=2,
         # the square roots of all second moments (adam.py, _multi_tensor_adam)
-        update=lambda tensors, _gpu: [tensor.size_bytes for tensor in tensors],
+        update=lambda tensors, _gpu: together(*(tensor.size_bytes for tensor in tensors)),
         made=("AdamW", {"foreach": True}),
         names=("adamw_torch", "adamw_hf"),
         is_adam=True,

@@ -15,7 +15,7 @@ from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Engine, Offload
 from ligerprof.recipe.deepspeed import Config, zero_settings
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, HALF_BYTES, highest_moment
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, moment_count
 from ligerprof.torch_memory.saved_tensors import pinned_bytes
 
@@ -109,7 +109,7 @@ def _shards(recipe: TrainingRecipe, weights: Collection[Weight]) -> Iterator[_Bu
     for tensor in trained_tensors(recipe, weights):
         yield _Buffer(tensor.size_bytes, locked=True)
     update = OPTIMIZERS[recipe.optimizer].update(trained_tensors(recipe, weights), recipe.gpu_spec)
-    for size_bytes in (*state_sizes(recipe, weights), *update):
+    for size_bytes in (*state_sizes(recipe, weights), *highest_moment(update)):
         yield _Buffer(size_bytes)
 
 

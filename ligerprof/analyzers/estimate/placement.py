@@ -11,7 +11,7 @@ from ligerprof.analyzers.estimate.tensors import Weight
 from ligerprof.recipe.categories import Offload
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import DTYPE_BYTES
+from ligerprof.torch_memory.dtypes import DTYPE_BYTES, Scratch, highest_bytes
 from ligerprof.torch_memory.optimizers import OPTIMIZERS, OptimizedTensor
 
 Bytes = Mapping[Role, int]
@@ -47,12 +47,12 @@ class UpdateBlocks:
     Attributes:
         states: what stays from the first step on.
         creation: temporaries of the first step.
-        updates: temporaries of every step that are there together.
+        update: temporaries of every step.
     """
 
     states: Sequence[int]
-    creation: Sequence[int]
-    updates: Sequence[Sequence[int]]
+    creation: Scratch
+    update: Scratch
 
 
 def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first: bool) -> Placement:
@@ -61,16 +61,14 @@ def torch_placement(recipe: TrainingRecipe, weights: Iterable[Weight], *, first:
     if recipe.engine.is_fsdp and recipe.offload is not Offload.NONE:
         return Placement(resident={}, states={}, updates=())
     row, tensors = OPTIMIZERS[recipe.optimizer], trained_tensors(recipe, weights)
-    highest, alone = row.update(tensors, recipe.gpu_spec), [row.update([each], recipe.gpu_spec) for each in tensors]
     blocks = UpdateBlocks(
         states=state_sizes(recipe, weights),
         creation=row.creation(tensors, recipe.gpu_spec),
-        # a loop over the parameters has those of one at a time
-        updates=alone if sum(highest) < sum(map(sum, alone)) else [highest],
+        update=row.update(tensors, recipe.gpu_spec),
     )
     states = {Role.OPTIMIZER_STATES: sum(blocks.states)}
-    update = {Role.OPTIMIZER_TEMPORARIES: sum(highest)}
-    creation = {Role.OPTIMIZER_TEMPORARIES: sum(blocks.creation)}
+    update = {Role.OPTIMIZER_TEMPORARIES: highest_bytes(blocks.update)}
+    creation = {Role.OPTIMIZER_TEMPORARIES: highest_bytes(blocks.creation)}
     return Placement(
         resident={Role.PARAMETERS: sum(stored_sizes(recipe, weights))},
         states=states,

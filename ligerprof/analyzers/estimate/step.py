@@ -215,10 +215,9 @@ def _record_update(recording: Recording, placement: Placement, *, first: bool) -
         return
     if (blocks := placement.blocks) is not None:
         if first:
-            recording.touch(blocks.creation, Role.OPTIMIZER_TEMPORARIES)
+            recording.run(blocks.creation, Role.OPTIMIZER_TEMPORARIES)
             recording.keep(blocks.states, Role.OPTIMIZER_STATES)
-        for sizes in blocks.updates:
-            recording.touch(sizes, Role.OPTIMIZER_TEMPORARIES)
+        recording.run(blocks.update, Role.OPTIMIZER_TEMPORARIES)
         return
     # a first step creates the states of one part after another
     left_bytes = sum(placement.states.values()) if first else 0
