@@ -1,5 +1,6 @@
 """Bytes per element of dtypes, and the blocks that an operator allocates and frees while it runs."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -29,3 +30,13 @@ def together(*sizes_bytes: int) -> Scratch:
 def highest_bytes(scratch: Sequence[int]) -> int:
     """The most bytes that are allocated at once."""
     return max(accumulate(scratch), default=0)
+
+
+def highest_moment(scratch: Scratch) -> list[int]:
+    """The blocks that are allocated when most bytes are."""
+    most_bytes, held = highest_bytes(scratch), Counter[int]()
+    for size, total_bytes in zip(scratch, accumulate(scratch), strict=True):
+        held[abs(size)] += 1 if size > 0 else -1
+        if total_bytes == most_bytes:
+            break
+    return list(held.elements())
