@@ -57,6 +57,32 @@ def test_more_estimates(family: str) -> None:
     check_draws(family, SLOW_DRAWS, first=1000)
 
 
+# drawn recipes of an architecture and a number that were estimated wrong by more than 0.1 %
+MENDED = (
+    # functions that save and differentiate frozen inputs: experts on GPUs without grouped products, and a kernel
+    "exaone4 7000",
+    "exaone_moe 7000",
+    "granitemoehybrid 1011",
+    "mellum 1006",
+    # cuBLASLt's workspace, which came before the loss's peak of the first step
+    "nemotron 7001",
+    # one block for all statistics of a loss in tiles
+    "gpt2 7003",
+    # unsplit remainders
+    "gemma2 7200",
+    "qwen3 7201",
+)
+MENDED_TOLERANCE = 0.001
+
+
+@sampled("case", MENDED, every=4)
+def test_an_estimate_of_a_drawn_recipe_that_was_wrong(case: str) -> None:
+    recipe = draw_recipe(Random(case), case.split()[0])
+    simulated, estimated = simulate_step(recipe, record=False), estimate(recipe)
+    assert estimated.peak_bytes == pytest.approx(simulated.peak_bytes, rel=MENDED_TOLERANCE)
+    assert estimated.first_step_peak_bytes == pytest.approx(simulated.first_step_peak_bytes, rel=MENDED_TOLERANCE)
+
+
 def test_an_estimate_of_experts_says_that_no_size_depends_on_the_routing() -> None:
     told = {family: estimate(draw_recipe(Random(f"{family} 1"), family)).assumed for family in ("mixtral", "glm4")}
     assert {family: any("routing" in line for line in lines) for family, lines in told.items()} == {
