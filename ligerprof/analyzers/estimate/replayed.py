@@ -217,7 +217,9 @@ def _built(recipe: TrainingRecipe, weights: Sequence[Weight], placement: Placeme
         recording.build(recipe.spec.tape.built)
     elif recipe.engine is Engine.DEEPSPEED:
         _build(recipe, weights, recording)
-        initialize_zero(recipe, weights, placement, recording)
+        # adapters come after the model's own weights
+        in_order = sorted(weights, key=lambda weight: weight.is_adapter)
+        initialize_zero(recipe, in_order, placement, recording)
     elif placement.resident:
         build = _build_units if recipe.engine is Engine.FSDP1 else _build
         build(recipe, weights, recording)
