@@ -301,8 +301,11 @@ class Tape:
         extra = self.meter.take(saved_bytes, operation.role) if saved_bytes and operation.saves_first else None
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
-        elif operation.view_of.block is not None:
-            output.block = self.meter.keep(operation.view_of.block)
+        else:
+            shown = operation.view_of
+            # a gathered weight's memory is there for as long as views of it
+            shared = shown.block if isinstance(shown, Value) else self.hooks.block_of(shown)
+            output.block = None if shared is None else self.meter.keep(shared)
         if saved_bytes and extra is None:
             extra = self.meter.take(saved_bytes, operation.role)
         if self.saving and output.needs_gradient:
