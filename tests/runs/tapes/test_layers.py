@@ -36,7 +36,7 @@ def test_a_layer_is_recorded_again(model_type: str) -> None:
 def process() -> Iterator[Pool]:
     """One in which no other test ran.
 
-    After a graph break with `fullgraph`, which a check of kernels looks for, torch leaves its frame evaluator installed.
+    After a graph break with `fullgraph`, which a check of kernels looks for, torch leaves its frame evaluator in place.
     Python's callers then hold their arguments until a function returns, and tensors of the scan end later.
     """
     with get_context("spawn").Pool(1) as pool:
