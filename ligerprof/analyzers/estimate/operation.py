@@ -59,7 +59,7 @@ class Operation:
     extra_saved_bytes: int | tuple[int, ...] = 0
     saves_first: bool = False
     other_saves: int = 0
-    view_of: Value | None = None
+    view_of: Tensor | None = None
     leading_scratch: Scratch = ()
     leading_gradient_scratch: Scratch = ()
     forward_scratch_bytes: int | Scratch = 0

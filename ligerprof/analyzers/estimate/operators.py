@@ -240,9 +240,8 @@ class Replay:
 
     def make_part(self, weight: Weight) -> Value:
         """One expert's part of a parameter, a view; its gradient is copied into zeros for all experts."""
-        parameter = Value(0, weight.width, needs_gradient=False, block=None)
         elements = weight.elements // weight.shape[0]
-        return self.tape.run(Operation(elements=elements, width=weight.width, inputs=(weight,), view_of=parameter))
+        return self.tape.run(Operation(elements=elements, width=weight.width, inputs=(weight,), view_of=weight))
 
     def make_part_product(self, value: Value, part: Value, rows: Sequence[str | int], is_function: bool) -> Value:
         """The product of so many rows with a part of a weight, by `F.linear` or by `@`."""

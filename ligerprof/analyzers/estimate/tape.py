@@ -312,8 +312,11 @@ class Tape:
         extra = self._take_extra(operation) if operation.saves_first else []
         if operation.view_of is None:
             output.block = self.meter.take(output.size_bytes, operation.role)
-        elif operation.view_of.block is not None:
-            output.block = self.meter.keep(operation.view_of.block)
+        else:
+            shown = operation.view_of
+            # a gathered weight's memory is there for as long as views of it
+            shared = shown.block if isinstance(shown, Value) else self.hooks.block_of(shown)
+            output.block = None if shared is None else self.meter.keep(shared)
         if not operation.saves_first:
             extra = self._take_extra(operation)
         if self.saving and output.needs_gradient:

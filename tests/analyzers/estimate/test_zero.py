@@ -4,8 +4,9 @@ import pytest
 
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import RecipeError
+from ligerprof.models import spec_from_config
 from ligerprof.recipe.training import TrainingRecipe
-from ligerprof.roles import Role
+from ligerprof.roles import Phase, Role
 
 GPUS = 4
 
@@ -37,3 +38,23 @@ def test_stage_0_reduces_gradients_in_flat_copies() -> None:
 def test_other_precisions_are_refused(precision: str) -> None:
     with pytest.raises(RecipeError, match=f"engine deepspeed trains in mixed, mixed-fp16 or fp32, not {precision}"):
         of_stage(1, precision=precision)
+
+
+def test_parts_of_gathered_weights_keep_them() -> None:
+    """Experts in turn save views of frozen weights: each layer adds all of its experts' weights besides its share."""
+    hidden, width, experts = 512, 2048, 8
+    config = {
+        "model_type": "mixtral",
+        "vocab_size": 20000,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_attention_heads": 8,
+        "num_local_experts": experts,
+    }
+    options = {"experts": "eager", "precision": "mixed", "checkpointing": False, "lora": 8, "seq": 32, "gpus": 2}
+    three, four = (
+        estimate(of_stage(3, model=spec_from_config({**config, "num_hidden_layers": layers}, name="m"), **options))
+        for layers in (3, 4)
+    )
+    experts_bytes = 2 * 3 * experts * hidden * width
+    assert four.phases[Phase.BACKWARD] - three.phases[Phase.BACKWARD] > 1.4 * experts_bytes

@@ -45,7 +45,11 @@ def test_a_layer_is_recorded_again(model_type: str) -> None:
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[Pool]:
-    """One in which no other test ran: after a check of kernels, tensors of the scan end later."""
+    """One in which no other test ran.
+
+    After a graph break with `fullgraph`, which a check of kernels looks for, torch leaves its frame evaluator in place.
+    Python's callers then hold their arguments until a function returns, and tensors of the scan end later.
+    """
     with get_context("spawn").Pool(1) as pool:
         yield pool
 
