@@ -1,12 +1,14 @@
-"""What the machine replaces of single libraries when the program imports them: bitsandbytes and DeepSpeed."""
+"""What the machine replaces of single libraries when the program imports them: bitsandbytes, pynvml and DeepSpeed."""
 
 import ctypes
 import mmap
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from ligerprof.runs.recording.imports import after_import_or_now
+from ligerprof.simulated_gpu.device import Device
 
 # what makes tensors outside torch, or returns more than an error code
 _MANAGED, _CONTEXT = "cget_managed_ptr", "get_context"
@@ -67,6 +69,47 @@ class _Kernel:
             if type(address) is int:
                 self._forget(address)
         return 0
+
+
+# nvmlReturn_t
+_SUCCESS, _NOT_SUPPORTED = 0, 3
+# what stays 0, as on a GPU that does nothing, and what only has to succeed
+_IDLE = (
+    *(f"nvmlDeviceGet{what}" for what in ("UtilizationRates", "Temperature", "PowerUsage", "ComputeRunningProcesses")),
+    *("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleBy"),
+)
+
+
+def install_nvml(device: Device) -> None:
+    """Let pynvml ask the simulated GPU in place of NVIDIA's library."""
+
+    def replace(module: Any) -> None:
+        module._LoadNvmlLibrary = lambda: setattr(module, "nvmlLib", _Nvml(device))
+
+    after_import_or_now("pynvml", replace)
+
+
+class _Nvml:
+    """The functions that programs log a GPU with; others are not supported, as many are not on some GPUs."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return partial(self._call, name)
+
+    def _call(self, name: str, *arguments: Any) -> int:
+        if name.startswith("nvmlDeviceGetCount"):
+            arguments[0]._obj.value = 1
+        elif name.startswith("nvmlDeviceGetMemoryInfo"):
+            free_bytes, total_bytes = self._device.memory_info()
+            found = arguments[1]._obj
+            found.free, found.total, found.used = free_bytes, total_bytes, total_bytes - free_bytes
+        elif name == "nvmlDeviceGetName":
+            arguments[1].value = self._device.gpu.title.encode()
+        elif not name.startswith(_IDLE):
+            return _NOT_SUPPORTED
+        return _SUCCESS
 
 
 def install_deepspeed() -> None:

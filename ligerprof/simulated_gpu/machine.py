@@ -22,7 +22,7 @@ from ligerprof.simulated_gpu.device import Device
 from ligerprof.simulated_gpu.files import watched
 from ligerprof.simulated_gpu.flash_attn import used_stand_ins
 from ligerprof.simulated_gpu.host_memory import step_without_values
-from ligerprof.simulated_gpu.libraries import install_bitsandbytes, install_deepspeed
+from ligerprof.simulated_gpu.libraries import install_bitsandbytes, install_deepspeed, install_nvml
 from ligerprof.simulated_gpu.loading import StandIns
 from ligerprof.simulated_gpu.operators import Operators
 from ligerprof.simulated_gpu.patches import patch_process
@@ -85,6 +85,7 @@ class Machine:
         fork_from_launchers(self.device)
         install_bitsandbytes(self.values.forget)
         install_deepspeed()
+        install_nvml(self.device)
         compiling.install(self.device.gpu, self.values, eager=self.eager)
         atexit.register(self._backend.detach)
         # only the main thread may set handlers

@@ -1,6 +1,7 @@
 """Changes to torch's and other packages' Python code in a process with a simulated GPU; each says why."""
 
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from ligerprof.errors import LigerprofError, UnsupportedError
 from ligerprof.runs.recording.imports import after_import_or_now
 from ligerprof.runs.recording.settings import say
 from ligerprof.simulated_gpu import cudnn
+from ligerprof.simulated_gpu.flash_attn import FlashAttnFinder
 from ligerprof.simulated_gpu.plans import functions
 from ligerprof.simulated_gpu.values import is_skipped, place
 
@@ -21,6 +23,7 @@ from ligerprof.simulated_gpu.values import is_skipped, place
 Machine = Any
 # called with the arguments of each launch of a Triton kernel
 launch_observers: list[Callable[[tuple[Any, ...]], None]] = []
+_FLASH_ATTN = re.compile(r"flash[-_]attn|FlashAttention-?2", re.IGNORECASE)
 # of huggingface_hub: it does not wait for a network when it is set to offline
 _OFFLINE_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 
@@ -106,6 +109,10 @@ def _refusal_behind(error: BaseException) -> str | None:
         if type(seen).__name__ in _OFFLINE_ERRORS:
             first = str(error).splitlines()[0]
             return f"{type(error).__name__}: {first} A simulated run has no network: download what is missing before."
+        lacks_flash = isinstance(seen, ImportError) and _FLASH_ATTN.search(str(seen))
+        if lacks_flash and FlashAttnFinder not in map(type, sys.meta_path):
+            first = str(seen).splitlines()[0].rstrip(".")
+            return f"{first}. Add --flash-attn to simulate flash-attn 2 without its package."
         seen = seen.__cause__ or seen.__context__
     return None
 

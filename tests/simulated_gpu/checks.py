@@ -1,7 +1,9 @@
 """A program that asks torch what a GPU would answer; run by test_machine.py with a simulated RTX 4090."""
 
 import copy
+import ctypes
 import gc
+import importlib
 import os
 import pickle
 import shutil
@@ -15,6 +17,13 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ligerprof.errors import UnsupportedError
+from ligerprof.simulated_gpu.patches import _refusal_behind
+
+
+class MemoryInfo(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
 
 def allocated() -> int:
@@ -114,6 +123,22 @@ def checks() -> None:
     # indices in main memory
     labels[torch.tensor([0, 1])] = torch.tensor([8, 9]).cuda()
     assert labels[torch.tensor([1, 0])].tolist() == [9, 8]
+
+    # NVIDIA's library answers for this GPU, where pynvml asks it; a package that an option replaces is named
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "pynvml.py").write_text("def _LoadNvmlLibrary(): raise OSError\n")
+        sys.path.insert(0, folder)
+        sys.modules.pop("pynvml", None)
+        pynvml = importlib.import_module("pynvml")
+        sys.path.remove(folder)
+    pynvml._LoadNvmlLibrary()
+    memory, count = MemoryInfo(), ctypes.c_uint()
+    assert pynvml.nvmlLib.nvmlDeviceGetMemoryInfo(None, ctypes.byref(memory)) == 0
+    assert memory.free + memory.used == memory.total == torch.cuda.mem_get_info()[1]
+    assert pynvml.nvmlLib.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+    assert count.value == 1
+    assert pynvml.nvmlLib.nvmlDeviceGetFanSpeed(None, None) != 0
+    assert "--flash-attn" in str(_refusal_behind(ModuleNotFoundError("No module named 'flash_attn'")))
 
     # optimizers whose learning rate is a tensor, and nn.DataParallel on one GPU
     for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
