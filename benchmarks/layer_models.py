@@ -207,7 +207,9 @@ class SmallModel:
             loss = model(input_ids=ids, labels=labels).loss
             recorder.steps.append(["output", recorder.operand(loss)])
             recorder.active = False
-        return recorder.steps
+        # some models make the masks of a set of kinds, which has no order
+        names = iter(sorted((step[3] for step in recorder.steps if step[0] == "mask"), key=MASKS.index))
+        return [[*step[:3], next(names)] if step[0] == "mask" else step for step in recorder.steps]
 
     def record_norm(self) -> list[Step]:
         """The steps of the norm after the layers, whose code is that of their norms."""
@@ -274,7 +276,7 @@ class SmallModel:
                 recorder.active = recorder.mixes = True
                 output, probabilities = function(module, *inputs, mask, **options)
                 output = output.reshape(rows, TOKENS, -1)
-                recorder.steps.append(["output", [recorder.operand(item) for item in (output, probabilities)]])
+                _note_outputs(recorder, (output, probabilities))
                 recorder.active = False
                 if backward:
                     output.backward(torch.ones_like(output))
@@ -345,8 +347,7 @@ def record_function(
             recorder.add(value)
         recorder.active = True
         result = function(*values)
-        made = [recorder.operand(item) for item in (result if isinstance(result, tuple) else (result,))]
-        recorder.steps.append(["output", made if len(made) > 1 else made[0]])
+        _note_outputs(recorder, result)
         recorder.active = False
     return recorder.finish()
 
@@ -543,9 +544,14 @@ def _start(recorder: Recorder, _module: nn.Module, args: Any, kwargs: Any) -> No
 
 
 def _stop(recorder: Recorder, _module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-    result = output[0] if isinstance(output, tuple) else output
-    recorder.steps.append(["output", recorder.operand(result)])
+    _note_outputs(recorder, output)
     recorder.active = False
+
+
+def _note_outputs(recorder: Recorder, output: Any) -> None:
+    made = [item for item in (output if isinstance(output, tuple) else (output,)) if isinstance(item, Tensor)]
+    numbers = [recorder.operand(item) for item in made]
+    recorder.steps.append(["output", numbers if len(numbers) > 1 else numbers[0]])
 
 
 def _enter_tables(recorder: Recorder, _module: nn.Module, args: Any, kwargs: Any) -> None:

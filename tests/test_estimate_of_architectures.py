@@ -146,6 +146,14 @@ def test_an_estimate_of_eager_attention_under_autocast(family: str) -> None:
     assert phases == pytest.approx(simulate_step(recipe, record=False).phases, rel=CLOSE_TOLERANCE)
 
 
+def test_an_estimate_of_a_layer_that_returns_its_probabilities() -> None:
+    """Reentrant checkpointing gets zeros for their gradient, as large as they are."""
+    recipe = replace(draw_recipe(Random("bamba 1007"), "bamba"), alloc_conf=EXPANDABLE)
+    assert recipe.reentrant
+    phases = estimate(recipe).phases
+    assert phases == pytest.approx(simulate_step(recipe, record=False).phases, rel=CLOSE_TOLERANCE)
+
+
 def test_an_estimate_of_a_tied_head_with_a_bias() -> None:
     config = {**draw_spec(Random("head"), "phimoe").config, "tie_word_embeddings": True, "lm_head_bias": True}
     spec = spec_from_config(config, name="tied-head")

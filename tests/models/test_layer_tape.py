@@ -8,7 +8,19 @@ import pytest
 
 from ligerprof.errors import UnsupportedError
 from ligerprof.models import ARCHITECTURES, CONFIGS, spec_from_config
-from ligerprof.models.layer_tape import LOOPS, Batch, Step, experts_tape, layer_tape, tapes_of, unrolled
+from ligerprof.models.layer_tape import (
+    LOOPS,
+    Batch,
+    Step,
+    attention_tape,
+    experts_tape,
+    layer_tape,
+    mask_kind,
+    mask_tape,
+    masks_of,
+    tapes_of,
+    unrolled,
+)
 
 MIXTURES = {name: row.mlp.experts for name, row in ARCHITECTURES.items() if row.mlp.experts is not None}
 
@@ -19,6 +31,22 @@ def test_each_layer_of_the_catalog_has_a_tape() -> None:
         for index in spec.layer_kinds.examples if not spec.architecture.streams else ():
             for batch in (Batch(rows=1, tokens=4096), Batch(rows=4, tokens=100, wide=True)):
                 assert layer_tape(spec, index, batch)[-1][0] == "output", name
+
+
+def test_each_model_of_the_catalog_has_tapes_of_eager_attention_and_masks() -> None:
+    for name in CONFIGS:
+        spec = spec_from_config(CONFIGS[name], name=name)
+        if spec.architecture.streams:
+            continue
+        for rows, apart in product((1, 4), (False, True)):
+            steps = attention_tape(spec, rows, apart=apart)
+            assert sum(step[0] == "product of values" for step in steps) == 2, name
+            assert len(steps[-1][1]) == 2, name
+        functions = masks_of(spec)
+        assert functions, name
+        for function, hides, eager in product(functions.values(), ("", "padding", "documents"), (False, True)):
+            makes = bool(mask_tape(function, mask_kind(hides=hides, filled=False, eager=eager))[-1][1])
+            assert makes == (eager or bool(hides)), name
 
 
 @pytest.mark.parametrize("model_type", [name for name, row in ARCHITECTURES.items() if not row.streams])
@@ -40,7 +68,8 @@ def check(steps: Sequence[Step], given: set[int], kind: Sequence[str]) -> None:
         # what the steps after them make
         if name not in ("gated", "rotate"):
             made |= {results} if isinstance(results, int) else set(results)
-    assert steps[-1][1] in made - dropped
+    outputs = steps[-1][1]
+    assert ({outputs} if isinstance(outputs, int) else set(outputs)) <= made - dropped
 
 
 @pytest.mark.parametrize("model_type", [name for name, experts in MIXTURES.items() if not experts.multiplies_all])

@@ -36,14 +36,18 @@ from ligerprof.torch_memory.attention import AttentionKernel, choose_kernel
 from ligerprof.torch_memory.dtypes import FP32_BYTES
 
 
-def run_layer(context: Context, value: Value, index: int, output_role: Role) -> Value:
-    """Run one decoder layer on the residual stream `value`, which the caller still holds."""
+def run_layer(context: Context, value: Value, index: int, output_role: Role) -> list[Value]:
+    """Run one decoder layer on the residual stream `value`, which the caller still holds.
+
+    Returns:
+        The residual stream, and attention's probabilities if the layer returns them.
+    """
     recipe, spec = context.recipe, context.spec
     wide = (context.half_bytes or context.stream_bytes) == FP32_BYTES
     tape = layer_tape(spec, index, Batch(rows=recipe.rows, tokens=recipe.row_tokens, wide=wide))
     chunks = sizes_of(spec, index, recipe.rows, recipe.row_tokens).get("chunks", 1)
     name = f"{spec.architecture.layers}.{index}"
-    return _LayerReplay(context, value, name, output_role=output_role).run(list(unrolled(tape, chunks)))
+    return _LayerReplay(context, value, name, output_role=output_role).outputs(list(unrolled(tape, chunks)))
 
 
 class _LayerReplay(Replay):

@@ -33,6 +33,7 @@ class _Layer:
 
     Attributes:
         repetition: the layers that repeat with it.
+        unread: what it returns besides its output.
         checkpoint: the input that checkpointing keeps for it, else None.
         packed_mask: the mask in main memory if checkpointing saves and offloads that, too, else None.
         cache: the outputs that selective checkpointing keeps, else None.
@@ -42,6 +43,7 @@ class _Layer:
     repetition: Repetition
     source: Value
     output: Value
+    unread: list[Value]
     context: Context
     checkpoint: Allocation | PackedTensor | None
     packed_mask: PackedTensor | None
@@ -130,6 +132,7 @@ class MicroBatch:
         first = stream
         for repetition in self._traced:
             stream, held = self._layers_forward(repetition, stream, held)
+        self._drop_unread()
         if self._layers[0].context.leaf_cast is not None:
             # autocast's copy of a leaf holds it
             self._copied.append(self._bottom.tape.name(first))
@@ -228,7 +231,11 @@ class MicroBatch:
             for index in repetition.indices:
                 self._meter.place = repetition.place(index)
                 reached = self._layer_forward(index, repetition, *reached)
+            if repetition.times > 1:
+                self._drop_unread()
 
+        if repetition.times > 1:
+            self._drop_unread()
         self._meter.repeat(repetition.times, run, repetition.places, first_layer=repetition.first)
         return reached
 
@@ -248,11 +255,17 @@ class MicroBatch:
         checkpoint = self._keep_input(held) if checkpointing else None
         packed_mask = self._pack_mask(context) if checkpointing else None
         self._hooks.enter(index)
-        output = run_layer(context, stream, index, output_role)
+        output, *unread = run_layer(context, stream, index, output_role)
         self._meter.drop(held)
         self._hooks.leave(index)
-        self._layers.append(_Layer(index, repetition, stream, output, context, checkpoint, packed_mask, cache))
+        self._drop_unread()
+        self._layers.append(_Layer(index, repetition, stream, output, unread, context, checkpoint, packed_mask, cache))
         return output, context.tape.hand_over(output)
+
+    def _drop_unread(self) -> None:
+        """The loop's variable holds what a layer has returned until the next one returns."""
+        if self._layers:
+            self._layers[-1].context.tape.release(*self._layers[-1].unread)
 
     def _layers_backward(self, repetition: Repetition, gradient: Allocation | None) -> Allocation | None:
         flowing = gradient
@@ -294,17 +307,22 @@ class MicroBatch:
         if offloading is not None and isinstance(layer.checkpoint, PackedTensor):
             loaded = layer.source.block = offloading.unpack(layer.checkpoint, starts_node=True)
         loaded_mask = self._load_mask(layer, context)
+        # autograd makes zeros of the gradients that a reentrant layer's function does not get
+        zeros = [self._meter.take(item.size_bytes, item.gradient_role) for item in layer.unread if reentrant]
         # the reentrant kind detaches the layer's input
         context.leaf = layer.source if reentrant or (layer.index == 0 and self.copies_embedding) else None
-        output = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
+        output, *unread = run_layer(context, layer.source, layer.index, Role.ACTIVATIONS)
         context.leave_autocast()
         if reentrant:
             # its backward function holds the gradient that it was called with
             argument = self._meter.keep(gradient)
+            for item, zero in zip(unread, zeros, strict=True):
+                context.tape.expect(item, zero)
             flowing = context.tape.backward(output, gradient, layer.source)
             context.tape.release_pins()
-            self._meter.drop(argument)
-            context.tape.release(output)
+            for held in (argument, *zeros):
+                self._meter.drop(held)
+            context.tape.release(output, *unread)
             self._drop_input(layer)
             return flowing
         context.tape.take_over(first_pass)

@@ -64,7 +64,7 @@ class ModelReplay(Replay):
         made = (self._values.get(number) for number in flat)
         return [value.block for value in made if isinstance(value, Value) and value.block is not None]
 
-    def role_of(self, results: int | Sequence[int], _output: int) -> Role:
+    def role_of(self, results: int | Sequence[int], _output: int | None) -> Role:
         """The role of what a step makes."""
         if self.context is self._top:
             return Role.LOGITS
@@ -165,7 +165,7 @@ class ModelReplay(Replay):
 class _MaskReplay(Replay):
     """Runs the steps of a function that makes a mask."""
 
-    def role_of(self, _results: int | Sequence[int], _output: int) -> Role:
+    def role_of(self, _results: int | Sequence[int], _output: int | None) -> Role:
         """All are inputs."""
         return Role.INPUTS
 

@@ -84,7 +84,8 @@ class Replay:
 
     def outputs(self, steps: Sequence[Step]) -> list[Value]:
         """All outputs, each of which one variable holds."""
-        at, (_, output) = 0, steps[-1]
+        at, output = 0, steps[-1][1]
+        numbers = [output] if isinstance(output, int) else output
         while at < len(steps) - 1:
             kind, results, *rest = steps[at]
             at += 1
@@ -95,7 +96,7 @@ class Replay:
             if kind == "skip":
                 self._skip(results, *details)
                 continue
-            self._role = self.role_of(results, output)
+            self._role = self.role_of(results, next(iter(numbers), None))
             values = [self._operand(item) for item in operands]
             made, skipped = self.replaced(steps[at - 1], values, islice(steps, at, None))
             at += skipped
@@ -103,7 +104,6 @@ class Replay:
                 result = getattr(self, f"make_{kind.replace(' ', '_')}")(*values, *details)
                 made = result if isinstance(result, tuple) else (result,)
             self._put(results, made, self._roots.get(operands[0]) if kind in _VIEWS else None)
-        numbers = [output] if isinstance(output, int) else output
         kept = {self._roots[number] for number in numbers}
         # what the caller's variables hold besides the outputs ends with them
         self.release(*(value for root, held in self._held.items() if root not in kept for value in held))
@@ -134,7 +134,7 @@ class Replay:
         self.release(*self._held.pop(carried))
         self._values[carried], self._held[carried] = new, [new]
 
-    def role_of(self, results: int | Sequence[int], output: int) -> Role:
+    def role_of(self, results: int | Sequence[int], output: int | None) -> Role:
         """The role of what a step makes if that is a sum, a multiple or a cast."""
         return self._output_role if results == output else Role.ACTIVATIONS
 

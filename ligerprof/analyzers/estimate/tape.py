@@ -191,6 +191,10 @@ class Tape:
         self.start_backward(output, gradient)
         return self.finish_backward(source)
 
+    def expect(self, output: Value, gradient: Allocation) -> None:
+        """Run backward from the gradient of another output, too, which the caller holds."""
+        self._pending[id(output)] = Pending(self.meter.keep(gradient), is_view=False)
+
     def start_backward(self, output: Value, gradient: Allocation) -> None:
         """Run backward up to the first operation that needs a saved tensor."""
         self._pending[id(output)] = Pending(gradient, is_view=False)
