@@ -466,8 +466,8 @@ class _Activations(dict[str, Callable[[Tensor], Tensor]]):
 def _enter(recorder: Recorder, kind: str, name: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
     if recorder.active and not recorder.muted:
         values = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
-        # whether a shared expert has read the very view of the tokens that experts read
-        more = [id(values[0]) in recorder.gated] if kind == "mixture" else []
+        # whether a shared expert reads the very view of the tokens that experts read is known in the end
+        more = [id(values[0])] if kind == "mixture" else []
         if kind == "gated":
             recorder.gated.add(id(values[0]))
         recorder.steps.append([kind, -1, [recorder.operand(item) for item in values], name, *more, 0])

@@ -381,6 +381,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._heads_of(number, kind)
                 self._heads_of(source.get(number, number), kind)
         steps = [step for step in self.steps if step[0] != "heads" or step[3]]
+        for step in steps:
+            if step[0] == "mixture":
+                step[-2] = step[-2] in self.gated  # type: ignore[index]
         return list(self._without_unused_gradients(steps))
 
     def _without_unused_gradients(self, steps: Sequence[Step]) -> Iterator[Step]:

@@ -66,7 +66,15 @@ def test_gradients_of_experts_add_up_before_they_join_others(family: str) -> Non
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_5_moe_text"])
 def test_phases_are_the_simulated_ones_to_a_few_kilobytes(family: str) -> None:
     """Masks have the classes that the code gives them, and backward sorts the tokens of each expert."""
-    recipe = drawn(family, 0)
+    check_phases(drawn(family, 0))
+
+
+def test_gradients_of_a_shared_expert_that_runs_later_are_there_first() -> None:
+    """Those of experts are added to them."""
+    check_phases(drawn("hy_v3", 6))
+
+
+def check_phases(recipe: TrainingRecipe) -> None:
     estimated, simulated = estimate(recipe), simulate_step(recipe, record=False)
     assert {phase for phase, size in simulated.phases.items() if abs(estimated.phases[phase] - size) > 8192} == set()
 

@@ -23,7 +23,7 @@ Operand = int | str
 # The kind of step, the number of its result or of several, its operands, and more about it:
 #   linear, norm, bare norm, activate: the module's path
 #   gated, mixture: path of a module, and how many of the steps that follow are its own; others may be in their place.
-#     In between, of a mixture: whether a gated product has read the same view of the tokens
+#     In between, of a mixture: whether a gated product reads the same view of the tokens
 #   rotate: how many of the steps that follow rotate query and key; a kernel may be in their place
 #   heads: a value seen as [batch, tokens, heads, head_dim], to be "rotated", "split" after its heads, or left "plain"
 #   attend: of query, key and value, and whether the heads of query and key lie apart

@@ -134,7 +134,7 @@ class _LayerReplay(Replay):
         """What experts make that a kernel fuses or that run in turn; nothing where they run as grouped products.
 
         Args:
-            shared: whether another module has read the same view of the tokens before.
+            shared: whether another module reads the same view of the tokens.
         """
         context, tape = self.context, self.tape
         if any(kernel.fuses_experts(context.spec) for kernel in context.kernels.values()):
