@@ -7,7 +7,7 @@ from ligerprof.analyzers.estimate.recording import Recording
 from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Role
-from ligerprof.torch_memory.allocator.caching import Block, CachingAllocator
+from ligerprof.torch_memory.allocator.caching import Addresses, Block, CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 
 
@@ -53,6 +53,11 @@ class BlockMeter(Meter):
         return size_bytes
 
 
+def addresses_of(recipe: TrainingRecipe) -> Addresses:
+    """Where segments lie: a kernel fills the first weight, but FSDP's shards are made on the CPU."""
+    return Addresses(segments_before_kernels=None if recipe.engine.is_fsdp else 1)
+
+
 def meter_after(recipe: TrainingRecipe, before: Sequence[Recording]) -> Meter:
     """The meter of a part of a run, block by block where a traced model is trained in plain torch or under DDP.
 
@@ -62,8 +67,11 @@ def meter_after(recipe: TrainingRecipe, before: Sequence[Recording]) -> Meter:
     settings = parse_allocator_settings(recipe.alloc_conf)
     if not before or recipe.spec.tape is None or recipe.engine not in (Engine.TORCH, Engine.DDP):
         return Meter(settings.rules)
-    allocator = CachingAllocator(settings=settings)
-    kept = [each for recording in before for each in recording.run_on(allocator)]
+    allocator, addresses, kept = CachingAllocator(settings=settings), addresses_of(recipe), list[tuple[Role, Block]]()
+    allocator.place = addresses.place
+    for recording in before:
+        kept += recording.run_on(allocator)
+        addresses.kernels_ran = True
     meter = BlockMeter(allocator, recipe)
     # the first step's states come after its passes, so their remainders differ from those on an empty device
     states = [block for role, block in kept if role is Role.OPTIMIZER_STATES]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from ligerprof.analyzers.estimate.block_meter import addresses_of
 from ligerprof.analyzers.estimate.context import is_eager
 from ligerprof.analyzers.estimate.groups import flat_sizes
 from ligerprof.analyzers.estimate.placement import Placement, stored_sizes
@@ -101,9 +102,14 @@ class EstimatedRun:
 
     def _replay(self, limit_bytes: int | None) -> CachingAllocator:
         settings = parse_allocator_settings(self.recipe.alloc_conf)
-        allocator = CachingAllocator(settings=settings, capacity_bytes=limit_bytes)
+        allocator, addresses = (
+            CachingAllocator(settings=settings, capacity_bytes=limit_bytes),
+            addresses_of(self.recipe),
+        )
+        allocator.place = addresses.place
         for part in self._parts:
             self._replay_part(allocator, part)
+            addresses.kernels_ran = True
         return allocator
 
     def _replay_part(self, allocator: CachingAllocator, part: Recording) -> None:
