@@ -1,15 +1,18 @@
 """Compare estimators with the measured steps: the tables and the figure of docs/accuracy.md.
 
     python benchmarks/accuracy_report.py table
+    python benchmarks/accuracy_report.py check docs/accuracy.md
     python benchmarks/accuracy_report.py figure docs/figures/accuracy.png
 
-Reads the results of accuracy.py, zero.py and peers.py, and computes the analytic estimates again.
+`check` exits 1 if the median or the worst error of a row of ours is larger than in the page. Reads the results of
+accuracy.py, zero.py and peers.py, and computes the analytic estimates again.
 """
 
 import argparse
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,15 @@ def _percent(ratio: float) -> str:
     return f"{ratio:+.2%}" if abs(ratio) < 0.1 else f"{ratio:+,.0%}"
 
 
+def worse(lines: Sequence[str], page: str) -> Iterator[str]:
+    """The rows of ours that are worse than those of the page, in order."""
+    now, before = ([line for line in each if line.startswith("| ligerprof, ")] for each in (lines, page.splitlines()))
+    for new, old in zip(now, before, strict=True):
+        errors = ([abs(float(cell.strip(" %"))) for cell in line.split("|")[3:6]] for line in (new, old))
+        if any(one > other for one, other in zip(*errors, strict=True)):
+            yield f"{new}\nwas\n{old}"
+
+
 def draw(target: Path) -> None:
     """Draw the errors of every estimator, one mark per step."""
     from ligerprof.reports.figures.style import LineLook, new_figure, styled, write_figure, write_title
@@ -99,14 +111,18 @@ def draw(target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("table", "figure"))
+    parser.add_argument("what", choices=("table", "check", "figure"))
     parser.add_argument("target", type=Path, nargs="?")
     arguments = parser.parse_args()
     if arguments.what == "figure":
         draw(arguments.target)
         return
-    for errors in (plain_errors(), zero_errors()):
-        print("\n".join(table(errors)), end="\n\n")
+    lines = [line for errors in (plain_errors(), zero_errors()) for line in (*table(errors), "")]
+    print("\n".join(lines))
+    if arguments.what == "check":
+        found = list(worse(lines, arguments.target.read_text(encoding="utf-8")))
+        print("\n".join(found or ["No median and no worst row of ours is worse than in the page."]))
+        sys.exit(bool(found))
 
 
 if __name__ == "__main__":

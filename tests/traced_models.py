@@ -69,10 +69,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_window_size": 512,
         "block_types": ["recurrent", "recurrent", "attention"],
     },
-    "afmoe": {**_LLAMA, "head_dim": 32, "moe_intermediate_size": 64, "num_experts": 4, "num_dense_layers": 2},
+    "afmoe": {
+        **_LLAMA,
+        "head_dim": 32,
+        "moe_intermediate_size": 64,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_dense_layers": 2,
+    },
     "cohere2_moe": {**_LLAMA, "head_dim": 32, "num_experts": 4},
     "ctrl": {**_GPT, "dff": 512, "n_positions": 4096},
     "openai-gpt": {**_GPT, "n_positions": 4096},
+    "gpt_neox_japanese": {**_SIZES, "max_position_embeddings": 4096},
+    "granite_swa": _LLAMA,
+    "doge": _LLAMA,
+    "modernbert-decoder": {**_LLAMA, "pad_token_id": 0},
 }
 # encoders and classifiers by their transformers class; one of a decoder with a row
 _ENCODER = {**_SIZES, "intermediate_size": 512, "max_position_embeddings": 1026}
@@ -97,6 +108,13 @@ CLASSES: dict[str, dict[str, Any]] = {
         "vocab_size": 3000,
         "max_position_embeddings": 1026,
     },
+}
+CLASSES |= {
+    "ElectraForSequenceClassification": {"model_type": "electra", **_ENCODER, "embedding_size": 64},
+    "EsmForMaskedLM": {"model_type": "esm", **_ENCODER, "pad_token_id": 0, "mask_token_id": 1},
+    "EuroBertForMaskedLM": {"model_type": "eurobert", **_LLAMA, "pad_token_id": 0},
+    "NomicBertForMaskedLM": {"model_type": "nomic_bert", **_ENCODER},
+    "GteForMaskedLM": {"model_type": "gte", **_ENCODER},
 }
 # models of text and images, with the text model's sizes and a vision tower of two layers
 _VISION = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -134,9 +152,64 @@ CLASSES |= {
         "image_token_id": 2999,
     },
 }
+_TOWER = {**_VISION, "image_size": 64, "patch_size": 16}
+_QWEN2 = {"model_type": "qwen2", **_LLAMA}
+CLASSES |= {
+    "LlavaOnevisionForConditionalGeneration": {
+        "model_type": "llava_onevision",
+        "text_config": _QWEN2,
+        "vision_config": {"model_type": "siglip_vision_model", **_TOWER},
+        "image_token_index": 2999,
+        "video_token_index": 2998,
+    },
+    "Idefics3ForConditionalGeneration": {
+        "model_type": "idefics3",
+        "text_config": {"model_type": "llama", **_LLAMA},
+        "vision_config": _TOWER,
+        "image_token_id": 2999,
+    },
+    "InternVLForConditionalGeneration": {
+        "model_type": "internvl",
+        "text_config": _QWEN2,
+        "vision_config": {**_VISION, "image_size": [64, 64], "patch_size": [16, 16]},
+        "image_token_id": 2999,
+    },
+    "PaliGemmaForConditionalGeneration": {
+        "model_type": "paligemma",
+        "text_config": {"model_type": "gemma", **_LLAMA, "head_dim": 32},
+        "vision_config": {"model_type": "siglip_vision_model", **_TOWER, "projection_dim": 128},
+        "image_token_index": 2999,
+        "projection_dim": 128,
+    },
+    "Mistral3ForConditionalGeneration": {
+        "model_type": "mistral3",
+        "text_config": {"model_type": "mistral", **_LLAMA, "head_dim": 32},
+        "vision_config": {"model_type": "pixtral", **_TOWER},
+        "image_token_index": 2999,
+    },
+    "AyaVisionForConditionalGeneration": {
+        "model_type": "aya_vision",
+        "text_config": {"model_type": "cohere2", **_LLAMA},
+        "vision_config": {"model_type": "siglip_vision_model", **_TOWER},
+        "image_token_index": 2999,
+    },
+}
 # architectures whose transformers classes have no sdpa
 EAGER = frozenset(
-    {"gptj", "bloom", "gpt_neo", "codegen", "mpt", "xglm", "mamba2", "recurrent_gemma", "ctrl", "openai-gpt"}
+    {
+        "gptj",
+        "bloom",
+        "gpt_neo",
+        "codegen",
+        "mpt",
+        "xglm",
+        "mamba2",
+        "recurrent_gemma",
+        "ctrl",
+        "openai-gpt",
+        "granite_swa",
+        "gpt_neox_japanese",
+    }
 )
 
 

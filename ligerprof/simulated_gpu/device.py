@@ -15,10 +15,9 @@ import torch
 from ligerprof.gpus import GpuSpec
 from ligerprof.serialization import select
 from ligerprof.snapshots.writer import EventContext, Frame, TraceEvent, build_snapshot, event_time_us
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator, Observer
+from ligerprof.torch_memory.allocator.caching import Addresses, AllocatorFullError, Block, CachingAllocator, Observer
 from ligerprof.torch_memory.allocator.settings import AllocatorSettings
 from ligerprof.torch_memory.dtypes import Scratch
-from ligerprof.units import MIB
 
 
 class History:
@@ -76,64 +75,7 @@ class ContextLike(EventContext):
         return self._other.frames
 
 
-_FIRST_ADDRESS = 0x7F_8000_000000 - 2 * MIB
-_STEP_BYTES = 32 * MIB
-# distances from the first segment, in which the libraries' own memory lies, too
-_UPPER_GAP = (_FIRST_ADDRESS + 74 * MIB, _FIRST_ADDRESS + 98 * MIB)
-_LOWER_GAP = (_FIRST_ADDRESS - 340 * MIB, _FIRST_ADDRESS)
 _LIBRARY_IN_LOWER_GAP = "bitsandbytes.cextension"
-_LOWEST_ADDRESS = _FIRST_ADDRESS - 414 * MIB
-_SMALL_SEGMENT_BYTES = 2 * MIB
-
-
-class Gap:
-    """Free addresses, taken from the lowest on."""
-
-    def __init__(self, begin: int, end: int) -> None:
-        self._next, self._end = begin, end
-
-    def place(self, size_bytes: int) -> int | None:
-        """The address of a segment, None if it is too large."""
-        if self._next + size_bytes > self._end:
-            return None
-        self._next += size_bytes
-        return self._next - size_bytes
-
-
-class Addresses:
-    """Where CUDA's driver places new segments, which decides between free blocks of one size.
-
-    As seen in 23 programs on an H200 (CUDA 13): two gaps near the context are filled upwards, the larger one as soon as
-    kernels have run, since loading them moves what was there. Other segments go below all earlier ones, each at a
-    multiple of 32 MiB, or into what these leave. In six programs with bitsandbytes, its library was in the larger gap.
-
-    Attributes:
-        kernels_ran: whether the program has computed anything on the GPU.
-    """
-
-    def __init__(self) -> None:
-        self.kernels_ran = False
-        self._first = Gap(_FIRST_ADDRESS, _FIRST_ADDRESS + _SMALL_SEGMENT_BYTES)
-        self._upper, self._lower = Gap(*_UPPER_GAP), Gap(*_LOWER_GAP)
-        self._rests: list[Gap] = []
-        self._lowest = _LOWEST_ADDRESS
-
-    def place(self, size_bytes: int) -> int:
-        first = [self._first] if size_bytes == _SMALL_SEGMENT_BYTES else []
-        gaps = [*first, *reversed(self._rests)]
-        if not self.kernels_ran:
-            gaps.append(self._upper)
-        elif _LIBRARY_IN_LOWER_GAP not in sys.modules:
-            gaps.append(self._lower)
-        found = (gap.place(size_bytes) for gap in gaps)
-        address = next((address for address in found if address is not None), None)
-        if address is None:
-            end = self._lowest
-            address = self._lowest = (end - size_bytes) // _STEP_BYTES * _STEP_BYTES
-            self._rests.append(Gap(address + size_bytes, end))
-        return address
-
-
 # of an AllocatorFullError
 FULL_SIZES = ("requested_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
 # aten/src/ATen/cuda/CublasHandlePool.cpp
@@ -195,7 +137,7 @@ class Device:
         self.allocator = CachingAllocator(
             settings=settings, capacity_bytes=capacity_bytes, limit_bytes=limit_bytes, observe=self._note
         )
-        self.addresses = Addresses()
+        self.addresses = Addresses(library_in_gap=lambda: _LIBRARY_IN_LOWER_GAP in sys.modules)
         self.allocator.place = self.addresses.place
         self.capacity_bytes = capacity_bytes
         self.allocations = self.frees = self.segments = self.segment_frees = self.failures = 0

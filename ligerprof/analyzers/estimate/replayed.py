@@ -24,7 +24,7 @@ from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.lengths import at_longest
 from ligerprof.recipe.training import TrainingRecipe
 from ligerprof.roles import Phase, Role
-from ligerprof.torch_memory.allocator.caching import AllocatorFullError, Block, CachingAllocator
+from ligerprof.torch_memory.allocator.caching import Addresses, AllocatorFullError, Block, CachingAllocator
 from ligerprof.torch_memory.allocator.settings import parse_allocator_settings
 from ligerprof.torch_memory.attention import AttentionKernel
 from ligerprof.torch_memory.distributed import broadcast_scratch
@@ -105,7 +105,7 @@ class EstimatedRun:
     def keeps_cache_under(self, limit_bytes: int) -> bool:
         """Whether later steps under a limit never give cached memory back, which costs time in each of them."""
         try:
-            allocator = self._replay(limit_bytes)
+            allocator, _ = self._replay(limit_bytes)
             if not allocator.retries:
                 return True
             self._replay_part(allocator, self._parts[self.steady])
@@ -125,22 +125,23 @@ class EstimatedRun:
 
     @cached_property
     def _unlimited(self) -> tuple[CachingAllocator, Sequence[Mapping[Phase, Peak]]]:
-        allocator = self._new_allocator(None)
-        return allocator, [self._replay_part(allocator, part) for part in self._parts]
+        return self._replay(None)
 
     @cached_property
     def _parts(self) -> Sequence[Recording]:
         return [recording.unfolded() for recording in self.recordings]
 
-    def _new_allocator(self, limit_bytes: int | None) -> CachingAllocator:
+    def _replay(self, limit_bytes: int | None) -> tuple[CachingAllocator, Sequence[Mapping[Phase, Peak]]]:
         settings = parse_allocator_settings(self.recipe.alloc_conf)
-        return CachingAllocator(settings=settings, capacity_bytes=limit_bytes)
-
-    def _replay(self, limit_bytes: int) -> CachingAllocator:
-        allocator = self._new_allocator(limit_bytes)
+        allocator = CachingAllocator(settings=settings, capacity_bytes=limit_bytes)
+        # a kernel fills the first weight, but FSDP's shards are made on the CPU
+        addresses = Addresses(segments_before_kernels=None if self.recipe.engine.is_fsdp else 1)
+        allocator.place = addresses.place
+        peaks = []
         for part in self._parts:
-            self._replay_part(allocator, part)
-        return allocator
+            peaks.append(self._replay_part(allocator, part))
+            addresses.kernels_ran = True
+        return allocator, peaks
 
     def _replay_part(self, allocator: CachingAllocator, part: Recording) -> Mapping[Phase, Peak]:
         held: dict[int, Block] = {}
