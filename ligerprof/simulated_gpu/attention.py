@@ -39,6 +39,11 @@ def attention_for(gpu_now: Callable[[], GpuSpec], used: set[str]) -> Callable[..
         enable_gqa: bool = False,
     ) -> Tensor:
         inputs = (query, key, value)
+        if not query.dtype == key.dtype == value.dtype:
+            raise RuntimeError(
+                f"Expected query, key, and value to have the same dtype, but got query.dtype: {query.dtype}"
+                f" key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
+            )
         problem = problem_of(*inputs)
         problem = replace(
             problem,

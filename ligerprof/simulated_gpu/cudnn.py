@@ -251,6 +251,8 @@ def _problem(source: Tensor, weight: Tensor, result: Tensor, options: Sequence[A
 def _convolution(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     source, weight, _bias, stride, _padding, _dilation, transposed, _output_padding, groups = args
     layout = _layout(source, weight)
+    if source.dtype != weight.dtype:
+        raise RuntimeError(f"Input type ({source.type()}) and weight type ({weight.type()}) should be the same")
     if not torch.backends.cudnn.enabled or not weight.numel():
         return run.compute(func, args, kwargs)
     source, weight = source.contiguous(memory_format=layout), weight.contiguous(memory_format=layout)

@@ -479,8 +479,19 @@ def _with_number(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping
     return run.compute(func._overloadpacket.default, args, {**kwargs, "lr": 1.0})
 
 
+def _dtypes(tensors: Sequence[Tensor]) -> str:
+    return " and ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+
+
 def _product(run: Operators, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Most of a model's time: in one step, as PRODUCT_INTERNALS has it for tapes."""
+    """Most of a model's time: in one step, as PRODUCT_INTERNALS has it for tapes.
+
+    Raises:
+        RuntimeError: dtypes differ, which torch's rules for shapes accept.
+    """
+    factors = args[:3] if func is aten.addmm.default else args[:2]
+    if len({factor.dtype for factor in factors}) > 1:
+        raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {_dtypes(factors)}")
     result = run.compute_at_once(func, args, kwargs)
     hold_workspaces(run.device, args[0] if func is aten.addmm.default else None)
     return result

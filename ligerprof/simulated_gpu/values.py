@@ -40,6 +40,7 @@ _ONE_NUMBER = frozenset({aten.zero_.default, aten.fill_.Scalar})
 _BRANCHES = frozenset({"item of bool", "equal"})
 # by torch.compile
 _GENERATED = f"{os.sep}torchinductor_"
+_DECORATORS = tuple(f"{os.sep}{name}.py" for name in ("contextlib", "functools", "typing_extensions"))
 # of torch and of this package
 _SKIPPED_FILES = (*(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, Path(__file__).parent)), "<frozen ")
 
@@ -284,8 +285,8 @@ def _shown(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
 
 
 def is_skipped(file: str) -> bool:
-    """Whether a file of code is torch's, this package's, or one that torch.compile wrote."""
-    return file.startswith(_SKIPPED_FILES) or _GENERATED in file
+    """Whether a file of code is torch's, this package's, a decorator's, or one that torch.compile wrote."""
+    return file.startswith(_SKIPPED_FILES) or _GENERATED in file or file.endswith(_DECORATORS)
 
 
 def place() -> str:

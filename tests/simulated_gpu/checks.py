@@ -19,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from ligerprof.errors import UnsupportedError
 from ligerprof.simulated_gpu.patches import _refusal_behind
 
+HALVES = (torch.float16, torch.float32)
+
 
 class MemoryInfo(ctypes.Structure):
     """nvmlMemory_t."""
@@ -139,6 +141,16 @@ def checks() -> None:
     assert count.value == 1
     assert pynvml.nvmlLib.nvmlDeviceGetFanSpeed(None, None) != 0
     assert "--flash-attn" in str(_refusal_behind(ModuleNotFoundError("No module named 'flash_attn'")))
+
+    # operands of different dtypes
+    for operation, shapes in ((F.linear, ((2, 8), (8, 8))), (F.conv1d, ((1, 8, 4), (8, 8, 3)))):
+        with pytest.raises(RuntimeError, match=r"same dtype|should be the same"):
+            operation(
+                *(torch.zeros(*shape, dtype=dtype, device="cuda") for shape, dtype in zip(shapes, HALVES, strict=True))
+            )
+    heads = [torch.zeros(1, 2, 4, 8, dtype=dtype, device="cuda") for dtype in (*HALVES, torch.float16)]
+    with pytest.raises(RuntimeError, match="same dtype"):
+        F.scaled_dot_product_attention(*heads)
 
     # optimizers whose learning rate is a tensor, and nn.DataParallel on one GPU
     for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
