@@ -13,7 +13,7 @@ from ligerprof.analyzers.estimate.hooks import Hooks, Part
 from ligerprof.analyzers.estimate.layers import run_layer
 from ligerprof.analyzers.estimate.masks import last_reader
 from ligerprof.analyzers.estimate.meter import Allocation, Meter
-from ligerprof.analyzers.estimate.model import ModelReplay, embedding_is_leaf, keeps_tables
+from ligerprof.analyzers.estimate.model import ModelReplay, keeps_tables
 from ligerprof.analyzers.estimate.offloading import Offloading, PackedTensor
 from ligerprof.analyzers.estimate.output_cache import OutputCache
 from ligerprof.analyzers.estimate.places import EMBEDDING, HEAD, WHOLE
@@ -85,9 +85,8 @@ class MicroBatch:
         self._bottom = self._new_context(Tape(meter, offloading=self.offloading))
         self._top = self._new_context(TapeWithParts(meter, offloading=self.offloading))
         self._layers: list[_Layer] = []
-        self._leaf: Allocation | None = None
-        # what autograd starts at, if it is neither the embedding's output nor the first layer's input
-        self._start: Allocation | None = None
+        # the embedding's output, if autograd starts there
+        self._leaf: Value | None = None
         self._until_backward_ends: list[Allocation] = []
         self._until_graph_is_freed: list[Allocation] = []
 
@@ -120,14 +119,15 @@ class MicroBatch:
             self._bottom.tape.name(mask)
         if not self.evaluates and keeps_tables(self._recipe):
             self._until_backward_ends += [self._meter.keep(block) for block in model.tables]
-        self.copies_embedding |= model.leaf is not None and model.leaf is stream.block
-        if model.leaf is not None and model.leaf is not stream.block:
-            self._start = model.leaf
-            self._until_graph_is_freed.append(model.leaf)
-        elif model.leaf is not None and self.offloading is not None:
-            self._leaf = model.leaf
-        elif model.leaf is not None:
-            self._meter.drop(model.leaf)
+        self._leaf = model.leaf
+        if model.leaf is not None:
+            self.copies_embedding |= model.leaf.block is stream.block
+            block = self._bottom.tape.hand_over(self._bottom.tape.name(model.leaf))
+            if self.evaluates:
+                # without a graph
+                self._meter.drop(block)
+            else:
+                self._until_graph_is_freed.append(block)
         self._layer_masks = model.masks
         first = stream
         for repetition in self._traced:
@@ -153,10 +153,11 @@ class MicroBatch:
                 self._release_masks_after(repetition.first)
         self._end_shared()
         self._meter.place = EMBEDDING
-        self._keep_embedded()
         if flowing is not None:
             self._hooks.gradient_arrives(Part.EMBEDDING)
-            self._bottom.tape.backward(self._layers[0].source, flowing, None)
+            of_leaf = self._bottom.tape.backward(self._layers[0].source, flowing, self._leaf)
+            # a leaf lives as long as the graph, and with it its gradient
+            self._until_graph_is_freed += [] if of_leaf is None else [of_leaf]
         self._bottom.tape.forget_gradients()
         self._end_tables()
         self._meter.place = WHOLE
@@ -185,16 +186,6 @@ class MicroBatch:
         for windowed in tuple(self._masks):
             if last_reader(self._recipe, windowed=windowed) == index:
                 self._bottom.tape.release(self._masks.pop(windowed))
-
-    def _keep_embedded(self) -> None:
-        """With adapters the embedding's output is a leaf, and lives as long as the graph with its gradient."""
-        if not embedding_is_leaf(self._recipe):
-            return
-        if self._leaf is not None:
-            self._meter.drop(self._leaf)
-        size_bytes = self._layers[0].source.size_bytes
-        kept = ("output", "gradient") if self._start is None else ("gradient",)
-        self._until_graph_is_freed += [self._meter.take(size_bytes, self._stream_role(0)) for _ in kept]
 
     def _end_shared(self) -> None:
         """Masks and rotary tables end; reentrant checkpointing's functions hold them as long as the graph."""

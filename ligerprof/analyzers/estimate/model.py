@@ -38,7 +38,7 @@ class ModelReplay(Replay):
 
     Attributes:
         masks: by whether their layers have a window.
-        leaf: what autograd starts at, if that is not at a parameter; the caller drops it.
+        leaf: what autograd starts at, if that is not at a parameter.
     """
 
     def __init__(self, context: Context, top: Context, layers: Layers, stream_role: Role) -> None:
@@ -50,7 +50,7 @@ class ModelReplay(Replay):
         self._stream = next(step[2][0] for step in self._steps if step[0] == "layers")
         self._embeddings = sum(step[0] == "embed" for step in self._steps)
         self.masks: dict[bool, Value] = {}
-        self.leaf: Allocation | None = None
+        self.leaf: Value | None = None
 
     def loss(self) -> Value:
         """The loss, which one variable holds."""
@@ -126,7 +126,7 @@ class ModelReplay(Replay):
         # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
         if is_tokens and embedding_is_leaf(context.recipe):
             embedded.needs_gradient = True
-            self.leaf = self.tape.hand_over(self.tape.name(embedded))
+            self.leaf = embedded
         self._embeddings -= 1
         if not self._embeddings:
             context.hooks.leave(Part.EMBEDDING)

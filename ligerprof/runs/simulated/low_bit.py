@@ -132,7 +132,9 @@ class _AdaptedLowBitLinear(AdaptedLinear):
             narrow: Tensor = self.lora_A[name].weight  # type: ignore[assignment]
             x = self._cast_input_dtype(x, narrow.dtype)
         output: Tensor = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * self.scaling[name]
-        return result + (output.to(result.dtype) if converts else output)
+        if converts:
+            output = output.to(result.dtype)
+        return result + output
 
 
 def adapt_as_over_bitsandbytes(model: nn.Module) -> None:
