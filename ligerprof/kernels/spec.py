@@ -84,6 +84,7 @@ class KernelMemory:
         output_bytes: new memory of the output; 0 if the operation runs in place.
         saved_bytes: allocated and kept until backward, output excluded.
         forward_temporary_bytes: peak of what forward allocates and frees, beyond output and saved bytes.
+        workspace_bytes: the largest block of these, if there are others (0: they are one block).
         forward_gradient_bytes: gradients computed in forward (the fused losses).
         backward_gradient_bytes: new memory for the gradients that backward returns.
         backward_temporary_bytes: peak of what backward allocates and frees.
@@ -98,6 +99,7 @@ class KernelMemory:
     output_bytes: int = 0
     saved_bytes: int = 0
     forward_temporary_bytes: int = 0
+    workspace_bytes: int = 0
     forward_gradient_bytes: int = 0
     backward_gradient_bytes: int = 0
     backward_temporary_bytes: int = 0

@@ -8,7 +8,7 @@ from ligerprof.analyzers.estimate.operation import Operation
 from ligerprof.analyzers.estimate.tensors import Tensor, Value, Weight
 from ligerprof.kernels.spec import KernelMemory, KernelShape
 from ligerprof.roles import Role
-from ligerprof.torch_memory.dtypes import FP32_BYTES
+from ligerprof.torch_memory.dtypes import FP32_BYTES, together
 
 
 def kernel_memory(
@@ -124,6 +124,8 @@ def call_loss(
     )
     if sum(casts) >= memory.forward_temporary_bytes:
         casts = ()
+    left_bytes = memory.forward_temporary_bytes - sum(casts)
+    workspace_bytes = min(memory.workspace_bytes, left_bytes)
     return context.tape.run(
         Operation(
             elements=1,
@@ -134,7 +136,7 @@ def call_loss(
             saves=kept,
             extra_saved_bytes=memory.saved_bytes,
             leading_scratch=casts,
-            forward_scratch_bytes=memory.forward_temporary_bytes - sum(casts),
+            forward_scratch_bytes=together(left_bytes - workspace_bytes, workspace_bytes),
             backward_scratch_bytes=memory.backward_temporary_bytes,
             scratch_role=Role.KERNEL_WORKSPACE,
             is_product=weight is not None,

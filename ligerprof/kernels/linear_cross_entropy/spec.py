@@ -18,6 +18,7 @@ def _memory(shape: KernelShape) -> KernelMemory:
     return KernelMemory(
         output_bytes=results.output_bytes,
         forward_temporary_bytes=workspace_bytes + results.temporary_bytes + shape.head_cast_bytes,
+        workspace_bytes=workspace_bytes,
         forward_gradient_bytes=hidden_gradient_bytes + shape.head_gradient_bytes + shape.factor_gradient_bytes,
         backward_gradient_bytes=_cast_gradient_bytes(shape),
     )

@@ -108,7 +108,7 @@ def _flce(shape: KernelShape) -> KernelMemory:
     """Chunks of logits as large as the hidden states; under autocast, each chunk casts the weight again."""
     hidden_elements, weight_elements = shape.tokens * shape.hidden, shape.vocab * shape.hidden
     chunk = lean_chunk_tokens(tokens=shape.tokens, hidden=shape.hidden, vocab=shape.vocab)
-    workspace_bytes = chunk * shape.vocab * shape.product_bytes
+    logits_bytes = workspace_bytes = chunk * shape.vocab * shape.product_bytes
     if shape.parameter_bytes != shape.product_bytes:
         # a trained weight's gradient is made next to the cast weight
         workspace_bytes += (2 if shape.weight_requires_grad else 1) * weight_elements * shape.product_bytes
@@ -119,6 +119,7 @@ def _flce(shape: KernelShape) -> KernelMemory:
     return KernelMemory(
         output_bytes=FP32_BYTES,
         forward_temporary_bytes=workspace_bytes + losses_bytes + _labels_bytes(shape) - FP32_BYTES,
+        workspace_bytes=logits_bytes,
         forward_gradient_bytes=hidden_elements * shape.activation_bytes + shape.head_gradient_bytes,
         backward_temporary_bytes=FP32_BYTES,
     )
