@@ -93,7 +93,7 @@ class SmallModel:
         """Run the experts of a layer, of which so many have tokens."""
         layer, spec, mlp = self._layers[index], self._spec, self._spec.architecture.mlp
         assert mlp.experts is not None
-        experts = layer.get_submodule(f"{mlp.name}.{mlp.experts.name}")
+        experts = layer.get_submodule(f"{mlp.name}.experts")
         config = experts.config
         first = _FIRST_EXPERTS[: hits - 1]
         routed = (*first, _EXPERT_TOKENS * spec.chosen_experts - sum(first))

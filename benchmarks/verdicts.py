@@ -4,7 +4,7 @@
     python benchmarks/verdicts.py again verdicts.jsonl
     python benchmarks/verdicts.py count verdicts.jsonl
 
-None requires a GPU. `draw` appends a row for each recipe; the limit is within 4 % of what the step allocates or
+None requires a GPU. `draw` appends a row for each recipe; the limit is within 4 % (`--near`) of what the step allocates or
 reserves, both drawn. `again` repeats the estimates of a file, and prints them in its format.
 """
 
@@ -151,7 +151,7 @@ def events_of(snapshot: dict[str, Any]) -> list[list[int]]:
     return events
 
 
-def compared(seed: int, number: int, events: Path | None) -> dict[str, Any]:
+def compared(seed: int, number: int, near: float, events: Path | None) -> dict[str, Any]:
     """A row: what the simulated step takes, a limit near that, and both verdicts."""
     warnings.simplefilter("ignore")
     from ligerprof.runs.simulated import simulate_step
@@ -174,7 +174,7 @@ def compared(seed: int, number: int, events: Path | None) -> dict[str, Any]:
         allocated_bytes = max(free.peak_bytes, free.first_step_peak_bytes, free.second_step_peak_bytes or 0)
         row |= {"simulated_allocated_bytes": allocated_bytes, "simulated_reserved_bytes": reserved_bytes}
         near_bytes = source.choice((allocated_bytes, reserved_bytes))
-        row["memory_limit_bytes"] = int(near_bytes * source.uniform(1 - NEAR, 1 + NEAR))
+        row["memory_limit_bytes"] = int(near_bytes * source.uniform(1 - near, 1 + near))
         limited = simulate_step(recipe_of(row), record=False)
         row["simulated"] = "fits" if limited.oom is None else "does not fit"
         row |= estimated(row)
@@ -199,7 +199,7 @@ def draw_rows(arguments: argparse.Namespace) -> None:
         waiting = set()
         while done < arguments.count and time.monotonic() - begin < arguments.seconds:
             while len(waiting) < 2 * arguments.at_once:
-                waiting.add(pool.submit(compared, arguments.seed, number, arguments.events))
+                waiting.add(pool.submit(compared, arguments.seed, number, arguments.near, arguments.events))
                 number += 1
             finished = next(as_completed(waiting))
             waiting.remove(finished)
@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("rows", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--near", type=float, default=NEAR, help="the most that a limit is off, as a share")
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--events", type=Path, help="folder for the simulated events of rows that differ")
