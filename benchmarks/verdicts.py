@@ -4,8 +4,8 @@
     python benchmarks/verdicts.py again verdicts.jsonl
     python benchmarks/verdicts.py count verdicts.jsonl
 
-None requires a GPU. `draw` appends a row for each recipe; the limit is within 4 % (`--near`) of what the step allocates or
-reserves, both drawn. `again` repeats the estimates of a file, and prints them in its format.
+None requires a GPU. `draw` appends a row for each recipe; the limit is within 4 % (`--near`) of what the step
+allocates or reserves, both drawn. `again` repeats the estimates of a file, and prints them in its format.
 """
 
 import argparse
