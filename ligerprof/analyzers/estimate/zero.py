@@ -183,11 +183,18 @@ def _initialize_stage_0(recipe: TrainingRecipe, trained: Sequence[int], recordin
 def _initialize_stage_1_or_2(
     recipe: TrainingRecipe, elements: Elements, trained: Sequence[int], placement: Placement, recording: Recording
 ) -> None:
-    """Weights move to one flat tensor; the fp32 copy of the share comes from a clone; the states' first gradient."""
+    """Weights move to one flat tensor; the fp32 copy of the share comes from a clone; the states' first gradient.
+
+    Where the GPU lacks room for both, they move through main memory (stage_1_and_2.py, flatten_on_accelerator).
+    """
     width, share = weight_width(recipe), elements.trained_share
+    free_bytes = recipe.gpu_spec.usable_bytes - sum(recording.sizes[number] for number in recording.kept)
+    through_host = free_bytes < width * elements.trained
+    for number in trained if through_host else ():
+        recording.release(number)
     recording.empty_cache()
     recording.keep([width * elements.trained], Role.PARAMETERS)
-    for number in trained:
+    for number in trained if not through_host else ():
         recording.release(number)
     if recipe.offload is not Offload.NONE:
         recording.touch([width * share], Role.OPTIMIZER_STATES)
