@@ -68,6 +68,8 @@ MENDED = (
     "nemotron 7001",
     # one block for all statistics of a loss in tiles
     "gpt2 7003",
+    # a leaf before the number that multiplies it, which adapters leave frozen
+    "falcon_h1 7011",
     # unsplit remainders
     "gemma2 7200",
     "qwen3 7201",

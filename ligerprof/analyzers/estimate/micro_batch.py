@@ -122,7 +122,7 @@ class MicroBatch:
         self._leaf = model.leaf
         if model.leaf is not None:
             self.copies_embedding |= model.leaf.block is stream.block
-            block = self._bottom.tape.hand_over(self._bottom.tape.name(model.leaf))
+            block = self._bottom.tape.hand_over(model.leaf)
             if self.evaluates:
                 # without a graph
                 self._meter.drop(block)

@@ -38,7 +38,7 @@ class ModelReplay(Replay):
 
     Attributes:
         masks: by whether their layers have a window.
-        leaf: what autograd starts at, if that is not at a parameter.
+        leaf: what autograd starts at, if that is not at a parameter, held once for the caller.
     """
 
     def __init__(self, context: Context, top: Context, layers: Layers, stream_role: Role) -> None:
@@ -126,7 +126,7 @@ class ModelReplay(Replay):
         # enable_input_require_grads: without it a checkpointed layer would have nothing to differentiate
         if is_tokens and embedding_is_leaf(context.recipe):
             embedded.needs_gradient = True
-            self.leaf = embedded
+            self.leaf = self.tape.name(embedded)
         self._embeddings -= 1
         if not self._embeddings:
             context.hooks.leave(Part.EMBEDDING)
