@@ -38,7 +38,7 @@ def main() -> None:
     seconds(names[0], tokens=64)
     found: dict[str, float] = {}
     for name in names:
-        taken = seconds(name) or seconds(name, tokens=1024)
+        taken = seconds(name) or seconds(name, tokens=1024) or seconds(name, tokens=512)
         if taken is None:
             print(f"{name:32} failed", flush=True)
             continue

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from ligerprof.analyzers.estimate import estimate
 from ligerprof.errors import LigerprofError
 from ligerprof.models import spec_from_config
+from ligerprof.recipe.categories import Engine
 from ligerprof.recipe.training import TrainingRecipe
 from tests import rank_truth
 from tests.analyzers.estimate.test_truth import DEEPSPEED_ROWS, deepspeed_recipe_of, drawn_recipe_of
@@ -96,8 +97,7 @@ def recipe_of(row: dict[str, Any]) -> TrainingRecipe:
     if "options" in row:
         return drawn_recipe_of(row)
     if "recipe" in row:
-        # what was measured are the steps
-        return dataclasses.replace(TrainingRecipe.from_json(row["recipe"]), eval_batch=None)
+        return TrainingRecipe.from_json(row["recipe"])
     options = experts_in_turn.options(row["model"], row["precision"], checkpointing=row["checkpointing"])
     spec = spec_from_config(architectures.config_of(row["model"]), name=row["model"])
     return TrainingRecipe(model=spec, **options)
@@ -120,11 +120,13 @@ def truth() -> Iterator[tuple[str, str, Row]]:
 
 
 def errors_of(row: Row) -> dict[str, float]:
-    """Signed relative errors of an estimate."""
-    found = estimate(row.recipe)
+    """Signed relative errors of an estimate of the steps alone, without an evaluation or saving."""
+    recipe = row.recipe
+    saves = recipe.engine.is_fsdp or recipe.engine is Engine.DEEPSPEED
+    found = estimate(dataclasses.replace(recipe, eval_batch=None, **({"save_whole": False} if saves else {})))
     peak_bytes = found.first_step_peak_bytes if row.first else found.peak_bytes
     errors = {"peak": peak_bytes / row.peak_bytes - 1}
-    limit_bytes = row.recipe.memory_limit_bytes
+    limit_bytes = recipe.memory_limit_bytes
     if row.reserved_bytes and (limit_bytes is None or found.run.reserved_bytes <= limit_bytes):
         errors["reserved"] = found.run.reserved_bytes / row.reserved_bytes - 1
     return errors

@@ -319,7 +319,8 @@ class Addresses:
             self.kernels_ran |= self._segments_before_kernels == 0
             self._segments_before_kernels -= 1
         first = [self._first] if size_bytes == SMALL_SEGMENT_BYTES else []
-        gaps = [*first, *reversed(self._rests)]
+        # each rest is smaller than a step
+        gaps = [*first, *(reversed(self._rests) if size_bytes < _STEP_BYTES else ())]
         if not self.kernels_ran:
             gaps.append(self._upper)
         elif not self.library_in_gap():
