@@ -32,11 +32,11 @@ from ligerprof.torch_memory.dtypes import HALF_BYTES
 
 # how far the smallest limit under which the replay completes is from that of a simulated step, as a share of the limit:
 # chosen so that no verdict contradicts the simulation for the recipes of tests/data/verdicts; docs/accuracy.md
-_UNCERTAIN_SHARE = 0.0005
+_UNCERTAIN_SHARE = 0.0002
 # where each matrix of attention scores is a tensor, whose place decides on those of others
-_UNCERTAIN_SHARE_OF_SCORES = 0.001
-# where streams or DeepSpeed's buffers are not known block by block
-_UNCERTAIN_SHARE_OF_SHARDS = 0.002
+_UNCERTAIN_SHARE_OF_SCORES = 0.0005
+# on several GPUs, where the order of buckets and streams is not known block by block
+_UNCERTAIN_SHARE_OF_RANKS = 0.002
 # whole runs over different lengths, of which only the largest micro-batch is replayed; above the 3 % under which no
 # verdict contradicts the simulated runs of tests/data/verdicts/lengths.jsonl
 _UNCERTAIN_SHARE_OF_LENGTHS = 0.05
@@ -122,8 +122,8 @@ class EstimatedRun:
         """How far the least limit that the run completes under may be from the simulation's."""
         recipe = at_longest(self.recipe)
         share = _UNCERTAIN_SHARE
-        if recipe.engine.is_fsdp or recipe.engine is Engine.DEEPSPEED:
-            share = _UNCERTAIN_SHARE_OF_SHARDS
+        if recipe.engine is not Engine.TORCH:
+            share = _UNCERTAIN_SHARE_OF_RANKS
         elif is_eager(recipe) or AttentionKernel.MATH in attention_kernels(recipe):
             share = _UNCERTAIN_SHARE_OF_SCORES
         return share if self.recipe.lengths is None else _UNCERTAIN_SHARE_OF_LENGTHS
