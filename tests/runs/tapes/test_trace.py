@@ -127,7 +127,7 @@ def test_zero_3_gathers_weights_as_with_forms(tmp_path: Path) -> None:
     for changed in ({}, {"checkpointing": False}, {"batch": 3, "seq": 384}):
         by_forms = dataclasses.replace(given, **changed)
         by_tape = estimate(with_tape_of(by_forms, tape))
-        assert by_tape.phases == pytest.approx(estimate(by_forms).phases, rel=0.0005)
+        assert by_tape.phases == pytest.approx(estimate(by_forms).phases, rel=0.003)
         assert by_tape.first_step_peak_bytes == pytest.approx(estimate(by_forms).first_step_peak_bytes, rel=0.0005)
 
 
