@@ -27,7 +27,7 @@ def count_plain_torch(slot: str, shape: KernelShape) -> tuple[int, int, int, int
     meter, tape = context.tape.meter, context.tape
     outputs, source = run(context, slot, shape)
     output_bytes = sum(output.size_bytes for output in outputs)
-    kept_bytes, forward_peak_bytes = meter.total_bytes, meter.peak().total_bytes
+    kept_bytes, forward_peak_bytes = meter.total_bytes, meter.peak_bytes
     # the gradients of all outputs come from outside
     joined = tape.run(Operation(elements=0, width=1, passes=outputs, view_of=outputs[0]))
     meter.start()
@@ -36,7 +36,7 @@ def count_plain_torch(slot: str, shape: KernelShape) -> tuple[int, int, int, int
         output_bytes,
         kept_bytes - output_bytes,
         forward_peak_bytes - kept_bytes,
-        meter.peak().total_bytes - kept_bytes,
+        meter.peak_bytes - kept_bytes,
     )
 
 
@@ -96,7 +96,7 @@ def run(context: Context, slot: str, shape: KernelShape) -> tuple[tuple[Value, .
         return (gated_product(context, gate, given(shape.intermediate), slot),), gate
     if slot == "rope":
         query, key = (given(heads * shape.head_dim) for heads in (shape.heads, shape.kv_heads))
-        return rotate_both(context, query, key), query
+        return rotate_both(context, query, key, wide_tables=False), query
     if slot == "ce":
         logits = given(shape.vocab, shape.product_bytes)
         return (_loss_of(context, logits),), logits
