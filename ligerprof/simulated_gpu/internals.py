@@ -370,6 +370,14 @@ def _product(call: Call) -> Any:
     return result
 
 
+def _scaled_product(call: Call) -> Any:
+    """Only cuBLASLt multiplies float8 (scaled_gemm in aten/src/ATen/cuda/CUDABlas.cpp)."""
+    result = call.run()
+    _hold(call.device, "cublas", call.device.gpu.cublas_workspace_bytes)
+    _hold(call.device, "cublaslt", LT_WORKSPACE_BYTES)
+    return result
+
+
 def _grouped_product(call: Call) -> Any:
     """One product per group of rows; dtypes other than bf16 call cuBLAS once per group (GroupedMMUtils.h).
 
@@ -413,6 +421,7 @@ def _overloads(packet: Any) -> list[Any]:
 PRODUCT_INTERNALS: dict[Any, Internal] = {
     **{key: _product for packet in (aten.mm, aten.bmm, aten.baddbmm, aten.addmm) for key in _overloads(packet)},
     **dict.fromkeys(_overloads(aten._grouped_mm), _grouped_product),
+    **dict.fromkeys(_overloads(aten._scaled_mm), _scaled_product),
 }
 
 

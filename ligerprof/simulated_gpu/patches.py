@@ -1,10 +1,11 @@
 """Changes to torch's and other packages' Python code in a process with a simulated GPU; each says why."""
 
+import functools
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from traceback import walk_tb
 from typing import Any
 
@@ -18,9 +19,12 @@ from ligerprof.simulated_gpu import cudnn
 from ligerprof.simulated_gpu.flash_attn import FlashAttnFinder
 from ligerprof.simulated_gpu.plans import functions
 from ligerprof.simulated_gpu.values import is_skipped, place
+from ligerprof.units import MIB
 
 # machine.Machine, which imports this module
 Machine = Any
+# of the buffer that clears the level-2 cache between measured launches
+_FLUSHED_BYTES = 256 * MIB
 # called with the arguments of each launch of a Triton kernel
 launch_observers: list[Callable[[tuple[Any, ...]], None]] = []
 _FLASH_ATTN = re.compile(r"flash[-_]attn|FlashAttention-?2", re.IGNORECASE)
@@ -141,10 +145,31 @@ def _casts_end_in_order(machine: Machine) -> None:
 
 def _leave_out_launches(jit: Any) -> None:
     """A kernel of Triton allocates nothing itself, and running it needs a GPU."""
-    jit.KernelInterface.__getitem__ = lambda _kernel, _grid: _launch
+    jit.KernelInterface.__getitem__ = lambda kernel, _grid: functools.partial(_launch, kernel)
 
 
-def _launch(*arguments: Any, **named: Any) -> None:
+def _launch(kernel: Any, *arguments: Any, **named: Any) -> None:
     """The launch of a kernel."""
+    while kernel is not None:
+        if len(getattr(kernel, "configs", ())) > 1:
+            _tune(kernel, {**dict(zip(kernel.arg_names, arguments, strict=False)), **named})
+        # heuristics and autotuning wrap a kernel, or each other
+        kernel = getattr(kernel, "fn", None)
     for observe in launch_observers:
         observe((*arguments, *named.values()))
+
+
+def _tune(kernel: Any, given: Mapping[str, Any]) -> None:
+    """What `triton.autotune` allocates for a key that is new: copies to restore, and a buffer that clears the L2 cache.
+
+    triton/runtime/autotuner.py, Autotuner.run; triton/testing.py, do_bench; the driver's get_empty_cache_for_benchmark.
+    """
+    read = {name: value for name, value in given.items() if name in kernel.arg_names}
+    dtypes = [str(value.dtype) for value in read.values() if hasattr(value, "dtype")]
+    key = (*(read[name] for name in kernel.keys if name in read), *dtypes)
+    if key in kernel.cache:
+        return
+    kernel.cache[key] = kernel.best_config = kernel.configs[0]
+    copies = [read[name].clone() for name in kernel.restore_value]
+    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device="cuda")
+    del copies, flushed

@@ -106,8 +106,38 @@ def bitsandbytes() -> None:
     assert optimizer.state[weight]["state1"].dtype == torch.uint8
 
 
+def triton_autotune() -> None:
+    """A new key takes a buffer of 256 MiB and copies of what is restored, as measured on an H200."""
+    triton = import_module("triton")
+    configs = [triton.Config({"BLOCK": size}) for size in (256, 1024)]
+
+    @triton.autotune(configs=configs, key=["n"], restore_value=["y"])  # type: ignore[untyped-decorator]
+    @triton.jit  # type: ignore[untyped-decorator]
+    def kernel(x, y, n, BLOCK):  # type: ignore[no-untyped-def]
+        pass
+
+    values = [torch.empty(1 << 20, device="cuda") for _ in range(2)]
+    for expected in (1 << 28) + (1 << 22), 0:
+        torch.cuda.reset_peak_memory_stats()
+        before = allocated()
+        kernel[(1,)](*values, 1 << 20)
+        assert torch.cuda.max_memory_allocated() - before == expected
+    assert kernel.best_config is configs[0]
+
+
+def float8_product() -> None:
+    """It takes the workspaces of cuBLAS and cuBLASLt."""
+    torch._C._cuda_clearCublasWorkspaces()
+    left, right = (torch.empty(64, 64, device="cuda", dtype=torch.float8_e4m3fn) for _ in range(2))
+    scale, before = torch.ones((), device="cuda"), allocated()
+    result = torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
+    assert allocated() - before - ROUNDED(result.nbytes) == (32 << 20) + (1 << 20)
+
+
 if __name__ == "__main__":
     flex()
+    triton_autotune()
+    float8_product()
     flash_attn()
     if find_spec("bitsandbytes"):
         bitsandbytes()
