@@ -336,7 +336,8 @@ def test_a_plan_is_simulated_if_the_simulator_supports_it() -> None:
     assert [step.change.name for step in advice.applied] == ["kernels"]
 
     offloaded = advise(TrainingRecipe(model="llama3.1-8b", gpu="rtx4090"), Judge(find_limit(recipe), check_refused))
-    assert offloaded.plan.offload == "optimizer"
+    # DeepSpeed clones the flat weights on the GPU before it offloads the optimizer
+    assert offloaded.plan.offload == "all"
     assert (offloaded.plan_verdict.checked, offloaded.plan_verdict.reason) == ("closed form", "not today")
 
 
