@@ -373,7 +373,7 @@ def _product(call: Call) -> Any:
 def _scaled_product(call: Call) -> Any:
     """Only cuBLASLt multiplies float8 (scaled_gemm in aten/src/ATen/cuda/CUDABlas.cpp)."""
     result = call.run()
-    _hold(call.device, "cublas", call.device.gpu.cublas_workspace_bytes)
+    hold_workspaces(call.device)
     _hold(call.device, "cublaslt", LT_WORKSPACE_BYTES)
     return result
 

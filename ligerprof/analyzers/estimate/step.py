@@ -106,7 +106,7 @@ def _run_step(
     weights = make_weights(recipe)
     placement = place(recipe, weights.values(), first=first, rank=rank)
     meter = new_meter(recipe)
-    hold_static(meter, recipe, weights, placement, first=first)
+    _hold_static(meter, recipe, weights, placement, first=first)
     recording = meter.recording = recording_after(before)
     recording.begin(Phase.FORWARD)
     meter.start()
@@ -184,7 +184,7 @@ def _adds_with_cublas(recipe: TrainingRecipe, weights: Mapping[str, Weight], bia
     return len(weight.shape) == 2 and not (weight.packed_sizes and recipe.packed_bits == 8)
 
 
-def hold_static(
+def _hold_static(
     meter: Meter, recipe: TrainingRecipe, weights: Mapping[str, Weight], placement: Placement, *, first: bool
 ) -> None:
     """Put down what is there when the step begins."""
